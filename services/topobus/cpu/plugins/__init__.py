@@ -1,0 +1,1 @@
+"""Drivers of class cpu, one file a vendor."""

@@ -1,0 +1,1 @@
+"""Topology discovery: owns the machine."""

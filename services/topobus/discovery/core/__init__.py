@@ -1,0 +1,1 @@
+"""The pure part of discovery: values in, values out."""

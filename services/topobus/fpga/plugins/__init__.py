@@ -1,0 +1,1 @@
+"""Drivers of class fpga, one file a vendor."""

@@ -1,0 +1,1 @@
+"""The gateway: speaks all of kubelet's gRPC."""

@@ -1,0 +1,1 @@
+"""The pure part of gateway: values in, values out."""

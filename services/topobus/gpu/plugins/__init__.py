@@ -1,0 +1,1 @@
+"""Drivers of class gpu, one file a vendor."""

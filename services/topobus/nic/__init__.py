@@ -1,0 +1,1 @@
+"""The NIC device service."""

@@ -1,0 +1,1 @@
+"""Drivers of class nic, one file a vendor."""

@@ -1,0 +1,1 @@
+"""The hint-merging topology service: owns the ledger."""

@@ -1,0 +1,313 @@
+"""Everything that crosses NATS: subject, message, stream or bucket, writer, readers. The one place where a subject is written.
+
+The grammar is `topobus.v1.<noun>.<node>[.<class>[.<device>]]`: the node stands at one fixed place, so one wildcard is one node's rights.
+The reference page, the AsyncAPI document and the NATS permissions are generated from here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from topobus.contracts import messages as m
+from topobus.domain.device import Inventory
+from topobus.domain.errors import ContractError
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+
+__all__ = [
+    "ADOPT",
+    "ALL",
+    "ASKS",
+    "CLUSTER",
+    "DECISION",
+    "EVENTS",
+    "HEALTH",
+    "HINTS",
+    "INVENTORY",
+    "LEDGER",
+    "MACHINE",
+    "OBJECT",
+    "PLACE",
+    "PLAN",
+    "PREFER",
+    "PREFIX",
+    "PREPARE",
+    "RELEASE",
+    "STATES",
+    "UNPREPARE",
+    "Ask",
+    "Event",
+    "Noun",
+    "State",
+    "from_token",
+    "to_token",
+]
+
+PREFIX = "topobus.v1"
+# Stands where a node's name would, for what belongs to no node; `_` is illegal in node names, so it cannot collide.
+CLUSTER = "_"
+
+DEVICE_SERVICES = ("gpu", "nic", "fpga", "cpu")
+
+M = TypeVar("M")
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+_TOKEN = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def to_token(name: str) -> str:
+    """Turn a name into one subject token or key part: `.` becomes `_` (reversible, since `_` is illegal in DNS names).
+
+    Errors: raises ContractError for a name that no token can hold.
+
+    >>> to_token("node1.example.com")
+    'node1_example_com'
+    """
+    token = name.replace(".", "_")
+    if (_TOKEN.fullmatch(token) is None or "_" in name) and name != CLUSTER:
+        raise ContractError(f"cannot put {name!r} into a subject: wanted a DNS name (lower-case letters, digits, '-' and '.')")
+    return token
+
+
+def from_token(token: str) -> str:
+    """Turn a token back into the name; the cluster's token stays as it is."""
+    return token if token == CLUSTER else token.replace("_", ".")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noun:
+    """What all entries share. `parts` names the tokens after the noun."""
+
+    name: str
+    parts: tuple[str, ...]
+    writer: tuple[str, ...]
+    """Processes that write (state, event) or answer (ask)."""
+    readers: tuple[str, ...]
+    description: str
+
+    def _tokens(self, values: dict[str, str], *, is_pattern: bool) -> Iterator[str]:
+        unknown = values.keys() - set(self.parts)
+        if unknown:
+            raise ContractError(f"{self.name} has no part {sorted(unknown)}; its parts are {list(self.parts)}")
+        for part in self.parts:
+            value = values.get(part, "")
+            if not value and not is_pattern:
+                raise ContractError(f"{self.name} needs {part}")
+            yield to_token(value) if value else "*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class State(Noun, Generic[M]):
+    """A KV bucket: the newest value of a key is the present state."""
+
+    bucket: str
+    message: type[M]
+    history: int = 8
+    max_value_bytes: int = 512 * 1024
+
+    def key(self, **values: str) -> str:
+        """Build the key of one entry: `key(node="n1", device_class="gpu")`."""
+        return ".".join(self._tokens(values, is_pattern=False))
+
+    def key_pattern(self, **values: str) -> str:
+        """Build a filter over keys; a part left out matches anything."""
+        return ".".join(self._tokens(values, is_pattern=True))
+
+    def parse_key(self, key: str) -> dict[str, str]:
+        """Split a key into its parts; ContractError when it has not that shape."""
+        tokens = key.split(".")
+        if len(tokens) != len(self.parts):
+            raise ContractError(f"bucket {self.bucket}: key {key!r} has {len(tokens)} parts, wanted {list(self.parts)}")
+        return {part: from_token(token) for part, token in zip(self.parts, tokens, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event(Noun, Generic[M]):
+    """A stream of CloudEvents (binary mode: `ce-*` headers, JSON data)."""
+
+    stream: str
+    message: type[M]
+    event_type: str
+    max_per_subject: int
+    """How many events of one subject are kept. There is no age limit: the newest of each subject is the present state and must stay."""
+    max_stream_bytes: int
+
+    def subject(self, **values: str) -> str:
+        """Build the subject of one event."""
+        return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=False)))
+
+    def pattern(self, **values: str) -> str:
+        """Build a subscription; a part left out matches anything."""
+        return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=True)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask(Noun, Generic[Q, R]):
+    """A request with one answer."""
+
+    request: type[Q]
+    reply: type[R]
+    timeout_s: float
+    """How long an asker waits unless it says otherwise."""
+    queue_group: str = ""
+    """Given: any one of the replicas answers."""
+
+    def subject(self, **values: str) -> str:
+        """Build the subject to ask at."""
+        return ".".join((PREFIX, self.name, *self._tokens(values, is_pattern=False)))
+
+
+MACHINE = State(
+    name="machine",
+    parts=("node",),
+    bucket="topobus_machines",
+    message=Machine,
+    writer=("discovery",),
+    readers=(*DEVICE_SERVICES, "topology", "controller", "cli"),
+    description="NUMA nodes and distances, CPUs, caches, memory and the PCI tree of one node.",
+    max_value_bytes=900 * 1024,
+)
+INVENTORY = State(
+    name="inventory",
+    parts=("node", "device_class"),
+    bucket="topobus_inventories",
+    message=Inventory,
+    writer=DEVICE_SERVICES,
+    readers=("topology", "gateway", "controller", "cli"),
+    description="All devices of one class on one node with their health.",
+)
+LEDGER = State(
+    name="ledger",
+    parts=("node",),
+    bucket="topobus_ledgers",
+    message=Ledger,
+    writer=("topology",),
+    readers=(*DEVICE_SERVICES, "gateway", "controller", "cli"),
+    description="Who holds what on one node, with the answers of the newest operations.",
+    history=16,
+    max_value_bytes=900 * 1024,
+)
+OBJECT = State(
+    name="object",
+    parts=("kind", "namespace", "name"),
+    bucket="topobus_objects",
+    message=m.ApiObject,
+    writer=("cli", "controller"),
+    readers=("controller", "gateway", "cli"),
+    description="The stand-alone API: DeviceClasses, ResourceClaims and Pods in Kubernetes' wire shape. CLI writes spec, controller status.",
+)
+HEALTH = Event(
+    name="health",
+    parts=("node", "device_class", "device"),
+    stream="TOPOBUS_HEALTH",
+    message=m.HealthEvent,
+    event_type="dev.topobus.health.v1",
+    writer=DEVICE_SERVICES,
+    readers=("users", "gateway", "cli"),
+    description="A device's health, complete in each event; the newest of a subject is the present state.",
+    max_per_subject=64,
+    max_stream_bytes=256 * 1024 * 1024,
+)
+DECISION = Event(
+    name="decision",
+    parts=("node",),
+    stream="TOPOBUS_DECISIONS",
+    message=m.DecisionEvent,
+    event_type="dev.topobus.decision.v1",
+    writer=("topology", "controller"),
+    readers=("users", "cli"),
+    description="Every decision with its inputs, enough to replay it offline.",
+    max_per_subject=4096,
+    max_stream_bytes=512 * 1024 * 1024,
+)
+PLACE = Ask(
+    name="place",
+    parts=("node",),
+    request=m.PlaceRequest,
+    reply=m.PlaceReply,
+    timeout_s=5.0,
+    writer=("topology",),
+    readers=("gateway", "controller", "cli"),
+    description="Place all containers of a pod on this node, or say why not.",
+)
+PREFER = Ask(
+    name="prefer",
+    parts=("node",),
+    request=m.PreferRequest,
+    reply=m.PreferReply,
+    timeout_s=1.0,
+    writer=("topology",),
+    readers=("gateway", "controller", "cli"),
+    description="Choose the best devices out of those available.",
+)
+ADOPT = Ask(
+    name="adopt",
+    parts=("node",),
+    request=m.AdoptRequest,
+    reply=m.AdoptReply,
+    timeout_s=5.0,
+    writer=("topology",),
+    readers=("gateway", "controller", "cli"),
+    description="Write into the ledger what kubelet or a claim has decided.",
+)
+RELEASE = Ask(
+    name="release",
+    parts=("node",),
+    request=m.ReleaseRequest,
+    reply=m.ReleaseReply,
+    timeout_s=5.0,
+    writer=("topology",),
+    readers=("gateway", "controller", "cli"),
+    description="Let go of all that an owner holds.",
+)
+HINTS = Ask(
+    name="hints",
+    parts=("node", "device_class"),
+    request=m.HintsRequest,
+    reply=m.HintsReply,
+    # The architecture's budget for a provider with custom hints; later it counts as "no opinion, said so".
+    timeout_s=0.02,
+    writer=DEVICE_SERVICES,
+    readers=("topology", "cli"),
+    description="Hints of one class, by the device service itself.",
+)
+PREPARE = Ask(
+    name="prepare",
+    parts=("node", "device_class"),
+    request=m.PrepareRequest,
+    reply=m.PrepareReply,
+    timeout_s=10.0,
+    writer=DEVICE_SERVICES,
+    readers=("gateway",),
+    description="Make devices ready and say what a container needs to use them.",
+)
+UNPREPARE = Ask(
+    name="unprepare",
+    parts=("node", "device_class"),
+    request=m.UnprepareRequest,
+    reply=m.UnprepareReply,
+    timeout_s=10.0,
+    writer=DEVICE_SERVICES,
+    readers=("gateway",),
+    description="Undo prepare.",
+)
+PLAN = Ask(
+    name="plan",
+    parts=("node",),
+    request=m.PlanRequest,
+    reply=m.PlanReply,
+    timeout_s=10.0,
+    queue_group="controller",
+    writer=("controller",),
+    readers=("cli",),
+    description="Find a node for a pod and place it there; the node in the subject is always `_`.",
+)
+
+STATES: tuple[State[Machine] | State[Inventory] | State[Ledger] | State[m.ApiObject], ...] = (MACHINE, INVENTORY, LEDGER, OBJECT)
+EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent], ...] = (HEALTH, DECISION)
+ASKS = (PLACE, PREFER, ADOPT, RELEASE, HINTS, PREPARE, UNPREPARE, PLAN)
+ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)

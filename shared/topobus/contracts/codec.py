@@ -1,0 +1,68 @@
+"""Bytes to values and back: JSON by msgspec, with the domain's own types as text.
+
+Unknown fields are ignored, missing ones take their default; anything else that does not fit is a ContractError that names the place.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+
+from topobus.domain.errors import ContractError
+from topobus.domain.idset import CpuSet, IdSet, NodeSet
+from topobus.domain.pci import PciAddress
+
+__all__ = ["decode", "encode", "from_builtins", "to_builtins"]
+
+T = TypeVar("T")
+
+# A message that no contract accepts is kept in logs up to this many bytes.
+_SAMPLE_BYTES = 200
+
+
+def _encode_custom(value: object) -> object:
+    if isinstance(value, IdSet | PciAddress):
+        return str(value)
+    raise NotImplementedError(f"no wire form for {type(value).__name__}")
+
+
+def _decode_custom(wanted: type, raw: object) -> object:
+    if wanted in (NodeSet, CpuSet, IdSet) or wanted is PciAddress:
+        if not isinstance(raw, str):
+            raise ValueError(f"wanted text, got {type(raw).__name__}")
+        return wanted.parse(raw)
+    raise NotImplementedError(f"no wire form for {wanted.__name__}")
+
+
+def encode(value: object) -> bytes:
+    """Encode any contract message as JSON; struct fields keep their order, dicts are sorted by key, so equal values give equal bytes."""
+    return msgspec.json.encode(value, enc_hook=_encode_custom, order="deterministic")
+
+
+def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
+    """Decode and validate JSON into `wanted`.
+
+    Errors: raises ContractError with the JSON path of the first misfit and a sample of the bytes; `where` names the subject, key or file.
+    """
+    try:
+        return msgspec.json.decode(data, type=wanted, dec_hook=_decode_custom)
+    except (msgspec.MsgspecError, ValueError, UnicodeDecodeError) as err:
+        raw = data.encode() if isinstance(data, str) else bytes(data)
+        sample = raw[:_SAMPLE_BYTES].decode("utf-8", "replace")
+        raise ContractError(
+            f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}", sample=sample, size_bytes=len(raw)
+        ) from err
+
+
+def to_builtins(value: object) -> Any:
+    """Turn a message into dicts, lists and scalars (for YAML and for people)."""
+    return msgspec.to_builtins(value, enc_hook=_encode_custom, order="deterministic")
+
+
+def from_builtins(value: object, wanted: type[T], *, where: str = "value", is_strict: bool = True) -> T:
+    """Validate dicts, lists and scalars into `wanted`; ContractError names the path otherwise."""
+    try:
+        return msgspec.convert(value, type=wanted, dec_hook=_decode_custom, strict=is_strict)
+    except (msgspec.MsgspecError, ValueError) as err:
+        raise ContractError(f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}") from err

@@ -1,0 +1,245 @@
+"""The messages that cross NATS and are not domain values already (machine, inventory and ledger are).
+
+Every field that came after the first version has a default; unknown fields are ignored; a golden file guards each message.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.health import DeviceHealth, HealthState
+from topobus.domain.hint import Hint
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import Owner, PodRequest
+from topobus.domain.view import NodeView
+
+__all__ = [
+    "AdoptReply",
+    "AdoptRequest",
+    "Adopted",
+    "ApiObject",
+    "DecisionEvent",
+    "HealthEvent",
+    "HintsReply",
+    "HintsRequest",
+    "NodeAnswer",
+    "PlaceReply",
+    "PlaceRequest",
+    "PlanReply",
+    "PlanRequest",
+    "PreferReply",
+    "PreferRequest",
+    "PrepareReply",
+    "PrepareRequest",
+    "Prepared",
+    "ReleaseReply",
+    "ReleaseRequest",
+    "UnprepareReply",
+    "UnprepareRequest",
+]
+
+
+class ApiObject(Struct, frozen=True, kw_only=True, rename={"api_version": "apiVersion"}):
+    """A Kubernetes object of the stand-alone API, in Kubernetes' own wire shape; all inner fields are kept as they are."""
+
+    api_version: str
+    kind: str
+    metadata: dict[str, Any]
+    spec: dict[str, Any] = {}
+    status: dict[str, Any] = {}
+
+
+class HealthEvent(Struct, frozen=True, kw_only=True):
+    """One device's present health. Each event is complete: the newest of a subject is the present state of that device."""
+
+    node: str
+    device_class: str
+    device: str
+    health: DeviceHealth
+    previous: HealthState | None = None
+    """None in the first event of a device."""
+    generation: int
+    """Grows by one with each event of this device; an older one is dropped."""
+    inventory_generation: int = 0
+    is_removed: bool = False
+    """True when the device left the inventory for good."""
+    affected: tuple[Owner, ...] = ()
+    """Who holds the device, from the ledger."""
+    time: str
+    """RFC 3339, UTC."""
+
+
+class DecisionEvent(Struct, frozen=True, kw_only=True):
+    """One decision with all its inputs, enough to replay it offline."""
+
+    id: str
+    verb: str
+    """`place`, `adopt`, `release` or `allocate`."""
+    node: str
+    op_id: str
+    time: str
+    """RFC 3339, UTC."""
+    owner: Owner
+    request: PodRequest | None = None
+    view: NodeView | None = None
+    """The inputs of a `place`; None for verbs that choose nothing."""
+    outcome: Placement | Refusal | None = None
+    ledger_sequence: int = 0
+    """The ledger's sequence after the decision."""
+    is_dry_run: bool = False
+
+
+class PlaceRequest(Struct, frozen=True, kw_only=True):
+    """Place all containers of a pod (or a claim's devices), or nothing."""
+
+    op_id: str
+    pod: PodRequest
+    is_dry_run: bool = False
+
+
+class PlaceReply(Struct, frozen=True, kw_only=True):
+    """The answer of `place`, the same for the same op_id."""
+
+    decision_id: str
+    node: str
+    result: Placement | Refusal
+    ledger_sequence: int = 0
+
+
+class PreferRequest(Struct, frozen=True, kw_only=True):
+    """Which of these devices would be best together (kubelet's GetPreferredAllocation)."""
+
+    op_id: str = ""
+    device_class: str
+    available: tuple[str, ...]
+    must_include: tuple[str, ...] = ()
+    size: int
+
+
+class PreferReply(Struct, frozen=True, kw_only=True):
+    """The choice: keeps what must be included, has `size` names when so many are available, never an error."""
+
+    devices: tuple[str, ...]
+    reason: str = ""
+
+
+class AdoptRequest(Struct, frozen=True, kw_only=True):
+    """Write into the ledger what kubelet (or a claim's status) has decided."""
+
+    op_id: str
+    owner: Owner
+    devices: dict[str, tuple[str, ...]]
+    """Class to device names (CPUs by their device names, too)."""
+    is_shared: bool = False
+    """True for admin access: nothing is held."""
+
+
+class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):
+    """Done: the ledger says so now. `displaced` lists owners whose stale device-plugin holding gave way."""
+
+    decision_id: str
+    ledger_sequence: int = 0
+    displaced: tuple[Owner, ...] = ()
+
+
+class AdoptReply(Struct, frozen=True, kw_only=True):
+    """The answer of `adopt`; refused when another live owner holds a device, or a device does not exist."""
+
+    result: Adopted | Refusal
+
+
+class ReleaseRequest(Struct, frozen=True, kw_only=True):
+    """Let go of all that an owner holds."""
+
+    op_id: str
+    owner: Owner
+
+
+class ReleaseReply(Struct, frozen=True, kw_only=True):
+    """What was let go, by class (CPUs by device name); empty when the owner held nothing: that is no error."""
+
+    devices: dict[str, tuple[str, ...]] = {}
+    ledger_sequence: int = 0
+
+
+class PrepareRequest(Struct, frozen=True, kw_only=True):
+    """Make devices of one class ready for their owner."""
+
+    op_id: str
+    owner: Owner
+    devices: tuple[str, ...]
+    config: tuple[dict[str, Any], ...] = ()
+    """Opaque configuration for this driver, class configs before claim configs."""
+
+
+class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):
+    """Ready: the edits of each device, and those common to all of them in one container."""
+
+    edits: dict[str, ContainerEdits]
+    """Device name to its edits; every device asked for is here."""
+    common: ContainerEdits = ContainerEdits()
+    """Edits for a container that gets these devices (such as one variable that lists them all)."""
+
+
+class PrepareReply(Struct, frozen=True, kw_only=True):
+    """The answer of `prepare`, the same for the same op_id."""
+
+    result: Prepared | Refusal
+
+
+class UnprepareRequest(Struct, frozen=True, kw_only=True):
+    """Undo `prepare`; devices that were never prepared are no error."""
+
+    op_id: str
+    owner: Owner
+    devices: tuple[str, ...]
+
+
+class UnprepareReply(Struct, frozen=True, kw_only=True):
+    """Done, or why not."""
+
+    refusal: Refusal | None = None
+
+
+class HintsRequest(Struct, frozen=True, kw_only=True):
+    """Ask a device service for its hints: `count` devices out of those available."""
+
+    op_id: str = ""
+    count: int
+    available: tuple[str, ...]
+
+
+class HintsReply(Struct, frozen=True, kw_only=True):
+    """Hints by kubelet's rules; None is "no opinion"."""
+
+    hints: tuple[Hint, ...] | None
+    inventory_generation: int = 0
+
+
+class PlanRequest(Struct, frozen=True, kw_only=True):
+    """Find a node for a pod and place it there."""
+
+    op_id: str
+    pod: PodRequest
+    node: str = ""
+    """Only this node; empty: any."""
+    is_dry_run: bool = False
+
+
+class NodeAnswer(Struct, frozen=True, kw_only=True):
+    """What one node said."""
+
+    node: str
+    result: Placement | Refusal
+
+
+class PlanReply(Struct, frozen=True, kw_only=True):
+    """The chosen node's answer, and what every node that was asked said, in the order of asking."""
+
+    chosen: PlaceReply | None = None
+    answers: tuple[NodeAnswer, ...] = ()
+    silent_nodes: tuple[str, ...] = ()
+    """Nodes that did not answer in time: unknown, not refused."""

@@ -1,0 +1,68 @@
+"""What a vendor writes: one class with four blocking methods, found by entry point, run by the class's device service.
+
+The host process calls every method in a worker thread with a time limit, one driver at a time; an exception or a hang makes that driver's
+devices Unknown and leaves all others alone. A driver reads hardware only through the `Tree` it is given, never by an absolute path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
+
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.health import Observation
+from topobus.domain.hint import Hint
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner
+from topobus.sysfs.tree import Tree
+
+__all__ = ["DeviceDriver", "HintingDriver", "PrepareContext"]
+
+
+class PrepareContext(Struct, frozen=True, kw_only=True):
+    """Who wants the devices and with what opaque configuration (class configs before claim configs)."""
+
+    owner: Owner
+    config: tuple[dict[str, Any], ...] = ()
+
+
+@runtime_checkable
+class DeviceDriver(Protocol):
+    """One vendor's (or one kind of hardware's) driver.
+
+    Every method may block, may raise HardwareError, and must answer the same for the same tree.
+    """
+
+    name: str
+    """Unique among drivers: `nvidia`. A DNS label."""
+    device_class: str
+    """The class whose devices it finds: `gpu`."""
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """Find this driver's devices. Names must be stable over reboots; an empty answer is an ordinary one."""
+        ...
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at the health of devices found before; device name to what is wrong with it (absent or empty: nothing)."""
+        ...
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Make devices ready; idempotent. One entry a device; the key "" holds edits common to all of them in one container."""
+        ...
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo `prepare`; idempotent, and no error for a device that was never prepared."""
+        ...
+
+
+@runtime_checkable
+class HintingDriver(DeviceDriver, Protocol):
+    """A driver with an opinion of its own on NUMA hints; the service's inventory then says `has_custom_hints`."""
+
+    def hints(self, machine: Machine, devices: Sequence[Device], count: int, available: Sequence[str]) -> tuple[Hint, ...] | None:
+        """Give hints for `count` of `available`; None is "no opinion", an empty tuple "cannot be satisfied"."""
+        ...

@@ -1,0 +1,109 @@
+"""Devices and inventories: what a device service offers, in the words that alignment, DRA and people share.
+
+A device's name is stable over reboots (it comes from where or what the device is, never from the order of discovery).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from topobus.domain.health import HEALTHY, DeviceHealth
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.pci import PciAddress
+
+__all__ = ["AttributeValue", "Device", "Inventory", "Link", "LinkClass", "driver_name"]
+
+AttributeValue = bool | int | str
+"""A DRA attribute: booleans, integers (64 bit), strings (at most 64 characters)."""
+
+
+class LinkClass(StrEnum):
+    """How two devices reach each other, widest first; the order of the members is the order of preference."""
+
+    FABRIC = "fabric"
+    """NVLink, XGMI or the like."""
+    SWITCH = "switch"
+    """Under the same PCIe switch."""
+    ROOT = "root"
+    """Under the same root complex."""
+    NUMA = "numa"
+    SOCKET = "socket"
+    SYSTEM = "system"
+    """Across sockets; an unknown pair counts as this, the worst."""
+
+
+class Link(Struct, frozen=True, kw_only=True):
+    """A direct link from one device to a peer of the same class and node, as the driver reports it."""
+
+    peer: str
+    kind: LinkClass = LinkClass.FABRIC
+    bandwidth_gbps: float = 0.0
+
+
+class Device(Struct, frozen=True, kw_only=True):
+    """One allocatable device.
+
+    `numa_nodes` is None when the machine does not tell (the kernel's -1): no opinion, never node 0. `attributes` are what DRA selectors see in the
+    driver's domain; the standard ones (`resource.kubernetes.io/pcieRoot`, `pciBusID`, `numaNode`) are derived from the fields here.
+    """
+
+    name: str
+    device_class: str
+    driver: str = ""
+    """The plugin that found it: `nvidia`, `pci-netdev`, `linux-cpu`."""
+    vendor: str = ""
+    model: str = ""
+    uuid: str = ""
+    numa_nodes: NodeSet | None = None
+    pci: PciAddress | None = None
+    pcie_root: str = ""
+    pcie_path: tuple[PciAddress, ...] = ()
+    """Bridges from the root complex down to the device."""
+    pcie_switch: PciAddress | None = None
+    """The upstream port of the innermost switch above the device."""
+    parent: str = ""
+    """Name of the device that this one is a part of (a VF's PF, a partition's card)."""
+    cpu: int | None = None
+    """The logical CPU, for devices of class `cpu`."""
+    core: int | None = None
+    socket: int | None = None
+    l3: int | None = None
+    links: tuple[Link, ...] = ()
+    attributes: dict[str, AttributeValue] = {}
+    capacity: dict[str, int] = {}
+    """Amounts in base units (bytes, count)."""
+    near_cpus: CpuSet = CpuSet()
+    health: DeviceHealth = HEALTHY
+
+
+class Inventory(Struct, frozen=True, kw_only=True):
+    """All devices of one class on one node, sick ones included, sorted by name.
+
+    A device that vanished stays listed as Unhealthy while it may be held (an allocated id must never leave kubelet's list).
+    """
+
+    node: str
+    device_class: str
+    generation: int
+    """Grows by one with every published change; a plan names the generation that it used."""
+    machine_generation: int = 0
+    devices: tuple[Device, ...] = ()
+    has_custom_hints: bool = False
+    drivers: tuple[str, ...] = ()
+    """Plugins that looked, also those that found nothing."""
+    warnings: tuple[str, ...] = ()
+
+    def device(self, name: str) -> Device | None:
+        """Find a device by name."""
+        return next((one for one in self.devices if one.name == name), None)
+
+
+def driver_name(device_class: str) -> str:
+    """Name the DRA driver (and the attribute domain) of a class.
+
+    >>> driver_name("gpu")
+    'gpu.topobus.dev'
+    """
+    return f"{device_class}.topobus.dev"

@@ -1,0 +1,50 @@
+"""The few errors of Topobus: each names who must act.
+
+An answer that a caller expects is a value (see `outcome`), never one of these. Facts are attributes; the message says what,
+where, got, wanted.
+"""
+
+__all__ = ["ConfigError", "ContractError", "HardwareError", "InvariantError", "PeerUnavailable", "TopobusError"]
+
+
+class TopobusError(Exception):
+    """Root of all errors that Topobus raises on purpose.
+
+    Args:
+        message: what went wrong, where, what was found and what was wanted.
+        next_step: one sentence for the person who reads it; empty when there is nothing to do.
+        facts: the numbers and names behind the message, for logs.
+    """
+
+    def __init__(self, message: str, *, next_step: str = "", **facts: object) -> None:
+        super().__init__(message)
+        self.message = message
+        self.next_step = next_step
+        self.facts = facts
+
+    def __str__(self) -> str:
+        return f"{self.message} ({self.next_step})" if self.next_step else self.message
+
+
+class ConfigError(TopobusError):
+    """Raised when an operator's setting cannot be used; the process exits with 78 (EX_CONFIG)."""
+
+
+class ContractError(TopobusError):
+    """Raised for bytes that no contract accepts; the message is terminated, a sample kept, the event counted."""
+
+
+class HardwareError(TopobusError):
+    """Raised when the machine lies or vanishes: an unreadable or contradictory tree, a driver that fails."""
+
+
+class PeerUnavailable(TopobusError):
+    """Raised when a peer did not answer in time or is not there; the caller may try again after `retry_after_s`."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0, next_step: str = "", **facts: object) -> None:
+        super().__init__(message, next_step=next_step, **facts)
+        self.retry_after_s = retry_after_s
+
+
+class InvariantError(TopobusError):
+    """Raised when our own promise is broken; the process crashes loudly rather than go on."""

@@ -1,0 +1,96 @@
+"""Device health as a value: what is wrong, how bad, since when, on what evidence, and what to do.
+
+Silence is not death: a device whose service stopped talking is Unknown; only evidence makes it Unhealthy.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+__all__ = ["HEALTHY", "Condition", "DeviceHealth", "Dimension", "HealthState", "Observation", "RecoveryAction"]
+
+
+class HealthState(StrEnum):
+    """How a device is. Only HEALTHY and DEGRADED devices are handed out."""
+
+    HEALTHY = "healthy"
+    DEGRADED = "degraded"
+    """Works, with less than it should: a narrower link, a lower speed. Still allocatable."""
+    UNHEALTHY = "unhealthy"
+    RECOVERING = "recovering"
+    """The evidence is gone but not for long enough yet. Not allocatable."""
+    UNKNOWN = "unknown"
+
+
+class Dimension(StrEnum):
+    """What part of the device an observation speaks of."""
+
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    LINK = "link"
+    THERMAL = "thermal"
+    FIRMWARE = "firmware"
+    DRIVER = "driver"
+    PRESENCE = "presence"
+
+
+class RecoveryAction(StrEnum):
+    """What brings the device back."""
+
+    NONE = "none"
+    WAIT = "wait"
+    RESET_DEVICE = "reset-device"
+    REBOOT_NODE = "reboot-node"
+    REPLACE = "replace"
+
+
+class Observation(Struct, frozen=True, kw_only=True):
+    """What a driver saw of one device in one dimension, at one look. No observation for a dimension means: nothing wrong there."""
+
+    dimension: Dimension
+    state: HealthState
+    reason: str
+    """A stable kebab code: `fell-off-bus`, `aer-fatal`, `link-narrow`, `carrier-lost`."""
+    message: str = ""
+    evidence: dict[str, str] = {}
+    """Where it was seen and the raw value: `{"path": "…/aer_dev_fatal", "value": "1"}`."""
+    action: RecoveryAction = RecoveryAction.NONE
+    is_sticky: bool = False
+    """True: does not heal by itself when the evidence goes; an operator must clear it."""
+
+
+class Condition(Struct, frozen=True, kw_only=True):
+    """An observation with its time: the health machine's state in one dimension."""
+
+    dimension: Dimension
+    state: HealthState
+    reason: str
+    message: str = ""
+    evidence: dict[str, str] = {}
+    action: RecoveryAction = RecoveryAction.NONE
+    since: str = ""
+    """RFC 3339, UTC: when this state began."""
+
+
+class DeviceHealth(Struct, frozen=True, kw_only=True):
+    """A device's health rolled up: the worst condition decides; the conditions tell the rest. Healthy has no conditions."""
+
+    state: HealthState = HealthState.HEALTHY
+    since: str = ""
+    conditions: tuple[Condition, ...] = ()
+
+    @property
+    def is_allocatable(self) -> bool:
+        """Say whether a device in this state may be handed out."""
+        return self.state in (HealthState.HEALTHY, HealthState.DEGRADED)
+
+    @property
+    def worst(self) -> Condition | None:
+        """The condition that decides, or None when healthy."""
+        order = (HealthState.UNHEALTHY, HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.DEGRADED)
+        return next((one for state in order for one in self.conditions if one.state is state), None)
+
+
+HEALTHY = DeviceHealth()

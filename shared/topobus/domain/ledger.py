@@ -1,0 +1,68 @@
+"""The ledger: who holds what on one node. Written by `topology` alone, by compare-and-set on the bucket's revision.
+
+Here stand the values; the transitions (reserve, commit, adopt, release) stand beside them in `topobus.domain.transitions`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from topobus.domain.idset import CpuSet
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import Owner
+
+__all__ = ["Allocation", "AllocationPhase", "Holding", "Ledger", "OperationRecord"]
+
+
+class AllocationPhase(StrEnum):
+    """Where an allocation stands. Both phases hold the devices."""
+
+    RESERVED = "reserved"
+    COMMITTED = "committed"
+
+
+class Holding(Struct, frozen=True, kw_only=True):
+    """What one container (or a claim, under the empty name) of an owner holds."""
+
+    container: str = ""
+    devices: dict[str, tuple[str, ...]] = {}
+    """Class to device names, sorted. CPUs stand in `cpus`, not here."""
+    cpus: CpuSet = CpuSet()
+    memory_bytes: int = 0
+
+
+class Allocation(Struct, frozen=True, kw_only=True):
+    """All that one owner holds."""
+
+    owner: Owner
+    phase: AllocationPhase = AllocationPhase.COMMITTED
+    holdings: tuple[Holding, ...] = ()
+    decision_id: str = ""
+    is_prepared: bool = False
+
+
+class OperationRecord(Struct, frozen=True, kw_only=True):
+    """The stored answer of one operation, given again when the operation is asked again."""
+
+    verb: str
+    """`place`, `adopt` or `release`."""
+    owner_key: str
+    decision_id: str = ""
+    outcome: Placement | Refusal | None = None
+    """The answer; None for a release."""
+    is_announced: bool = False
+    """True once the decision event is known to be in its stream; a start emits what is missing, once."""
+
+
+class Ledger(Struct, frozen=True, kw_only=True):
+    """One node's ledger. `epoch` changes when the store was lost and the ledger rebuilt; `sequence` grows with every write."""
+
+    node: str
+    epoch: int = 1
+    sequence: int = 0
+    allocations: dict[str, Allocation] = {}
+    """Owner key to allocation."""
+    operations: dict[str, OperationRecord] = {}
+    """Operation id to stored answer; the newest 256 are kept, in the order they were made."""

@@ -1,0 +1,61 @@
+"""Names: what is a legal one, and how one is made from what hardware calls itself.
+
+Ids are NewTypes so that a claim's uid never ends up where a pod's is wanted.
+"""
+
+import re
+from typing import NewType
+
+__all__ = [
+    "ClaimUid",
+    "DeviceClass",
+    "DeviceName",
+    "NodeName",
+    "OperationId",
+    "PodUid",
+    "is_dns_label",
+    "is_dns_subdomain",
+    "to_dns_label",
+]
+
+NodeName = NewType("NodeName", str)
+"""A Kubernetes node's name: a DNS subdomain."""
+DeviceClass = NewType("DeviceClass", str)
+"""A hardware class: `gpu`, `nic`, `fpga`, `cpu` or one that a plugin adds. A DNS label."""
+DeviceName = NewType("DeviceName", str)
+"""A device's name: a DNS label, stable over reboots, unique in node and class; also its name in DRA."""
+PodUid = NewType("PodUid", str)
+ClaimUid = NewType("ClaimUid", str)
+OperationId = NewType("OperationId", str)
+"""Chosen by the caller, the same on every retry; the effect is stored under it."""
+
+# RFC 1123, as Kubernetes applies it: at most 63 characters a label, 253 a name.
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+
+
+def is_dns_label(text: str) -> bool:
+    """Say whether `text` is an RFC 1123 label.
+
+    >>> is_dns_label("gpu-0"), is_dns_label("GPU_0"), is_dns_label("")
+    (True, False, False)
+    """
+    return _LABEL.fullmatch(text) is not None
+
+
+def is_dns_subdomain(text: str) -> bool:
+    """Say whether `text` is an RFC 1123 subdomain: labels joined by dots, 253 characters at most."""
+    return len(text) <= 253 and all(is_dns_label(part) for part in text.split("."))
+
+
+def to_dns_label(text: str) -> str:
+    """Make a DNS label of any text: lower case, other characters become one dash, cut at 63.
+
+    Errors: raises ValueError when no letter or digit is left.
+
+    >>> to_dns_label("0000:3B:00.0")
+    '0000-3b-00-0'
+    """
+    label = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:63].rstrip("-")
+    if not label:
+        raise ValueError(f"cannot make a DNS label of {text!r}: it has no letter or digit")
+    return label

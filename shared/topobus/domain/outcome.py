@@ -1,0 +1,57 @@
+"""Answers that a caller expects: a Placement, or a Refusal with reasons a machine can act on and a person can understand."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.domain.hint import Hint
+from topobus.domain.idset import CpuSet, NodeSet
+
+__all__ = ["ContainerPlacement", "HintList", "Placement", "Reason", "Refusal"]
+
+
+class Reason(Struct, frozen=True, kw_only=True):
+    """One reason: a stable kebab code, a sentence, and the facts behind it.
+
+    Codes in use stand in docs/reference/reasons.md; `facts` values are numbers, names or cpulists, never sentences.
+    """
+
+    code: str
+    message: str
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {}
+
+
+class Refusal(Struct, frozen=True, kw_only=True, tag="refusal", tag_field="outcome"):
+    """No, because. `to_free` says whose devices would have to go for a yes; empty when nothing that is held stands in the way."""
+
+    reasons: tuple[Reason, ...]
+    to_free: tuple[Reason, ...] = ()
+
+
+class HintList(Struct, frozen=True, kw_only=True):
+    """The hints of one resource, for the record. None is "no opinion", an empty tuple is "cannot be satisfied"."""
+
+    resource: str
+    hints: tuple[Hint, ...] | None
+
+
+class ContainerPlacement(Struct, frozen=True, kw_only=True):
+    """What one container gets."""
+
+    name: str
+    alignment: Hint
+    """The merged hint; `nodes` None means that no resource had an opinion (or policy none)."""
+    cpus: CpuSet = CpuSet()
+    numa_nodes: NodeSet = NodeSet()
+    """NUMA nodes that the CPUs and devices chosen really touch."""
+    devices: dict[str, tuple[str, ...]] = {}
+    """Class to device names, sorted."""
+    hints: tuple[HintList, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    """Why this alignment and why these devices: which hint decided, what tied, how the tie broke."""
+
+
+class Placement(Struct, frozen=True, kw_only=True, tag="placement", tag_field="outcome"):
+    """Yes: one entry a container, in the order of the request."""
+
+    containers: tuple[ContainerPlacement, ...]

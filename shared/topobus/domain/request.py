@@ -1,0 +1,97 @@
+"""What is asked for: pods, containers, devices; and who asks.
+
+CPUs asked here are exclusive ones (whole logical CPUs, as kubelet's static policy grants); shared CPU time is not ours to place.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+__all__ = ["ContainerKind", "ContainerRequest", "DeviceRequest", "Owner", "OwnerKind", "PodRequest", "Policy", "Scope"]
+
+
+class Policy(StrEnum):
+    """Topology Manager policies, by kubelet's names."""
+
+    NONE = "none"
+    BEST_EFFORT = "best-effort"
+    RESTRICTED = "restricted"
+    SINGLE_NUMA_NODE = "single-numa-node"
+
+
+class Scope(StrEnum):
+    """Whether each container or the pod as a whole is aligned."""
+
+    CONTAINER = "container"
+    POD = "pod"
+
+
+class ContainerKind(StrEnum):
+    """When a container runs: `init` ends before the next starts, `sidecar` is an init container that goes on, `app` runs with its siblings."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    APP = "app"
+
+
+class OwnerKind(StrEnum):
+    """Who holds devices in the ledger."""
+
+    POD = "pod"
+    """A pod placed through `place`."""
+    CLAIM = "claim"
+    """A ResourceClaim."""
+    DEVICE_PLUGIN = "device-plugin"
+    """An Allocate call of kubelet's, which names no pod; `name` is the resource, `uid` is made of the device ids."""
+
+
+class Owner(Struct, frozen=True, kw_only=True):
+    """Who holds, or wants to hold, devices. `key` is what the ledger is keyed by."""
+
+    kind: OwnerKind
+    namespace: str = "default"
+    name: str
+    uid: str
+
+    @property
+    def key(self) -> str:
+        """Stable text form: `pod/default/trainer/1f0c…`."""
+        return f"{self.kind}/{self.namespace}/{self.name}/{self.uid}"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}"
+
+
+class DeviceRequest(Struct, frozen=True, kw_only=True):
+    """So many devices of one class, or exactly these.
+
+    `names`, when given, is the very set wanted (a claim's allocation): `count` must equal its length.
+    """
+
+    device_class: str
+    count: int
+    names: tuple[str, ...] = ()
+    is_shared: bool = False
+    """True for admin access: looks at devices without holding them."""
+
+
+class ContainerRequest(Struct, frozen=True, kw_only=True):
+    """What one container wants. `cpus` are exclusive logical CPUs; 0 means none exclusive."""
+
+    name: str
+    kind: ContainerKind = ContainerKind.APP
+    cpus: int = 0
+    memory_bytes: int = 0
+    devices: tuple[DeviceRequest, ...] = ()
+
+
+class PodRequest(Struct, frozen=True, kw_only=True):
+    """What a pod (or a claim, as one nameless container) wants, with its own policy and scope when it has them."""
+
+    owner: Owner
+    containers: tuple[ContainerRequest, ...]
+    policy: Policy | None = None
+    """None: the node's policy."""
+    scope: Scope | None = None

@@ -1,0 +1,58 @@
+"""One node as a plan sees it: the machine, the devices and who holds what, small enough to travel in a decision event.
+
+A plan is a pure function of a NodeView and a PodRequest; the view in the event is what makes any past decision replayable offline.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.domain.device import Device
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.request import Policy, Scope
+
+__all__ = ["AlignmentOptions", "CoreView", "NodeView"]
+
+
+class CoreView(Struct, frozen=True, kw_only=True):
+    """One physical core: its online SMT siblings and where it sits."""
+
+    cpus: CpuSet
+    numa_node: int | None = None
+    socket: int | None = None
+    l3: int | None = None
+
+
+class AlignmentOptions(Struct, frozen=True, kw_only=True):
+    """How a node aligns: kubelet's Topology Manager settings by kubelet's names."""
+
+    policy: Policy = Policy.BEST_EFFORT
+    scope: Scope = Scope.CONTAINER
+    prefer_closest_numa_nodes: bool = False
+
+
+class NodeView(Struct, frozen=True, kw_only=True):
+    """All inputs of a plan but the request."""
+
+    node: str
+    machine_generation: int = 0
+    inventory_generations: dict[str, int] = {}
+    ledger_sequence: int = 0
+    options: AlignmentOptions = AlignmentOptions()
+    numa_nodes: NodeSet
+    distances: tuple[tuple[int, ...], ...] = ()
+    """Rows and columns by position in `numa_nodes`, ascending; empty when unknown."""
+    cores: tuple[CoreView, ...] = ()
+    reserved_cpus: CpuSet = CpuSet()
+    """Never given exclusively (the system's and kubelet's own)."""
+    devices: dict[str, tuple[Device, ...]] = {}
+    """Class to devices, sorted by name; class `cpu` is left out, for `cores` tells it shorter."""
+    unhealthy_cpus: CpuSet = CpuSet()
+    held_devices: dict[str, dict[str, str]] = {}
+    """Class to device name to the key of the owner that holds it."""
+    held_cpus: dict[str, CpuSet] = {}
+    """Owner key to the CPUs that it holds."""
+    silent_classes: tuple[str, ...] = ()
+    """Classes whose service had no opinion in time (custom hints asked, no answer)."""
+    custom_hints: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
+    """Class to hints that its service gave, for classes with custom hints."""

@@ -1,0 +1,1 @@
+"""Parsers of /sys and /proc over a configurable root."""

@@ -1,0 +1,145 @@
+"""A hardware tree: /sys, /proc and /dev under one root, real or recorded, read as text.
+
+Nothing else in Topobus opens a hardware path. Links are resolved inside the root: a recorded tree never leads out to the real machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from msgspec import Struct
+
+from topobus.domain.errors import HardwareError
+
+__all__ = ["HardwareSettings", "Tree", "natural_key"]
+
+# Linux gives up after as many links (MAXSYMLINKS, include/linux/namei.h).
+_MAX_LINKS = 40
+
+
+class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where the hardware is read. Paths of `sys`, `proc` and `dev` are below `root` unless they are absolute."""
+
+    root: str = "/"
+    """The folder that holds `sys`, `proc` and `dev`; a recorded machine's folder, or / for this machine."""
+    sys: str = "sys"
+    proc: str = "proc"
+    dev: str = "dev"
+    library_path: str = ""
+    """A folder searched first for vendor libraries (NVML); empty: the system's own search."""
+    rescan_s: float = 5.0
+    """Seconds between two looks at the tree, besides the kernel's own events. 5 s: a rescan of a large machine costs well below 0.1 s."""
+
+
+def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key that puts node2 before node10.
+
+    >>> sorted(["node10", "node2"], key=natural_key)
+    ['node2', 'node10']
+    """
+    return tuple((0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", text) if part)
+
+
+class Tree:
+    """Reads below a root. Paths are relative: `sys/devices/system/node/online`.
+
+    Errors: what is absent is None or empty; what exists and cannot be read raises HardwareError with the path.
+    """
+
+    def __init__(self, settings: HardwareSettings | None = None) -> None:
+        self.settings = settings or HardwareSettings()
+        self.root = Path(self.settings.root)
+        self._tops = {top: self.root / getattr(self.settings, top) for top in ("sys", "proc", "dev")}
+
+    @property
+    def is_live(self) -> bool:
+        """Say whether this is the running kernel's own tree (then uevents tell of changes)."""
+        return self._tops["sys"] == Path("/sys")
+
+    def path(self, path: str) -> Path:
+        """Give the file's real path, every link resolved inside the tree (a missing tail stays as it is)."""
+        return self._resolve(self._split(path))
+
+    def read(self, path: str) -> str | None:
+        """Read a text file, stripped; None when it is absent (or a read says ENODEV: the device went away meanwhile)."""
+        try:
+            return self.path(path).read_text(encoding="utf-8", errors="replace").strip()
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return None
+        except OSError as err:
+            # Linux answers ENODEV, ENXIO or EINVAL for attributes that the device does not back (speed of a downed link).
+            if err.errno in (6, 19, 22):
+                return None
+            raise HardwareError(f"cannot read {path} under {self.root}: {err.strerror}", path=path) from err
+
+    def read_int(self, path: str, base: int = 10) -> int | None:
+        """Read one integer; `base` 0 takes 0x too. None when absent, HardwareError when it is no number."""
+        text = self.read(path)
+        if text is None or not text:
+            return None
+        try:
+            return int(text, base)
+        except ValueError as err:
+            raise HardwareError(f"{path} under {self.root}: got {text[:60]!r}, wanted a number", path=path, raw=text[:200]) from err
+
+    def list(self, path: str) -> tuple[str, ...]:
+        """List a folder's names in natural order; empty when absent."""
+        try:
+            return tuple(sorted(os.listdir(self.path(path)), key=natural_key))  # noqa: PTH208 - names only, no Path objects per entry
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        except OSError as err:
+            raise HardwareError(f"cannot list {path} under {self.root}: {err.strerror}", path=path) from err
+
+    def exists(self, path: str) -> bool:
+        """Say whether the file or folder is there."""
+        return self.path(path).exists()
+
+    def real(self, path: str) -> str | None:
+        """Resolve all links and give the path relative to the tree (`sys/devices/pci0000:17/…`); None when absent."""
+        found = self.path(path)
+        if not found.exists():
+            return None
+        for top, folder in self._tops.items():
+            if found == folder or folder in found.parents:
+                return str(Path(top) / found.relative_to(folder))
+        return None
+
+    def _split(self, path: str) -> list[str]:
+        parts = [part for part in path.split("/") if part not in ("", ".")]
+        if not parts or parts[0] not in self._tops:
+            raise ValueError(f"a hardware path begins with sys, proc or dev: got {path!r}")
+        return parts
+
+    def _resolve(self, parts: list[str]) -> Path:
+        done: list[str] = []
+        todo = list(reversed(parts))
+        links = 0
+        while todo:
+            part = todo.pop()
+            if part == "..":
+                if len(done) > 1:
+                    done.pop()
+                continue
+            here = self._real_path([*done, part])
+            try:
+                target = os.readlink(here)
+            except OSError:
+                done.append(part)
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                raise HardwareError(f"too many links at {'/'.join([*done, part])} under {self.root}", path="/".join([*done, part]))
+            steps = [one for one in target.split("/") if one not in ("", ".")]
+            if target.startswith("/"):
+                # An absolute link of a recorded tree means "from the recorded root"; of the live one it is what it says.
+                done = []
+                if not steps or steps[0] not in self._tops:
+                    raise HardwareError(f"the link {here} leads out of the tree: {target}", path=str(here))
+            todo.extend(reversed(steps))
+        return self._real_path(done)
+
+    def _real_path(self, parts: list[str]) -> Path:
+        return self._tops[parts[0]].joinpath(*parts[1:]) if parts else self.root

@@ -1,0 +1,1 @@
+"""Shipped test kit: recorded machines, NATS server, kubelet simulator, driver contract suite."""
