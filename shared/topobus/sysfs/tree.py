@@ -84,7 +84,7 @@ class Tree:
         except ValueError as err:
             raise HardwareError(f"{path} under {self.root}: got {text[:60]!r}, wanted a number", path=path, raw=text[:200]) from err
 
-    def list(self, path: str) -> tuple[str, ...]:
+    def names(self, path: str) -> tuple[str, ...]:
         """List a folder's names in natural order; empty when absent."""
         try:
             return tuple(sorted(os.listdir(self.path(path)), key=natural_key))  # noqa: PTH208 - names only, no Path objects per entry
