@@ -51,7 +51,7 @@ class Tree:
     def __init__(self, settings: HardwareSettings | None = None) -> None:
         self.settings = settings or HardwareSettings()
         self.root = Path(self.settings.root)
-        self._tops = {top: self.root / getattr(self.settings, top) for top in ("sys", "proc", "dev")}
+        self._tops = {top: self.root / str(getattr(self.settings, top)) for top in ("sys", "proc", "dev")}
 
     @property
     def is_live(self) -> bool:
