@@ -1,0 +1,56 @@
+# The two commands are `make demo` and `make test`; both do their own set-up. `make help` lists the rest.
+VENV ?= .venv
+BIN := $(VENV)/bin
+export VENV
+
+.PHONY: help setup demo up test lint types imports proto docs unit integration engine bench format clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
+
+setup: ## make the virtual environment with locked dependencies and find a nats-server
+	@tools/setup
+
+demo: setup ## the main job: eight services, a recorded 8-GPU machine, a pod placed and why (under 60 s)
+	@$(BIN)/topobus demo
+
+up: setup ## run the whole system here until Ctrl-C
+	@$(BIN)/topobus up
+
+test: setup lint types imports proto docs ## everything that needs no container engine
+	$(BIN)/python -m pytest -q -m "not engine"
+
+lint: setup ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup ## mypy strict
+	$(BIN)/mypy
+
+imports: setup ## the doors between rooms
+	$(BIN)/lint-imports
+
+proto: setup ## generated gRPC code equals its protos
+	$(BIN)/python proto/regenerate --check
+
+docs: setup ## generated pages equal the code
+	$(BIN)/python tools/render-docs --check
+
+unit: setup ## tests that need no server
+	$(BIN)/python -m pytest -q -m "not integration and not engine"
+
+integration: setup ## tests with real processes and a real nats-server
+	$(BIN)/python -m pytest -q -m integration
+
+engine: setup ## compose on a real container engine (as root: installs Docker when absent)
+	$(BIN)/python -m pytest -q -m engine
+
+bench: setup ## measure; no test times anything
+	$(BIN)/python -m topobus.testing.bench
+
+format: setup ## mend the style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what set-up and tests made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
