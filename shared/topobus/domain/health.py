@@ -72,6 +72,10 @@ class Condition(Struct, frozen=True, kw_only=True):
     action: RecoveryAction = RecoveryAction.NONE
     since: str = ""
     """RFC 3339, UTC: when this state began."""
+    is_sticky: bool = False
+    """True: stays until an operator forgives it."""
+    relapses: int = 0
+    """How often it got sick again while recovering; each one lengthens the next recovery."""
 
 
 class DeviceHealth(Struct, frozen=True, kw_only=True):

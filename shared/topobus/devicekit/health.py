@@ -1,0 +1,162 @@
+"""The health machine: how a device's health moves from one look to the next. Pure.
+
+Flows in: the health so far, what a driver saw now (or that it said nothing), the time and the settings. Flows out: the health now.
+
+Each dimension (memory, link, presence …) is a machine of its own; the worst decides. Rules that everything else relies on:
+evidence makes Unhealthy, silence never does; Unhealthy becomes Healthy only through Recovering, after `hold_s` without evidence, longer with each
+relapse; a sticky fault stays until an operator forgives it. Unhealthy also does not become Degraded (which may be handed out) without Recovering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+import msgspec
+
+from topobus.devicekit.settings import HealthSettings
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState, Observation, RecoveryAction
+from topobus.runtime.clock import rfc3339
+
+__all__ = ["SILENT_REASONS", "forgive", "is_same_to_readers", "next_health", "silence"]
+
+# Worst first. Unknown stands before Recovering: a device that nobody can see is not known to recover.
+_SEVERITY = (HealthState.UNHEALTHY, HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.DEGRADED, HealthState.HEALTHY)
+
+# Reasons of the DRIVER dimension that mean "no word", not "something is wrong".
+SILENT_REASONS = frozenset({"driver-hung", "driver-failed", "driver-not-loaded"})
+
+
+def silence(reason: str, message: str) -> Observation:
+    """Make the observation that stands for a driver's silence; `reason` is one of SILENT_REASONS."""
+    return Observation(dimension=Dimension.DRIVER, state=HealthState.UNKNOWN, reason=reason, message=message, action=RecoveryAction.WAIT)
+
+
+def next_health(
+    previous: DeviceHealth | None, observations: Iterable[Observation], *, now: datetime, settings: HealthSettings
+) -> DeviceHealth:
+    """Give the health after one look.
+
+    Shapes:  previous — None for a device never seen; observations — all of this look; a single `silence` when the driver said nothing.
+    Order:   of observations does not matter; of two in one dimension the worse counts, then the reason that sorts first.
+    Errors:  raises nothing.
+    """
+    before = previous or DeviceHealth()
+    seen = list(observations)
+    is_silent = any(_is_silence(one) for one in seen)
+    old = {one.dimension: one for one in before.conditions}
+    was_silent = any(_is_silence(one) for one in before.conditions)
+    worst: dict[Dimension, Observation] = {}
+    for one in sorted(seen, key=_rank):
+        worst.setdefault(one.dimension, one)
+    conditions: list[Condition] = []
+    for dimension in Dimension:
+        was = old.get(dimension)
+        if is_silent and dimension not in worst:
+            # Nobody looked: what was known stays as it was.
+            moved = was
+        elif was_silent and was is not None and was.state is HealthState.RECOVERING and dimension not in worst:
+            # The time of silence does not count as time without evidence.
+            moved = msgspec.structs.replace(was, since=rfc3339(now))
+        else:
+            moved = _move(was, worst.get(dimension), now=now, settings=settings)
+        if moved is not None:
+            conditions.append(moved)
+    state = min((one.state for one in conditions), key=_SEVERITY.index, default=HealthState.HEALTHY)
+    since = before.since if previous is not None and before.state is state and before.since else rfc3339(now)
+    return DeviceHealth(state=state, since=since, conditions=tuple(conditions))
+
+
+def forgive(health: DeviceHealth) -> DeviceHealth:
+    """Lift the stickiness of all conditions: from here they heal as ordinary ones do."""
+    return msgspec.structs.replace(health, conditions=tuple(msgspec.structs.replace(one, is_sticky=False) for one in health.conditions))
+
+
+def is_same_to_readers(one: DeviceHealth, other: DeviceHealth) -> bool:
+    """Say whether two healths differ in nothing that a subscriber must be told of (state, reason, action, since)."""
+    return one.state is other.state and [_facts(part) for part in one.conditions] == [_facts(part) for part in other.conditions]
+
+
+def _facts(one: Condition) -> tuple[str, str, str, str, str]:
+    return (one.dimension, one.state, one.reason, one.action, one.since)
+
+
+def _is_silence(one: Observation | Condition) -> bool:
+    return one.dimension is Dimension.DRIVER and one.state is HealthState.UNKNOWN and one.reason in SILENT_REASONS
+
+
+def _rank(one: Observation) -> tuple[int, str, str, tuple[tuple[str, str], ...], str, bool]:
+    return (_SEVERITY.index(one.state), one.reason, one.message, tuple(sorted(one.evidence.items())), one.action, not one.is_sticky)
+
+
+def _move(was: Condition | None, seen: Observation | None, *, now: datetime, settings: HealthSettings) -> Condition | None:
+    if seen is None or seen.state is HealthState.HEALTHY:
+        return _without_evidence(was, now=now, settings=settings)
+    if seen.state is HealthState.UNHEALTHY:
+        return _sick(was, seen, now=now)
+    if was is not None and was.state is HealthState.UNHEALTHY:
+        if was.is_sticky or seen.state is HealthState.UNKNOWN:
+            return was
+        # Milder evidence than before: on the way to better, and not there yet.
+        return _recovering(was, now=now)
+    if was is not None and was.state is HealthState.RECOVERING:
+        if seen.state is HealthState.DEGRADED and _is_held_long_enough(was, now=now, settings=settings):
+            return _begin(seen, now=now)
+        return was
+    if was is not None and was.state is seen.state:
+        return was if was.reason == seen.reason else msgspec.structs.replace(_begin(seen, now=now), since=was.since)
+    return _begin(seen, now=now)
+
+
+def _without_evidence(was: Condition | None, *, now: datetime, settings: HealthSettings) -> Condition | None:
+    if was is None or was.state in (HealthState.DEGRADED, HealthState.UNKNOWN, HealthState.HEALTHY):
+        return None
+    if was.is_sticky:
+        return was
+    if was.state is HealthState.UNHEALTHY:
+        return _recovering(was, now=now)
+    return None if _is_held_long_enough(was, now=now, settings=settings) else was
+
+
+def _sick(was: Condition | None, seen: Observation, *, now: datetime) -> Condition:
+    if was is None:
+        return _begin(seen, now=now)
+    is_sticky = was.is_sticky or seen.is_sticky
+    if was.state is HealthState.UNHEALTHY:
+        if was.reason == seen.reason and was.is_sticky == is_sticky:
+            return was
+        if was.is_sticky and not seen.is_sticky:
+            # A sticky reason tells the operator what to do; a passing one must not hide it.
+            return was
+        return msgspec.structs.replace(_begin(seen, now=now), since=was.since, is_sticky=is_sticky, relapses=was.relapses)
+    relapses = was.relapses + 1 if was.state is HealthState.RECOVERING else 0
+    return msgspec.structs.replace(_begin(seen, now=now), is_sticky=is_sticky, relapses=relapses)
+
+
+def _begin(seen: Observation, *, now: datetime) -> Condition:
+    return Condition(
+        dimension=seen.dimension,
+        state=seen.state,
+        reason=seen.reason,
+        message=seen.message,
+        evidence=dict(sorted(seen.evidence.items())),
+        action=seen.action,
+        since=rfc3339(now),
+        is_sticky=seen.is_sticky,
+    )
+
+
+def _recovering(was: Condition, *, now: datetime) -> Condition:
+    return msgspec.structs.replace(was, state=HealthState.RECOVERING, action=RecoveryAction.WAIT, since=rfc3339(now))
+
+
+def _is_held_long_enough(was: Condition, *, now: datetime, settings: HealthSettings) -> bool:
+    hold_s = settings.hold_s * 2 ** min(was.relapses, settings.flap_count)
+    try:
+        since = datetime.fromisoformat(was.since)
+    except ValueError:
+        # A stored time that nobody can read: the hold has to begin somewhere, and a device must not be stuck for ever.
+        return True
+    if since.tzinfo is None:
+        since = since.replace(tzinfo=now.tzinfo)
+    return now - since >= timedelta(seconds=hold_s)

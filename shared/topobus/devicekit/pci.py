@@ -1,0 +1,238 @@
+"""What all drivers of PCI cards share: finding functions, filling in a Device, and health that every PCI function can tell.
+
+Flows in: the machine's PCI functions and the tree. Flows out: Devices with place fields filled, and Observations (presence, errors, link).
+Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_stats of the Linux kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from topobus.domain.device import AttributeValue, Device, Link
+from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.domain.idset import NodeSet
+from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.names import to_dns_label
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.tree import Tree
+
+__all__ = ["PCI_DEVICES", "PciHealth", "pci_device", "pci_device_name", "pci_folder", "select_functions"]
+
+PCI_DEVICES = "sys/bus/pci/devices"
+
+# So many corrected errors between two looks are a failing lane or riser, not cosmic noise (a healthy link shows a few a day).
+_CORRECTED_STORM = 100
+
+
+def pci_folder(address: PciAddress) -> str:
+    """Give the folder of one PCI function in the tree."""
+    return f"{PCI_DEVICES}/{address}"
+
+
+def pci_device_name(device_class: str, address: PciAddress) -> str:
+    """Name a PCI device by its class and slot, which is stable over reboots as far as the slot is.
+
+    >>> pci_device_name("gpu", PciAddress.parse("0000:3b:00.0"))
+    'gpu-0000-3b-00-0'
+    """
+    return to_dns_label(f"{device_class}-{address}")
+
+
+def select_functions(
+    tree: Tree,
+    machine: Machine,
+    *,
+    vendors: Collection[int] = (),
+    base_classes: Collection[int] = (),
+    accept: Callable[[PciDevice], bool] | None = None,
+) -> tuple[PciDevice, ...]:
+    """Pick the machine's PCI functions by vendor id and by the upper 16 bits of the class code (0x0302: 3D controller).
+
+    An empty collection accepts all. A function that left the tree since the machine was published is left out: it is gone.
+    Order: by address.
+    """
+    found = (
+        one
+        for one in machine.pci_devices
+        if (not vendors or one.vendor in vendors)
+        and (not base_classes or one.class_code >> 8 in base_classes)
+        and (accept is None or accept(one))
+        and tree.exists(pci_folder(one.address))
+    )
+    return tuple(sorted(found, key=lambda one: one.address))
+
+
+def pci_device(
+    function: PciDevice,
+    *,
+    device_class: str,
+    driver: str,
+    vendor: str,
+    model: str = "",
+    uuid: str = "",
+    name: str = "",
+    parent: str = "",
+    links: tuple[Link, ...] = (),
+    attributes: dict[str, AttributeValue] | None = None,
+    capacity: dict[str, int] | None = None,
+) -> Device:
+    """Fill a Device from a PCI function: NUMA node, root, path, switch, near CPUs and the attributes that all PCI devices have.
+
+    Attributes given win over the common ones. A function whose NUMA node is unknown gets None, never node 0.
+    """
+    common: dict[str, AttributeValue] = {"vendor": vendor, "pciID": f"{function.vendor:04x}:{function.device:04x}"}
+    if model:
+        # DRA limits a string attribute to 64 characters (KEP-4381).
+        common["productName"] = model[:64]
+    if uuid:
+        common["uuid"] = uuid[:64]
+    if function.driver:
+        common["kernelDriver"] = function.driver
+    if function.link is not None and function.link.max_width:
+        # The best the link can do, not the present speed: an idle card lowers its speed, and an inventory must not change with load.
+        common["pcieMaxWidth"] = function.link.max_width
+    if function.subsystem_vendor:
+        common["pciSubsystemID"] = f"{function.subsystem_vendor:04x}:{function.subsystem_device:04x}"
+    return Device(
+        name=name or pci_device_name(device_class, function.address),
+        device_class=device_class,
+        driver=driver,
+        vendor=vendor,
+        model=model,
+        uuid=uuid,
+        numa_nodes=None if function.numa_node is None else NodeSet(function.numa_node),
+        pci=function.address,
+        pcie_root=function.root,
+        pcie_path=function.path,
+        pcie_switch=function.switch,
+        parent=parent,
+        links=links,
+        attributes={**common, **(attributes or {})},
+        capacity=capacity or {},
+        near_cpus=function.near_cpus,
+    )
+
+
+class PciHealth:
+    """Looks at what every PCI function tells: is it there, did its error counters rise, is its link as wide as it could be.
+
+    Error counters only ever grow, so a rise since the last look is the evidence; the first look takes the stand as it finds it. One instance a driver,
+    kept over looks.
+    """
+
+    def __init__(self, *, is_speed_steady: bool = False) -> None:
+        self._is_speed_steady = is_speed_steady
+        """True for cards that never lower their link's speed to save power (NICs): a lower speed is then a fault."""
+        self._counted: dict[str, int] = {}
+
+    def observe(self, tree: Tree, address: PciAddress) -> list[Observation]:
+        """Give what is wrong with one function now; empty when nothing is.
+
+        Errors: raises HardwareError for a file that exists and cannot be read.
+        """
+        folder = pci_folder(address)
+        if not tree.exists(folder):
+            for kind in ("fatal", "nonfatal", "correctable"):
+                self._counted.pop(f"{folder}/aer_dev_{kind}", None)
+            return [
+                Observation(
+                    dimension=Dimension.PRESENCE,
+                    state=HealthState.UNHEALTHY,
+                    reason="fell-off-bus",
+                    message=f"PCI function {address} is no longer on the bus",
+                    evidence={"path": folder, "value": "absent"},
+                    action=RecoveryAction.REBOOT_NODE,
+                )
+            ]
+        seen = [self._errors(tree, folder), self._link(tree, folder)]
+        return [one for one in seen if one is not None]
+
+    def _errors(self, tree: Tree, folder: str) -> Observation | None:
+        if (found := self._rise(tree, f"{folder}/aer_dev_fatal")) is not None:
+            path, rise, total = found
+            return Observation(
+                dimension=Dimension.LINK,
+                state=HealthState.UNHEALTHY,
+                reason="aer-fatal",
+                message=f"{rise} new fatal PCIe error(s)",
+                evidence={"path": path, "value": str(total)},
+                action=RecoveryAction.RESET_DEVICE,
+            )
+        if (found := self._rise(tree, f"{folder}/aer_dev_nonfatal")) is not None:
+            path, rise, total = found
+            return Observation(
+                dimension=Dimension.LINK,
+                state=HealthState.DEGRADED,
+                reason="aer-nonfatal",
+                message=f"{rise} new uncorrected, non-fatal PCIe error(s)",
+                evidence={"path": path, "value": str(total)},
+            )
+        if (found := self._rise(tree, f"{folder}/aer_dev_correctable")) is not None and found[1] >= _CORRECTED_STORM:
+            path, rise, total = found
+            return Observation(
+                dimension=Dimension.LINK,
+                state=HealthState.DEGRADED,
+                reason="aer-correctable-storm",
+                message=f"{rise} corrected PCIe errors between two looks",
+                evidence={"path": path, "value": str(total)},
+            )
+        return None
+
+    def _rise(self, tree: Tree, path: str) -> tuple[str, int, int] | None:
+        total = _total(tree.read(path))
+        if total is None:
+            return None
+        before = self._counted.get(path, total)
+        self._counted[path] = total
+        return (path, total - before, total) if total > before else None
+
+    def _link(self, tree: Tree, folder: str) -> Observation | None:
+        width = _number(tree.read(f"{folder}/current_link_width"))
+        best = _number(tree.read(f"{folder}/max_link_width"))
+        real = tree.real(folder)
+        above = real.rpartition("/")[0] if real else ""
+        # A card of 16 lanes in a slot of 8 is as wide as it can be there.
+        slot = _number(tree.read(f"{above}/max_link_width")) if above else None
+        wanted = min(best, slot) if best and slot else best
+        if width and wanted and width < wanted:
+            return Observation(
+                dimension=Dimension.LINK,
+                state=HealthState.DEGRADED,
+                reason="link-narrow",
+                message=f"PCIe link runs {width:g} lanes, could run {wanted:g}",
+                evidence={"path": f"{folder}/current_link_width", "value": f"{width:g}"},
+            )
+        if not self._is_speed_steady:
+            return None
+        speed = _number(tree.read(f"{folder}/current_link_speed"))
+        fastest = _number(tree.read(f"{folder}/max_link_speed"))
+        slot_speed = _number(tree.read(f"{above}/max_link_speed")) if above else None
+        wanted_speed = min(fastest, slot_speed) if fastest and slot_speed else fastest
+        if speed and wanted_speed and speed < wanted_speed:
+            return Observation(
+                dimension=Dimension.LINK,
+                state=HealthState.DEGRADED,
+                reason="link-slow",
+                message=f"PCIe link runs at {speed:g} GT/s, could run at {wanted_speed:g}",
+                evidence={"path": f"{folder}/current_link_speed", "value": f"{speed:g}"},
+            )
+        return None
+
+
+def _total(text: str | None) -> int | None:
+    """Read an aer_stats file: `NAME count` lines, the last of them TOTAL_ERR_*; older kernels lack the total."""
+    if not text:
+        return None
+    counts = {name: int(value) for name, _, value in (line.strip().rpartition(" ") for line in text.splitlines()) if value.isdecimal()}
+    totals = [value for name, value in counts.items() if name.startswith("TOTAL_ERR")]
+    return totals[0] if totals else sum(counts.values())
+
+
+def _number(text: str | None) -> float | None:
+    """Read `16`, `16.0 GT/s PCIe`; None for `Unknown`, 0 and 255 (all ones: the function does not answer)."""
+    first = (text or "").split(" ")[0]
+    try:
+        value = float(first)
+    except ValueError:
+        return None
+    return value if 0 < value < 255 else None

@@ -1,0 +1,102 @@
+"""Vendor plugins of one class, found by entry point.
+
+A plugin is a line in the group `topobus.drivers`: `<name> = "<module>:<driver class>"`. One that cannot be imported is skipped and told; two with one
+name are refused, for nobody could say which of them a setting means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+
+from topobus.devicekit.driver import DeviceDriver
+from topobus.devicekit.settings import DriverSettings
+from topobus.domain.errors import ConfigError
+from topobus.domain.names import is_dns_label
+
+__all__ = ["GROUP", "DriverRegistry", "SkippedPlugin", "load_drivers"]
+
+GROUP = "topobus.drivers"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedPlugin:
+    """A plugin that does not run: its entry point and why."""
+
+    name: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverRegistry:
+    """The drivers of one class, sorted by name, and the plugins that could not be used."""
+
+    drivers: tuple[DeviceDriver, ...]
+    skipped: tuple[SkippedPlugin, ...] = ()
+
+
+def load_drivers(
+    device_class: str, settings: DriverSettings | None = None, *, entry_points: Iterable[metadata.EntryPoint] | None = None
+) -> DriverRegistry:
+    """Import, make and filter the drivers of a class.
+
+    Errors: raises ConfigError when two plugins have one name, and when `allow` or `deny` names a plugin that is not installed.
+    """
+    settings = settings or DriverSettings()
+    found = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
+    # One distribution may stand twice on the path (editable and installed): the same line twice is one plugin.
+    lines = sorted({(one.name, one.value): one for one in found}.values(), key=lambda one: (one.name, one.value))
+    drivers: dict[str, tuple[DeviceDriver, str]] = {}
+    skipped: list[SkippedPlugin] = []
+    denied: list[str] = []
+    for line in lines:
+        if _is_of_another_service(line.module, device_class):
+            continue
+        if line.name in settings.deny:
+            denied.append(line.name)
+            continue
+        driver, why = _make(line)
+        if driver is None:
+            skipped.append(SkippedPlugin(name=line.name, value=line.value, why=why))
+            continue
+        if driver.device_class != device_class:
+            continue
+        if driver.name in drivers:
+            raise ConfigError(
+                f"two plugins of class {device_class} are named {driver.name!r}: {drivers[driver.name][1]} and {line.value}",
+                next_step=f"uninstall one of them, or deny one by its entry point's name in drivers.deny (here {line.name!r})",
+                name=driver.name,
+            )
+        drivers[driver.name] = (driver, line.value)
+    known = {*drivers, *denied, *(one.name for one in skipped)}
+    for key, wanted in (("drivers.allow", settings.allow), ("drivers.deny", settings.deny)):
+        for name in wanted:
+            if name not in known:
+                raise ConfigError(
+                    f"{key} names {name!r}, and no plugin of class {device_class} has that name; installed are {sorted(known) or 'none'}",
+                    next_step=f"correct {key}, or install the package that brings {name!r}",
+                    key=key,
+                )
+    chosen = sorted(name for name in drivers if name not in settings.deny and (not settings.allow or name in settings.allow))
+    return DriverRegistry(drivers=tuple(drivers[name][0] for name in chosen), skipped=tuple(skipped))
+
+
+def _is_of_another_service(module: str, device_class: str) -> bool:
+    """Say whether a plugin of our own belongs to another service, whose dependencies may not be installed here."""
+    parts = module.split(".")
+    return len(parts) > 2 and parts[0] == "topobus" and parts[2] == "plugins" and parts[1] != device_class
+
+
+def _make(line: metadata.EntryPoint) -> tuple[DeviceDriver | None, str]:
+    try:
+        driver = line.load()()
+    except Exception as err:  # noqa: BLE001 - boundary: a vendor's module may fail in any way; its neighbours must run
+        return None, f"{type(err).__name__}: {err}"
+    if not isinstance(driver, DeviceDriver):
+        missing = [part for part in ("name", "device_class", "discover", "observe", "prepare", "unprepare") if not hasattr(driver, part)]
+        return None, f"{line.value} is no DeviceDriver: it lacks {', '.join(missing)}"
+    if not isinstance(driver.name, str) or not is_dns_label(driver.name):
+        return None, f"{line.value} is named {driver.name!r}: wanted a DNS label"
+    return driver, ""
