@@ -1,0 +1,167 @@
+"""FPGAs of the kernel's Device Feature List (DFL) framework: management engine, ports, what they have loaded and which errors they hold.
+
+Flows in: a Tree. Flows out: frozen values, one look old. Reads only; error registers are cleared by whoever repairs the card.
+Source: Documentation/fpga/dfl.rst, Documentation/ABI/testing/sysfs-platform-dfl-fme, sysfs-platform-dfl-port, sysfs-class-fpga-region.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from topobus.domain.errors import HardwareError
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.tree import Tree
+
+__all__ = ["DflCard", "DflPort", "ErrorRegister", "dfl_regions", "read_dfl_card"]
+
+_REGIONS = "sys/class/fpga_region"
+# Error registers of the management engine; inject_errors is a test aid and no error.
+_ENGINE_REGISTERS = ("catfatal_errors", "nonfatal_errors", "fme_errors", "pcie0_errors", "pcie1_errors")
+
+
+class ErrorRegister(Struct, frozen=True, kw_only=True):
+    """One error register with its value; zero is "no error"."""
+
+    name: str
+    path: str
+    value: int
+
+
+class DflPort(Struct, frozen=True, kw_only=True):
+    """One port: the door to one accelerator function (AFU)."""
+
+    name: str
+    """`dfl-port.0`, also its character device."""
+    path: str
+    afu_id: str = ""
+    """UUID of the loaded function, 32 hexadecimal digits; all ones when the function does not answer."""
+    errors: ErrorRegister | None = None
+    power_state: int | None = None
+    """0 normal, 1 and 2 throttled (AP1, AP2), 6 stopped (AP6)."""
+
+    @property
+    def has_crashed(self) -> bool:
+        """Say whether the function's id reads as all ones, which is what a dead bus or a hung function gives."""
+        return re.fullmatch(r"f{32}", self.afu_id) is not None
+
+
+class DflCard(Struct, frozen=True, kw_only=True):
+    """One FPGA: a top-level region with its management engine and its ports."""
+
+    region: str
+    """`region0`."""
+    path: str
+    pci: PciAddress | None = None
+    """The PCI function it hangs on; None for one on the processor's own bus."""
+    numa_node: int | None = None
+    engine: str = ""
+    """`dfl-fme.0`, also its character device; empty on a virtual function, which has ports alone."""
+    bitstream_id: str = ""
+    interface_ids: tuple[str, ...] = ()
+    """Compatibility ids of the reconfigurable regions: a bitstream fits when it names one."""
+    ports: tuple[DflPort, ...] = ()
+    errors: tuple[ErrorRegister, ...] = ()
+    """All registers of the management engine, zero ones too."""
+    alarms: tuple[ErrorRegister, ...] = ()
+    """Temperature and power alarms (`temp1_crit_alarm`), one while it lasts, else zero."""
+
+
+def dfl_regions(tree: Tree) -> tuple[str, ...]:
+    """Name the top-level regions, one an FPGA: `region0`.
+
+    Inner regions (the reconfigurable ones) stand in the same class; they have neither engine nor ports and are part of their card.
+    """
+    return tuple(region for region in tree.names(_REGIONS) if any(_is_part(name) for name in tree.names(f"{_REGIONS}/{region}")))
+
+
+def read_dfl_card(tree: Tree, region: str) -> DflCard:
+    """Read one FPGA by its region.
+
+    Errors: raises HardwareError when the region is gone, or a file of it cannot be read.
+    """
+    path = tree.real(f"{_REGIONS}/{region}")
+    if path is None:
+        raise HardwareError(f"{_REGIONS}/{region} under {tree.root} is gone", path=f"{_REGIONS}/{region}")
+    parts = [name for name in tree.names(path) if _is_part(name)]
+    engine = next((name for name in parts if name.startswith("dfl-fme.")), "")
+    ports = tuple(_read_port(tree, f"{path}/{name}", name) for name in parts if name.startswith("dfl-port."))
+    return _read_card(tree, region, path, engine, ports)
+
+
+def _is_part(name: str) -> bool:
+    return re.fullmatch(r"dfl-(fme|port)\.\d+", name) is not None
+
+
+def _read_card(tree: Tree, region: str, path: str, engine: str, ports: tuple[DflPort, ...]) -> DflCard:
+    engine_path = f"{path}/{engine}"
+    return DflCard(
+        region=region,
+        path=path,
+        pci=_pci_of(path),
+        numa_node=_numa_node(tree, path),
+        engine=engine,
+        bitstream_id=(tree.read(f"{engine_path}/bitstream_id") or "") if engine else "",
+        interface_ids=_interface_ids(tree, engine_path) if engine else (),
+        ports=ports,
+        errors=_registers(tree, f"{engine_path}/errors", _ENGINE_REGISTERS) if engine else (),
+        alarms=_alarms(tree, engine_path) if engine else (),
+    )
+
+
+def _read_port(tree: Tree, path: str, name: str) -> DflPort:
+    registers = _registers(tree, f"{path}/errors", ("errors",))
+    return DflPort(
+        name=name,
+        path=path,
+        afu_id=(tree.read(f"{path}/afu_id") or "").lower(),
+        errors=registers[0] if registers else None,
+        power_state=tree.read_int(f"{path}/power_state", 0),
+    )
+
+
+def _registers(tree: Tree, folder: str, names: tuple[str, ...]) -> tuple[ErrorRegister, ...]:
+    found = []
+    for name in names:
+        value = tree.read_int(f"{folder}/{name}", 0)
+        if value is not None:
+            found.append(ErrorRegister(name=name, path=f"{folder}/{name}", value=value))
+    return tuple(found)
+
+
+def _alarms(tree: Tree, engine_path: str) -> tuple[ErrorRegister, ...]:
+    found: list[ErrorRegister] = []
+    # The sensors are platform devices below the engine: dfl-fme.0/hwmon/hwmonN, or one level further down in newer kernels.
+    folders = [engine_path, *(f"{engine_path}/{name}" for name in tree.names(engine_path) if name.startswith("dfl_dev."))]
+    for folder in folders:
+        for sensor in tree.names(f"{folder}/hwmon"):
+            names = tuple(name for name in tree.names(f"{folder}/hwmon/{sensor}") if name.endswith("_alarm"))
+            found.extend(_registers(tree, f"{folder}/hwmon/{sensor}", names))
+    return tuple(found)
+
+
+def _interface_ids(tree: Tree, engine_path: str) -> tuple[str, ...]:
+    inner = [f"{engine_path}/{name}/fpga_region" for name in tree.names(engine_path) if name.startswith("dfl-fme-region.")]
+    ids = (tree.read(f"{folder}/{name}/compat_id") for folder in inner for name in tree.names(folder))
+    return tuple(sorted({one for one in ids if one}))
+
+
+def _pci_of(path: str) -> PciAddress | None:
+    for part in reversed(path.split("/")):
+        try:
+            return PciAddress.parse(part)
+        except ValueError:
+            continue
+    return None
+
+
+def _numa_node(tree: Tree, path: str) -> int | None:
+    """Climb to the first ancestor that knows its NUMA node; the kernel's -1 is "unknown", and so is no file at all."""
+    folder = path
+    while folder.count("/") >= 2:
+        node = tree.read_int(f"{folder}/numa_node")
+        if node is not None:
+            return node if node >= 0 else None
+        folder = folder.rpartition("/")[0]
+    return None

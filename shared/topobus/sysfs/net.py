@@ -1,0 +1,132 @@
+"""Network interfaces of PCI functions, SR-IOV, and which interfaces carry the default route.
+
+Flows in: a Tree. Flows out: frozen values, one look old. Never writes, never asks netlink: an interface in another network namespace is
+simply not there, which is no fault. Source: Documentation/ABI/testing/sysfs-class-net, sysfs-bus-pci (sriov_*), proc_net_route(5).
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.tree import Tree
+
+__all__ = ["NetInterface", "Sriov", "default_route_interfaces", "function_interfaces", "function_path", "read_sriov"]
+
+# IFF_UP of linux/if.h: the administrator (or a CNI plugin) has switched the interface on.
+_IFF_UP = 0x1
+# RTF_UP of linux/route.h: the route is in use.
+_RTF_UP = 0x1
+# A link of links (bond over VLAN over NIC) deeper than this is a loop in a recorded tree.
+_MAX_STACK = 8
+
+
+class NetInterface(Struct, frozen=True, kw_only=True):
+    """One network interface as the kernel shows it. What an interface that is down does not tell is None."""
+
+    name: str
+    path: str
+    """Its folder in the tree: `sys/bus/pci/devices/0000:3b:00.0/net/eth0`."""
+    mac: str = ""
+    operstate: str = ""
+    is_up: bool = False
+    """Switched on by the administrator; says nothing about the cable."""
+    carrier: bool | None = None
+    """Whether the link partner is there; None while the interface is switched off."""
+    speed_mbps: int | None = None
+    duplex: str = ""
+    mtu: int | None = None
+
+
+class Sriov(Struct, frozen=True, kw_only=True):
+    """Virtual functions of a physical one: how many are on, how many could be."""
+
+    enabled: int = 0
+    total: int = 0
+
+
+def function_path(address: PciAddress) -> str:
+    """Give a PCI function's folder in the tree."""
+    return f"sys/bus/pci/devices/{address}"
+
+
+def function_interfaces(tree: Tree, address: PciAddress) -> tuple[NetInterface, ...]:
+    """Read the interfaces of one PCI function that this network namespace sees, sorted by name.
+
+    A virtio function has them one folder further down, below `virtioN`.
+    """
+    base = function_path(address)
+    folders = [base, *(f"{base}/{name}" for name in tree.names(base) if re.fullmatch(r"virtio\d+", name))]
+    return tuple(_read_interface(tree, f"{folder}/net/{name}", name) for folder in folders for name in tree.names(f"{folder}/net"))
+
+
+def read_sriov(tree: Tree, address: PciAddress) -> Sriov | None:
+    """Read a physical function's SR-IOV state; None when it has no such capability."""
+    base = function_path(address)
+    total = tree.read_int(f"{base}/sriov_totalvfs")
+    if total is None:
+        return None
+    return Sriov(enabled=tree.read_int(f"{base}/sriov_numvfs") or 0, total=total)
+
+
+def default_route_interfaces(tree: Tree) -> frozenset[str]:
+    """Name every interface that the machine's default routes go over, with all interfaces stacked below (bond, bridge, VLAN)."""
+    names = _default_routes_ipv4(tree) | _default_routes_ipv6(tree)
+    found: set[str] = set()
+    for _ in range(_MAX_STACK):
+        names -= found
+        if not names:
+            break
+        found |= names
+        names = {
+            entry.removeprefix("lower_") for name in names for entry in tree.names(f"sys/class/net/{name}") if entry.startswith("lower_")
+        }
+    return frozenset(found)
+
+
+def _read_interface(tree: Tree, path: str, name: str) -> NetInterface:
+    flags = tree.read_int(f"{path}/flags", 0)
+    carrier = tree.read_int(f"{path}/carrier")
+    speed = tree.read_int(f"{path}/speed")
+    return NetInterface(
+        name=name,
+        path=path,
+        mac=tree.read(f"{path}/address") or "",
+        operstate=tree.read(f"{path}/operstate") or "",
+        is_up=bool(flags is not None and flags & _IFF_UP),
+        carrier=None if carrier is None else carrier != 0,
+        # -1 (and its unsigned form in old kernels) is SPEED_UNKNOWN of linux/ethtool.h.
+        speed_mbps=speed if speed is not None and 0 < speed < 0xFFFFFFFF else None,
+        duplex=tree.read(f"{path}/duplex") or "",
+        mtu=tree.read_int(f"{path}/mtu"),
+    )
+
+
+def _default_routes_ipv4(tree: Tree) -> set[str]:
+    names: set[str] = set()
+    for line in (tree.read("proc/net/route") or "").splitlines()[1:]:
+        # Iface Destination Gateway Flags RefCnt Use Metric Mask …, numbers in hexadecimal
+        fields = line.split()
+        if len(fields) >= 8 and _is_zero(fields[1]) and _is_zero(fields[7]) and _has_flag(fields[3]):
+            names.add(fields[0])
+    return names
+
+
+def _default_routes_ipv6(tree: Tree) -> set[str]:
+    names: set[str] = set()
+    for line in (tree.read("proc/net/ipv6_route") or "").splitlines():
+        # destination prefix-length source prefix-length next-hop metric refcount use flags device; `lo` holds the kernel's own reject route
+        fields = line.split()
+        if len(fields) >= 10 and _is_zero(fields[0]) and _is_zero(fields[1]) and _has_flag(fields[8]) and fields[9] != "lo":
+            names.add(fields[9])
+    return names
+
+
+def _is_zero(text: str) -> bool:
+    return re.fullmatch(r"0+", text) is not None
+
+
+def _has_flag(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-fA-F]+", text) is not None and bool(int(text, 16) & _RTF_UP)

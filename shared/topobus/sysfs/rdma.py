@@ -1,0 +1,88 @@
+"""RDMA devices of PCI functions: ports with their state, and the character devices that user space opens.
+
+Flows in: a Tree. Flows out: frozen values. Source: Documentation/ABI/stable/sysfs-class-infiniband,
+Documentation/infiniband/user_verbs.rst and user_mad.rst.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.net import function_path
+from topobus.sysfs.tree import Tree
+
+__all__ = ["RdmaDevice", "RdmaPort", "function_rdma_devices"]
+
+
+class RdmaPort(Struct, frozen=True, kw_only=True):
+    """One port. States are the kernel's words: `ACTIVE`, `DOWN`; `LinkUp`, `Disabled`."""
+
+    number: int
+    path: str
+    state: str = ""
+    physical_state: str = ""
+    link_layer: str = ""
+    """`InfiniBand` or `Ethernet`."""
+    rate_gbps: float | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """Say whether the port carries traffic; a tree without the file is no evidence against it."""
+        return self.state in ("ACTIVE", "")
+
+
+class RdmaDevice(Struct, frozen=True, kw_only=True):
+    """One RDMA device. `nodes` are its character devices, relative to dev: `infiniband/uverbs0`."""
+
+    name: str
+    ports: tuple[RdmaPort, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+def function_rdma_devices(tree: Tree, address: PciAddress) -> tuple[RdmaDevice, ...]:
+    """Read the RDMA devices of one PCI function, sorted by name; one in another RDMA namespace is not seen and is no fault."""
+    base = function_path(address)
+    return tuple(
+        RdmaDevice(name=name, ports=_read_ports(tree, f"{base}/infiniband/{name}/ports"), nodes=_nodes(tree, base, name))
+        for name in tree.names(f"{base}/infiniband")
+    )
+
+
+def _read_ports(tree: Tree, folder: str) -> tuple[RdmaPort, ...]:
+    return tuple(
+        RdmaPort(
+            number=int(name),
+            path=f"{folder}/{name}",
+            state=_word(tree.read(f"{folder}/{name}/state")),
+            physical_state=_word(tree.read(f"{folder}/{name}/phys_state")),
+            link_layer=tree.read(f"{folder}/{name}/link_layer") or "",
+            rate_gbps=_rate(tree.read(f"{folder}/{name}/rate")),
+        )
+        for name in tree.names(folder)
+        if name.isdecimal()
+    )
+
+
+def _nodes(tree: Tree, base: str, device: str) -> tuple[str, ...]:
+    """Name the verbs and management devices: each entry tells in `ibdev` whose it is (a function with two devices has both sets)."""
+    found = [
+        name
+        for kind in ("infiniband_verbs", "infiniband_mad")
+        for name in tree.names(f"{base}/{kind}")
+        if (tree.read(f"{base}/{kind}/{name}/ibdev") or device) == device
+    ]
+    return tuple(f"infiniband/{name}" for name in found if re.fullmatch(r"(uverbs|umad|issm)\d+", name))
+
+
+def _word(text: str | None) -> str:
+    """Take the word of `4: ACTIVE`."""
+    return (text or "").rpartition(":")[2].strip()
+
+
+def _rate(text: str | None) -> float | None:
+    """Take the number of `400 Gb/sec (4X NDR)`."""
+    found = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s+Gb/sec", text or "")
+    return float(found.group(1)) if found else None
