@@ -1,0 +1,119 @@
+"""Objects of the stand-alone API: where one is stored, how one is made and how its end is asked for.
+
+Pure: who creates an object brings the uid and the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.contracts.catalogue import CLUSTER
+from topobus.contracts.messages import ApiObject
+
+__all__ = [
+    "API_VERSIONS",
+    "CLUSTER_KINDS",
+    "DELETE_PROTECTION",
+    "NODE_ANNOTATION",
+    "Metadata",
+    "admit",
+    "ask_deletion",
+    "metadata_of",
+    "name_of",
+    "object_parts",
+]
+
+# Kind to the one version of it that we read.
+API_VERSIONS = {
+    "Pod": "v1",
+    "DeviceClass": "resource.k8s.io/v1",
+    "ResourceClaim": "resource.k8s.io/v1",
+    "ResourceClaimTemplate": "resource.k8s.io/v1",
+    "ResourceSlice": "resource.k8s.io/v1",
+}
+CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice"})
+
+DELETE_PROTECTION = "resource.kubernetes.io/delete-protection"
+"""The finalizer that keeps an allocated claim until its devices are let go."""
+NODE_ANNOTATION = "topobus.dev/node"
+"""On a claim: allocate on this node only."""
+
+
+class Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
+    """ObjectMeta, as far as we use it."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    creation_timestamp: str = ""
+    deletion_timestamp: str = ""
+    finalizers: tuple[str, ...] = ()
+    owner_references: tuple[dict[str, Any], ...] = ()
+    generation: int = 0
+
+
+def metadata_of(one: ApiObject) -> Metadata:
+    """Read the metadata; what does not fit counts as absent, for an object must be nameable even when it is malformed."""
+    try:
+        return msgspec.convert({key: value for key, value in one.metadata.items() if value is not None}, Metadata)
+    except msgspec.ValidationError:
+        return Metadata(name=str(one.metadata.get("name", "")), namespace=str(one.metadata.get("namespace") or ""))
+
+
+def object_parts(one: ApiObject) -> dict[str, str]:
+    """Name the place of an object in the OBJECT bucket: its kind in lower case, its namespace or the cluster's token, its name.
+
+    >>> object_parts(ApiObject(api_version="v1", kind="Pod", metadata={"name": "trainer"}))
+    {'kind': 'pod', 'namespace': 'default', 'name': 'trainer'}
+    """
+    metadata = metadata_of(one)
+    namespace = CLUSTER if one.kind in CLUSTER_KINDS else metadata.namespace or "default"
+    return {"kind": one.kind.lower(), "namespace": namespace, "name": metadata.name}
+
+
+def name_of(one: ApiObject) -> str:
+    """Name an object for people: `ResourceClaim default/fast`."""
+    metadata = metadata_of(one)
+    return f"{one.kind} {metadata.name}" if one.kind in CLUSTER_KINDS else f"{one.kind} {metadata.namespace or 'default'}/{metadata.name}"
+
+
+def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = None) -> ApiObject:
+    """Fill in what an API server would: uid, creation time, namespace, generation; a user's own values for these are not taken.
+
+    Shapes: previous — the stored object of the same name, when this one replaces it: its identity, times, finalizers and status stay, and the generation
+    grows when the spec changed.
+    """
+    metadata = {
+        key: value
+        for key, value in one.metadata.items()
+        if key not in ("resourceVersion", "managedFields", "deletionTimestamp", "selfLink")
+    }
+    if one.kind not in CLUSTER_KINDS:
+        metadata["namespace"] = metadata.get("namespace") or "default"
+    if previous is None:
+        return msgspec.structs.replace(one, metadata=metadata | {"uid": uid, "creationTimestamp": now, "generation": 1})
+    for key in ("uid", "creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences"):
+        metadata.pop(key, None)
+        if previous.metadata.get(key):
+            metadata[key] = previous.metadata[key]
+    generation = int(previous.metadata.get("generation") or 1)
+    metadata["generation"] = generation + (0 if previous.spec == one.spec else 1)
+    return msgspec.structs.replace(one, metadata=metadata, status=previous.status)
+
+
+def ask_deletion(one: ApiObject, *, now: str) -> ApiObject | None:
+    """Mark an object for deletion; None says that nothing holds it and it may be deleted at once.
+
+    The controller lets go of what the object holds, takes its finalizer off and then deletes it.
+    """
+    metadata = metadata_of(one)
+    if not metadata.finalizers:
+        return None
+    if metadata.deletion_timestamp:
+        return one
+    return msgspec.structs.replace(one, metadata=one.metadata | {"deletionTimestamp": now})
