@@ -40,7 +40,7 @@ def did_you_mean(wrong: str, legal: Sequence[str]) -> str:
     >>> did_you_mean("reources", ["resources", "restartPolicy"])
     ', did you mean "resources"?'
     """
-    near = get_close_matches(wrong, legal, n=1, cutoff=0.7)
+    near = get_close_matches(wrong, legal, n=1, cutoff=0.6)
     return f', did you mean "{near[0]}"?' if near else ""
 
 
