@@ -97,6 +97,6 @@ def _make(line: metadata.EntryPoint) -> tuple[DeviceDriver | None, str]:
     if not isinstance(driver, DeviceDriver):
         missing = [part for part in ("name", "device_class", "discover", "observe", "prepare", "unprepare") if not hasattr(driver, part)]
         return None, f"{line.value} is no DeviceDriver: it lacks {', '.join(missing)}"
-    if not isinstance(driver.name, str) or not is_dns_label(driver.name):
+    if not is_dns_label(str(driver.name)):
         return None, f"{line.value} is named {driver.name!r}: wanted a DNS label"
     return driver, ""

@@ -1,0 +1,34 @@
+"""Hints of one class, as its device service gives them when it is asked.
+
+The same pure function as topology uses decides; only a driver with an opinion of its own (`HintingDriver`) is asked instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topobus.devicekit.driver import DeviceDriver, HintingDriver
+from topobus.domain.alignment.hints import device_hints
+from topobus.domain.device import Device
+from topobus.domain.hint import Hint
+from topobus.domain.machine import Machine
+
+__all__ = ["hinting_driver", "hints_of"]
+
+
+def hints_of(machine: Machine, devices: Sequence[Device], available: Sequence[str], count: int) -> tuple[Hint, ...] | None:
+    """Give hints by kubelet's rules for `count` of `available`; names that are not devices are ignored."""
+    known = {one.name for one in devices}
+    return device_hints(devices, [name for name in available if name in known], count, machine.node_set)
+
+
+def hinting_driver(drivers: Sequence[DeviceDriver], devices: Sequence[Device]) -> HintingDriver | None:
+    """Find the driver whose own hints speak for the class: the only one that has devices, when it has an opinion.
+
+    Two drivers with devices of one class cannot both be asked for one resource; then the common rules speak.
+    """
+    owners = {one.driver for one in devices}
+    if len(owners) != 1:
+        return None
+    driver = next((one for one in drivers if one.name in owners), None)
+    return driver if isinstance(driver, HintingDriver) else None

@@ -1,0 +1,333 @@
+"""The process of a device service: drivers behind walls, the inventory, health events, and answers to prepare, unprepare and hints.
+
+Flows in: the machine and the ledger of this node, and what drivers see below the root. Flows out: the class's inventory and health events.
+One task looks at each driver, so a hung driver delays no other; one task alone publishes. Never waits for the cluster plane.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Protocol, runtime_checkable
+
+import msgspec
+from prometheus_client import Counter, Gauge
+from topobus.runtime.bus import ChangeKind
+from topobus.runtime.service import Runtime
+
+from topobus.contracts.catalogue import HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, UNPREPARE
+from topobus.contracts.messages import HintsReply, HintsRequest
+from topobus.devicekit.announcer import HealthAnnouncer
+from topobus.devicekit.health import silence
+from topobus.devicekit.hints import hinting_driver, hints_of
+from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.preparing import Preparer
+from topobus.devicekit.registry import DriverRegistry, load_drivers
+from topobus.devicekit.roster import DriverView, Roster, advance_roster
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
+from topobus.domain.device import Device, Inventory
+from topobus.domain.errors import HardwareError, PeerUnavailable
+from topobus.domain.health import HealthState, Observation
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.request import Owner
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.sysfs.tree import Tree
+
+__all__ = ["DeviceServiceSettings", "DriverSettings", "HealthSettings", "serve_devices"]
+
+
+async def serve_devices(
+    settings: DeviceServiceSettings, runtime: Runtime, device_class: str, *, registry: DriverRegistry | None = None
+) -> None:
+    """Run the device service of a class until cancelled. `registry` replaces the installed plugins (for tests).
+
+    Errors: raises ConfigError for plugins or settings that contradict each other.
+    """
+    await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers)).run()
+
+
+@runtime_checkable
+class _WarningDriver(Protocol):
+    """A driver that tells what it had to do without (a library that does not load), as sentences; read after each discover."""
+
+    warnings: Sequence[str]
+
+
+class _DeviceHost:
+    def __init__(self, settings: DeviceServiceSettings, runtime: Runtime, device_class: str, registry: DriverRegistry) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._node = runtime.node
+        self._class = device_class
+        self._log = get_logger()
+        self._tree = Tree(settings.hardware)
+        self._skipped = registry.skipped
+        self._drivers = {one.name: IsolatedDriver(one, timeout_s=settings.drivers.timeout_s) for one in registry.drivers}
+        self._views: dict[str, DriverView] = {name: DriverView() for name in self._drivers}
+        self._machine: Machine | None = None
+        self._machine_changes = asyncio.Condition()
+        self._owners: dict[str, tuple[Owner, ...]] | None = None
+        self._stored: Inventory | None = None
+        self._generation = 0
+        self._devices: tuple[Device, ...] = ()
+        self._forgiven = frozenset(settings.health.forgive)
+        self._has_news = asyncio.Event()
+        self._has_published = False
+        self._announcer = HealthAnnouncer(self._bus, node=self._node, device_class=device_class)
+        self._preparer = Preparer(device_class, self._drivers, self._tree, self._find)
+        prefix = f"topobus_{device_class.replace('-', '_')}"
+        self._failures = Counter(
+            f"{prefix}_driver_failures", "Calls of a driver that failed or hung.", ("driver", "verb", "outcome"), registry=runtime.registry
+        )
+        self._skips = Counter(f"{prefix}_plugins_skipped", "Plugins that could not be loaded.", ("plugin",), registry=runtime.registry)
+        self._gauge = Gauge(f"{prefix}_devices", "Devices in the inventory.", ("state",), registry=runtime.registry)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        for one in self._skipped:
+            self._log.warning("plugin.skipped", plugin=one.name, value=one.value, why=one.why)
+            self._skips.labels(one.name).inc()
+        self._log.info("drivers.loaded", device_class=self._class, drivers=sorted(self._drivers), root=str(self._tree.root))
+        self._runtime.readiness.set("machine", is_ready=False, why="waiting for discovery to publish the machine")
+        self._runtime.readiness.set("inventory", is_ready=False, why="no inventory published yet")
+        await self._recall()
+        await self._bus.answer(PREPARE, self._preparer.prepare, node=self._node, device_class=self._class)
+        await self._bus.answer(UNPREPARE, self._preparer.unprepare, node=self._node, device_class=self._class)
+        await self._bus.answer(HINTS, self._hints, node=self._node, device_class=self._class)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_machine())
+            group.create_task(self._watch_ledger())
+            for name in self._drivers:
+                group.create_task(self._look_after(name))
+            group.create_task(self._publish())
+
+    async def _recall(self) -> None:
+        """Read the inventory of the life before: devices that were known stay known."""
+        while True:
+            try:
+                entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
+            except PeerUnavailable as err:
+                self._log.warning("inventory.unread", why=str(err))
+                await asyncio.sleep(err.retry_after_s)
+                continue
+            if entry is not None:
+                self._stored = entry.value
+                self._generation = entry.value.generation
+                self._devices = entry.value.devices
+                self._log.info("inventory.recalled", generation=entry.value.generation, devices=len(entry.value.devices))
+            return
+
+    async def _watch_machine(self) -> None:
+        self._log.info("machine.awaited", node=self._node)
+        async for change in self._bus.watch(MACHINE, node=self._node):
+            if change.kind is ChangeKind.PUT and change.value is not None:
+                if self._machine is None:
+                    self._log.info("machine.received", generation=change.value.generation)
+                    self._runtime.readiness.set("machine", is_ready=True)
+                async with self._machine_changes:
+                    self._machine = change.value
+                    self._machine_changes.notify_all()
+            elif change.kind is ChangeKind.SNAPSHOT_END and self._machine is None:
+                self._log.info("machine.missing", node=self._node, next_step="start topobus-discovery on this node")
+
+    async def _watch_ledger(self) -> None:
+        ledger: Ledger | None = None
+        async for change in self._bus.watch(LEDGER, node=self._node):
+            if change.kind is ChangeKind.RESET:
+                # Until the snapshot is complete nobody is known to hold nothing.
+                self._owners = None
+                ledger = None
+                continue
+            if change.kind is ChangeKind.PUT:
+                ledger = change.value
+            elif change.kind is ChangeKind.DELETE:
+                ledger = None
+            if change.kind is ChangeKind.SNAPSHOT_END or self._owners is not None:
+                self._owners = _owners(ledger, self._class)
+
+    async def _look_after(self, name: str) -> None:
+        """Look at one driver's devices for ever: discover when it is time or the machine changed, observe at each look."""
+        due_at = 0.0
+        generation = 0
+        while True:
+            machine = self._machine
+            if machine is not None:
+                is_due = machine.generation != generation or self._runtime.clock.monotonic() >= due_at
+                if is_due:
+                    generation = machine.generation
+                    due_at = self._runtime.clock.monotonic() + self._settings.hardware.rescan_s
+                self._views[name] = await self._look(name, machine, is_due=is_due or self._views[name].devices is None)
+                self._has_news.set()
+            await self._wait_for_machine(machine, generation)
+
+    async def _wait_for_machine(self, machine: Machine | None, generation: int) -> None:
+        """Wait until the next look is due; a changed machine ends the wait at once."""
+        limit_s = None if machine is None else self._settings.health.poll_s
+        async with self._machine_changes:
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._machine_changes.wait_for(lambda: self._machine is not None and self._machine.generation != generation)
+            except TimeoutError:
+                return
+
+    async def _look(self, name: str, machine: Machine, *, is_due: bool) -> DriverView:
+        isolated = self._drivers[name]
+        driver, tree, before = isolated.driver, self._tree, self._views[name]
+        verb = "discover"
+        devices, warnings = before.devices, before.warnings
+        try:
+            if is_due:
+                devices = tuple(await isolated.call(verb, lambda: tuple(driver.discover(tree, machine))))
+                warnings = tuple(driver.warnings) if isinstance(driver, _WarningDriver) else ()
+            verb = "observe"
+            present = devices or ()
+            observations: Mapping[str, Sequence[Observation]] = {}
+            if present:
+                observations = await isolated.call(verb, lambda: dict(driver.observe(tree, present)))
+        except (DriverHung, DriverFailed) as err:
+            self._tell_silence(name, verb, err, before)
+            reason = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
+            return DriverView(
+                devices=devices, observations=before.observations, silence=silence(reason, err.message), warnings=before.warnings
+            )
+        if before.silence is not None:
+            self._log.info("driver.recovered", driver=name)
+        return DriverView(devices=devices, observations=observations, warnings=warnings)
+
+    def _tell_silence(self, name: str, verb: str, err: HardwareError, before: DriverView) -> None:
+        outcome = "hung" if isinstance(err, DriverHung) else "failed"
+        self._failures.labels(name, verb, outcome).inc()
+        if before.silence is None:
+            self._log.warning("driver.silent", driver=name, verb=verb, outcome=outcome, why=str(err))
+
+    async def _publish(self) -> None:
+        """Publish what changed, whenever a driver has looked."""
+        await self._wait_for_first_looks()
+        while True:
+            self._has_news.clear()
+            try:
+                await self._step()
+            except* PeerUnavailable as errors:
+                # What was not published is still news at the next look.
+                self._log.warning("publishing.delayed", why="; ".join(str(one) for one in errors.exceptions))
+            await self._has_news.wait()
+
+    async def _wait_for_first_looks(self) -> None:
+        """Wait until every driver has looked once, but for a slow one no longer than `first_wait_s` after the machine is known."""
+        async with self._machine_changes:
+            await self._machine_changes.wait_for(lambda: self._machine is not None)
+        try:
+            async with asyncio.timeout(self._settings.drivers.first_wait_s):
+                while any(view.devices is None and view.silence is None for view in self._views.values()):
+                    self._has_news.clear()
+                    await self._has_news.wait()
+        except TimeoutError:
+            slow = sorted(name for name, view in self._views.items() if view.devices is None)
+            self._log.warning("driver.slow", drivers=slow, waited_s=self._settings.drivers.first_wait_s)
+
+    async def _step(self) -> None:
+        machine = self._machine
+        if machine is None:
+            return
+        now = self._runtime.clock.now()
+        roster = advance_roster(
+            self._devices,
+            self._views,
+            device_class=self._class,
+            machine=machine,
+            held=None if self._owners is None else self._owners.keys(),
+            now=now,
+            settings=self._settings.health,
+            forgiven=self._forgiven,
+        )
+        await self._announcer.recall([one.name for one in (*roster.devices, *roster.removed)])
+        # A removal is told first: after a crash in between, the device is still listed and leaves (silently) at the next start.
+        for device in roster.removed:
+            await self._announce(device, self._generation + 1, rfc3339(now), is_removed=True)
+        await self._put(roster, machine)
+        self._devices = roster.devices
+        self._forgiven = frozenset()
+        for device in roster.devices:
+            await self._announce(device, self._generation, rfc3339(now))
+
+    async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:
+        affected = (self._owners or {}).get(device.name, ())
+        await self._announcer.announce(device, affected=affected, inventory_generation=generation, time=time, is_removed=is_removed)
+
+    async def _put(self, roster: Roster, machine: Machine) -> None:
+        """Publish the inventory when it differs from the one that stands in the bucket."""
+        drivers = [one.driver for one in self._drivers.values()]
+        inventory = Inventory(
+            node=self._node,
+            device_class=self._class,
+            generation=self._generation,
+            machine_generation=machine.generation,
+            devices=roster.devices,
+            has_custom_hints=hinting_driver(drivers, roster.devices) is not None,
+            drivers=tuple(sorted(self._drivers)),
+            warnings=(*(f"{one.name}: plugin is skipped: {one.why}" for one in self._skipped), *roster.warnings),
+        )
+        # A machine that changed without changing a device is no news to the readers of this class.
+        if self._stored is None or msgspec.structs.replace(self._stored, machine_generation=machine.generation) != inventory:
+            # Spent even when the write fails: a write that timed out may have been done, and no generation may stand for two values.
+            self._generation += 1
+            self._stored = None
+            inventory = msgspec.structs.replace(inventory, generation=self._generation)
+            await self._bus.put(INVENTORY, inventory, node=self._node, device_class=self._class)
+            self._stored = inventory
+            self._tell_inventory(inventory)
+        if not self._has_published:
+            self._has_published = True
+            self._runtime.readiness.set("inventory", is_ready=True)
+            if not inventory.devices:
+                self._log.info("inventory.empty", device_class=self._class, drivers=list(inventory.drivers), root=str(self._tree.root))
+
+    def _tell_inventory(self, inventory: Inventory) -> None:
+        counts = {state: sum(one.health.state is state for one in inventory.devices) for state in HealthState}
+        for state, count in counts.items():
+            self._gauge.labels(str(state)).set(count)
+        self._log.info(
+            "inventory.published",
+            generation=inventory.generation,
+            devices=len(inventory.devices),
+            states={str(state): count for state, count in counts.items() if count},
+            warnings=list(inventory.warnings),
+        )
+
+    def _find(self, name: str) -> Device | None:
+        return next((one for one in self._devices if one.name == name), None)
+
+    async def _hints(self, request: HintsRequest) -> HintsReply:
+        generation, machine, devices = self._generation, self._machine, self._devices
+        if machine is None:
+            return HintsReply(hints=None, inventory_generation=generation)
+        driver = hinting_driver([one.driver for one in self._drivers.values()], devices)
+        if driver is not None:
+            try:
+                own = await self._drivers[driver.name].call(
+                    "hints",
+                    lambda: driver.hints(machine, devices, request.count, request.available),
+                    timeout_s=self._settings.drivers.hints_timeout_s,
+                )
+            except (DriverHung, DriverFailed) as err:
+                self._log.warning("hints.missing", driver=driver.name, why=str(err))
+                own = None
+            return HintsReply(hints=own, inventory_generation=generation)
+        return HintsReply(hints=hints_of(machine, devices, request.available, request.count), inventory_generation=generation)
+
+
+def _owners(ledger: Ledger | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
+    """Turn a ledger into device name -> who holds it. CPUs stand as ids in the ledger and are devices named `cpu-<id>`."""
+    held: dict[str, tuple[Owner, ...]] = {}
+    for _, allocation in sorted((ledger.allocations if ledger else {}).items()):
+        for holding in allocation.holdings:
+            names = holding.devices.get(device_class, ())
+            if device_class == "cpu":
+                names = (*names, *(f"cpu-{one}" for one in holding.cpus))
+            for name in names:
+                owners = held.get(name, ())
+                held[name] = owners if allocation.owner in owners else (*owners, allocation.owner)
+    return held

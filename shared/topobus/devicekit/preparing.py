@@ -1,0 +1,170 @@
+"""Answers of `prepare` and `unprepare`: which driver, what edits, the same answer for the same operation.
+
+Preparing is idempotent in the driver; the newest answers are kept besides, so that a repeated question costs nothing. A refusal has no effect and is
+not kept: the same operation may succeed later.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.health import HealthState
+from topobus.domain.outcome import Reason, Refusal
+from topobus.runtime.logging import get_logger
+from topobus.sysfs.tree import Tree
+
+__all__ = ["Preparer", "merge_edits"]
+
+# Answers kept for repeated questions; a caller repeats within seconds, and a node starts far fewer containers in that time.
+_KEPT_ANSWERS = 256
+
+
+class Preparer:
+    """Prepares and unprepares devices of one class through their drivers."""
+
+    def __init__(
+        self, device_class: str, drivers: Mapping[str, IsolatedDriver], tree: Tree, find_device: Callable[[str], Device | None]
+    ) -> None:
+        self._class = device_class
+        self._drivers = drivers
+        self._tree = tree
+        self._find = find_device
+        self._answers: OrderedDict[str, tuple[PrepareRequest, PrepareReply]] = OrderedDict()
+
+    async def prepare(self, request: PrepareRequest) -> PrepareReply:
+        """Make devices ready, or say why not; nothing is half answered: every device asked for has its edits."""
+        kept = self._answers.get(request.op_id)
+        if kept is not None:
+            if kept[0] == request:
+                return kept[1]
+            return _refuse("operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id)
+        devices = [self._find(name) for name in request.devices]
+        refusal = self._check(request.devices, devices)
+        if refusal is not None:
+            return refusal
+        result = await self._prepare_all([one for one in devices if one is not None], request)
+        reply = PrepareReply(result=result)
+        if isinstance(result, Prepared):
+            self._keep(request, reply)
+        get_logger().info(
+            "devices.prepared" if isinstance(result, Prepared) else "prepare.refused",
+            device_class=self._class,
+            devices=list(request.devices),
+            owner=request.owner.key,
+            op_id=request.op_id,
+            reasons=[] if isinstance(result, Prepared) else [one.message for one in result.reasons],
+        )
+        return reply
+
+    async def unprepare(self, request: UnprepareRequest) -> UnprepareReply:
+        """Undo `prepare`; a device that is unknown or was never prepared is no error."""
+        context = PrepareContext(owner=request.owner)
+        # A later prepare must run again, whatever its operation id: the device is not ready any more.
+        for op_id in [key for key, (kept, _) in self._answers.items() if set(kept.devices) & set(request.devices)]:
+            del self._answers[op_id]
+        reasons: list[Reason] = []
+        for name, devices in self._by_driver([one for one in map(self._find, request.devices) if one is not None]).items():
+            isolated = self._drivers.get(name)
+            if isolated is None:
+                continue
+            driver = isolated.driver
+            try:
+                await isolated.call("unprepare", partial(driver.unprepare, self._tree, devices, context))
+            except (DriverFailed, DriverHung) as err:
+                reasons.append(_driver_reason(name, err))
+        get_logger().info(
+            "devices.unprepared" if not reasons else "unprepare.refused",
+            device_class=self._class,
+            devices=list(request.devices),
+            owner=request.owner.key,
+            op_id=request.op_id,
+            reasons=[one.message for one in reasons],
+        )
+        return UnprepareReply(refusal=Refusal(reasons=tuple(reasons)) if reasons else None)
+
+    def _check(self, names: Sequence[str], devices: Sequence[Device | None]) -> PrepareReply | None:
+        if not names:
+            return _refuse("no-devices", "the request names no device")
+        for name, device in zip(names, devices, strict=True):
+            if device is None:
+                return _refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
+            if device.health.state is HealthState.UNHEALTHY:
+                worst = device.health.worst
+                why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
+                return _refuse("device-unhealthy", f"device {name} is unhealthy: {why}", device=name, reason=worst.reason if worst else "")
+            if device.driver not in self._drivers:
+                return _refuse("driver-not-loaded", f"device {name} belongs to driver {device.driver!r}, which is not loaded", device=name)
+        return None
+
+    async def _prepare_all(self, devices: Sequence[Device], request: PrepareRequest) -> Prepared | Refusal:
+        names = sorted(one.name for one in devices)
+        # One variable a class that every container with these devices can rely on, whoever made them.
+        common = ContainerEdits(env={f"TOPOBUS_{self._class.upper().replace('-', '_')}_DEVICES": ",".join(names)})
+        context = PrepareContext(owner=request.owner, config=request.config)
+        edits: dict[str, ContainerEdits] = {}
+        for name, mine in self._by_driver(devices).items():
+            isolated = self._drivers[name]
+            driver = isolated.driver
+            try:
+                answer = await isolated.call("prepare", partial(driver.prepare, self._tree, mine, context))
+            except (DriverFailed, DriverHung) as err:
+                return Refusal(reasons=(_driver_reason(name, err),))
+            if isinstance(answer, Refusal):
+                return answer
+            missing = sorted(one.name for one in mine if one.name not in answer)
+            if missing:
+                text = f"driver {name} prepared no edits for {', '.join(missing)}"
+                return Refusal(reasons=(Reason(code="driver-incomplete", message=text, facts={"driver": name, "devices": tuple(missing)}),))
+            edits.update({one.name: answer[one.name] for one in mine})
+            merged = merge_edits(common, answer.get("", ContainerEdits()))
+            if isinstance(merged, str):
+                text = f"two drivers of class {self._class} set {merged} to different values"
+                return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"variable": merged}),))
+            common = merged
+        return Prepared(edits=edits, common=common)
+
+    def _by_driver(self, devices: Sequence[Device]) -> dict[str, tuple[Device, ...]]:
+        names = sorted({one.driver for one in devices})
+        return {name: tuple(sorted((one for one in devices if one.driver == name), key=lambda one: one.name)) for name in names}
+
+    def _keep(self, request: PrepareRequest, reply: PrepareReply) -> None:
+        if not request.op_id:
+            return
+        self._answers[request.op_id] = (request, reply)
+        while len(self._answers) > _KEPT_ANSWERS:
+            self._answers.popitem(last=False)
+
+
+def merge_edits(one: ContainerEdits, other: ContainerEdits) -> ContainerEdits | str:
+    """Join two edits of one container; the name of the first variable that both set differently when they conflict.
+
+    Device nodes and mounts keep their order; what stands in both comes once.
+    """
+    for key in sorted(one.env.keys() & other.env.keys()):
+        if one.env[key] != other.env[key]:
+            return key
+    return msgspec.structs.replace(
+        one,
+        env={**one.env, **other.env},
+        device_nodes=tuple(dict.fromkeys((*one.device_nodes, *other.device_nodes))),
+        mounts=tuple(dict.fromkeys((*one.mounts, *other.mounts))),
+        annotations={**one.annotations, **other.annotations},
+    )
+
+
+def _refuse(code: str, message: str, **facts: str) -> PrepareReply:
+    return PrepareReply(result=Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),)))
+
+
+def _driver_reason(name: str, err: DriverFailed | DriverHung) -> Reason:
+    code = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
+    return Reason(code=code, message=err.message, facts={"driver": name})

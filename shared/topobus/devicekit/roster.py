@@ -1,0 +1,150 @@
+"""The list of a class's devices from look to look: what is listed, how each one is, and what leaves. Pure.
+
+Flows in: the devices known so far, one `DriverView` per driver, who holds what, the time. Flows out: the devices to publish, and those that left.
+A device never leaves because a driver fell silent, nor while somebody holds it: a vanished one stays listed as Unhealthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import msgspec
+
+from topobus.devicekit.health import forgive, next_health, silence
+from topobus.devicekit.settings import HealthSettings
+from topobus.domain.device import Device
+from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
+from topobus.domain.machine import Machine
+from topobus.domain.names import is_dns_label
+
+__all__ = ["DriverView", "Roster", "advance_roster"]
+
+# Presence reasons that end in forgetting the device.
+_GONE_REASONS = frozenset({"fell-off-bus", "device-gone"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverView:
+    """What one driver said last.
+
+    `devices` is None until its first answer. `silence` is set while it says nothing; what it found before still stands then.
+    """
+
+    devices: tuple[Device, ...] | None = None
+    observations: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
+    silence: Observation | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """All devices of the class, sorted by name, and those that left at this step."""
+
+    devices: tuple[Device, ...] = ()
+    removed: tuple[Device, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def advance_roster(
+    known: Sequence[Device],
+    views: Mapping[str, DriverView],
+    *,
+    device_class: str,
+    machine: Machine,
+    held: Collection[str] | None,
+    now: datetime,
+    settings: HealthSettings,
+    forgiven: Collection[str] = (),
+) -> Roster:
+    """Take one step: merge what the drivers see into what is known.
+
+    Shapes:  views — driver name to its view, one for every driver that is loaded; held — device names in the ledger, None while it is unknown
+             (then nothing leaves).
+    Order:   independent of the order of drivers and devices; of two drivers that claim one name the one that sorts first gets it.
+    """
+    before = {one.name: one for one in known}
+    warnings: list[str] = []
+    found: dict[str, Device] = {}
+    for driver in sorted(views):
+        view = views[driver]
+        warnings += [f"{driver}: {one}" for one in view.warnings]
+        if view.silence is not None:
+            warnings.append(view.silence.message)
+        for device in view.devices or ():
+            misfit = _misfit(device, device_class)
+            if misfit:
+                warnings.append(f"{driver}: device {device.name!r} is left out: {misfit}")
+            elif device.name in found:
+                warnings.append(f"{driver}: device {device.name!r} is left out: {found[device.name].driver} has found it already")
+            else:
+                found[device.name] = msgspec.structs.replace(device, driver=driver)
+    listed: list[Device] = []
+    removed: list[Device] = []
+    for name in sorted({*before, *found}):
+        was = before.get(name)
+        device = found.get(name) or before[name]
+        view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
+        if view.devices is None and view.silence is None and name not in found:
+            # The driver has not looked yet: what is known stands.
+            listed.append(device)
+            continue
+        health_before = was.health if was else None
+        if health_before is not None and name in forgiven:
+            health_before = forgive(health_before)
+        health = next_health(
+            health_before, _observations(device, view, is_found=name in found, machine=machine), now=now, settings=settings
+        )
+        device = msgspec.structs.replace(device, health=health)
+        if held is not None and name not in held and _is_forgotten(device, view, is_found=name in found, now=now, settings=settings):
+            removed.append(device)
+        else:
+            listed.append(device)
+    return Roster(devices=tuple(listed), removed=tuple(removed), warnings=tuple(warnings))
+
+
+def _observations(device: Device, view: DriverView, *, is_found: bool, machine: Machine) -> list[Observation]:
+    if view.silence is not None:
+        return [view.silence]
+    if is_found:
+        return list(view.observations.get(device.name, ()))
+    is_on_bus = device.pci is not None and any(one.address == device.pci for one in machine.pci_devices)
+    reason, text = ("fell-off-bus", f"PCI function {device.pci} is no longer on the bus")
+    if device.pci is None or is_on_bus:
+        reason, text = ("device-gone", f"driver {device.driver} does not find {device.name} any more")
+    return [
+        Observation(
+            dimension=Dimension.PRESENCE,
+            state=HealthState.UNHEALTHY,
+            reason=reason,
+            message=text,
+            evidence={"driver": device.driver, "value": "absent"},
+            action=RecoveryAction.REBOOT_NODE if reason == "fell-off-bus" else RecoveryAction.NONE,
+        )
+    ]
+
+
+def _not_loaded(driver: str) -> Observation:
+    return silence("driver-not-loaded", f"driver {driver} is not loaded: nobody looks at its devices")
+
+
+def _is_forgotten(device: Device, view: DriverView, *, is_found: bool, now: datetime, settings: HealthSettings) -> bool:
+    if is_found:
+        return False
+    ends = [one for one in device.health.conditions if _is_end(one, view)]
+    return any((now - datetime.fromisoformat(one.since)).total_seconds() >= settings.forget_s for one in ends)
+
+
+def _is_end(one: Condition, view: DriverView) -> bool:
+    if one.dimension is Dimension.PRESENCE and one.state is HealthState.UNHEALTHY and one.reason in _GONE_REASONS:
+        return view.silence is None
+    return one.dimension is Dimension.DRIVER and one.reason == "driver-not-loaded"
+
+
+def _misfit(device: Device, device_class: str) -> str:
+    if not is_dns_label(device.name):
+        return "its name is no DNS label"
+    if device.device_class != device_class:
+        return f"its class is {device.device_class!r}, wanted {device_class!r}"
+    return ""
