@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from topobus.devicekit.answers import own_variable
 from topobus.devicekit.driver import PrepareContext
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.edits import ContainerEdits
@@ -27,20 +28,28 @@ _MAX_ATTRIBUTE = 64
 
 
 class LinuxCpuDriver:
-    """Finds the online CPUs of any Linux machine."""
+    """Finds the online CPUs of any Linux machine. Remembers those that it found, to go on telling of one that goes offline."""
 
     name = "linux-cpu"
     device_class = "cpu"
 
+    def __init__(self) -> None:
+        self._found: dict[int, Device] = {}
+
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        """List one device for each online CPU; costs no file read, for the machine knows all of it."""
+        """List one device for each online CPU, and as it was for each that went offline since; costs no file read.
+
+        CPUs that are offline from the start (SMT switched off) are no devices: nobody was ever offered them.
+        """
         online = [one for one in machine.cpus if one.online]
         siblings: dict[int, list[int]] = {}
         for one in online:
             if one.core is not None:
                 siblings.setdefault(one.core, []).append(one.id)
         names = {core: str(CpuSet.of(ids)) for core, ids in siblings.items()}
-        return tuple(self._device(one, names) for one in sorted(online, key=lambda one: one.id))
+        offline = {one.id: self._found[one.id] for one in machine.cpus if not one.online and one.id in self._found}
+        self._found = {**offline, **{one.id: self._device(one, names) for one in online}}
+        return tuple(self._found[cpu] for cpu in sorted(self._found))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Report the CPUs that are no longer online, by one read of the kernel's list."""
@@ -63,11 +72,7 @@ class LinuxCpuDriver:
         }
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Tell the container its CPUs: all of them in `TOPOBUS_CPUS`, and one variable a CPU.
-
-        The variable a CPU is there because CDI refuses a device without edits, and because a container with two claims keeps both sets of
-        them, while the second claim's `TOPOBUS_CPUS` replaces the first's.
-        """
+        """Tell the container its CPUs: all of them in `TOPOBUS_CPUS`, and one variable a CPU."""
         online = _online(tree)
         wanted = CpuSet.of(one.cpu for one in devices if one.cpu is not None)
         if online is not None and wanted - online:
@@ -78,7 +83,7 @@ class LinuxCpuDriver:
                 facts={"cpus": str(missing), "online": str(online)},
             )
             return Refusal(reasons=(reason,))
-        edits = {one.name: ContainerEdits(env={f"TOPOBUS_CPU_{one.cpu}": "1"}) for one in devices}
+        edits = {one.name: ContainerEdits(env={own_variable(one): "1"}) for one in devices}
         return {**edits, "": ContainerEdits(env={"TOPOBUS_CPUS": str(wanted)})}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:

@@ -1,0 +1,21 @@
+"""Console script `topobus-cpu`."""
+
+from __future__ import annotations
+
+import sys
+
+from topobus.runtime.service import run
+
+from topobus.cpu.config import CpuSettings
+from topobus.cpu.service import serve
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the cpu service; the exit code is the process's."""
+    sys.exit(run("cpu", CpuSettings, serve))
+
+
+if __name__ == "__main__":
+    main()

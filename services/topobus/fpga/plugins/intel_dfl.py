@@ -1,0 +1,205 @@
+"""Intel FPGAs of the kernel's Device Feature List: one device a card, whatever is loaded in its ports.
+
+Flows in: the regions of the DFL class and the machine's PCI functions. Flows out: cards with what is loaded, errors of the management engine and
+the ports, device nodes. A card on the processor's own bus has no PCI address and maybe no NUMA node; it is named by its region then, which is
+stable as long as no card is added before it.
+Source: Documentation/fpga/dfl.rst and the ABI pages of dfl-fme and dfl-port; the all-ones id of a crashed function: Intel's FPGA plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from topobus.devicekit.answers import gone, own_variable, unreadable
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.pci import PciHealth, pci_device
+from topobus.domain.device import AttributeValue, Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.domain.idset import NodeSet
+from topobus.domain.machine import Machine
+from topobus.domain.names import to_dns_label
+from topobus.domain.outcome import Refusal
+from topobus.sysfs.fpga import DflCard, DflPort, ErrorRegister, dfl_regions, read_dfl_card
+from topobus.sysfs.nodes import device_node
+from topobus.sysfs.tree import Tree
+
+__all__ = ["IntelDflDriver"]
+
+# Products by PCI device id. Source: the kernel's dfl-pci driver.
+_MODELS = {
+    0x09C4: "PAC Arria 10 GX",
+    0x09C5: "PAC Arria 10 GX VF",
+    0x0B2B: "PAC D5005",
+    0x0B2C: "PAC D5005 VF",
+    0x0B30: "PAC N3000",
+    0x0B31: "PAC N3000 VF",
+    0xAF00: "IPU F2000X",
+    0xAF01: "IPU F2000X VF",
+    0xBCBD: "Xeon with integrated FPGA",
+    0xBCC0: "Xeon with integrated FPGA",
+    0xBCC1: "Xeon with integrated FPGA VF",
+    0xBCCE: "N6000",
+    0xBCCF: "N6000 VF",
+}
+# Registers of the management engine by what they mean; those not here are unknown to this driver and only degrade.
+_FATAL = {"catfatal_errors"}
+_LINK = {"pcie0_errors", "pcie1_errors"}
+# Values of dfl-port's power_state: AP1 and AP2 throttle the function, AP6 stops it.
+_STOPPED = 6
+
+
+class IntelDflDriver:
+    """Finds and watches DFL cards. Keeps the PCIe error counters, and nothing else."""
+
+    name = "intel-dfl"
+    device_class = "fpga"
+
+    def __init__(self) -> None:
+        self._pci_health = PciHealth()
+        self.warnings: tuple[str, ...] = ()
+        """What the last `discover` could not read; the inventory shows it."""
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """List the cards, by region."""
+        found = []
+        unread = []
+        for region in dfl_regions(tree):
+            try:
+                found.append(self._device(read_dfl_card(tree, region), machine))
+            except HardwareError as err:
+                # One card that nobody can read has no address to name it by; known before, it is missed by the host, which says so.
+                unread.append(f"{region} is left out: {err.message}")
+        self.warnings = tuple(unread)
+        return tuple(found)
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at bus, engine and ports of each card; one that cannot be read leaves the others alone."""
+        return {one.name: self._observe_one(tree, one) for one in devices}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give the nodes of the ports and of the management engine; the kit adds `TOPOBUS_FPGA_DEVICES`."""
+        refusal = gone(tree, devices)
+        if refusal is not None:
+            return refusal
+        edits = {}
+        for one in devices:
+            card = read_dfl_card(tree, str(one.attributes["region"]))
+            nodes = [port.name for port in card.ports] + ([card.engine] if card.engine else [])
+            where = str(one.pci) if one.pci is not None else card.region
+            edits[one.name] = ContainerEdits(env={own_variable(one): where}, device_nodes=tuple(map(device_node, nodes)))
+        return edits
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo nothing: preparing changes nothing on the card; its function stays until the next user loads another."""
+
+    def _device(self, card: DflCard, machine: Machine) -> Device:
+        facts: dict[str, AttributeValue] = {"region": card.region, "ports": len(card.ports), "hasEngine": bool(card.engine)}
+        if card.bitstream_id:
+            facts["bitstreamId"] = card.bitstream_id[:64]
+        # Ids of 32 digits: a card with several regions or functions is told by its first, and by how many there are.
+        if card.interface_ids:
+            facts["interfaceId"] = card.interface_ids[0][:64]
+        loaded = [port.afu_id for port in card.ports if port.afu_id and not port.has_crashed]
+        if loaded:
+            facts["afuId"] = loaded[0][:64]
+        function = next((one for one in machine.pci_devices if card.pci is not None and one.address == card.pci), None)
+        if function is None:
+            return Device(
+                name=to_dns_label(f"{self.device_class}-{card.pci or card.region}"),
+                device_class=self.device_class,
+                driver=self.name,
+                vendor="Intel",
+                numa_nodes=None if card.numa_node is None else NodeSet(card.numa_node),
+                pci=card.pci,
+                attributes={"vendor": "Intel", **facts},
+            )
+        return pci_device(
+            function,
+            device_class=self.device_class,
+            driver=self.name,
+            vendor="Intel",
+            model=_MODELS.get(function.device, ""),
+            attributes=facts,
+        )
+
+    def _observe_one(self, tree: Tree, device: Device) -> list[Observation]:
+        try:
+            seen = self._pci_health.observe(tree, device.pci) if device.pci is not None else []
+            if any(one.dimension is Dimension.PRESENCE for one in seen):
+                return seen
+            card = read_dfl_card(tree, str(device.attributes["region"]))
+        except HardwareError as err:
+            return [unreadable(err)]
+        found = [
+            *(_engine_error(one) for one in card.errors if one.value),
+            *(_alarm(one) for one in card.alarms if one.value),
+            *(one for port in card.ports for one in _port(port)),
+        ]
+        return [*seen, *found]
+
+
+def _engine_error(register: ErrorRegister) -> Observation:
+    is_fatal = register.name in _FATAL
+    return Observation(
+        dimension=Dimension.LINK if register.name in _LINK else Dimension.COMPUTE,
+        state=HealthState.UNHEALTHY if is_fatal else HealthState.DEGRADED,
+        reason="engine-fatal-error" if is_fatal else "engine-error",
+        message=f"the management engine holds {register.name} {register.value:#x}",
+        evidence={"path": register.path, "value": f"{register.value:#x}"},
+        action=RecoveryAction.RESET_DEVICE if is_fatal else RecoveryAction.NONE,
+    )
+
+
+def _alarm(register: ErrorRegister) -> Observation:
+    # At the critical temperature the hardware throttles by 100 %: the function stands still until it is cooler.
+    is_critical = register.name.startswith("temp") and register.name.endswith("crit_alarm")
+    return Observation(
+        dimension=Dimension.THERMAL,
+        state=HealthState.UNHEALTHY if is_critical else HealthState.DEGRADED,
+        reason="too-hot" if register.name.startswith("temp") else "power-limited",
+        message=f"alarm {register.name} is on",
+        evidence={"path": register.path, "value": str(register.value)},
+        action=RecoveryAction.WAIT,
+    )
+
+
+def _port(port: DflPort) -> list[Observation]:
+    found: list[Observation] = []
+    if port.has_crashed:
+        found.append(
+            Observation(
+                dimension=Dimension.FIRMWARE,
+                state=HealthState.UNHEALTHY,
+                reason="function-crashed",
+                message=f"{port.name}: the accelerator function's id reads as all ones: it does not answer",
+                evidence={"path": f"{port.path}/afu_id", "value": port.afu_id},
+                action=RecoveryAction.RESET_DEVICE,
+            )
+        )
+    if port.errors is not None and port.errors.value:
+        # The port blocks the function's traffic from its first error until somebody clears it.
+        found.append(
+            Observation(
+                dimension=Dimension.COMPUTE,
+                state=HealthState.UNHEALTHY,
+                reason="port-error",
+                message=f"{port.name} holds error {port.errors.value:#x}",
+                evidence={"path": port.errors.path, "value": f"{port.errors.value:#x}"},
+                action=RecoveryAction.RESET_DEVICE,
+            )
+        )
+    if port.power_state:
+        is_stopped = port.power_state == _STOPPED
+        found.append(
+            Observation(
+                dimension=Dimension.THERMAL,
+                state=HealthState.UNHEALTHY if is_stopped else HealthState.DEGRADED,
+                reason="power-stopped" if is_stopped else "power-throttled",
+                message=f"{port.name} is in power state AP{port.power_state}",
+                evidence={"path": f"{port.path}/power_state", "value": str(port.power_state)},
+                action=RecoveryAction.WAIT,
+            )
+        )
+    return found

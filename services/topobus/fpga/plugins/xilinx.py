@@ -1,0 +1,296 @@
+"""Xilinx (AMD) FPGA cards: the functions of one slot are one card, named by the slot's function 0.
+
+An Alveo shows a management function (driver xclmgmt: loads shells, resets) and a user function (driver xocl: runs kernels); which is which, the
+driver's marker file or name tells, else the device id. In a virtual machine the user function may be alone. A card whose user function is missing
+beside its management function cannot compute and is Unhealthy.
+
+Flows in: the machine's PCI functions and the driver's files. Flows out: cards with their shell, health, device nodes.
+Source: XRT's drivers (xocl and xclmgmt: user_pf, mgmt_pf, ready, dev_offline, instance, rom VBNV, firewall); Xilinx' Kubernetes device plugin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from topobus.devicekit.answers import gone, own_variable, unreadable
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.pci import PciHealth, pci_device, pci_device_name, pci_folder, select_functions
+from topobus.domain.device import AttributeValue, Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.outcome import Refusal
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.nodes import device_node
+from topobus.sysfs.tree import Tree
+
+__all__ = ["XilinxDriver"]
+
+_XILINX = 0x10EE
+# Other makers' cards with Xilinx' drivers, by exact id: their vendors make other things too. Source: XRT's list of PCI ids.
+_OTHERS = {
+    (0x13FE, 0x0065): "user",
+    (0x13FE, 0x006C): "management",
+    (0x13FE, 0x0077): "user",
+    (0x13FE, 0x0078): "management",
+    (0x1D0F, 0x1042): "user",
+    (0x1D0F, 0xF000): "user",
+    (0x1D0F, 0xF001): "user",
+    (0x1D0F, 0xF010): "user",
+    (0x1D0F, 0xF011): "user",
+    (0x1D0F, 0xF040): "management",
+}
+_MAKERS = {0x13FE: "Advantech", 0x1D0F: "Amazon"}
+# Products by the device id of their management function; the user function has the next id.
+_MODELS = {
+    0x5000: "Alveo U200",
+    0x5004: "Alveo U250",
+    0x5008: "Alveo U280",
+    0x500C: "Alveo U280",
+    0x5020: "Alveo U50",
+    0x503C: "Alveo U30",
+    0x5044: "VCK5000",
+    0x5048: "VCK5000",
+    0x504E: "Alveo U26z",
+    0x5050: "Alveo U25",
+    0x5058: "Alveo U55N",
+    0x505C: "Alveo U55C",
+    0x5060: "Alveo U50LV",
+    0x506C: "Alveo U50C",
+    0x5078: "V65",
+    0x5094: "Alveo V70",
+    0x513C: "Alveo U30",
+}
+_NETWORK_CLASS = 0x02
+_DRIVERS = {"xocl": "user", "xuser": "user", "xclmgmt": "management", "xmgmt": "management"}
+
+
+@dataclass(frozen=True)
+class _Card:
+    """The functions of one slot, in order; `user` and `management` are None when the slot has no such function."""
+
+    functions: tuple[PciDevice, ...]
+    user: PciDevice | None
+    management: PciDevice | None
+
+    @property
+    def main(self) -> PciDevice:
+        return self.user or self.functions[0]
+
+
+class XilinxDriver:
+    """Finds and watches Xilinx cards. Keeps the PCIe error counters and which slots had a management function, and nothing else."""
+
+    name = "xilinx"
+    device_class = "fpga"
+
+    def __init__(self) -> None:
+        self._pci_health = PciHealth()
+        self._management: dict[str, PciAddress] = {}
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """List the cards, by slot."""
+        functions = select_functions(tree, machine, vendors=(_XILINX, *_MAKERS), accept=_is_ours)
+        slots: dict[tuple[int, int, int], list[PciDevice]] = {}
+        for one in functions:
+            slots.setdefault(one.address.key[:3], []).append(one)
+        return tuple(self._device(tree, _card(tree, tuple(slots[slot]))) for slot in sorted(slots))
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at both functions of each card: presence, PCIe errors, shell, firewall; one that cannot be read leaves the others alone."""
+        return {one.name: self._observe_one(tree, one) for one in devices if one.pci is not None}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give the render node of the user function and the management node, where the drivers made them.
+
+        Each card's variable holds its PCI address, for XRT's tools; the kit adds `TOPOBUS_FPGA_DEVICES`.
+        """
+        return gone(tree, devices) or {one.name: self._edits(tree, one) for one in devices}
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo nothing: preparing changes nothing on the card; its program stays until the next user loads another."""
+
+    def _edits(self, tree: Tree, device: Device) -> ContainerEdits:
+        addresses = _functions_of(device)
+        nodes = [f"dri/{name}" for one in addresses for name in tree.names(f"{pci_folder(one)}/drm") if name.startswith("renderD")]
+        nodes += [f"xclmgmt{number}" for one in addresses if (number := _instance(tree, one)) is not None]
+        return ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=tuple(device_node(one) for one in nodes))
+
+    def _device(self, tree: Tree, card: _Card) -> Device:
+        # Function 0 names the slot even when it is missing: the name must not move to the function that is left.
+        name = pci_device_name(self.device_class, PciAddress(*card.main.address.key[:3], 0))
+        if card.management is not None:
+            self._management[name] = card.management.address
+        facts: dict[str, AttributeValue] = {}
+        if name in self._management:
+            # Also when it has gone since, so that `observe` goes on missing it.
+            facts["managementPciBusID"] = str(self._management[name])
+        try:
+            shell = next((text for one in card.functions if (text := _rom(tree, one.address, "VBNV"))), "")
+            stamp = _rom(tree, card.main.address, "timestamp")
+            serial = next((text for one in card.functions if (text := _serial(tree, one.address))), "")
+            if shell:
+                facts["shell"] = shell[:64]
+            if stamp:
+                facts["shellTimestamp"] = stamp[:64]
+        except HardwareError:
+            # Still a card: `observe` tells which file is unreadable.
+            serial = ""
+        return pci_device(
+            card.main,
+            device_class=self.device_class,
+            driver=self.name,
+            vendor=_MAKERS.get(card.main.vendor, "Xilinx"),
+            model=_model(card),
+            uuid=serial,
+            name=name,
+            attributes=facts,
+        )
+
+    def _observe_one(self, tree: Tree, device: Device) -> list[Observation]:
+        seen: list[Observation] = []
+        for address in _functions_of(device):
+            try:
+                found = self._pci_health.observe(tree, address)
+                if not any(one.dimension is Dimension.PRESENCE for one in found):
+                    found += [
+                        one for one in (_offline(tree, address), _not_ready(tree, address), _firewall(tree, address)) if one is not None
+                    ]
+                seen += found
+            except HardwareError as err:
+                seen.append(unreadable(err))
+        if device.attributes.get("managementPciBusID") == str(device.pci) and not seen:
+            seen.append(_without_user(device))
+        return seen
+
+
+def _is_ours(function: PciDevice) -> bool:
+    if function.is_bridge:
+        return False
+    if function.vendor == _XILINX:
+        # Xilinx makes network cards too (SN1000, X3): those are NICs unless XRT's driver has them.
+        return function.class_code >> 16 != _NETWORK_CLASS or function.driver in _DRIVERS
+    return (function.vendor, function.device) in _OTHERS
+
+
+def _card(tree: Tree, functions: tuple[PciDevice, ...]) -> _Card:
+    roles = {one.address: _role(tree, one) for one in functions}
+    user = next((one for one in functions if roles[one.address] == "user"), None)
+    management = next((one for one in functions if roles[one.address] == "management"), None)
+    return _Card(functions=functions, user=user, management=management)
+
+
+def _role(tree: Tree, function: PciDevice) -> str:
+    """Tell a function's role; empty when nothing tells (an FPGA design of somebody's own)."""
+    folder = pci_folder(function.address)
+    if tree.exists(f"{folder}/user_pf"):
+        return "user"
+    if tree.exists(f"{folder}/mgmt_pf"):
+        return "management"
+    if function.driver in _DRIVERS:
+        return _DRIVERS[function.driver]
+    if function.vendor == _XILINX:
+        return "management" if function.device in _MODELS else "user" if function.device - 1 in _MODELS else ""
+    return _OTHERS.get((function.vendor, function.device), "")
+
+
+def _model(card: _Card) -> str:
+    for one in card.functions:
+        if one.vendor == _XILINX:
+            found = _MODELS.get(one.device) or _MODELS.get(one.device - 1)
+            if found:
+                return found
+    return "F1" if card.main.vendor == 0x1D0F else ""
+
+
+def _functions_of(device: Device) -> list[PciAddress]:
+    """Give a card's functions that matter, the user function first."""
+    found = [device.pci] if device.pci is not None else []
+    management = device.attributes.get("managementPciBusID")
+    if isinstance(management, str) and management != str(device.pci):
+        found.append(PciAddress.parse(management))
+    return found
+
+
+def _instance(tree: Tree, address: PciAddress) -> int | None:
+    """Give the number of a management function's node; None for other functions."""
+    folder = pci_folder(address)
+    return tree.read_int(f"{folder}/instance") if tree.exists(f"{folder}/mgmt_pf") else None
+
+
+def _rom(tree: Tree, address: PciAddress, file: str) -> str:
+    return _below(tree, address, "rom.", file)
+
+
+def _serial(tree: Tree, address: PciAddress) -> str:
+    return _below(tree, address, "xmc.", "serial_num")
+
+
+def _below(tree: Tree, address: PciAddress, prefix: str, file: str) -> str:
+    """Read a file of the first part whose name begins so: the driver numbers its parts (`rom.u.22529`)."""
+    folder = pci_folder(address)
+    texts = (tree.read(f"{folder}/{name}/{file}") for name in tree.names(folder) if name.startswith(prefix))
+    return next((text for text in texts if text), "")
+
+
+def _offline(tree: Tree, address: PciAddress) -> Observation | None:
+    path = f"{pci_folder(address)}/dev_offline"
+    value = tree.read_int(path, 0)
+    if not value:
+        return None
+    return Observation(
+        dimension=Dimension.DRIVER,
+        state=HealthState.UNHEALTHY,
+        reason="device-offline",
+        message=f"the driver has taken {address} offline (a reset that did not end, or a firewall trip)",
+        evidence={"path": path, "value": str(value)},
+        action=RecoveryAction.RESET_DEVICE,
+    )
+
+
+def _not_ready(tree: Tree, address: PciAddress) -> Observation | None:
+    path = f"{pci_folder(address)}/ready"
+    value = tree.read_int(path, 0)
+    if value is None or value != 0:
+        return None
+    return Observation(
+        dimension=Dimension.FIRMWARE,
+        state=HealthState.UNHEALTHY,
+        reason="shell-not-ready",
+        message=f"the shell of {address} is not ready: loading, or it does not fit the driver",
+        evidence={"path": path, "value": str(value)},
+        action=RecoveryAction.WAIT,
+    )
+
+
+def _firewall(tree: Tree, address: PciAddress) -> Observation | None:
+    """See whether the AXI firewall cut the user's logic off after an illegal access."""
+    folder = pci_folder(address)
+    for name in tree.names(folder):
+        if not name.startswith("firewall."):
+            continue
+        path = f"{folder}/{name}/detected_level"
+        level = tree.read_int(path, 0)
+        if level:
+            return Observation(
+                dimension=Dimension.COMPUTE,
+                state=HealthState.UNHEALTHY,
+                reason="firewall-tripped",
+                message=f"AXI firewall {level} of {address} has tripped",
+                evidence={"path": path, "value": str(level)},
+                action=RecoveryAction.RESET_DEVICE,
+            )
+    return None
+
+
+def _without_user(device: Device) -> Observation:
+    return Observation(
+        dimension=Dimension.PRESENCE,
+        state=HealthState.UNHEALTHY,
+        reason="user-function-missing",
+        message=f"slot {device.pci} shows its management function alone: nothing can compute there",
+        evidence={"path": pci_folder(device.pci) if device.pci else "", "value": "management only"},
+        action=RecoveryAction.RESET_DEVICE,
+    )

@@ -1,0 +1,15 @@
+"""The fpga service: the device host, run for class `fpga`."""
+
+from __future__ import annotations
+
+from topobus.runtime.service import Runtime
+
+from topobus.devicekit.host import serve_devices
+from topobus.fpga.config import FpgaSettings
+
+__all__ = ["serve"]
+
+
+async def serve(settings: FpgaSettings, runtime: Runtime) -> None:
+    """Serve this node's FPGAs until cancelled."""
+    await serve_devices(settings, runtime, "fpga")

@@ -1,0 +1,21 @@
+"""Console script `topobus-nic`."""
+
+from __future__ import annotations
+
+import sys
+
+from topobus.runtime.service import run
+
+from topobus.nic.config import NicSettings
+from topobus.nic.service import serve
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the nic service; the exit code is the process's."""
+    sys.exit(run("nic", NicSettings, serve))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Network cards on PCI: any function with a network class, an interface or an RDMA device; physical and virtual functions.
+
+Flows in: the machine's PCI functions, their interfaces and RDMA ports from the tree. Flows out: devices, link health, and what a container
+needs to open the RDMA device. It moves no interface and makes no virtual function: the first is the CNI plugin's work, the second the operator's.
+
+What is not offered, and named in the inventory's warnings instead:
+- a card that the machine's default route goes over, directly or below a bond, bridge or VLAN: the node would lose its network;
+- a physical function with virtual functions on: it is shared through them, each of which is offered instead and names it as its parent.
+
+What is a fault and what is none:
+- no carrier on an interface that is switched on is Unhealthy, not Degraded: a pod that gets this card reaches nobody, and another card would do;
+- an RDMA port that is not active is Unhealthy for the same reason, unless its interface is switched off or out of sight;
+- an interface out of sight (moved into a pod's network namespace) or switched off is no fault: that is how handed-out and idle cards look;
+- a link slower than this process has seen it is Degraded: sysfs tells no rated speed, so the best seen is the measure.
+
+Source: Documentation/ABI/testing/sysfs-class-net, stable/sysfs-class-infiniband; the SR-IOV device plugin for which functions to leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from topobus.devicekit.answers import gone, own_variable, unreadable
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.pci import PciHealth, pci_device, pci_device_name, pci_folder, select_functions
+from topobus.domain.device import AttributeValue, Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.outcome import Refusal
+from topobus.domain.pci import PciAddress
+from topobus.nic.plugins.vendors import model_name, vendor_name
+from topobus.sysfs.net import NetInterface, default_route_interfaces, function_interfaces, read_sriov
+from topobus.sysfs.nodes import device_node
+from topobus.sysfs.rdma import RdmaPort, function_rdma_devices
+from topobus.sysfs.tree import Tree
+
+__all__ = ["PciNetdevDriver"]
+
+# The upper byte of the class code: network controllers (Ethernet 0x0200, InfiniBand 0x0207, wireless 0x0280 …).
+_NETWORK_CLASS = 0x02
+# The connection manager's node: one for the machine, needed beside any verbs device (Documentation/infiniband).
+_RDMA_CM = "infiniband/rdma_cm"
+
+
+class PciNetdevDriver:
+    """Finds and watches PCI network functions. Keeps the error counters and best link speeds that it saw, and nothing else."""
+
+    name = "pci-netdev"
+    device_class = "nic"
+
+    def __init__(self) -> None:
+        self._pci_health = PciHealth(is_speed_steady=True)
+        self._best_mbps: dict[PciAddress, int] = {}
+        self.warnings: tuple[str, ...] = ()
+        """What the last `discover` left out, and why; the inventory shows it."""
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """List the network functions that may be handed out, by address."""
+        routed = default_route_interfaces(tree)
+        functions = select_functions(tree, machine, accept=lambda one: _is_network(tree, one))
+        left_out: list[str] = []
+        found = [self._discover_one(tree, one, routed, left_out) for one in functions]
+        self.warnings = tuple(left_out)
+        return tuple(one for one in found if one is not None)
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at presence, PCIe errors and link of each function; one that cannot be read leaves the others alone."""
+        return {one.name: self._observe_one(tree, one.pci) for one in devices if one.pci is not None}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in variables; the kit adds `TOPOBUS_NIC_DEVICES`."""
+        edits: dict[str, ContainerEdits] = {}
+        interfaces: list[str] = []
+        rdma: list[str] = []
+        shared_nodes: set[str] = set()
+        functions = sorted(((one, one.pci) for one in devices if one.pci is not None), key=lambda pair: pair[1])
+        refusal = gone(tree, devices)
+        if refusal is not None:
+            return refusal
+        for device, address in functions:
+            nodes: list[str] = []
+            for one in function_rdma_devices(tree, address):
+                rdma.append(one.name)
+                nodes.extend(one.nodes)
+                shared_nodes.add(_RDMA_CM)
+            if (group := _vfio_group(tree, address)) is not None:
+                nodes.append(f"vfio/{group}")
+                shared_nodes.add("vfio/vfio")
+            interfaces.extend(interface.name for interface in function_interfaces(tree, address))
+            edits[device.name] = ContainerEdits(env={own_variable(device): str(address)}, device_nodes=tuple(map(device_node, nodes)))
+        env = {"TOPOBUS_NIC_PCI_ADDRESSES": ",".join(str(address) for _, address in functions)}
+        if interfaces:
+            env["TOPOBUS_NIC_INTERFACES"] = ",".join(interfaces)
+        if rdma:
+            env["TOPOBUS_NIC_RDMA_DEVICES"] = ",".join(rdma)
+        return {**edits, "": ContainerEdits(env=env, device_nodes=tuple(map(device_node, sorted(shared_nodes))))}
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo nothing: preparing changes nothing on the card."""
+
+    def _discover_one(self, tree: Tree, function: PciDevice, routed: frozenset[str], left_out: list[str]) -> Device | None:
+        try:
+            interfaces = function_interfaces(tree, function.address)
+            sriov = read_sriov(tree, function.address)
+            rdma = function_rdma_devices(tree, function.address)
+        except HardwareError:
+            # Still a device: `observe` tells which file is unreadable, and its neighbours are not touched.
+            return self._device(function, {})
+        if any(one.name in routed for one in interfaces):
+            left_out.append(f"{function.address} is not offered: the default route of this node goes over it")
+            return None
+        if sriov is not None and sriov.enabled:
+            left_out.append(f"{function.address} is not offered: it has {sriov.enabled} virtual functions on, which are offered instead")
+            return None
+        facts: dict[str, AttributeValue] = {"rdma": bool(rdma), "sriovVf": function.physfn is not None}
+        if sriov is not None:
+            facts["totalVfs"] = sriov.total
+        facts.update(_interface_facts(interfaces))
+        if rdma:
+            facts["rdmaDevice"] = ",".join(one.name for one in rdma)[:64]
+            layers = {port.link_layer for one in rdma for port in one.ports if port.link_layer}
+            if len(layers) == 1:
+                facts["linkLayer"] = layers.pop()
+        return self._device(function, facts)
+
+    def _device(self, function: PciDevice, facts: dict[str, AttributeValue]) -> Device:
+        return pci_device(
+            function,
+            device_class=self.device_class,
+            driver=self.name,
+            vendor=vendor_name(function.vendor),
+            model=model_name(function.vendor, function.device),
+            parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
+            attributes=facts,
+        )
+
+    def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
+        try:
+            seen = self._pci_health.observe(tree, address)
+            if any(one.dimension is Dimension.PRESENCE for one in seen):
+                self._best_mbps.pop(address, None)
+                return seen
+            interfaces = function_interfaces(tree, address)
+            ports = [port for one in function_rdma_devices(tree, address) for port in one.ports]
+        except HardwareError as err:
+            return [unreadable(err)]
+        link = (_carrier(interfaces), _rdma_ports(interfaces, ports), self._speed(interfaces, ports, address), _duplex(interfaces))
+        return [*seen, *(one for one in link if one is not None)]
+
+    def _speed(self, interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort], address: PciAddress) -> Observation | None:
+        now, path = _present_speed(interfaces, ports)
+        if not now:
+            return None
+        best = max(now, self._best_mbps.get(address, 0))
+        self._best_mbps[address] = best
+        if now >= best:
+            return None
+        return Observation(
+            dimension=Dimension.LINK,
+            state=HealthState.DEGRADED,
+            reason="speed-dropped",
+            message=f"the link runs at {now} Mbit/s, ran at {best} before",
+            evidence={"path": path, "value": str(now)},
+        )
+
+
+def _is_network(tree: Tree, function: PciDevice) -> bool:
+    if function.is_bridge:
+        return False
+    folder = pci_folder(function.address)
+    return function.class_code >> 16 == _NETWORK_CLASS or tree.exists(f"{folder}/net") or tree.exists(f"{folder}/infiniband")
+
+
+def _interface_facts(interfaces: Sequence[NetInterface]) -> dict[str, AttributeValue]:
+    """Tell the first interface's name, address and speed; a function with several (rare, one a port) is told by its first."""
+    if not interfaces:
+        return {}
+    first = interfaces[0]
+    facts: dict[str, AttributeValue] = {"interface": first.name}
+    if first.mac:
+        facts["mac"] = first.mac[:64]
+    if first.speed_mbps is not None:
+        facts["linkSpeed"] = first.speed_mbps
+    return facts
+
+
+def _vfio_group(tree: Tree, address: PciAddress) -> str | None:
+    """Name the IOMMU group of a function that is bound to vfio-pci, read anew each time: the number changes over reboots."""
+    folder = pci_folder(address)
+    driver = tree.real(f"{folder}/driver")
+    group = tree.real(f"{folder}/iommu_group")
+    return group.rpartition("/")[2] if driver and group and driver.endswith("/vfio-pci") else None
+
+
+def _carrier(interfaces: Sequence[NetInterface]) -> Observation | None:
+    # The kernel tells a carrier only of interfaces that are switched on.
+    told = [one for one in interfaces if one.carrier is not None]
+    lost = [one for one in told if not one.carrier]
+    if not lost:
+        return None
+    return Observation(
+        dimension=Dimension.LINK,
+        state=HealthState.UNHEALTHY if len(lost) == len(told) else HealthState.DEGRADED,
+        reason="carrier-lost",
+        message=f"no carrier on {', '.join(one.name for one in lost)}: cable, transceiver or switch port",
+        evidence={"path": f"{lost[0].path}/carrier", "value": "0"},
+    )
+
+
+def _rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> Observation | None:
+    # A RoCE port follows its interface, so without one that is on and in sight its state says nothing about the hardware.
+    is_interface_on = any(one.is_up for one in interfaces)
+    told = [one for one in ports if one.link_layer == "InfiniBand" or is_interface_on]
+    down = [one for one in told if not one.is_active]
+    if not down:
+        return None
+    first = down[0]
+    return Observation(
+        dimension=Dimension.LINK,
+        state=HealthState.UNHEALTHY if len(down) == len(told) else HealthState.DEGRADED,
+        reason="rdma-port-down",
+        message=f"RDMA port {', '.join(str(one.number) for one in down)} is {first.state} ({first.physical_state or 'no physical state'})",
+        evidence={"path": f"{first.path}/state", "value": first.state},
+    )
+
+
+def _duplex(interfaces: Sequence[NetInterface]) -> Observation | None:
+    half = next((one for one in interfaces if one.carrier and one.duplex == "half"), None)
+    if half is None:
+        return None
+    return Observation(
+        dimension=Dimension.LINK,
+        state=HealthState.DEGRADED,
+        reason="half-duplex",
+        message=f"{half.name} runs half duplex: the link partner does not negotiate",
+        evidence={"path": f"{half.path}/duplex", "value": half.duplex},
+    )
+
+
+def _present_speed(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> tuple[int, str]:
+    """Give the speed now in Mbit/s and where it stands; 0 while no link is up."""
+    fast = max((one for one in interfaces if one.carrier and one.speed_mbps), key=lambda one: one.speed_mbps or 0, default=None)
+    if fast is not None:
+        return fast.speed_mbps or 0, f"{fast.path}/speed"
+    port = max((one for one in ports if one.is_active and one.rate_gbps), key=lambda one: one.rate_gbps or 0, default=None)
+    return (int((port.rate_gbps or 0) * 1000), f"{port.path}/rate") if port is not None else (0, "")
