@@ -1,0 +1,227 @@
+"""Asks on the bus: one request, one answer, with a deadline; errors travel as a code and a sentence, never as a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+from urllib.parse import quote, unquote
+
+import nats.errors
+from nats.aio.msg import Msg
+
+from topobus.contracts.catalogue import Ask
+from topobus.contracts.codec import decode, encode
+from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.runtime.connection import Connection, Headers, Lasting
+from topobus.runtime.failures import ConnectionLost, NobodyThere
+from topobus.runtime.logging import get_logger
+from topobus.runtime.tracing import continued, injected
+
+__all__ = ["Asks"]
+
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+ERROR = "Topobus-Error"
+MESSAGE = "Topobus-Error-Message"
+RETRY_AFTER = "Topobus-Retry-After-Ms"
+DEADLINE = "Topobus-Deadline-Ms"
+"""How long the asker still waits, from the moment of sending."""
+SENT = "Topobus-Sent-Ms"
+"""When it was sent, by the asker's clock, in milliseconds since 1970."""
+
+# Clocks of two nodes may differ by as much without a fresh request being taken for a stale one.
+_SKEW_MS = 2000
+# Requests that wait for a free place behind those being handled; beyond that the asker is told at once.
+_MAX_WAITING = 1024
+_SAFE = " !#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_CODES: tuple[tuple[type[TopobusError], str], ...] = (
+    (ContractError, "contract"),
+    (PeerUnavailable, "unavailable"),
+    (HardwareError, "hardware"),
+    (ConfigError, "config"),
+    (InvariantError, "internal"),
+)
+
+
+class Asks:
+    """Asks peers, and answers them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._answerers: list[_Answerer] = []
+
+    async def ask(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, parts: dict[str, str]) -> R:
+        """Ask, and wait for the one answer."""
+        subject = ask.subject(**parts)
+        limit_s = ask.timeout_s if timeout_s is None else timeout_s
+        headers = injected({DEADLINE: str(max(1, round(limit_s * 1000))), SENT: str(_now_ms(self._connection))})
+        started = self._connection.clock.monotonic()
+        outcome = "failed"
+        try:
+            answer = await self._connection.request(subject, encode(request), headers=headers, timeout_s=limit_s)
+            _raise_error(ask, subject, answer.headers or {})
+            reply = decode(answer.data, ask.reply, where=f"answer from {subject}")
+            outcome = "answered"
+            return reply
+        except TimeoutError as err:
+            outcome = "timeout"
+            raise PeerUnavailable(f"no answer at {subject} within {limit_s:g} s", subject=subject, timeout_s=limit_s) from err
+        except NobodyThere as err:
+            outcome = "nobody"
+            raise PeerUnavailable(f"nobody answers {ask.name} at {subject}", next_step=f"is {ask.writer[0]} running there?") from err
+        except ConnectionLost:
+            outcome = "lost"
+            raise
+        except ContractError:
+            outcome = "contract"
+            raise
+        finally:
+            self._connection.metrics.asks_s.labels(ask.name, outcome).observe(self._connection.clock.monotonic() - started)
+
+    async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], concurrency: int, parts: dict[str, str]) -> None:
+        """Answer from now on."""
+        answerer = _Answerer(self._connection, ask, handler, concurrency)
+        self._answerers.append(answerer)
+        answerer.lasting = await self._connection.subscribe(ask.subject(**parts), answerer.on_message, queue=ask.queue_group)
+        if self._connection.is_connected:
+            # Registered means that the server knows: the next asker on another connection is heard.
+            try:
+                await self._connection.barrier()
+            except (PeerUnavailable, TimeoutError):
+                # The connection is being replaced: the new client listens before it is called connected.
+                pass
+
+    async def drain(self, *, timeout_s: float) -> None:
+        """Stop listening, finish what has arrived."""
+        if self._answerers:
+            await asyncio.gather(*(answerer.drain(timeout_s) for answerer in self._answerers))
+        self._answerers.clear()
+
+
+class _Answerer:
+    """Serves one subject with bounded concurrency."""
+
+    def __init__(self, connection: Connection, ask: Ask[Any, Any], handler: Callable[[Any], Awaitable[Any]], concurrency: int) -> None:
+        self._connection = connection
+        self._ask = ask
+        self._handler = handler
+        self._concurrency = concurrency
+        self._running: set[asyncio.Task[None]] = set()
+        self._waiting: deque[tuple[Msg, float]] = deque()
+        self.lasting: Lasting | None = None
+
+    async def on_message(self, message: Msg) -> None:
+        """Take a message in at once: this runs in the client's own loop over the subscription and must not wait."""
+        arrived = self._connection.clock.monotonic()
+        if len(self._running) < self._concurrency:
+            self._start(message, arrived)
+        elif len(self._waiting) < _MAX_WAITING:
+            self._waiting.append((message, arrived))
+        else:
+            busy = PeerUnavailable(f"{self._ask.name}: too many requests wait already ({_MAX_WAITING})", retry_after_s=1.0)
+            await self._reply(message, b"", _error_headers("busy", busy))
+
+    def _start(self, message: Msg, arrived: float) -> None:
+        task = asyncio.create_task(self._serve(message, arrived), name=f"answer-{self._ask.name}")
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if self._waiting and len(self._running) < self._concurrency:
+            self._start(*self._waiting.popleft())
+
+    async def _serve(self, message: Msg, arrived: float) -> None:
+        started = self._connection.clock.monotonic()
+        outcome = "answered"
+        headers: Headers = {}
+        data = b""
+        if self._is_stale(message.headers or {}, arrived):
+            # Whoever asked has given up: an effect now would surprise everybody.
+            self._connection.metrics.answers_s.labels(self._ask.name, "expired").observe(started - arrived)
+            return
+        try:
+            with continued(message.headers):
+                request = decode(message.data, self._ask.request, where=message.subject)
+                data = encode(await self._handler(request))
+        except TopobusError as err:
+            outcome = next(code for kind, code in _CODES if isinstance(err, kind))
+            headers = _error_headers(outcome, err)
+            log = get_logger()
+            (log.error if outcome == "internal" else log.warning)(
+                "ask.refused", noun=self._ask.name, code=outcome, error=str(err), **err.facts
+            )
+            if outcome == "contract":
+                self._connection.metrics.rejects.labels(self._ask.name).inc()
+        except Exception:  # noqa: BLE001
+            # boundary: the message loop. One bad request must not end the service; the asker learns that it failed, the log learns why.
+            outcome = "internal"
+            headers = _error_headers(outcome, InvariantError(f"{self._ask.name} failed inside the peer; its log says why"))
+            get_logger().exception("ask.failed", noun=self._ask.name, subject=message.subject)
+        self._connection.metrics.answers_s.labels(self._ask.name, outcome).observe(self._connection.clock.monotonic() - started)
+        await self._reply(message, data, headers)
+
+    def _is_stale(self, headers: Headers, arrived: float) -> bool:
+        deadline_ms = _number(headers.get(DEADLINE))
+        if deadline_ms is None:
+            return False
+        if (self._connection.clock.monotonic() - arrived) * 1000 > deadline_ms:
+            return True
+        sent_ms = _number(headers.get(SENT))
+        return sent_ms is not None and _now_ms(self._connection) - sent_ms > deadline_ms + _SKEW_MS
+
+    async def _reply(self, message: Msg, data: bytes, headers: Headers) -> None:
+        # Never to a subject of the asker's free choice: with "$KV…" as reply we would write a bucket in our own name.
+        if not message.reply.startswith("_INBOX."):
+            get_logger().warning("ask.reply-refused", noun=self._ask.name, subject=message.subject, reply=message.reply[:100])
+            return
+        try:
+            # Our own headers only: nats-py's respond() would send the asker's back.
+            await self._connection.publish(message.reply, data, headers=injected(headers) or None)
+        except ContractError as err:
+            get_logger().error("ask.answer-too-large", noun=self._ask.name, error=str(err))
+            await self._reply(message, b"", _error_headers("contract", err))
+        except (PeerUnavailable, nats.errors.Error) as err:
+            get_logger().warning("ask.reply-lost", noun=self._ask.name, error=str(err))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop listening, then finish what has arrived, within the time."""
+        if self.lasting is not None:
+            await self._connection.drain(self.lasting, timeout_s=timeout_s / 2)
+        try:
+            async with asyncio.timeout(timeout_s / 2):
+                while self._running:
+                    await asyncio.wait(set(self._running))
+        except TimeoutError:
+            for task in self._running:
+                task.cancel()
+
+
+def _raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:
+    code = headers.get(ERROR)
+    if code is None:
+        return
+    text = f"{ask.name} at {subject}: {unquote(headers.get(MESSAGE, '')) or code}"
+    if code in ("contract", "config"):
+        raise ContractError(text, code=code)
+    if code == "hardware":
+        raise HardwareError(text, code=code)
+    raise PeerUnavailable(text, retry_after_s=(_number(headers.get(RETRY_AFTER)) or 1000) / 1000, code=code)
+
+
+def _error_headers(code: str, err: TopobusError) -> Headers:
+    headers = {ERROR: code, MESSAGE: quote(str(err)[:2000], safe=_SAFE)}
+    if isinstance(err, PeerUnavailable):
+        headers[RETRY_AFTER] = str(round(err.retry_after_s * 1000))
+    return headers
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def _now_ms(connection: Connection) -> int:
+    return round(connection.clock.now().timestamp() * 1000)

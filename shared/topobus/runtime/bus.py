@@ -1,0 +1,167 @@
+"""The bus: state, events and asks over one supervised connection. The only door to NATS."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Self, TypeVar
+
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts.catalogue import Ask, Event, State
+from topobus.domain.errors import PeerUnavailable
+from topobus.runtime import provision
+from topobus.runtime.asks import Asks
+from topobus.runtime.clock import Clock, SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.connection import Connection, full_jitter
+from topobus.runtime.events import Events, Received, Start
+from topobus.runtime.failures import AmbiguousWrite, JetStreamError
+from topobus.runtime.jetstream import JetStream
+from topobus.runtime.logging import get_logger
+from topobus.runtime.metrics import BusMetrics
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.state import Change, ChangeKind, Conflict, Entry, States, Written
+
+__all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry", "Received", "Start", "Written"]
+
+M = TypeVar("M")
+Q = TypeVar("Q")
+R = TypeVar("R")
+
+
+class Bus:
+    """Everything that a service says to others goes through here. Make with `connect` or `session`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._states = States(connection)
+        self._events = Events(connection)
+        self._asks = Asks(connection)
+
+    @classmethod
+    async def connect(
+        cls,
+        settings: NatsSettings,
+        *,
+        name: str,
+        clock: Clock | None = None,
+        registry: CollectorRegistry | None = None,
+        readiness: Readiness | None = None,
+    ) -> Self:
+        """Connect to NATS, however long it takes; logs bus.waiting meanwhile.
+
+        Errors: ConfigError when a credentials file cannot be read.
+        """
+        connection = Connection(
+            settings, name, clock or SystemClock(), BusMetrics(registry or CollectorRegistry()), readiness or Readiness()
+        )
+        await connection.open()
+        return cls(connection)
+
+    @classmethod
+    @asynccontextmanager
+    async def session(cls, settings: NatsSettings, *, name: str, clock: Clock | None = None) -> AsyncIterator[Self]:
+        """Connect for the length of a block."""
+        bus = await cls.connect(settings, name=name, clock=clock)
+        try:
+            yield bus
+        finally:
+            await bus.close()
+
+    async def close(self) -> None:
+        """Answer what has been asked already, then disconnect."""
+        try:
+            await self._asks.drain(timeout_s=3.0)
+        finally:
+            await self._connection.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """Say whether messages to the server come back."""
+        return self._connection.is_connected
+
+    @property
+    def server_version(self) -> tuple[int, int, int]:
+        """The server's version; zeros when not connected."""
+        return self._connection.server_version
+
+    async def provision(self) -> None:
+        """Make all streams and buckets of the catalogue; waits for JetStream.
+
+        Errors: ConfigError when one exists and differs.
+        """
+        jetstream = JetStream(self._connection)
+        attempt = 0
+        while True:
+            try:
+                await provision.provision(jetstream, self._connection.settings.replicas)
+                return
+            except (PeerUnavailable, JetStreamError) as err:
+                get_logger().info("bus.provision-waiting", error=str(err), attempt=attempt)
+            await asyncio.sleep(full_jitter(attempt, most_s=5.0))
+            attempt += 1
+
+    # state
+
+    async def get(self, state: State[M], **parts: str) -> Entry[M] | None:
+        """Read one key from the leader; None when it does not exist.
+
+        Errors: ContractError for bytes that are no such value, PeerUnavailable.
+        """
+        return await self._states.get(state, parts)
+
+    async def put(self, state: State[M], value: M, **parts: str) -> int:
+        """Write a key whatever it holds; gives the revision.
+
+        Errors: AmbiguousWrite when the write was not confirmed, PeerUnavailable when it surely was not done.
+        """
+        return await self._states.put(state, value, parts)
+
+    async def compare_and_set(self, state: State[M], value: M, expected_revision: int, **parts: str) -> Written | Conflict:
+        """Write a key that is still at the expected revision; 0: that does not exist.
+
+        Errors: AmbiguousWrite when the write was not confirmed: it may happen yet, so read again and win the next one.
+        """
+        return await self._states.compare_and_set(state, value, expected_revision, parts)
+
+    async def delete(self, state: State[Any], **parts: str) -> None:
+        """Delete a key; one that does not exist is no error."""
+        await self._states.delete(state, parts)
+
+    async def list(self, state: State[M], **parts: str) -> tuple[Entry[M], ...]:
+        """Read all entries that match, sorted by key."""
+        return await self._states.list(state, parts)
+
+    def watch(self, state: State[M], **parts: str) -> AsyncGenerator[Change[M], None]:
+        """Tell the present entries, SNAPSHOT_END, then every change; heals by itself; RESET when history was lost."""
+        return self._states.watch(state, parts)
+
+    # events
+
+    async def publish(self, event: Event[M], value: M, *, event_id: str, **parts: str) -> int:
+        """Store an event; gives its sequence. The same id within two minutes is stored once."""
+        return await self._events.publish(event, value, event_id, parts)
+
+    def follow(self, event: Event[M], *, start: Start = Start.PRESENT, **parts: str) -> AsyncGenerator[Received[M], None]:
+        """Give every event that matches, for ever: no gap, no duplicate, heals by itself."""
+        return self._events.follow(event, start, parts)
+
+    async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
+        """Give the newest events that match, oldest first."""
+        return await self._events.last(event, limit, parts)
+
+    # asks
+
+    async def ask(self, ask: Ask[Q, R], request: Q, *, timeout_s: float | None = None, **parts: str) -> R:
+        """Ask a peer.
+
+        Errors: PeerUnavailable when nobody is there, none answers in time or the peer failed; ContractError when one cannot read the other;
+        HardwareError when the peer's hardware failed.
+        """
+        return await self._asks.ask(ask, request, timeout_s, parts)
+
+    async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], *, concurrency: int = 64, **parts: str) -> None:
+        """Answer an ask from now on, up to `concurrency` at a time; a TopobusError of the handler becomes an error answer."""
+        await self._asks.answer(ask, handler, concurrency, parts)

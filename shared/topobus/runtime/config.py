@@ -1,0 +1,114 @@
+"""Settings: defaults, then a TOML file, then the environment; each mistake is named by its key and where it was written.
+
+`TOPOBUS_ALL__NATS__URL` speaks to every process, `TOPOBUS_GPU__NATS__URL` to one. A key that does not exist is an error, never ignored.
+"""
+
+from __future__ import annotations
+
+import socket
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from topobus.domain.errors import ConfigError
+from topobus.domain.names import is_dns_subdomain
+from topobus.runtime.environment import overlay
+
+__all__ = ["HttpSettings", "LogSettings", "NatsSettings", "ServiceSettings", "load_settings"]
+
+
+class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to reach NATS, and as whom."""
+
+    url: str = "nats://127.0.0.1:4222"
+    """One or several servers of one cluster, comma-separated. The default is a server on this machine."""
+    replicas: Annotated[int, Meta(ge=1, le=5)] = 1
+    """Copies of each stream and bucket. 1: a single server. More than 1 needs nats-server 2.10 or later (before, compare-and-set is not exclusive)."""
+    user: str = ""
+    """User name; empty: none."""
+    password_file: str = ""
+    """A file that holds the password; a file, so that no password stands in a process list or an environment dump."""
+    credentials_file: str = ""
+    """A NATS .creds file (JWT and seed); empty: none. It is read again at each connect."""
+    tls_ca_file: str = ""
+    """Certificates to trust, PEM; empty: the system's own for tls:// URLs."""
+    timeout_s: Annotated[float, Meta(gt=0)] = 5.0
+    """How long one JetStream request may take. 5 s: longer than a leader election usually takes on an idle cluster."""
+
+
+class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The endpoint for probes and metrics: /healthz, /readyz, /metrics."""
+
+    host: str = "127.0.0.1"
+    """The address to listen at. The default keeps metrics on this machine; 0.0.0.0 or :: opens them."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    """0: no endpoint."""
+
+
+class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is logged, and how."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least level that is written. `info` is one line a decision."""
+    format: Literal["auto", "json", "console"] = "auto"
+    """`auto` is `console` on a terminal and `json` elsewhere."""
+
+
+class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What every service can be told."""
+
+    node: str = ""
+    """This node's name, as Kubernetes calls it. Empty: the host's name in lower case."""
+    nats: NatsSettings = NatsSettings()
+    http: HttpSettings = HttpSettings()
+    log: LogSettings = LogSettings()
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Mapping[str, str]) -> S:
+    """Read the settings of one service.
+
+    Order: defaults, `file` (TOML), TOPOBUS_ALL__*, TOPOBUS_<SERVICE>__*; later wins.
+    Errors: ConfigError names the key, and the file or variable it came from.
+    """
+    raw = _read_file(file)
+    origins = overlay(raw, kind, service, environ)
+    try:
+        settings = msgspec.convert(raw, type=kind, strict=False)
+    except msgspec.ValidationError as err:
+        raise _explain(err, service, file, origins) from err
+    node = settings.node or socket.gethostname().lower()
+    if not is_dns_subdomain(node):
+        source = origins.get(("node",), str(file) if "node" in raw else "the host's name")
+        raise ConfigError(
+            f"{service}: node: got {node!r} from {source}, wanted a DNS name (lower-case letters, digits, '-' and '.')",
+            next_step=f"set TOPOBUS_{service.upper()}__NODE",
+        )
+    return msgspec.structs.replace(settings, node=node)
+
+
+def _read_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ConfigError(f"cannot read the settings file {file}: {err.strerror}", next_step="check --config") from err
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as err:
+        raise ConfigError(f"the settings file {file} is not TOML: {err}") from err
+
+
+def _explain(err: msgspec.ValidationError, service: str, file: Path | None, origins: dict[tuple[str, ...], str]) -> ConfigError:
+    """Turn msgspec's "… - at `$.nats.replicas`" into the key and the place where it was written."""
+    what, _, where = str(err).partition(" - at `$.")
+    path = tuple(where.rstrip("`").split(".")) if where else ()
+    variable = next((name for key, name in origins.items() if key[: len(path)] == path), None) if path else None
+    source = variable or (f"file {file}" if file else "the environment")
+    key = ".".join(path) or "settings"
+    return ConfigError(f"{service}: {key}: {what} (from {source})", next_step="see docs/reference/settings.md for the keys")

@@ -1,0 +1,421 @@
+"""The supervised connection to NATS: one client at a time, never repaired, always replaced.
+
+nats-py's own reconnecting leaves clients that say they are connected and hear nothing (read loop dead after a late PONG), that are closed
+for good by any -ERR, and that replay requests whose askers gave up. So it is switched off: whatever goes wrong with a client, it is thrown
+away, everything that waited on it fails at once, and a new one is made, for ever, with full jitter. A canary decides whether a client lives:
+each 2 s a message to ourselves must come back. Subscriptions made here move to the new client; everything else is told by `on_change`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
+from topobus.runtime.clock import Clock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.failures import ConnectionLost, NobodyThere
+from topobus.runtime.logging import get_logger
+from topobus.runtime.metrics import BusMetrics
+from topobus.runtime.readiness import Readiness
+
+__all__ = ["Connection", "Headers", "Lasting", "full_jitter"]
+
+Headers = dict[str, str]
+Callback = Callable[[Msg], Awaitable[None]]
+
+# Watchdog: a message to ourselves each 2 s, lost after 2 s. 4 s in all, half of what the server's own pings would take.
+_CANARY_EVERY_S = 2.0
+_CANARY_TIMEOUT_S = 2.0
+# Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more memory than a whole service may use.
+PENDING_MESSAGES = 4096
+PENDING_BYTES = 8 * 1024 * 1024
+# The server's max_payload counts headers too, nats-py's own check does not, and the server then closes the connection.
+_HEADER_OVERHEAD = 16
+_CONNECT_TIMEOUT_S = 2
+
+
+def full_jitter(attempt: int, *, least_s: float = 0.1, most_s: float = 10.0) -> float:
+    """Give how long to wait before an attempt: anything up to the doubled ceiling, so that a thousand clients do not come back at once."""
+    return random.uniform(least_s / 2, min(most_s, least_s * 2 ** min(attempt, 16)))
+
+
+class Lasting:
+    """A subscription that outlives its client: the connection makes it again on each new one."""
+
+    def __init__(self, subject: str, queue: str, callback: Callback) -> None:
+        self.subject = subject
+        self.queue = queue
+        self.callback = callback
+        self.live: Subscription | None = None
+
+
+class Connection:
+    """One process's connection. Make with `open`, end with `close`."""
+
+    def __init__(self, settings: NatsSettings, name: str, clock: Clock, metrics: BusMetrics, readiness: Readiness) -> None:
+        self.settings = settings
+        self.name = name
+        self.clock = clock
+        self.metrics = metrics
+        self.readiness = readiness
+        self.instance = f"{name}-{secrets.token_hex(4)}"
+        # `_INBOX.<service>.…`: one wildcard per principal suffices in the server's permissions.
+        self.inbox_prefix = f"_INBOX.{name}"
+        self.generation = 0
+        self._client: Client | None = None
+        self._lost: asyncio.Event = asyncio.Event()
+        self._up: asyncio.Event = asyncio.Event()
+        self._pending: dict[str, asyncio.Future[Msg]] = {}
+        self._replies = ""
+        self._lasting: list[Lasting] = []
+        self._listeners: list[Callable[[], None]] = []
+        self._supervisor: asyncio.Task[None] | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+        self._denied = ""
+
+    # life
+
+    async def open(self) -> None:
+        """Connect, however long it takes."""
+        self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self.settings.url}")
+        self._supervisor = asyncio.create_task(self._supervise(), name="bus-supervisor")
+        up = asyncio.create_task(self._up.wait())
+        try:
+            await asyncio.wait({up, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
+            if self._supervisor.done():
+                self._supervisor.result()
+        except asyncio.CancelledError:
+            await self.close()
+            raise
+        finally:
+            up.cancel()
+
+    async def close(self) -> None:
+        """Stop the supervision and the client; what still waits fails with ConnectionLost."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._supervisor
+            self._supervisor = None
+        self._drop("closed")
+        if self._closing:
+            await asyncio.wait(self._closing, timeout=1.0)
+        self.readiness.set("bus", is_ready=False, why="closed")
+
+    @property
+    def is_connected(self) -> bool:
+        """Say whether a client is up (its last canary came back)."""
+        return self._up.is_set()
+
+    @property
+    def server_version(self) -> tuple[int, int, int]:
+        """The server's version; zeros when not connected."""
+        if self._client is None:
+            return (0, 0, 0)
+        version = self._client.connected_server_version
+        return (version.major, version.minor, version.patch)
+
+    @property
+    def max_message_bytes(self) -> int:
+        """The largest message, headers included, that the server takes."""
+        return (self._client.max_payload if self._client is not None else 1024 * 1024) - _HEADER_OVERHEAD
+
+    def on_change(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` when a client is lost and when a new one is up; gives what ends that."""
+        self._listeners.append(listener)
+        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+
+    async def wait_up(self) -> None:
+        """Wait until a client is up."""
+        await self._up.wait()
+
+    # talk
+
+    def new_inbox(self) -> str:
+        """Give a fresh subject that only we listen at."""
+        return f"{self.inbox_prefix}.{secrets.token_hex(11)}"
+
+    async def publish(self, subject: str, payload: bytes = b"", *, headers: Headers | None = None, reply: str = "") -> None:
+        """Send, or fail at once: nothing is kept for later.
+
+        Errors: PeerUnavailable when not connected, ContractError when the message is too large for the server.
+        """
+        client = self._client
+        if client is None or not client.is_connected:
+            raise PeerUnavailable(f"cannot send to {subject}: not connected to NATS at {self.settings.url}", subject=subject)
+        size = len(payload) + sum(len(key) + len(value.encode()) + 4 for key, value in (headers or {}).items())
+        if size > self.max_message_bytes:
+            raise ContractError(
+                f"cannot send to {subject}: the message has {size} bytes with headers, the server takes {self.max_message_bytes}",
+                next_step="raise max_payload in the NATS server's configuration",
+                subject=subject,
+                size_bytes=size,
+            )
+        try:
+            await client.publish(subject, payload, reply=reply, headers=headers)
+        except nats.errors.Error as err:
+            raise PeerUnavailable(f"cannot send to {subject}: {_say(err)}", subject=subject) from err
+
+    async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float, headers: Headers | None = None) -> Msg:
+        """Send and await one answer.
+
+        Errors: NobodyThere and plain PeerUnavailable when surely nothing happened; ConnectionLost and TimeoutError when that is not known.
+        """
+        token = secrets.token_hex(11)
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._pending[token] = future
+        try:
+            await self.publish(subject, payload, headers=headers, reply=f"{self._replies}.{token}")
+            async with asyncio.timeout(timeout_s):
+                answer = await future
+        finally:
+            self._pending.pop(token, None)
+            if future.done() and not future.cancelled():
+                future.exception()
+        if answer.headers and answer.headers.get("Status") == "503" and not answer.data:
+            raise NobodyThere(f"nobody answers at {subject}", subject=subject)
+        return answer
+
+    async def barrier(self, *, timeout_s: float = 5.0) -> None:
+        """Wait until the server has seen all that we sent before.
+
+        A message to ourselves, not nats-py's flush: its PING overtakes queued commands, and a flush given up kills the read loop later.
+        """
+        client = self._client
+        if client is None:
+            raise PeerUnavailable("not connected to NATS")
+        await self._echo(client, timeout_s)
+
+    async def subscribe(self, subject: str, callback: Callback, *, queue: str = "") -> Lasting:
+        """Listen at a subject for as long as the connection lives, on whatever client."""
+        lasting = Lasting(subject, queue, callback)
+        self._lasting.append(lasting)
+        client = self._client
+        if client is not None and client.is_connected:
+            await self._attach(client, lasting)
+        return lasting
+
+    async def unsubscribe(self, lasting: Lasting) -> None:
+        """Stop listening. Messages that have arrived already are dropped; use `drain` to keep them."""
+        if lasting in self._lasting:
+            self._lasting.remove(lasting)
+        if lasting.live is not None:
+            with suppress(nats.errors.Error):
+                await lasting.live.unsubscribe()
+            lasting.live = None
+
+    async def drain(self, lasting: Lasting, *, timeout_s: float = 2.0) -> None:
+        """Stop listening, and let the callback see everything that the server had sent already."""
+        if lasting in self._lasting:
+            self._lasting.remove(lasting)
+        live, lasting.live = lasting.live, None
+        if live is None:
+            return
+        # A task of its own, never cancelled: cancelling nats-py's flush inside kills the client's read loop (see the module's docstring).
+        task = asyncio.create_task(self._drain_quietly(live))
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+        await asyncio.wait({task}, timeout=timeout_s)
+
+    # supervision
+
+    async def _supervise(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                client = await self._connect()
+            except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable) as err:
+                level = "info" if attempt == 0 else "debug" if attempt % 10 else "warning"
+                getattr(get_logger(), level)("bus.waiting", url=self.settings.url, error=_say(err), attempt=attempt)
+                self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self.settings.url}: {_say(err)}")
+                await asyncio.sleep(full_jitter(attempt, most_s=5.0))
+                attempt += 1
+                continue
+            attempt = 0
+            await self._watch_over(client)
+
+    async def _connect(self) -> Client:
+        client = Client()
+        self._lost = lost = asyncio.Event()
+        self._denied = ""
+
+        async def on_closed() -> None:
+            lost.set()
+
+        async def on_error(err: Exception) -> None:
+            self._note_error(client, err)
+
+        settings = self.settings
+        password = _read_secret(settings.password_file, "nats.password_file") if settings.password_file else None
+        if settings.credentials_file:
+            # nats-py would retry an unreadable file for ever as if the network were down.
+            _read_secret(settings.credentials_file, "nats.credentials_file")
+        try:
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S * 3):
+                await client.connect(
+                    [url.strip() for url in settings.url.split(",")],
+                    name=self.instance,
+                    allow_reconnect=False,
+                    max_reconnect_attempts=-1,
+                    connect_timeout=_CONNECT_TIMEOUT_S,
+                    ping_interval=5,
+                    max_outstanding_pings=2,
+                    pending_size=0,
+                    inbox_prefix=self.inbox_prefix,
+                    user=settings.user or None,
+                    password=password,
+                    user_credentials=settings.credentials_file or None,
+                    tls=_tls_context(settings),
+                    closed_cb=on_closed,
+                    error_cb=on_error,
+                )
+            self._client = client
+            self._replies = self.new_inbox()
+            await client.subscribe(
+                f"{self._replies}.*", cb=self._on_reply, pending_msgs_limit=PENDING_MESSAGES, pending_bytes_limit=8 * PENDING_BYTES
+            )
+            for lasting in self._lasting:
+                await self._attach(client, lasting)
+            await self._echo(client, _CANARY_TIMEOUT_S)
+        except BaseException:
+            self._client = client
+            self._drop("connect")
+            raise
+        self.generation += 1
+        self.metrics.connects.inc()
+        self.metrics.is_connected.set(1)
+        self._up.set()
+        self.readiness.set("bus", is_ready=True)
+        get_logger().info(
+            "bus.connected", url=self.settings.url, server=".".join(map(str, self.server_version)), generation=self.generation
+        )
+        self._tell()
+        return client
+
+    async def _watch_over(self, client: Client) -> None:
+        """Return when the client is lost."""
+        lost = self._lost
+        reason = "closed"
+        while not (lost.is_set() or client.is_closed):
+            try:
+                async with asyncio.timeout(_CANARY_EVERY_S):
+                    await lost.wait()
+            except TimeoutError:
+                try:
+                    await self._echo(client, _CANARY_TIMEOUT_S)
+                except (TimeoutError, PeerUnavailable):
+                    reason = "closed" if lost.is_set() else "canary"
+                    break
+        get_logger().warning("bus.lost", url=self.settings.url, reason=reason, error=str(client.last_error or ""))
+        self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self.settings.url}")
+        self._drop(reason)
+
+    def _drop(self, reason: str) -> None:
+        """Give a client up: fail what waits on it, and close it aside, since closing may hang with the server."""
+        client, self._client = self._client, None
+        was_up = self._up.is_set()
+        self._up.clear()
+        self.metrics.is_connected.set(0)
+        for lasting in self._lasting:
+            lasting.live = None
+        for future in list(self._pending.values()):
+            if not future.done():
+                future.set_exception(ConnectionLost("the connection to NATS went away before the answer came"))
+        if client is not None:
+            self.metrics.losses.labels(reason).inc()
+            task = asyncio.create_task(_close_quietly(client))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+        if was_up:
+            self._tell()
+
+    async def _attach(self, client: Client, lasting: Lasting) -> None:
+        try:
+            lasting.live = await client.subscribe(
+                lasting.subject,
+                queue=lasting.queue,
+                cb=lasting.callback,
+                pending_msgs_limit=PENDING_MESSAGES,
+                pending_bytes_limit=PENDING_BYTES,
+            )
+        except nats.errors.Error as err:
+            raise PeerUnavailable(f"cannot listen at {lasting.subject}: {_say(err)}") from err
+
+    async def _echo(self, client: Client, timeout_s: float) -> None:
+        token = secrets.token_hex(11)
+        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
+        self._pending[token] = future
+        started = self.clock.monotonic()
+        try:
+            await client.publish(f"{self._replies}.{token}", b"")
+            async with asyncio.timeout(timeout_s):
+                await future
+        except nats.errors.Error as err:
+            raise PeerUnavailable(f"cannot reach NATS: {_say(err)}") from err
+        finally:
+            self._pending.pop(token, None)
+        self.metrics.echo_s.observe(self.clock.monotonic() - started)
+
+    async def _on_reply(self, message: Msg) -> None:
+        future = self._pending.get(message.subject.rpartition(".")[2])
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    @staticmethod
+    async def _drain_quietly(live: Subscription) -> None:
+        with suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
+            await live.drain()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped
+
+    def _note_error(self, client: Client, err: Exception) -> None:
+        kind = type(err).__name__
+        text = str(err) or kind
+        self.metrics.errors.labels(kind).inc()
+        if client is self._client and "permissions violation" in text.lower():
+            # The server refuses and nats-py goes on: without this the process would wait for ever and call itself ready.
+            self._denied = text
+            self.readiness.set("bus-permissions", is_ready=False, why=text)
+            get_logger().error("bus.permission-denied", error=text)
+        elif client.is_connected:
+            get_logger().warning("bus.error-reported", kind=kind, error=text)
+
+    def _tell(self) -> None:
+        for listener in list(self._listeners):
+            listener()
+
+
+async def _close_quietly(client: Client) -> None:
+    with suppress(nats.errors.Error, OSError, TimeoutError, AssertionError):
+        async with asyncio.timeout(1.0):
+            await client.close()
+
+
+def _say(err: Exception) -> str:
+    """Give an error's text, or its kind: several of nats-py's and asyncio's have no text."""
+    return str(err) or type(err).__name__
+
+
+def _read_secret(path: str, key: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as err:
+        raise ConfigError(f"{key}: cannot read {path}: {err.strerror}", next_step="mount the secret, or leave the key out") from err
+
+
+def _tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
+    if not settings.tls_ca_file:
+        return None
+    try:
+        return ssl.create_default_context(cafile=settings.tls_ca_file)
+    except OSError as err:
+        raise ConfigError(f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}", next_step="give a PEM file") from err

@@ -1,0 +1,136 @@
+"""Events on the bus: CloudEvents in streams, published with acknowledgement, followed without gap or duplicate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Generic, TypeVar
+from urllib.parse import quote
+
+from topobus.contracts.catalogue import Event, from_token
+from topobus.contracts.codec import decode, encode
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.connection import Connection
+from topobus.runtime.failures import JetStreamError
+from topobus.runtime.feed import Delivery, Feed, From, Mark
+from topobus.runtime.jetstream import JetStream
+from topobus.runtime.logging import get_logger
+from topobus.runtime.tracing import injected
+
+__all__ = ["Events", "Received", "Start"]
+
+M = TypeVar("M")
+
+# Printable ASCII that a CloudEvents header carries as it is; space, quote and percent are escaped (HTTP binding 3.1.3.2).
+_SAFE = "!#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+
+
+class Start(Enum):
+    """Where a follower begins."""
+
+    PRESENT = "present"
+    """The newest event of each subject, then what comes."""
+    ALL = "all"
+    NEW = "new"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Received(Generic[M]):
+    """One event."""
+
+    parts: dict[str, str]
+    sequence: int
+    time: str
+    """When the stream stored it; RFC 3339, UTC."""
+    value: M
+    is_replay: bool
+    """True for what was there before the follower began."""
+
+
+class Events:
+    """Publishes and follows events."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._jetstream = JetStream(connection)
+
+    async def publish(self, event: Event[M], value: M, event_id: str, parts: dict[str, str]) -> int:
+        """Store one event; the same id within two minutes is stored once."""
+        subject = event.subject(**parts)
+        clock = self._connection.clock
+        headers = injected(
+            {
+                "Nats-Msg-Id": event_id,
+                "Content-Type": "application/json",
+                "ce-specversion": "1.0",
+                "ce-id": quote(event_id, safe=_SAFE),
+                "ce-type": event.event_type,
+                "ce-source": quote(f"/topobus/{self._connection.name}", safe=_SAFE),
+                "ce-subject": quote("/".join(parts[part] for part in event.parts), safe=_SAFE),
+                "ce-time": rfc3339(clock.now()),
+            }
+        )
+        outcome = "failed"
+        try:
+            sequence = await self._jetstream.store(subject, encode(value), stream=event.stream, headers=headers, is_repeatable=True)
+            outcome = "written"
+            return sequence
+        except JetStreamError as err:
+            raise PeerUnavailable(f"stream {event.stream} refuses {subject}: {err}") from err
+        finally:
+            self._connection.metrics.writes.labels(event.name, outcome).inc()
+
+    async def follow(self, event: Event[M], start: Start, parts: dict[str, str]) -> AsyncGenerator[Received[M], None]:
+        """Give every event of the pattern, for ever."""
+        beginning = {Start.PRESENT: From.NEWEST_OF_EACH, Start.ALL: From.ALL, Start.NEW: From.NEW}[start]
+        feed = Feed(self._connection, event.stream, event.pattern(**parts), beginning)
+        async with aclosing(feed.messages()) as items:
+            async for item in items:
+                if isinstance(item, Delivery):
+                    received = self._read(event, item)
+                    if received is not None:
+                        yield received
+
+    async def last(self, event: Event[M], limit: int, parts: dict[str, str]) -> tuple[Received[M], ...]:
+        """Give the newest events of the pattern, oldest first."""
+        if limit <= 0:
+            return ()
+        found: list[Received[M]] = []
+        limit_s = self._connection.settings.timeout_s
+        feed = Feed(self._connection, event.stream, event.pattern(**parts), From.ALL)
+        async with aclosing(feed.messages()) as items:
+            while True:
+                try:
+                    async with asyncio.timeout(limit_s):
+                        item = await anext(items)
+                except TimeoutError as err:
+                    raise PeerUnavailable(f"read {event.stream}: nothing came for {limit_s:g} s") from err
+                if item is Mark.CAUGHT_UP:
+                    return tuple(found)
+                if item is Mark.RESET:
+                    found.clear()
+                elif isinstance(item, Delivery):
+                    received = self._read(event, item)
+                    if received is not None:
+                        found = [*found[-limit + 1 :], received] if limit > 1 else [received]
+
+    def _read(self, event: Event[M], item: Delivery) -> Received[M] | None:
+        try:
+            tokens = item.subject.split(".")[-len(event.parts) :]
+            value = decode(item.data, event.message, where=item.subject)
+        except ContractError as err:
+            self._connection.metrics.rejects.labels(event.name).inc()
+            get_logger().warning("event.rejected", subject=item.subject, sequence=item.sequence, error=str(err), **err.facts)
+            return None
+        return Received(
+            parts={part: from_token(token) for part, token in zip(event.parts, tokens, strict=True)},
+            sequence=item.sequence,
+            time=rfc3339(datetime.fromtimestamp(item.time_ns / 1e9, UTC)),
+            value=value,
+            is_replay=item.is_replay,
+        )

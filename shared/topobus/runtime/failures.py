@@ -1,0 +1,44 @@
+"""What can go wrong on the bus beyond the domain's own errors."""
+
+from __future__ import annotations
+
+from topobus.domain.errors import PeerUnavailable
+
+__all__ = ["AmbiguousWrite", "ConnectionLost", "JetStreamError", "NobodyThere"]
+
+
+class AmbiguousWrite(PeerUnavailable):
+    """Raised when a write was sent and not confirmed: it is neither done nor undone, and may still happen. Read again."""
+
+
+class ConnectionLost(PeerUnavailable):
+    """Raised when the connection went away while an answer was awaited: the peer may or may not have acted."""
+
+
+class NobodyThere(PeerUnavailable):
+    """Raised when the server says that nobody listens at a subject: surely nothing was done."""
+
+
+class JetStreamError(Exception):
+    """Raised when JetStream answers with an error of its own; never leaves the runtime as it is.
+
+    Codes: https://github.com/nats-io/nats-server/blob/main/server/errors.json.
+    """
+
+    # A compare-and-set lost: wrong last sequence, for any stream and (10164) for a stream with constant sequences.
+    CONFLICTS = frozenset({10071, 10164})
+    STREAM_NOT_FOUND = 10059
+    CONSUMER_NOT_FOUND = 10014
+    MESSAGE_NOT_FOUND = 10037
+    STREAM_NAME_IN_USE = 10058
+
+    def __init__(self, code: int, err_code: int, description: str) -> None:
+        super().__init__(f"{description} (JetStream {err_code})")
+        self.code = code
+        self.err_code = err_code
+        self.description = description
+
+    @property
+    def is_temporary(self) -> bool:
+        """Say whether the same request may work soon: no leader yet (10163), or JetStream is starting (503)."""
+        return self.code == 503 or self.err_code == 10163

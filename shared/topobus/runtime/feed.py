@@ -1,0 +1,278 @@
+"""A feed: every message of a stream under a filter, in order, without gap or duplicate, for as long as somebody reads.
+
+It stands on a named, ephemeral, in-memory *pull* consumer of our own. Pulling is the back-pressure: what we have not asked for stays on the
+server, so no queue overflows and nothing is dropped at the client. The consumer is disposable: a gap in its numbers, silence of its heartbeats,
+a lost connection or any status that we did not ask for, and it is made anew from the last position. A stream that was lost or rolled back
+(other creation time, fewer messages than we saw, another message at our position) gives RESET, and everything from the start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator
+from enum import Enum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from nats.aio.msg import Msg
+
+from topobus.domain.errors import PeerUnavailable
+from topobus.runtime.connection import Connection, Headers, Lasting, full_jitter
+from topobus.runtime.failures import JetStreamError
+from topobus.runtime.jetstream import JetStream
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Delivery", "Feed", "From", "Mark"]
+
+_BATCH = 256
+_BATCH_BYTES = 4 * 1024 * 1024
+_EXPIRES_S = 30
+_HEARTBEAT_S = 1
+# Three heartbeats missed, and a little for a busy machine.
+_SILENCE_S = 3.5
+# The server removes a consumer that nobody pulled from for so long; a reader that paused longer simply gets a new one.
+_INACTIVE_S = 30
+_NANO = 1_000_000_000
+
+
+class From(Enum):
+    """Where a feed begins."""
+
+    NEWEST_OF_EACH = "last_per_subject"
+    """The newest message of each subject, then what comes."""
+    ALL = "all"
+    NEW = "new"
+
+
+class Mark(Enum):
+    """What is not a message."""
+
+    CAUGHT_UP = "caught-up"
+    """All that was there at the start has been delivered. Comes once, and once after each RESET."""
+    RESET = "reset"
+    """The stream is another one now: what was delivered before is void."""
+
+
+class Delivery(Struct, frozen=True, kw_only=True):
+    """One stored message."""
+
+    subject: str
+    headers: Headers
+    data: bytes
+    sequence: int
+    time_ns: int
+    is_replay: bool
+    """True for what was there before the feed began."""
+
+
+class _Reopen(Exception):
+    """Raised inside when the consumer must be made anew."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Rollback(_Reopen):
+    """Raised inside when our position is void."""
+
+
+class Feed:
+    """Reads one stream. Use `messages()` once."""
+
+    def __init__(self, connection: Connection, stream: str, pattern: str, start: From) -> None:
+        self._connection = connection
+        self._jetstream = JetStream(connection)
+        self._stream = stream
+        self._pattern = pattern
+        self._start = start
+        self._created = ""
+        self._position = 0
+        self._position_ns = 0
+        self._is_caught_up = False
+        self._is_waiting_logged = False
+
+    async def messages(self) -> AsyncGenerator[Delivery | Mark, None]:
+        """Yield messages and marks until closed."""
+        attempt = 0
+        is_first = True
+        while True:
+            await self._connection.wait_up()
+            try:
+                if await self._is_replaced():
+                    self._forget()
+                    yield Mark.RESET
+                async for item in self._read_one_consumer():
+                    attempt = 0
+                    yield item
+            except _Rollback as err:
+                self._note(err.reason)
+                self._forget()
+                yield Mark.RESET
+            except _Reopen as err:
+                self._note(err.reason)
+            except (PeerUnavailable, JetStreamError) as err:
+                level = "info" if is_first else "debug"
+                getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=str(err))
+            is_first = False
+            await asyncio.sleep(full_jitter(attempt))
+            attempt += 1
+
+    # one consumer
+
+    async def _is_replaced(self) -> bool:
+        """Look at the stream: is it still the one that we know? Remembers it otherwise."""
+        info = await self._jetstream.stream_info(self._stream)
+        if info is None:
+            raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start any Topobus service: it makes them")
+        is_known = bool(self._created)
+        is_other = is_known and (info.created != self._created or info.last_sequence < self._position)
+        self._created = info.created
+        if not is_known and self._start is From.NEW:
+            # Fixed now, so that what comes while we are away later is not skipped.
+            self._position = info.last_sequence
+        return is_other
+
+    async def _read_one_consumer(self) -> AsyncGenerator[Delivery | Mark, None]:
+        name = f"{self._connection.instance}-{secrets.token_hex(4)}"
+        inbox = self._connection.new_inbox()
+        arrived: asyncio.Queue[Msg | None] = asyncio.Queue()
+
+        async def on_message(message: Msg) -> None:
+            arrived.put_nowait(message)
+
+        forget = self._connection.on_change(lambda: arrived.put_nowait(None))
+        lasting: Lasting | None = None
+        try:
+            generation = self._connection.generation
+            lasting = await self._connection.subscribe(inbox, on_message)
+            pending = await self._make_consumer(name)
+            if pending == 0 and not self._is_caught_up:
+                self._is_caught_up = True
+                yield Mark.CAUGHT_UP
+            if generation != self._connection.generation or not self._connection.is_connected:
+                raise _Reopen("connection-lost")
+            expected = 1
+            wanted = 0
+            while True:
+                if wanted <= 0:
+                    await self._pull(name, inbox)
+                    wanted = _BATCH
+                message = await self._next(arrived)
+                status = (message.headers or {}).get("Status") if not message.data else None
+                if status is not None and message.subject == inbox:
+                    wanted = self._read_status(status, (message.headers or {}).get("Description", ""), wanted)
+                    if wanted == 0 and status in ("404", "408") and not self._is_caught_up:
+                        self._is_caught_up = True
+                        yield Mark.CAUGHT_UP
+                    continue
+                meta = message.metadata
+                if meta.sequence.consumer != expected:
+                    raise _Reopen("gap")
+                expected += 1
+                wanted -= 1
+                time_ns = _time_ns(message.reply)
+                sequence = meta.sequence.stream
+                if sequence <= self._position:
+                    # The consumer starts at our position on purpose: the message there tells whether this is still the same history.
+                    if sequence == self._position and time_ns != self._position_ns and self._position_ns:
+                        raise _Rollback("rolled-back")
+                else:
+                    yield Delivery(
+                        subject=message.subject,
+                        headers=message.headers or {},
+                        data=message.data,
+                        sequence=sequence,
+                        time_ns=time_ns,
+                        is_replay=not self._is_caught_up,
+                    )
+                    self._position, self._position_ns = sequence, time_ns
+                if meta.num_pending == 0 and not self._is_caught_up:
+                    self._is_caught_up = True
+                    yield Mark.CAUGHT_UP
+        finally:
+            forget()
+            if lasting is not None:
+                await self._connection.unsubscribe(lasting)
+            if self._connection.is_connected:
+                # Best effort; the server removes it anyway when nobody pulls.
+                try:
+                    await self._connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}")
+                except PeerUnavailable:
+                    pass
+
+    async def _make_consumer(self, name: str) -> int:
+        config: dict[str, Any] = {
+            "name": name,
+            "filter_subject": self._pattern,
+            "ack_policy": "none",
+            "replay_policy": "instant",
+            "mem_storage": True,
+            "num_replicas": 1,
+            "inactive_threshold": _INACTIVE_S * _NANO,
+            "max_waiting": 8,
+        }
+        if self._position:
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position}
+        else:
+            config |= {"deliver_policy": self._start.value}
+        raw = await self._jetstream.call(
+            f"CONSUMER.CREATE.{self._stream}.{name}.{self._pattern}", {"stream_name": self._stream, "config": config}
+        )
+        return int(raw.get("num_pending", 0))
+
+    async def _pull(self, name: str, inbox: str) -> None:
+        request = {
+            "batch": _BATCH,
+            "max_bytes": max(_BATCH_BYTES, 2 * self._connection.max_message_bytes),
+            "expires": _EXPIRES_S * _NANO,
+            "idle_heartbeat": _HEARTBEAT_S * _NANO,
+        }
+        await self._connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", msgspec.json.encode(request), reply=inbox)
+
+    @staticmethod
+    async def _next(arrived: asyncio.Queue[Msg | None]) -> Msg:
+        if arrived.empty():
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    message = await arrived.get()
+            except TimeoutError as err:
+                raise _Reopen("silence") from err
+        else:
+            message = arrived.get_nowait()
+        if message is None:
+            raise _Reopen("connection-lost")
+        return message
+
+    @staticmethod
+    def _read_status(status: str, description: str, wanted: int) -> int:
+        """Give how many messages the server still owes us after this status; raises _Reopen when the consumer is gone."""
+        if status == "100":
+            return wanted
+        if status in ("404", "408") or (status == "409" and ("MaxBytes" in description or "Completed" in description)):
+            return 0
+        raise _Reopen(f"status-{status}")
+
+    def _forget(self) -> None:
+        self._position = 0
+        self._position_ns = 0
+        self._is_caught_up = False
+        if self._start is From.NEW:
+            # All of the other history is new to us.
+            self._start = From.ALL
+
+    def _note(self, reason: str) -> None:
+        self._connection.metrics.resyncs.labels(self._stream, reason).inc()
+        get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
+
+
+def _time_ns(reply: str) -> int:
+    """Read the stored time out of a delivery's reply subject, in both of the server's forms.
+
+    >>> _time_ns("$JS.ACK.S.c.1.7.7.1700000000000000001.0")
+    1700000000000000001
+    """
+    tokens = reply.split(".")
+    return int(tokens[7] if len(tokens) == 9 else tokens[9])

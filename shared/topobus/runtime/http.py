@@ -1,0 +1,107 @@
+"""The probe and metrics endpoint: /healthz (alive), /readyz (ready, and which part is not), /metrics (Prometheus).
+
+The standard library's server in a thread of its own: it answers even while the event loop is busy, and costs no dependency.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+from typing import Self
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from topobus.domain.errors import ConfigError
+from topobus.runtime.config import HttpSettings
+from topobus.runtime.readiness import Readiness
+
+__all__ = ["Endpoint", "probe"]
+
+_PROBE_TIMEOUT_S = 2.0
+
+
+class Endpoint:
+    """Serves while the `with` block runs; does nothing when the port is 0."""
+
+    def __init__(self, settings: HttpSettings, readiness: Readiness, registry: CollectorRegistry) -> None:
+        self._settings = settings
+        self._readiness = readiness
+        self._registry = registry
+        self._server: ThreadingHTTPServer | None = None
+
+    def __enter__(self) -> Self:
+        if self._settings.port == 0:
+            return self
+        kind = type(
+            "_Server",
+            (ThreadingHTTPServer,),
+            {"address_family": AF_INET6 if ":" in self._settings.host else AF_INET, "daemon_threads": True},
+        )
+        try:
+            self._server = kind((self._settings.host, self._settings.port), _handler(self._readiness, self._registry))
+        except (OSError, OverflowError) as err:
+            raise ConfigError(
+                f"http.port: cannot listen at {self._settings.host}:{self._settings.port}: {err}",
+                next_step="choose another port, or 0 for none",
+            ) from err
+        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+
+def probe(settings: HttpSettings) -> tuple[bool, str]:
+    """Ask this service's own /readyz; gives whether it is ready, and what it said."""
+    if settings.port == 0:
+        return False, "http.port is 0: there is no endpoint to ask; set TOPOBUS_ALL__HTTP__PORT"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(settings.host, settings.host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}/readyz"
+    # No proxy: the answer must come from this very machine.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_PROBE_TIMEOUT_S) as answer:
+            return True, answer.read().decode("utf-8", "replace")
+    except urllib.error.HTTPError as err:
+        return False, err.read().decode("utf-8", "replace")
+    except OSError as err:
+        return False, f"no answer at {url}: {err}"
+
+
+def _handler(readiness: Readiness, registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = 5.0
+        server_version = "topobus"
+        sys_version = ""
+
+        def do_GET(self) -> None:
+            """Answer the three paths."""
+            path = self.path.partition("?")[0]
+            if path == "/healthz":
+                self._send(200, "text/plain; charset=utf-8", b"ok\n")
+            elif path == "/readyz":
+                body = json.dumps({"ready": readiness.is_ready, "parts": readiness.report()}, indent=1).encode() + b"\n"
+                self._send(200 if readiness.is_ready else 503, "application/json", body)
+            elif path == "/metrics":
+                self._send(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+            else:
+                self._send(404, "text/plain; charset=utf-8", b"try /healthz, /readyz or /metrics\n")
+
+        def _send(self, status: int, kind: str, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class names it so
+            """Say nothing: a probe each second is no news."""
+
+    return Handler

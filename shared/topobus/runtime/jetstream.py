@@ -1,0 +1,150 @@
+"""JetStream's API as plain requests: JSON in, JSON out, its errors as one type.
+
+nats-py's own layer is not used: it hides error codes, creates buckets with fixed options, and its watchers lose messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.domain.errors import PeerUnavailable
+from topobus.runtime.connection import Connection, Headers, full_jitter
+from topobus.runtime.failures import AmbiguousWrite, ConnectionLost, JetStreamError, NobodyThere
+
+__all__ = ["JetStream", "StoredMessage", "StreamInfo"]
+
+_API = "$JS.API"
+
+
+class StreamInfo(Struct, frozen=True, kw_only=True):
+    """What the server says of a stream."""
+
+    config: dict[str, Any]
+    created: str
+    first_sequence: int
+    last_sequence: int
+
+
+class StoredMessage(Struct, frozen=True, kw_only=True):
+    """One message as the stream's leader has it."""
+
+    subject: str
+    sequence: int
+    data: bytes
+    headers: Headers
+    time: str
+
+
+class JetStream:
+    """JetStream over a supervised connection."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def call(self, verb: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Ask the API (`STREAM.INFO.X`).
+
+        Errors: JetStreamError when it refuses, PeerUnavailable when it does not answer.
+        """
+        subject = f"{_API}.{verb}"
+        try:
+            answer = await self.connection.request(
+                subject, msgspec.json.encode(payload) if payload is not None else b"", timeout_s=self.connection.settings.timeout_s
+            )
+        except TimeoutError as err:
+            raise PeerUnavailable(f"JetStream does not answer at {subject}", subject=subject) from err
+        except NobodyThere as err:
+            raise PeerUnavailable(
+                f"JetStream does not listen at {subject}", next_step="start nats-server with JetStream on (-js)", subject=subject
+            ) from err
+        return _checked(answer.data, subject)
+
+    async def stream_info(self, stream: str) -> StreamInfo | None:
+        """Describe a stream; None when there is none."""
+        try:
+            raw = await self.call(f"STREAM.INFO.{stream}")
+        except JetStreamError as err:
+            if err.err_code == JetStreamError.STREAM_NOT_FOUND:
+                return None
+            raise
+        state = raw["state"]
+        return StreamInfo(config=raw["config"], created=raw["created"], first_sequence=state["first_seq"], last_sequence=state["last_seq"])
+
+    async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
+        """Read the newest message of a subject from the stream's leader (replicas may lag; a ledger must not be read from one)."""
+        return await self._message(stream, {"last_by_subj": subject})
+
+    async def _message(self, stream: str, query: dict[str, Any]) -> StoredMessage | None:
+        try:
+            raw = await self.call(f"STREAM.MSG.GET.{stream}", query)
+        except JetStreamError as err:
+            if err.err_code == JetStreamError.MESSAGE_NOT_FOUND:
+                return None
+            raise
+        message = raw["message"]
+        return StoredMessage(
+            subject=message["subject"],
+            sequence=message["seq"],
+            data=base64.b64decode(message.get("data") or ""),
+            headers=_parse_headers(base64.b64decode(message.get("hdrs") or "")),
+            time=message["time"],
+        )
+
+    async def store(self, subject: str, payload: bytes, *, stream: str, headers: Headers, is_repeatable: bool = False) -> int:
+        """Publish and await the stream's acknowledgement; gives the sequence.
+
+        What the server surely did not take (no leader yet, nobody there) is sent again until the timeout; what it may have taken is not,
+        unless the message may be repeated (it carries a Nats-Msg-Id, and expects nothing).
+        Errors: JetStreamError when the stream refuses, AmbiguousWrite when nobody knows, PeerUnavailable when it surely was not written.
+        """
+        timeout_s = self.connection.settings.timeout_s
+        deadline = self.connection.clock.monotonic() + timeout_s
+        attempt = 0
+        while True:
+            left_s = deadline - self.connection.clock.monotonic()
+            failure: Exception
+            try:
+                answer = await self.connection.request(
+                    subject, payload, headers={"Nats-Expected-Stream": stream, **headers}, timeout_s=max(left_s, 0.05)
+                )
+                return int(_checked(answer.data, subject)["seq"])
+            except JetStreamError as err:
+                if not err.is_temporary:
+                    raise
+                failure = err
+            except (TimeoutError, ConnectionLost) as err:
+                if not is_repeatable or left_s <= 0 or isinstance(err, TimeoutError):
+                    raise AmbiguousWrite(
+                        f"the write to {subject} was not confirmed: it may or may not have happened",
+                        next_step="read the value again before deciding",
+                        subject=subject,
+                    ) from err
+                failure = err
+            except PeerUnavailable as err:
+                failure = err
+            pause_s = full_jitter(attempt, least_s=0.05, most_s=1.0)
+            attempt += 1
+            if self.connection.clock.monotonic() + pause_s >= deadline:
+                raise PeerUnavailable(f"cannot write to {subject}: {failure}", subject=subject) from failure
+            await asyncio.sleep(pause_s)
+
+
+def _checked(data: bytes, subject: str) -> dict[str, Any]:
+    try:
+        raw = msgspec.json.decode(data, type=dict[str, Any])
+    except msgspec.MsgspecError as err:
+        raise PeerUnavailable(f"what answers at {subject} is not JetStream: {data[:80]!r}") from err
+    error = raw.get("error")
+    if isinstance(error, dict):
+        raise JetStreamError(int(error.get("code", 500)), int(error.get("err_code", 0)), str(error.get("description", "")))
+    return raw
+
+
+def _parse_headers(raw: bytes) -> Headers:
+    lines = raw.decode("utf-8", "replace").split("\r\n")[1:]
+    return {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}

@@ -1,0 +1,40 @@
+"""Readiness: the list of parts that must be ready before this process may be called ready.
+
+A part that was ever named stays on the list. A process that named no part is not ready: nothing has vouched for it yet.
+"""
+
+from __future__ import annotations
+
+from threading import Lock
+
+__all__ = ["Readiness"]
+
+
+class Readiness:
+    """Collects what each part of a process says about itself; read by the /readyz endpoint from another thread.
+
+    >>> readiness = Readiness()
+    >>> readiness.set("machine", False, "waiting for discovery")
+    >>> readiness.is_ready, readiness.report()
+    (False, {'machine': 'waiting for discovery'})
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, tuple[bool, str]] = {}
+        self._lock = Lock()
+
+    def set(self, part: str, is_ready: bool, why: str = "") -> None:
+        """Say whether a part is ready, and why not."""
+        with self._lock:
+            self._parts[part] = (is_ready, why)
+
+    @property
+    def is_ready(self) -> bool:
+        """Say whether every part is ready, and at least one has spoken."""
+        with self._lock:
+            return bool(self._parts) and all(is_ready for is_ready, _ in self._parts.values())
+
+    def report(self) -> dict[str, str]:
+        """Give each part's state, sorted by name: `ready`, or why it is not."""
+        with self._lock:
+            return {part: "ready" if is_ready else (why or "not ready") for part, (is_ready, why) in sorted(self._parts.items())}

@@ -1,0 +1,168 @@
+"""The life of a process: read settings, log, serve probes, connect, provision, serve, and stop within five seconds when told."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.metadata
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock, SystemClock
+from topobus.runtime.config import LogSettings, ServiceSettings, load_settings
+from topobus.runtime.http import Endpoint, probe
+from topobus.runtime.logging import get_logger, setup_logging
+from topobus.runtime.readiness import Readiness
+
+__all__ = ["Clock", "Readiness", "Runtime", "SystemClock", "run"]
+
+S = TypeVar("S", bound=ServiceSettings)
+
+EX_OK = 0
+# sysexits(3), so that a supervisor can tell "mend the configuration" from "start it again".
+EX_SOFTWARE = 70
+EX_CONFIG = 78
+_EXITS: tuple[tuple[type[TopobusError], int], ...] = (
+    (ConfigError, EX_CONFIG),
+    (ContractError, 65),  # EX_DATAERR
+    (PeerUnavailable, 69),  # EX_UNAVAILABLE
+    (HardwareError, 74),  # EX_IOERR
+    (InvariantError, EX_SOFTWARE),
+)
+# A stop must end within 5 s even when a vendor's library holds a thread for ever.
+_STOP_LIMIT_S = 4.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """What a service is given besides its settings."""
+
+    name: str
+    node: str
+    bus: Bus
+    clock: Clock
+    readiness: Readiness
+    registry: CollectorRegistry
+
+
+def run(name: str, settings_type: type[S], serve: Callable[[S, Runtime], Awaitable[None]], argv: Sequence[str] | None = None) -> int:
+    """Run a service until it is told to stop; gives the exit status.
+
+    `serve` is cancelled by SIGTERM or SIGINT; then the bus drains and the status is 0. ConfigError gives 78, our own bug 70.
+    """
+    arguments = _parse(name, argv)
+    try:
+        settings = load_settings(settings_type, name, file=arguments.config, environ=os.environ)
+        if arguments.check_config:
+            print(f"{name}: the settings are good")  # noqa: T201 - the answer of a command
+            return EX_OK
+        if arguments.probe:
+            is_ready, report = probe(settings.http)
+            print(report.strip())  # noqa: T201 - the answer of a command
+            return EX_OK if is_ready else 1
+        setup_logging(settings.log, service=name, node=settings.node)
+        return asyncio.run(_life(name, settings, serve))
+    except TopobusError as err:
+        return _fail(name, err)
+    except KeyboardInterrupt:
+        return EX_OK
+    except Exception:  # noqa: BLE001
+        # boundary: runtime.run. Whatever comes here is our own bug: one line with all we know, and a status that says so.
+        setup_logging(LogSettings(format="json"), service=name)
+        get_logger().exception("service.crashed")
+        return EX_SOFTWARE
+
+
+def _parse(name: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"topobus-{name}", description=f"The {name} service of Topobus. Settings: docs/reference/settings.md."
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, TOML; the environment overrides it")
+    parser.add_argument("--check-config", action="store_true", help="read the settings, say whether they are good, and exit")
+    parser.add_argument("--probe", action="store_true", help="ask the running service whether it is ready: exit 0 or 1")
+    parser.add_argument("--version", action="version", version=f"%(prog)s {importlib.metadata.version('topobus')}")
+    return parser.parse_args(argv)
+
+
+def _fail(name: str, err: TopobusError) -> int:
+    status = next(code for kind, code in _EXITS if isinstance(err, kind))
+    if status == EX_CONFIG:
+        print(f"topobus-{name}: {err}", file=sys.stderr)  # noqa: T201 - for the operator, who may not read logs yet
+    else:
+        get_logger().error("service.failed", kind=type(err).__name__, error=str(err), **err.facts)
+    return status
+
+
+async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[None]]) -> int:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(one, stop.set)
+    readiness = Readiness()
+    registry = CollectorRegistry()
+    for collector in (ProcessCollector, PlatformCollector, GCCollector):
+        collector(registry=registry)
+    log = get_logger()
+    with Endpoint(settings.http, readiness, registry):
+        log.info("service.started", version=importlib.metadata.version("topobus"))
+        work = asyncio.create_task(_work(name, settings, serve, readiness, registry), name=name)
+        stopped = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+        if stop.is_set():
+            log.info("service.stopping")
+            readiness.set("service", is_ready=False, why="stopping")
+            _arm_last_resort(name)
+            work.cancel()
+        await asyncio.wait({work})
+        if work.cancelled() or stop.is_set():
+            if not work.cancelled() and (err := work.exception()) is not None:
+                log.warning("service.stop-failed", error=str(err), kind=type(err).__name__)
+            log.info("service.stopped")
+            return EX_OK
+        _raise_plain(work.exception())
+        log.info("service.finished")
+        return EX_OK
+
+
+async def _work(
+    name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[None]], readiness: Readiness, registry: CollectorRegistry
+) -> None:
+    clock = SystemClock()
+    bus = await Bus.connect(settings.nats, name=name, clock=clock, registry=registry, readiness=readiness)
+    try:
+        await bus.provision()
+        await serve(settings, Runtime(name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry))
+    finally:
+        await bus.close()
+
+
+def _raise_plain(err: BaseException | None) -> None:
+    """Raise what a task group wrapped: one TopobusError inside is the error; anything else stays as it is."""
+    while isinstance(err, BaseExceptionGroup) and len(err.exceptions) == 1:
+        err = err.exceptions[0]
+    if err is not None:
+        raise err
+
+
+def _arm_last_resort(name: str) -> None:
+    def end() -> None:
+        get_logger().error("service.forced", service=name, limit_s=_STOP_LIMIT_S)
+        sys.stderr.flush()
+        os._exit(EX_SOFTWARE)
+
+    timer = threading.Timer(_STOP_LIMIT_S, end)
+    timer.daemon = True
+    timer.start()

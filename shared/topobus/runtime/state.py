@@ -1,0 +1,215 @@
+"""State on the bus: KV buckets read, written by compare-and-set, listed and watched."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from topobus.contracts.catalogue import State
+from topobus.contracts.codec import decode, encode
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.connection import Connection, Headers
+from topobus.runtime.failures import JetStreamError
+from topobus.runtime.feed import Delivery, Feed, From, Mark
+from topobus.runtime.jetstream import JetStream
+from topobus.runtime.logging import get_logger
+from topobus.runtime.provision import bucket_stream, bucket_subject
+
+__all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Written"]
+
+M = TypeVar("M")
+
+_OPERATION = "KV-Operation"
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Generic[M]):
+    """One key's present value."""
+
+    parts: dict[str, str]
+    revision: int
+    value: M
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """The compare-and-set won."""
+
+    revision: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conflict:
+    """Somebody else wrote first: read again, decide again."""
+
+
+class ChangeKind(StrEnum):
+    """What a watch tells."""
+
+    PUT = "put"
+    DELETE = "delete"
+    SNAPSHOT_END = "snapshot-end"
+    """All that was there has been told."""
+    RESET = "reset"
+    """History was lost: everything known from this watch is void, a new snapshot follows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(Generic[M]):
+    """One step of a watch; `parts` is empty and `value` None where they make no sense."""
+
+    kind: ChangeKind
+    parts: dict[str, str]
+    revision: int
+    value: M | None
+
+
+class States:
+    """Reads and writes buckets."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._jetstream = JetStream(connection)
+
+    async def get(self, state: State[M], parts: dict[str, str]) -> Entry[M] | None:
+        """Read one key from the leader; None when absent or deleted; ContractError when its bytes fit no contract."""
+        key = state.key(**parts)
+        stored = await self._newest(state, key)
+        if stored is None or _OPERATION in stored[1]:
+            return None
+        revision, _, data = stored
+        return Entry(parts=state.parse_key(key), revision=revision, value=decode(data, state.message, where=f"{state.bucket}/{key}"))
+
+    async def put(self, state: State[M], value: M, parts: dict[str, str]) -> int:
+        """Write whatever was there before."""
+        key = state.key(**parts)
+        return await self._store(state, key, self._encode(state, key, value), {})
+
+    async def compare_and_set(self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]) -> Written | Conflict:
+        """Write if the key is still at the revision; 0: if it does not exist."""
+        key = state.key(**parts)
+        data = self._encode(state, key, value)
+        expected = expected_revision
+        while True:
+            try:
+                return Written(revision=await self._store(state, key, data, {_EXPECTED: str(expected)}))
+            except _Lost:
+                if expected_revision != 0 or expected != 0:
+                    return Conflict()
+            # A deleted key does not exist, but its marker has a revision: expect that one instead.
+            stored = await self._newest(state, key)
+            if stored is None or _OPERATION not in stored[1]:
+                return Conflict()
+            expected = stored[0]
+
+    async def delete(self, state: State[Any], parts: dict[str, str]) -> None:
+        """Mark the key as deleted."""
+        await self._store(state, state.key(**parts), b"", {_OPERATION: "DEL"})
+
+    async def list(self, state: State[M], parts: dict[str, str]) -> tuple[Entry[M], ...]:
+        """Read all present entries, sorted by key; malformed ones are logged and left out."""
+        found: dict[str, Entry[M]] = {}
+        # How long silence may last; a watch would wait for ever, a list must not.
+        patience = _Patience(self._connection, f"list {state.bucket}")
+        async with aclosing(self.watch(state, parts)) as changes:
+            while True:
+                change = await patience.next(changes)
+                if change.kind is ChangeKind.SNAPSHOT_END:
+                    break
+                if change.kind is ChangeKind.RESET:
+                    found.clear()
+                    continue
+                key = state.key(**change.parts)
+                if change.kind is ChangeKind.PUT and change.value is not None:
+                    found[key] = Entry(parts=change.parts, revision=change.revision, value=change.value)
+                else:
+                    found.pop(key, None)
+        return tuple(found[key] for key in sorted(found))
+
+    async def watch(self, state: State[M], parts: dict[str, str]) -> AsyncGenerator[Change[M], None]:
+        """Tell the snapshot, its end, then every change, for ever."""
+        prefix = bucket_subject(state, "")
+        known: set[str] = set()
+        feed = Feed(self._connection, bucket_stream(state), bucket_subject(state, state.key_pattern(**parts)), From.NEWEST_OF_EACH)
+        async with aclosing(feed.messages()) as items:
+            async for item in items:
+                if item is Mark.RESET:
+                    known.clear()
+                    yield Change(kind=ChangeKind.RESET, parts={}, revision=0, value=None)
+                elif item is Mark.CAUGHT_UP:
+                    yield Change(kind=ChangeKind.SNAPSHOT_END, parts={}, revision=0, value=None)
+                elif isinstance(item, Delivery):
+                    change = self._read(state, item, item.subject.removeprefix(prefix), known)
+                    if change is not None:
+                        yield change
+
+    def _read(self, state: State[M], item: Delivery, key: str, known: set[str]) -> Change[M] | None:
+        try:
+            parts = state.parse_key(key)
+            if _OPERATION in item.headers or "Nats-Marker-Reason" in item.headers:
+                if key not in known:
+                    return None
+                known.discard(key)
+                return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
+            value = decode(item.data, state.message, where=f"{state.bucket}/{key}")
+        except ContractError as err:
+            self._connection.metrics.rejects.labels(state.name).inc()
+            get_logger().warning("state.rejected", bucket=state.bucket, key=key, revision=item.sequence, error=str(err), **err.facts)
+            return None
+        known.add(key)
+        return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value)
+
+    def _encode(self, state: State[M], key: str, value: M) -> bytes:
+        data = encode(value)
+        if len(data) > state.max_value_bytes:
+            raise ContractError(
+                f"{state.bucket}/{key}: the value has {len(data)} bytes, the bucket takes {state.max_value_bytes}", size_bytes=len(data)
+            )
+        return data
+
+    async def _newest(self, state: State[Any], key: str) -> tuple[int, Headers, bytes] | None:
+        try:
+            stored = await self._jetstream.last_message(bucket_stream(state), bucket_subject(state, key))
+        except JetStreamError as err:
+            raise PeerUnavailable(f"cannot read {state.bucket}/{key}: {err}") from err
+        return None if stored is None else (stored.sequence, stored.headers, stored.data)
+
+    async def _store(self, state: State[Any], key: str, data: bytes, headers: Headers) -> int:
+        outcome = "failed"
+        try:
+            revision = await self._jetstream.store(bucket_subject(state, key), data, stream=bucket_stream(state), headers=headers)
+            outcome = "written"
+            return revision
+        except JetStreamError as err:
+            if err.err_code in JetStreamError.CONFLICTS:
+                outcome = "conflict"
+                raise _Lost from err
+            raise PeerUnavailable(f"cannot write {state.bucket}/{key}: {err}") from err
+        finally:
+            self._connection.metrics.writes.labels(state.name, outcome).inc()
+
+
+class _Lost(Exception):
+    """Raised inside when a compare-and-set lost."""
+
+
+class _Patience:
+    """Bounds how long a read of what is there already may take to make progress."""
+
+    def __init__(self, connection: Connection, what: str) -> None:
+        self._limit_s = connection.settings.timeout_s
+        self._what = what
+
+    async def next(self, items: AsyncGenerator[M, None]) -> M:
+        """Give the next item; PeerUnavailable when none comes."""
+        import asyncio
+
+        try:
+            async with asyncio.timeout(self._limit_s):
+                return await anext(items)
+        except TimeoutError as err:
+            raise PeerUnavailable(f"{self._what}: nothing came for {self._limit_s:g} s") from err

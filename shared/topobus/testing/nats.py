@@ -1,0 +1,156 @@
+"""A real nats-server with JetStream for a test: its own random port, its own store, gone afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from topobus.domain.errors import ConfigError
+
+__all__ = ["NatsServer", "find_nats_server", "free_port"]
+
+_START_LIMIT_S = 20.0
+
+
+def find_nats_server() -> Path:
+    """Find the server's binary: TOPOBUS_NATS_SERVER, else PATH.
+
+    Errors: ConfigError says how to get one.
+    """
+    given = os.environ.get("TOPOBUS_NATS_SERVER", "")
+    found = shutil.which(given or "nats-server")
+    if found is None:
+        where = f"TOPOBUS_NATS_SERVER names {given}, which cannot be run" if given else "no nats-server on PATH"
+        raise ConfigError(where, next_step="install the package nats-server, or set TOPOBUS_NATS_SERVER to its path")
+    return Path(found)
+
+
+def free_port() -> int:
+    """Give a TCP port of the loopback interface that nobody listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class NatsServer:
+    """One server process. The store outlives `stop` and `start`; the folder goes at the end, unless the test failed inside.
+
+    Use as `async with NatsServer() as server: …`.
+    """
+
+    def __init__(self, *, binary: Path | None = None, config: str = "", port: int = 0) -> None:
+        self.binary = binary or find_nats_server()
+        self.port = port or free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="topobus-nats-"))
+        self.store = self.folder / "store"
+        self.log = self.folder / "nats.log"
+        self._config = config
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """The server's process id."""
+        if self._process is None:
+            raise RuntimeError("the server does not run")
+        return self._process.pid
+
+    async def start(self) -> None:
+        """Start on the same port and store; returns when a client would be served."""
+        file = self.folder / "nats.conf"
+        file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._config}\n', encoding="utf-8")
+        with self.log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(str(self.binary), "-c", str(file), stdout=log, stderr=log)
+        try:
+            async with asyncio.timeout(_START_LIMIT_S):
+                while not await self._is_answering():
+                    if self._process.returncode is not None:
+                        raise RuntimeError(f"nats-server ended with status {self._process.returncode}:\n{self.read_log()}")
+                    await asyncio.sleep(0.01)
+        except TimeoutError as err:
+            raise RuntimeError(f"nats-server did not answer within {_START_LIMIT_S:g} s:\n{self.read_log()}") from err
+
+    async def stop(self) -> None:
+        """End the process in order; the store stays."""
+        await self._end(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        """End the process as a crash would; the store stays."""
+        await self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Freeze the process (SIGSTOP): connections stay open and nothing answers."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a frozen process go on."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def reload(self, config: str) -> None:
+        """Make a running server read other configuration (SIGHUP)."""
+        self._config = config
+        file = self.folder / "nats.conf"
+        file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._config}\n', encoding="utf-8")
+        os.kill(self.pid, signal.SIGHUP)
+
+    def read_log(self) -> str:
+        """Give what the server wrote."""
+        return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self._end(signal.SIGKILL)
+            raise
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        await self._end(signal.SIGTERM)
+        if kind is None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        else:
+            # Kept for whoever looks at the failure.
+            print(f"nats-server's log: {self.log}\n{self.read_log()[-2000:]}")  # noqa: T201 - pytest shows it with the failure
+
+    async def _end(self, how: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is None or process.returncode is not None:
+            return
+        # A frozen process would never see the signal.
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(how)
+        try:
+            async with asyncio.timeout(5.0):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _is_answering(self) -> bool:
+        """Speak the protocol far enough to know: INFO comes, CONNECT and PING give PONG."""
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        try:
+            await reader.readline()
+            writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
+            line = await reader.readline()
+            # With authorization on, a refusal is an answer as well.
+            return line.startswith((b"PONG", b"-ERR"))
+        except OSError:
+            return False
+        finally:
+            writer.close()

@@ -1,0 +1,53 @@
+"""A real nats-server for each test that asks for one, in every version that the environment names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from topobus.domain.errors import ConfigError
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.testing.nats import NatsServer, find_nats_server
+
+
+def _binaries() -> list[Path]:
+    """List the servers to test on: TOPOBUS_NATS_SERVERS (paths, colon-separated), else the one that is found."""
+    given = [Path(part) for part in os.environ.get("TOPOBUS_NATS_SERVERS", "").split(os.pathsep) if part]
+    if given:
+        return given
+    try:
+        return [find_nats_server()]
+    except ConfigError:
+        return []
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each test that needs a server once per version."""
+    if "nats_binary" in metafunc.fixturenames:
+        binaries = _binaries()
+        if not binaries:
+            # No silent skip: a suite that tested nothing must not look green.
+            pytest.fail("no nats-server: install the package nats-server or set TOPOBUS_NATS_SERVER", pytrace=False)
+        metafunc.parametrize(
+            "nats_binary", binaries, ids=[str(path) if len(binaries) > 1 else "nats" for path in binaries], scope="session"
+        )
+
+
+@pytest_asyncio.fixture
+async def nats_server(nats_binary: Path) -> AsyncIterator[NatsServer]:
+    """A fresh server with an empty store."""
+    async with NatsServer(binary=nats_binary) as server:
+        yield server
+
+
+@pytest_asyncio.fixture
+async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
+    """A connected bus with all streams and buckets made."""
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as made:
+        await made.provision()
+        yield made
