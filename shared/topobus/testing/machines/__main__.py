@@ -23,6 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one = verbs.add_parser("build", help="write a profile's machine into a folder")
     one.add_argument("profile", help=f"one of {', '.join(PROFILES)}, or a TOML file")
     one.add_argument("folder", type=Path)
+    one.add_argument("--if-absent", action="store_true", help="leave a machine that is there already as it is")
     one = verbs.add_parser("play", help="play the faults that the profile scripts")
     one.add_argument("folder", type=Path)
     one.add_argument("--speed", type=float, default=1.0)
@@ -44,6 +45,8 @@ def _run(chosen: argparse.Namespace) -> Sequence[str]:
     if chosen.verb == "list":
         return [f"{name:12} {load_profile(name).title}" for name in PROFILES]
     if chosen.verb == "build":
+        if chosen.if_absent and (chosen.folder / "sys").is_dir():
+            return [f"{chosen.folder}: there is a machine already"]
         made = build(chosen.profile, chosen.folder)
         return [f"{made.root}: {made.profile.title}"]
     machine = RecordedMachine.open(chosen.folder)
