@@ -1,0 +1,61 @@
+"""A driver for a made-up card, whose devices a test sets by hand: for tests of the host, not of drivers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from topobus.devicekit.driver import PrepareContext
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.health import Observation
+from topobus.domain.idset import NodeSet
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Refusal
+from topobus.sysfs.tree import Tree
+
+__all__ = ["ToyDriver"]
+
+
+class ToyDriver:
+    """Finds what it is told to find; can be made to fail, and to hang until it is let go."""
+
+    def __init__(self, name: str = "toy", device_class: str = "gpu", *, count: int = 0) -> None:
+        self.name = name
+        self.device_class = device_class
+        self.names: tuple[str, ...] = tuple(f"{name}-{one}" for one in range(count))
+        self.faults: dict[str, tuple[Observation, ...]] = {}
+        self.error: Exception | None = None
+        self.go = threading.Event()
+        """Cleared: every call hangs until it is set."""
+        self.go.set()
+        self.prepared: list[tuple[str, ...]] = []
+        self.unprepared: list[tuple[str, ...]] = []
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """Find the devices of the day."""
+        self._enter()
+        return tuple(Device(name=one, device_class=self.device_class, driver=self.name, numa_nodes=NodeSet(0)) for one in self.names)
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Tell the faults of the day."""
+        self._enter()
+        return {one.name: self.faults.get(one.name, ()) for one in devices}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give one variable a device, and one in common."""
+        self._enter()
+        names = tuple(one.name for one in devices)
+        self.prepared.append(names)
+        edits = {one: ContainerEdits(env={f"TOY_{one.upper().replace('-', '_')}": "1"}) for one in names}
+        return {**edits, "": ContainerEdits(env={f"TOY_{self.name.upper().replace('-', '_')}": ",".join(names)})}
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Remember that it was asked."""
+        self._enter()
+        self.unprepared.append(tuple(one.name for one in devices))
+
+    def _enter(self) -> None:
+        self.go.wait()
+        if self.error is not None:
+            raise self.error

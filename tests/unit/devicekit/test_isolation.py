@@ -1,0 +1,73 @@
+"""Drivers behind walls: what hangs or fails stays there."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.domain.errors import HardwareError
+from topobus.testing.toy_driver import ToyDriver
+
+
+def _isolated(timeout_s: float = 5.0) -> IsolatedDriver:
+    return IsolatedDriver(ToyDriver(), timeout_s=timeout_s)
+
+
+async def test_call_gives_the_result_when_the_driver_answers() -> None:
+    """A call's result comes back, from another thread than the event loop's."""
+    thread = await _isolated().call("discover", threading.get_ident)
+
+    assert thread != threading.get_ident()
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), HardwareError("bad"), SystemExit(3), KeyboardInterrupt()])
+async def test_call_raises_driver_failed_when_the_driver_raises(error: BaseException) -> None:
+    """Whatever a driver raises, even an attempt to end the process, comes out as DriverFailed with its cause."""
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(DriverFailed) as caught:
+        await _isolated().call("observe", fail)
+    assert caught.value.__cause__ is error
+
+
+async def test_call_gives_up_when_the_driver_hangs_and_recovers_when_it_returns() -> None:
+    """A hung call is given up after the limit; while it hangs no second one starts; when it returns the driver serves again."""
+    isolated = _isolated(0.05)
+    hang, started = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        started.set()
+        hang.wait(10)
+
+    with pytest.raises(DriverHung, match="did not come back"):
+        await isolated.call("discover", wait)
+    with pytest.raises(DriverHung, match="earlier call"):
+        await isolated.call("discover", lambda: 1)
+    assert started.is_set()
+    hang.set()
+    for thread in threading.enumerate():
+        if thread.name == "driver-toy-discover":
+            thread.join(5)
+
+    assert await isolated.call("discover", lambda: 1) == 1
+
+
+async def test_calls_run_one_at_a_time_when_many_come() -> None:
+    """Two calls of one driver never overlap: vendor libraries are seldom safe for that."""
+    isolated = _isolated()
+    inside: list[int] = []
+    most: list[int] = []
+
+    def enter() -> None:
+        inside.append(1)
+        most.append(len(inside))
+        inside.pop()
+
+    await asyncio.gather(*(isolated.call("observe", enter) for _ in range(20)))
+
+    assert max(most) == 1

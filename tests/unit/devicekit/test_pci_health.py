@@ -1,0 +1,137 @@
+"""What every PCI function tells about itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topobus.devicekit.pci import PciHealth, pci_device, select_functions
+from topobus.domain.health import HealthState
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.machine import Machine, NumaNode, PciDevice, PciLink
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+_ADDRESS = PciAddress.parse("0000:18:00.0")
+_PORT = "sys/devices/pci0000:17/0000:17:00.0"
+_FOLDER = f"{_PORT}/0000:18:00.0"
+
+
+class _Card:
+    """One PCI function below a port, as files."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.tree = Tree(HardwareSettings(root=str(root)))
+        (root / _FOLDER).mkdir(parents=True)
+        (root / "sys/bus/pci/devices").mkdir(parents=True)
+        (root / f"sys/bus/pci/devices/{_ADDRESS}").symlink_to(f"../../../{_FOLDER.removeprefix('sys/')}")
+        for name in ("current", "max"):
+            self.write(f"{name}_link_width", "16")
+            self.write(f"{name}_link_speed", "32.0 GT/s PCIe")
+        for kind, total in (("correctable", "COR"), ("nonfatal", "NONFATAL"), ("fatal", "FATAL")):
+            self.write(f"aer_dev_{kind}", f"Undefined 0\nTOTAL_ERR_{total} 0")
+
+    def write(self, name: str, text: str, folder: str = _FOLDER) -> None:
+        (self.root / folder / name).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def card(tmp_path: Path) -> _Card:
+    """Give one healthy card below a port."""
+    return _Card(tmp_path)
+
+
+def _reasons(card: _Card, health: PciHealth | None = None) -> list[tuple[str, HealthState]]:
+    return [(one.reason, one.state) for one in (health or PciHealth()).observe(card.tree, _ADDRESS)]
+
+
+def test_observe_sees_nothing_when_all_is_well(card: _Card) -> None:
+    """A card at full width without errors gives no observation."""
+    assert _reasons(card) == []
+
+
+def test_observe_sees_absence_when_the_function_left_the_bus(card: _Card) -> None:
+    """A function that is no longer in the tree fell off the bus."""
+    (card.root / f"sys/bus/pci/devices/{_ADDRESS}").unlink()
+
+    assert _reasons(card) == [("fell-off-bus", HealthState.UNHEALTHY)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "total", "rise", "wanted"),
+    [
+        pytest.param("fatal", "FATAL", 1, [("aer-fatal", HealthState.UNHEALTHY)], id="fatal"),
+        pytest.param("nonfatal", "NONFATAL", 1, [("aer-nonfatal", HealthState.DEGRADED)], id="not fatal"),
+        pytest.param("correctable", "COR", 1, [], id="one corrected"),
+        pytest.param("correctable", "COR", 500, [("aer-correctable-storm", HealthState.DEGRADED)], id="many corrected"),
+    ],
+)
+def test_observe_sees_errors_once_when_a_counter_rises(
+    card: _Card, kind: str, total: str, rise: int, wanted: list[tuple[str, HealthState]]
+) -> None:
+    """A rise since the last look is evidence at this look and none at the next; old errors are none."""
+    health = PciHealth()
+    card.write(f"aer_dev_{kind}", f"TOTAL_ERR_{total} 7")
+    first = _reasons(card, health)
+    card.write(f"aer_dev_{kind}", f"TOTAL_ERR_{total} {7 + rise}")
+
+    assert first == []
+    assert _reasons(card, health) == wanted
+    assert _reasons(card, health) == []
+
+
+def test_observe_sees_a_narrow_link_when_lanes_are_lost(card: _Card) -> None:
+    """A link that runs fewer lanes than card and slot could is Degraded."""
+    card.write("current_link_width", "8")
+
+    assert _reasons(card) == [("link-narrow", HealthState.DEGRADED)]
+
+
+def test_observe_accepts_a_narrow_link_when_the_slot_is_narrow(card: _Card) -> None:
+    """A wide card in a narrow slot is as wide as it can be."""
+    card.write("current_link_width", "8")
+    card.write("max_link_width", "8", _PORT)
+
+    assert _reasons(card) == []
+
+
+@pytest.mark.parametrize(("is_steady", "wanted"), [(True, [("link-slow", HealthState.DEGRADED)]), (False, [])])
+def test_observe_minds_a_slow_link_when_the_card_never_saves_power(
+    card: _Card, wanted: list[tuple[str, HealthState]], *, is_steady: bool
+) -> None:
+    """A lower speed is a fault for cards that never lower it, and normal for idle GPUs."""
+    card.write("current_link_speed", "2.5 GT/s PCIe")
+
+    assert _reasons(card, PciHealth(is_speed_steady=is_steady)) == wanted
+
+
+@pytest.mark.parametrize("text", ["Unknown", "255", "0", ""])
+def test_observe_sees_nothing_when_a_link_file_tells_nothing(card: _Card, text: str) -> None:
+    """What the kernel cannot tell is no evidence."""
+    card.write("current_link_width", text)
+
+    assert _reasons(card) == []
+
+
+def test_pci_device_tells_no_numa_node_when_the_machine_does_not() -> None:
+    """An unknown NUMA node is None, never node 0; a known one is a set of one."""
+    function = PciDevice(address=_ADDRESS, vendor=1, device=2, near_cpus=CpuSet(1), link=PciLink(max_width=16))
+    known = PciDevice(address=_ADDRESS, vendor=1, device=2, numa_node=3)
+
+    assert pci_device(function, device_class="gpu", driver="d", vendor="v").numa_nodes is None
+    assert pci_device(known, device_class="gpu", driver="d", vendor="v").numa_nodes == NodeSet(3)
+
+
+def test_select_functions_leaves_out_a_function_when_the_tree_lacks_it(card: _Card) -> None:
+    """The machine may be older than the tree: what is gone from the tree is not found."""
+    gone = PciAddress.parse("0000:19:00.0")
+    machine = Machine(
+        node="n",
+        numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),),
+        cpus=(),
+        pci_devices=tuple(PciDevice(address=one, vendor=1, device=2, class_code=0x030200) for one in (gone, _ADDRESS)),
+    )
+
+    assert [one.address for one in select_functions(card.tree, machine, vendors={1}, base_classes={0x0302})] == [_ADDRESS]

@@ -1,0 +1,158 @@
+"""Answers of prepare and unprepare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, UnprepareRequest
+from topobus.devicekit.isolation import IsolatedDriver
+from topobus.devicekit.preparing import Preparer, merge_edits
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.toy_driver import ToyDriver
+
+_OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
+_SICK = DeviceHealth(
+    state=HealthState.UNHEALTHY,
+    conditions=(Condition(dimension=Dimension.PRESENCE, state=HealthState.UNHEALTHY, reason="fell-off-bus", message="gone"),),
+)
+
+
+class _Bench:
+    """A preparer over two toy drivers with two devices each."""
+
+    def __init__(self, root: Path) -> None:
+        self.drivers = {name: ToyDriver(name, count=2) for name in ("acme", "other")}
+        names = [(one, driver) for driver, toy in self.drivers.items() for one in toy.names]
+        self.devices = {one: Device(name=one, device_class="gpu", driver=driver) for one, driver in names}
+        isolated = {name: IsolatedDriver(one, timeout_s=0.05) for name, one in self.drivers.items()}
+        self.preparer = Preparer("gpu", isolated, Tree(HardwareSettings(root=str(root))), self.devices.get)
+
+    async def prepare(self, *names: str, op_id: str = "op-1") -> PrepareReply:
+        return await self.preparer.prepare(PrepareRequest(op_id=op_id, owner=_OWNER, devices=names))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> _Bench:
+    """Give a preparer with two drivers."""
+    return _Bench(tmp_path)
+
+
+def _code(reply: PrepareReply) -> str:
+    assert isinstance(reply.result, Refusal)
+    return reply.result.reasons[0].code
+
+
+async def test_prepare_gives_edits_of_each_device_when_two_drivers_share_a_request(bench: _Bench) -> None:
+    """Each driver prepares its own devices; common edits are joined and list all devices once."""
+    reply = await bench.prepare("other-1", "acme-0", "acme-1")
+
+    assert isinstance(reply.result, Prepared)
+    assert sorted(reply.result.edits) == ["acme-0", "acme-1", "other-1"]
+    assert reply.result.common.env == {
+        "TOPOBUS_GPU_DEVICES": "acme-0,acme-1,other-1",
+        "TOY_ACME": "acme-0,acme-1",
+        "TOY_OTHER": "other-1",
+    }
+
+
+async def test_prepare_answers_the_same_when_an_operation_is_asked_again(bench: _Bench) -> None:
+    """The same operation gets the stored answer, and the driver is not asked twice."""
+    first = await bench.prepare("acme-0")
+    second = await bench.prepare("acme-0")
+
+    assert first == second
+    assert bench.drivers["acme"].prepared == [("acme-0",)]
+
+
+async def test_prepare_refuses_when_an_operation_id_comes_with_another_request(bench: _Bench) -> None:
+    """One operation id stands for one request."""
+    await bench.prepare("acme-0")
+
+    assert _code(await bench.prepare("acme-1")) == "operation-reused"
+
+
+async def test_prepare_runs_again_when_the_devices_were_unprepared_meanwhile(bench: _Bench) -> None:
+    """After unprepare a stored answer would be a lie, so the driver prepares anew."""
+    await bench.prepare("acme-0")
+    await bench.preparer.unprepare(UnprepareRequest(op_id="op-2", owner=_OWNER, devices=("acme-0",)))
+    await bench.prepare("acme-0")
+
+    assert len(bench.drivers["acme"].prepared) == 2
+
+
+async def test_prepare_refuses_when_a_device_is_unknown(bench: _Bench) -> None:
+    """An unknown device is named, and nothing is prepared."""
+    assert _code(await bench.prepare("acme-0", "acme-7")) == "device-unknown"
+    assert bench.drivers["acme"].prepared == []
+
+
+async def test_prepare_refuses_when_a_device_is_unhealthy(bench: _Bench) -> None:
+    """A sick device is not handed to a new container; the refusal says what is wrong with it."""
+    bench.devices["acme-0"] = msgspec.structs.replace(bench.devices["acme-0"], health=_SICK)
+
+    reply = await bench.prepare("acme-0")
+
+    assert _code(reply) == "device-unhealthy"
+    assert isinstance(reply.result, Refusal)
+    assert "fell-off-bus" in reply.result.reasons[0].message
+
+
+async def test_prepare_refuses_and_can_succeed_later_when_the_driver_hangs(bench: _Bench) -> None:
+    """A hung driver costs its time limit, not more; the same operation succeeds once it is back."""
+    bench.drivers["acme"].error = OSError("busy")
+    failed = await bench.prepare("acme-0")
+    bench.drivers["acme"].error = None
+    bench.drivers["other"].go.clear()
+    hung = await bench.prepare("other-0", op_id="op-2")
+    bench.drivers["other"].go.set()
+
+    assert (_code(failed), _code(hung)) == ("driver-failed", "driver-hung")
+    assert isinstance((await bench.prepare("acme-0")).result, Prepared)
+
+
+async def test_prepare_refuses_when_no_device_is_named(bench: _Bench) -> None:
+    """An empty request is refused."""
+    assert _code(await bench.prepare()) == "no-devices"
+
+
+async def test_unprepare_is_fine_when_devices_are_unknown_or_never_prepared(bench: _Bench) -> None:
+    """Undoing what was never done is no error."""
+    reply = await bench.preparer.unprepare(UnprepareRequest(op_id="op", owner=_OWNER, devices=("acme-0", "gone-9")))
+
+    assert reply.refusal is None
+    assert bench.drivers["acme"].unprepared == [("acme-0",)]
+
+
+async def test_unprepare_says_why_when_the_driver_fails(bench: _Bench) -> None:
+    """A failed unprepare is told, so that the caller tries again."""
+    bench.drivers["acme"].error = OSError("busy")
+
+    reply = await bench.preparer.unprepare(UnprepareRequest(op_id="op", owner=_OWNER, devices=("acme-0",)))
+
+    assert reply.refusal is not None
+    assert reply.refusal.reasons[0].code == "driver-failed"
+
+
+def test_merge_edits_joins_once_when_parts_repeat() -> None:
+    """Device nodes that stand in both edits come once, in order."""
+    one = ContainerEdits(env={"A": "1"}, device_nodes=(DeviceNode(path="/dev/a"),))
+    other = ContainerEdits(env={"A": "1", "B": "2"}, device_nodes=(DeviceNode(path="/dev/a"), DeviceNode(path="/dev/b")))
+
+    merged = merge_edits(one, other)
+
+    assert isinstance(merged, ContainerEdits)
+    assert merged.env == {"A": "1", "B": "2"}
+    assert [node.path for node in merged.device_nodes] == ["/dev/a", "/dev/b"]
+
+
+def test_merge_edits_names_the_variable_when_values_differ() -> None:
+    """Two values for one variable are refused: kubelet would keep the first and only log it."""
+    assert merge_edits(ContainerEdits(env={"A": "1"}), ContainerEdits(env={"A": "2"})) == "A"

@@ -1,0 +1,123 @@
+"""Plugins found by entry point."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from topobus.devicekit.registry import GROUP, load_drivers
+from topobus.devicekit.settings import DriverSettings
+from topobus.domain.errors import ConfigError
+from topobus.testing.toy_driver import ToyDriver
+
+
+class FirstToy(ToyDriver):
+    """A plugin named `first`."""
+
+    def __init__(self) -> None:
+        super().__init__("first")
+
+
+class SecondToy(ToyDriver):
+    """A plugin named `second`."""
+
+    def __init__(self) -> None:
+        super().__init__("second")
+
+
+class NicToy(ToyDriver):
+    """A plugin of another class."""
+
+    def __init__(self) -> None:
+        super().__init__("nic-toy", "nic")
+
+
+class NoDriver:
+    """Lacks everything but a name."""
+
+    name = "none"
+
+
+class BadName(ToyDriver):
+    """Its name is no DNS label."""
+
+    def __init__(self) -> None:
+        super().__init__("Bad Name")
+
+
+def fails() -> ToyDriver:
+    """Stand for a plugin whose constructor fails."""
+    raise OSError("no library")
+
+
+def _line(name: str, what: str, module: str = __name__) -> EntryPoint:
+    return EntryPoint(name=name, value=f"{module}:{what}", group=GROUP)
+
+
+FIRST, SECOND = _line("first", "FirstToy"), _line("second", "SecondToy")
+
+
+def test_registry_gives_the_drivers_of_the_class_by_name_when_plugins_are_installed() -> None:
+    """Only drivers of the class come, sorted by name, whatever the order of the lines."""
+    registry = load_drivers("gpu", entry_points=[SECOND, _line("nic-toy", "NicToy"), FIRST])
+
+    assert [one.name for one in registry.drivers] == ["first", "second"]
+    assert registry.skipped == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        pytest.param(_line("broken", "FirstToy", "no_such_module_anywhere"), "ModuleNotFoundError", id="module is missing"),
+        pytest.param(_line("broken", "Missing"), "AttributeError", id="class is missing"),
+        pytest.param(_line("broken", "fails"), "no library", id="constructor fails"),
+        pytest.param(_line("broken", "NoDriver"), "lacks device_class, discover", id="no driver at all"),
+        pytest.param(_line("broken", "BadName"), "DNS label", id="bad name"),
+    ],
+)
+def test_registry_skips_a_plugin_when_it_cannot_be_used(line: EntryPoint, why: str) -> None:
+    """A broken plugin is told of and skipped; its neighbour loads."""
+    registry = load_drivers("gpu", entry_points=[line, FIRST])
+
+    assert [one.name for one in registry.drivers] == ["first"]
+    assert [one.name for one in registry.skipped] == ["broken"]
+    assert why in registry.skipped[0].why
+
+
+def test_registry_refuses_when_two_plugins_have_one_name() -> None:
+    """Two drivers of one name are an operator's mistake: nobody could say which one a setting means."""
+    with pytest.raises(ConfigError, match="two plugins of class gpu are named 'first'"):
+        load_drivers("gpu", entry_points=[FIRST, _line("copy", "FirstToy")])
+
+
+def test_registry_loads_once_when_one_line_stands_twice() -> None:
+    """The same line seen twice on the path is one plugin."""
+    assert len(load_drivers("gpu", entry_points=[FIRST, _line("first", "FirstToy")]).drivers) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        pytest.param(DriverSettings(allow=("first",)), ["first"], id="allow"),
+        pytest.param(DriverSettings(deny=("first",)), ["second"], id="deny"),
+        pytest.param(DriverSettings(allow=("first", "second"), deny=("first",)), ["second"], id="deny wins"),
+    ],
+)
+def test_registry_filters_when_settings_say_so(settings: DriverSettings, names: list[str]) -> None:
+    """`allow` and `deny` choose among the installed plugins."""
+    assert [one.name for one in load_drivers("gpu", settings, entry_points=[FIRST, SECOND]).drivers] == names
+
+
+@pytest.mark.parametrize("settings", [DriverSettings(allow=("frist",)), DriverSettings(deny=("frist",))])
+def test_registry_refuses_a_setting_when_it_names_no_plugin(settings: DriverSettings) -> None:
+    """A typo in a setting is an error that lists what is installed, never silently nothing."""
+    with pytest.raises(ConfigError, match=r"'frist'.*\['first'\]"):
+        load_drivers("gpu", settings, entry_points=[FIRST])
+
+
+def test_registry_never_imports_another_service_of_ours_when_loading() -> None:
+    """Our own plugins of other classes are not imported: their dependencies may be absent in this process's image."""
+    line = _line("other", "Driver", "topobus.no_such_class.plugins.no_such_module")
+
+    assert load_drivers("gpu", entry_points=[line]).skipped == ()

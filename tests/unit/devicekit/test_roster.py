@@ -1,0 +1,165 @@
+"""Which devices are listed, and which leave."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from topobus.devicekit.health import silence
+from topobus.devicekit.roster import DriverView, Roster, advance_roster
+from topobus.devicekit.settings import HealthSettings
+from topobus.domain.device import Device
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Machine, NumaNode, PciDevice
+from topobus.domain.pci import PciAddress
+
+_START = datetime(2026, 1, 1, tzinfo=UTC)
+_ADDRESS = PciAddress.parse("0000:18:00.0")
+_SETTINGS = HealthSettings(hold_s=10.0, forget_s=60.0)
+
+
+def _machine(*addresses: PciAddress) -> Machine:
+    functions = tuple(PciDevice(address=one, vendor=0x10DE, device=0x2330) for one in addresses)
+    return Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions)
+
+
+def _device(name: str = "gpu-0", driver: str = "acme", pci: PciAddress | None = None, device_class: str = "gpu") -> Device:
+    return Device(name=name, device_class=device_class, driver=driver, pci=pci)
+
+
+def _step(
+    known: tuple[Device, ...],
+    views: Mapping[str, DriverView],
+    *,
+    at_s: float = 0.0,
+    held: Collection[str] | None = (),
+    machine: Machine | None = None,
+) -> Roster:
+    return advance_roster(
+        known,
+        views,
+        device_class="gpu",
+        machine=machine or _machine(),
+        held=held,
+        now=_START + timedelta(seconds=at_s),
+        settings=_SETTINGS,
+    )
+
+
+def test_roster_lists_devices_by_name_when_drivers_find_them() -> None:
+    """Devices of all drivers come in one list, sorted by name, healthy, each with the driver that found it."""
+    roster = _step((), {"b": DriverView(devices=(_device("gpu-1", driver="x"),)), "a": DriverView(devices=(_device("gpu-0"),))})
+
+    assert [(one.name, one.driver, one.health.state) for one in roster.devices] == [
+        ("gpu-0", "a", HealthState.HEALTHY),
+        ("gpu-1", "b", HealthState.HEALTHY),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("pci", "machine", "reason"),
+    [
+        pytest.param(_ADDRESS, _machine(), "fell-off-bus", id="its function left the bus"),
+        pytest.param(_ADDRESS, _machine(_ADDRESS), "device-gone", id="the function is there and the driver does not list it"),
+        pytest.param(None, _machine(), "device-gone", id="it never was on a bus"),
+    ],
+)
+def test_roster_keeps_a_device_as_unhealthy_when_it_vanishes(pci: PciAddress | None, machine: Machine, reason: str) -> None:
+    """A vanished device stays listed, Unhealthy, with a reason that tells whether it left the bus."""
+    known = _step((), {"acme": DriverView(devices=(_device(pci=pci),))}).devices
+
+    roster = _step(known, {"acme": DriverView(devices=())}, machine=machine, at_s=1)
+
+    assert [(one.health.state, one.health.conditions[0].reason) for one in roster.devices] == [(HealthState.UNHEALTHY, reason)]
+
+
+@pytest.mark.parametrize(
+    ("held", "at_s", "is_removed"),
+    [
+        pytest.param((), 61.0, True, id="nobody holds it and the time is over"),
+        pytest.param((), 59.0, False, id="the time is not over"),
+        pytest.param(("gpu-0",), 3600.0, False, id="somebody holds it"),
+        pytest.param(None, 3600.0, False, id="nobody knows who holds it"),
+    ],
+)
+def test_roster_forgets_a_vanished_device_when_it_is_free_and_gone_for_long(
+    held: tuple[str, ...] | None, at_s: float, *, is_removed: bool
+) -> None:
+    """A device leaves only when it is known to be free and has been gone for forget_s."""
+    views = {"acme": DriverView(devices=())}
+    gone = _step((_device(),), views).devices
+
+    roster = _step(gone, views, at_s=at_s, held=held)
+
+    assert [one.name for one in roster.removed] == (["gpu-0"] if is_removed else [])
+    assert [one.name for one in roster.devices] == ([] if is_removed else ["gpu-0"])
+
+
+@pytest.mark.parametrize("reason", ["driver-hung", "driver-failed"])
+def test_roster_keeps_devices_as_unknown_when_their_driver_is_silent(reason: str) -> None:
+    """Silence makes a driver's devices Unknown, for ever if need be, and leaves other drivers' devices alone."""
+    known = (_device(), _device("gpu-1", driver="other"))
+    views = {
+        "acme": DriverView(devices=(), silence=silence(reason, "no answer")),
+        "other": DriverView(devices=(_device("gpu-1", driver="other"),)),
+    }
+
+    first = _step(known, views)
+    later = _step(first.devices, views, at_s=100_000)
+
+    assert [one.health.state for one in later.devices] == [HealthState.UNKNOWN, HealthState.HEALTHY]
+    assert later.removed == ()
+
+
+def test_roster_leaves_known_devices_alone_when_their_driver_has_not_looked_yet() -> None:
+    """After a restart, what was stored stands until the driver's first look."""
+    known = _step((), {"acme": DriverView(devices=(_device(),))}).devices
+
+    assert _step(known, {"acme": DriverView()}, at_s=100).devices == known
+
+
+def test_roster_forgets_devices_when_their_plugin_is_gone_for_long() -> None:
+    """Devices of a plugin that is no longer installed become Unknown and leave after forget_s when nobody holds them."""
+    first = _step((_device(),), {})
+    later = _step(first.devices, {}, at_s=61)
+
+    assert first.devices[0].health.conditions[0].reason == "driver-not-loaded"
+    assert [one.name for one in later.removed] == ["gpu-0"]
+
+
+@pytest.mark.parametrize(
+    ("device", "text"),
+    [
+        pytest.param(_device("GPU_0"), "DNS label", id="name"),
+        pytest.param(_device(device_class="nic"), "class", id="class"),
+    ],
+)
+def test_roster_leaves_out_a_device_when_it_breaks_the_contract(device: Device, text: str) -> None:
+    """A device that others could not name is left out with a warning; its neighbour is listed."""
+    roster = _step((), {"acme": DriverView(devices=(device, _device("gpu-1")))})
+
+    assert [one.name for one in roster.devices] == ["gpu-1"]
+    assert text in roster.warnings[0]
+
+
+def test_roster_gives_a_name_to_the_first_driver_when_two_claim_it() -> None:
+    """Of two drivers that find one name, the one that sorts first gets it, and a warning tells of the other."""
+    views = {"b": DriverView(devices=(_device(),)), "a": DriverView(devices=(_device(),))}
+
+    roster = _step((), views)
+
+    assert [one.driver for one in roster.devices] == ["a"]
+    assert "a has found it already" in roster.warnings[0]
+
+
+def test_roster_applies_observations_when_a_driver_sees_a_fault() -> None:
+    """An observation makes its device Unhealthy and no other."""
+    fault = Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc")
+    view = DriverView(devices=(_device("gpu-0"), _device("gpu-1")), observations={"gpu-0": [fault]})
+
+    roster = _step((), {"acme": view})
+
+    assert [one.health.state for one in roster.devices] == [HealthState.UNHEALTHY, HealthState.HEALTHY]
