@@ -1,0 +1,114 @@
+"""Answers for people: a Placement as where and why, a Refusal as why not and what would have to be freed.
+
+Flows in: outcomes. Flows out: rich renderables. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from topobus.domain.hint import Hint
+from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
+
+__all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "reason_lines", "summary"]
+
+# A hint list of a big machine has hundreds of entries; the narrow ones decide, and JSON has all of them.
+_SHOWN_HINTS = 12
+
+
+def answer_view(result: Placement | Refusal) -> RenderableType:
+    """Show an answer in full."""
+    if isinstance(result, Placement):
+        return Group(*(_container_view(one) for one in result.containers))
+    lines: list[RenderableType] = [Text("why not", "title"), *reason_lines(result.reasons)]
+    if result.to_free:
+        lines += [Text("what would have to be freed", "title"), *reason_lines(result.to_free)]
+    else:
+        lines.append(Text("nothing that is held stands in the way: freeing would not help", "faint"))
+    return Group(*lines)
+
+
+def summary(result: Placement | Refusal | None) -> str:
+    """Sum an answer up in one line."""
+    if result is None:
+        return "done"
+    if isinstance(result, Refusal):
+        return "refused: " + "; ".join(reason.code for reason in result.reasons)
+    parts = []
+    for one in result.containers:
+        held = [f"{len(names)} {device_class}" for device_class, names in sorted(one.devices.items())]
+        if one.cpus:
+            held.append(f"{len(one.cpus)} cpus")
+        parts.append(f"{one.name or 'claim'}: {', '.join(held) or 'nothing'} on NUMA {one.numa_nodes or '-'}")
+    return "placed: " + "; ".join(parts)
+
+
+def reason_lines(reasons: Iterable[Reason]) -> list[RenderableType]:
+    """List reasons: the sentence for people, the code and the facts for those who look them up."""
+    lines: list[RenderableType] = []
+    for reason in reasons:
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=2)
+        grid.add_column(overflow="fold")
+        text = Text(reason.message or reason.code)
+        text.append(f"  [{reason.code}{' ' + facts_text(reason) if reason.facts else ''}]", "faint")
+        grid.add_row(" -", text)
+        lines.append(grid)
+    return lines
+
+
+def facts_text(reason: Reason) -> str:
+    """Write the facts as `key=value`, sorted by key."""
+    return " ".join(
+        f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in sorted(reason.facts.items())
+    )
+
+
+def hint_text(hint: Hint) -> str:
+    """Write a hint as kubelet's logs do: the nodes, and a star when it is preferred.
+
+    >>> from topobus.domain.idset import NodeSet
+    >>> hint_text(Hint(NodeSet(0, 1), False)), hint_text(Hint(None, True))
+    ('{0-1}', '{any}*')
+    """
+    return f"{{{hint.nodes if hint.nodes is not None else 'any'}}}{'*' if hint.preferred else ''}"
+
+
+def hint_table(hints: Iterable[HintList]) -> Table:
+    """Show the hints of each resource; a star marks a preferred one."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="title")
+    table.add_column("resource")
+    table.add_column("hints (* preferred)", overflow="fold")
+    for one in hints:
+        table.add_row(Text(one.resource, "name"), _hints(one.hints))
+    return table
+
+
+def _hints(hints: tuple[Hint, ...] | None) -> str:
+    if hints is None:
+        return "no opinion"
+    if not hints:
+        return "none: cannot be satisfied"
+    ordered = sorted(hints, key=lambda hint: (not hint.preferred, len(hint.nodes) if hint.nodes is not None else 0))
+    more = f" and {len(ordered) - _SHOWN_HINTS} more" if len(ordered) > _SHOWN_HINTS else ""
+    return " ".join(map(hint_text, ordered[:_SHOWN_HINTS])) + more
+
+
+def _container_view(one: ContainerPlacement) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="faint")
+    grid.add_column(overflow="fold")
+    grid.add_row("container", Text(one.name or "(claim)", "name"))
+    aligned = Text(f"NUMA {one.numa_nodes}" if one.numa_nodes else "no NUMA node touched", "ok" if len(one.numa_nodes) <= 1 else "warn")
+    aligned.append(f"   merged hint {hint_text(one.alignment)}", "faint")
+    grid.add_row("where", aligned)
+    if one.cpus:
+        grid.add_row("cpus", f"{len(one.cpus)}: {one.cpus}")
+    for device_class, names in sorted(one.devices.items()):
+        grid.add_row(device_class, ", ".join(names))
+    return Group(grid, *([Text("why", "title"), *reason_lines(one.reasons)] if one.reasons else []))

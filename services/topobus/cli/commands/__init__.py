@@ -1,0 +1,1 @@
+"""The commands of `topobus`, one module a topic; each is loaded only when it runs."""

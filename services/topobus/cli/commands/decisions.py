@@ -1,0 +1,77 @@
+"""`topobus decisions`: what was decided lately, newest last, or from now on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.answers import summary
+from topobus.cli.exits import ExitCode
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.contracts.catalogue import DECISION
+from topobus.contracts.messages import DecisionEvent
+from topobus.domain.outcome import Refusal
+from topobus.runtime.bus import Start
+
+__all__ = ["decisions"]
+
+
+def decisions(
+    *,
+    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    limit: Annotated[int, Parameter(help="At most so many, the newest.", validator=validators.Number(gte=1, lte=4096))] = 20,
+    follow: Annotated[bool, Parameter(negative="", help="Then go on with each new one.")] = False,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """List decisions: what was asked for whom and what the answer was."""
+    return asyncio.run(_decisions(node, limit, follow, options))
+
+
+async def _decisions(node: str | None, limit: int, is_following: bool, options: BusOptions) -> int:
+    output = options.output()
+    parts = {"node": node} if node is not None else {}
+    async with open_bus(options) as bus:
+        recent = await bus.last(DECISION, limit=limit, **parts)
+        if output.is_json and not is_following:
+            output.document({"decisions": [one.value for one in recent]})
+        elif not is_following:
+            table = Table(box=box.SIMPLE_HEAD, header_style="title")
+            for title in ("time", "decision", "what", "answer"):
+                table.add_column(title, overflow="fold")
+            for one in recent:
+                table.add_row(one.value.time, Text(one.value.id, "name"), f"{one.value.verb} {one.value.owner}", _answer(one.value))
+            output.show(table if recent else Text("no decision yet", "faint"))
+        if not is_following:
+            return ExitCode.OK
+        me = asyncio.current_task()
+        assert me is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
+        seen = recent[0].sequence if recent else 0
+        with contextlib.suppress(asyncio.CancelledError):
+            async with contextlib.aclosing(bus.follow(DECISION, start=Start.ALL, **parts)) as events:
+                async for received in events:
+                    if received.sequence < seen:
+                        continue
+                    if output.is_json:
+                        output.line(received.value)
+                    else:
+                        event = received.value
+                        head = Text.assemble(
+                            (f"{event.time}  ", "faint"), (event.id, "name"), f"  {event.verb} {event.owner} at {event.node}: "
+                        )
+                        output.show(head + _answer(event))
+    return ExitCode.OK
+
+
+def _answer(event: DecisionEvent) -> Text:
+    text = Text(summary(event.outcome), "fail" if isinstance(event.outcome, Refusal) else "ok")
+    if event.is_dry_run:
+        text.append(" (dry run)", "faint")
+    return text

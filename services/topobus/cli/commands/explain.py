@@ -1,0 +1,165 @@
+"""`topobus explain`: one decision taken apart, and computed anew from the inputs that it carries."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+from topobus.domain.alignment.place import place
+
+from topobus.cli.answers import answer_view, hint_table, hint_text, summary
+from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.contracts.catalogue import DECISION
+from topobus.contracts.codec import decode
+from topobus.contracts.messages import DecisionEvent
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import PodRequest
+from topobus.domain.view import NodeView
+
+__all__ = ["explain", "explanation", "replay"]
+
+# As many as the stream keeps of one node.
+_SEARCHED = 4096
+
+
+def explain(
+    decision: Annotated[
+        str | None, Parameter(name="DECISION", help="The decision's id, as `topobus place` and `topobus decisions` print it.")
+    ] = None,
+    /,
+    *,
+    file: Annotated[Path | None, Parameter(help="A decision event as JSON, instead of asking the bus.")] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Take a decision apart: inputs, hints, merge, picks, reasons; and replay it offline: is the answer the same?"""
+    if (decision is None) == (file is None):
+        raise UsageError("say which decision: either its id or --file FILE", next_step="`topobus decisions` lists the ids")
+    event = _read(file) if file is not None else asyncio.run(_fetch(str(decision), options))
+    output = options.output()
+    again = replay(event)
+    is_same = again is None or again == event.outcome
+    if output.is_json:
+        output.document({"decision": event, "replay": {"is_replayable": again is not None, "is_same": is_same, "outcome": again}})
+    for part in explanation(event, again):
+        output.show(part)
+    return ExitCode.OK if is_same else ExitCode.NO
+
+
+def replay(event: DecisionEvent) -> Placement | Refusal | None:
+    """Decide again from the event's own inputs; None for a decision that chose nothing."""
+    return place(event.view, event.request) if event.view is not None and event.request is not None else None
+
+
+def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list[RenderableType]:
+    """Lay a decision out for people."""
+    parts: list[RenderableType] = [_facts(event)]
+    if event.request is not None and event.view is not None:
+        parts += [
+            Rule("asked", align="left", style="faint"),
+            _request_table(event.request),
+            Rule("inputs", align="left", style="faint"),
+            _view_table(event.view),
+        ]
+    if isinstance(event.outcome, Placement):
+        for one in event.outcome.containers:
+            name = f"container {one.name}" if one.name else "claim"
+            parts += [
+                Rule(f"hints of {name}", align="left", style="faint"),
+                hint_table(one.hints),
+                Text(f"  merged to {hint_text(one.alignment)}"),
+            ]
+    if event.outcome is not None:
+        parts.append(
+            Panel(
+                answer_view(event.outcome),
+                title=Text(summary(event.outcome)),
+                title_align="left",
+                border_style="ok" if isinstance(event.outcome, Placement) else "fail",
+            )
+        )
+    if again is None:
+        parts.append(Text(f"a {event.verb} writes down what others decided: there is nothing to replay", "faint"))
+    elif again == event.outcome:
+        parts.append(Text("replayed offline from the event's inputs: the same answer", "ok"))
+    else:
+        parts.append(Text(f"replayed offline from the event's inputs: another answer: {summary(again)}", "fail"))
+        parts.append(Text("this program and the service that decided are of different versions, or one of them has a defect", "faint"))
+    return parts
+
+
+def _read(file: Path) -> DecisionEvent:
+    try:
+        return decode(file.read_bytes(), DecisionEvent, where=str(file))
+    except OSError as err:
+        raise InputError(
+            f"cannot read {file}: {err.strerror}", next_step="`topobus explain ID --json` prints a decision that can be kept in a file"
+        ) from err
+
+
+async def _fetch(wanted: str, options: BusOptions) -> DecisionEvent:
+    async with open_bus(options) as bus:
+        for one in reversed(await bus.last(DECISION, limit=_SEARCHED)):
+            if one.value.id == wanted:
+                return one.value
+    raise NotFoundError(f"there is no decision {wanted} among the newest {_SEARCHED}", next_step="`topobus decisions` lists the ids")
+
+
+def _facts(event: DecisionEvent) -> Table:
+    grid = _grid()
+    grid.add_row("decision", Text(event.id, "name"))
+    grid.add_row("what", f"{event.verb} for {event.owner} at {event.node}{' (dry run)' if event.is_dry_run else ''}")
+    grid.add_row("when", event.time)
+    grid.add_row("operation", event.op_id)
+    return grid
+
+
+def _request_table(request: PodRequest) -> Table:
+    grid = _grid()
+    for one in request.containers:
+        wants = [
+            f"{device.count} {device.device_class}" + (f" ({', '.join(device.names)})" if device.names else "") for device in one.devices
+        ]
+        if one.cpus:
+            wants.append(f"{one.cpus} exclusive cpus")
+        grid.add_row(f"{one.kind} {one.name or '(claim)'}", ", ".join(wants) or "nothing")
+    return grid
+
+
+def _view_table(view: NodeView) -> Table:
+    grid = _grid()
+    options = view.options
+    grid.add_row(
+        "policy", f"{options.policy}, scope {options.scope}" + (", prefer-closest-numa-nodes" if options.prefer_closest_numa_nodes else "")
+    )
+    grid.add_row(
+        "generations",
+        ", ".join([f"machine {view.machine_generation}", *(f"{key} {value}" for key, value in sorted(view.inventory_generations.items()))]),
+    )
+    grid.add_row("NUMA nodes", str(view.numa_nodes))
+    for device_class, devices in sorted(view.devices.items()):
+        held = view.held_devices.get(device_class, {})
+        sick = sum(1 for device in devices if not device.health.is_allocatable)
+        grid.add_row(device_class, f"{len(devices)} devices, {len(held)} held, {sick} not well")
+    held_cpus = sum(len(cpus) for cpus in view.held_cpus.values())
+    grid.add_row(
+        "cpus",
+        f"{sum(len(core.cpus) for core in view.cores)} in {len(view.cores)} cores, {held_cpus} held, reserved {view.reserved_cpus or 'none'}",
+    )
+    if view.silent_classes:
+        grid.add_row("silent", Text(f"{', '.join(view.silent_classes)} gave no opinion in time", "warn"))
+    return grid
+
+
+def _grid() -> Table:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="faint")
+    grid.add_column(overflow="fold")
+    return grid

@@ -1,0 +1,135 @@
+"""`topobus inventory`: the devices of one or all classes, with where they sit, how they are and who holds them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode
+from topobus.cli.holders import Holders, holders_of
+from topobus.cli.leaves import HEALTH_STYLES, short_address
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.contracts.catalogue import INVENTORY, LEDGER
+from topobus.domain.device import Device, Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+
+__all__ = ["device_table", "inventory", "summary_table"]
+
+
+def inventory(
+    device_class: Annotated[
+        str | None, Parameter(name="CLASS", help="gpu, nic, fpga, cpu or a plugin's class. Without it: a summary.")
+    ] = None,
+    /,
+    *,
+    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """List devices: where they sit, how they are, who holds them."""
+    return asyncio.run(_inventory(device_class, node, options))
+
+
+async def _inventory(device_class: str | None, node: str | None, options: BusOptions) -> int:
+    output = options.output()
+    async with open_bus(options) as bus:
+        found = [entry.value for entry in await bus.list(INVENTORY)]
+        ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
+    if not found:
+        raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
+    if node is not None:
+        one_of("node", node, (one.node for one in found))
+    if device_class is not None:
+        one_of("device class", device_class, (one.device_class for one in found))
+    chosen = [one for one in found if node in (None, one.node) and device_class in (None, one.device_class)]
+    if output.is_json:
+        output.document({"inventories": chosen})
+    elif device_class is None:
+        output.show(summary_table(chosen, ledgers))
+    else:
+        for one in chosen:
+            output.show(device_table(one, holders_of(ledgers.get(one.node))))
+    return ExitCode.OK
+
+
+def summary_table(inventories: Sequence[Inventory], ledgers: dict[str, Ledger]) -> Table:
+    """Count devices a node and class: all, held, free, and those that are not well."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="title")
+    for title in ("node", "class", "devices", "held", "free", "not well", "NUMA nodes", "found by", "generation"):
+        table.add_column(title, justify="right" if title in ("devices", "held", "free", "not well", "generation") else "left")
+    for one in inventories:
+        holders = holders_of(ledgers.get(one.node))
+        held = {device.name for device in one.devices if _is_held(device, holders)}
+        sick = [device for device in one.devices if not device.health.is_allocatable]
+        free = [device for device in one.devices if device.name not in held and device.health.is_allocatable]
+        table.add_row(
+            one.node,
+            Text(one.device_class, "name"),
+            str(len(one.devices)),
+            str(len(held)),
+            str(len(free)),
+            Text(str(len(sick)), "fail" if sick else ""),
+            ", ".join(f"{node}: {count}" for node, count in _by_numa(one.devices)) or "-",
+            ", ".join(sorted({device.driver for device in one.devices if device.driver})) or "-",
+            str(one.generation),
+        )
+    return table
+
+
+def device_table(inventory: Inventory, holders: Holders) -> Table:
+    """List the devices of one inventory; CPUs core by core would be hundreds of lines, so they are summed up a NUMA node."""
+    if inventory.device_class == "cpu":
+        return _cpu_table(inventory, holders)
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", title=f"{inventory.node}: {inventory.device_class}", title_justify="left")
+    for title in ("device", "model", "NUMA", "switch", "root", "health", "held by"):
+        table.add_column(title)
+    for device in inventory.devices:
+        holder = holders.by_device.get((device.device_class, device.name))
+        worst = device.health.worst
+        health = device.health.state.value + (f" {worst.reason}" if worst else "")
+        table.add_row(
+            Text(device.name, "name"),
+            device.model or device.vendor or "-",
+            str(device.numa_nodes) if device.numa_nodes is not None else "?",
+            short_address(str(device.pcie_switch)) if device.pcie_switch else "-",
+            device.pcie_root.removeprefix("pci") or "-",
+            Text(health, HEALTH_STYLES[device.health.state] or "ok"),
+            Text(holder.name, holder.style) if holder else Text("-", "faint"),
+        )
+    return table
+
+
+def _cpu_table(inventory: Inventory, holders: Holders) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", title=f"{inventory.node}: cpu", title_justify="left")
+    for title in ("NUMA", "cpus", "cores", "held", "free"):
+        table.add_column(title)
+    by_node: dict[str, list[Device]] = {}
+    for device in inventory.devices:
+        by_node.setdefault(str(device.numa_nodes) if device.numa_nodes is not None else "?", []).append(device)
+    for node, devices in by_node.items():
+        cpus = CpuSet.of(device.cpu for device in devices if device.cpu is not None)
+        held = CpuSet.of(cpu for cpu in cpus if cpu in holders.by_cpu)
+        free = CpuSet.of(device.cpu for device in devices if device.cpu is not None and device.health.is_allocatable) - held
+        table.add_row(node, str(cpus), str(len({device.core for device in devices})), str(held) or "-", f"{len(free)}")
+    return table
+
+
+def _by_numa(devices: Iterable[Device]) -> list[tuple[str, int]]:
+    counts: dict[str, int] = {}
+    for device in devices:
+        key = str(device.numa_nodes) if device.numa_nodes is not None else "?"
+        counts[key] = counts.get(key, 0) + 1
+    return list(counts.items())
+
+
+def _is_held(device: Device, holders: Holders) -> bool:
+    if device.cpu is not None:
+        return device.cpu in holders.by_cpu
+    return (device.device_class, device.name) in holders.by_device

@@ -1,0 +1,65 @@
+"""`topobus machine`: one machine as a drawing or as JSON, read from the bus or straight from a hardware tree."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from topobus.sysfs.report import machine_report
+
+from topobus.cli.drawing import draw_machine
+from topobus.cli.exits import ExitCode, InputError
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
+from topobus.domain.device import Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.runtime.bus import Bus
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+__all__ = ["machine", "node_state", "read_tree"]
+
+
+def machine(
+    *,
+    root: Annotated[
+        Path | None, Parameter(help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus.")
+    ] = None,
+    node: Annotated[str | None, Parameter(help="The node; needed only where several report.")] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Draw a machine: sockets, NUMA nodes, CPUs, PCI switches and devices, and who holds what."""
+    output = options.output()
+    found, inventories, ledger = (read_tree(root), (), None) if root is not None else asyncio.run(_ask(options, node))
+    if output.is_json:
+        output.document(machine_report(found))
+    output.show(draw_machine(found, inventories, ledger, width=min(output.console.width, 100)))
+    return ExitCode.OK
+
+
+def read_tree(root: Path) -> Machine:
+    """Read a machine from a folder that holds `sys` (and `proc`).
+
+    Errors: raises InputError when there is no such folder.
+    """
+    if not (root / "sys").is_dir():
+        raise InputError(f"{root} has no folder sys in it", next_step="give the folder that holds sys and proc, such as / for this machine")
+    return read_machine(Tree(HardwareSettings(root=str(root))), node="")
+
+
+async def node_state(bus: Bus, node: str) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:
+    """Fetch all that a drawing needs of one node."""
+    found = await bus.get(MACHINE, node=node)
+    if found is None:
+        raise PeerUnavailable(f"node {node} reports no machine", next_step="is topobus-discovery running there?")
+    inventories = await bus.list(INVENTORY, node=node)
+    ledger = await bus.get(LEDGER, node=node)
+    return found.value, tuple(one.value for one in inventories), ledger.value if ledger else None
+
+
+async def _ask(options: BusOptions, node: str | None) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:
+    async with open_bus(options) as bus:
+        return await node_state(bus, await the_node(bus, node))

@@ -1,0 +1,139 @@
+"""`topobus place` and `topobus release`: ask for a pod's devices and CPUs, and let them go again."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from rich.console import RenderableType
+from rich.panel import Panel
+from rich.text import Text
+
+from topobus.cli.answers import answer_view, summary
+from topobus.cli.exits import ExitCode, NotFoundError
+from topobus.cli.manifests import parse_namespaced, read_pod
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.contracts.catalogue import CLUSTER, LEDGER, MACHINE, PLACE, PLAN, RELEASE
+from topobus.contracts.messages import PlaceReply, PlaceRequest, PlanReply, PlanRequest, ReleaseRequest
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.outcome import Placement
+from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.runtime.bus import Bus
+
+__all__ = ["place", "release_app", "reply_view"]
+
+release_app = App(name="release", help="Let go of what an owner holds.")
+
+
+def place(
+    manifest: Annotated[Path, Parameter(name="POD.YAML", help="A v1 Pod; - reads standard input.")],
+    /,
+    *,
+    node: Annotated[str | None, Parameter(help="Ask this node itself. Without it the controller chooses among all.")] = None,
+    dry_run: Annotated[bool, Parameter(negative="", help="Say where it would go; hold nothing.")] = False,
+    operation: Annotated[
+        str | None, Parameter(help="Operation id of an earlier try whose answer got lost; the answer is the same then.")
+    ] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Place a pod and say where and why, or why not and what would have to be freed."""
+    pod = read_pod(manifest)
+    return asyncio.run(_place(pod, node, dry_run, operation or str(uuid.uuid4()), options))
+
+
+async def _place(pod: PodRequest, node: str | None, is_dry_run: bool, op_id: str, options: BusOptions) -> int:
+    output = options.output()
+    async with open_bus(options) as bus:
+        if node is not None:
+            one_of("node", node, [entry.parts["node"] for entry in await bus.list(MACHINE)])
+        plan: PlanReply | None = None
+        reply: PlaceReply | None
+        try:
+            if node is not None:
+                reply = await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run), node=node)
+            else:
+                plan = await bus.ask(PLAN, PlanRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run), node=CLUSTER)
+                reply = plan.chosen
+        except PeerUnavailable as err:
+            next_step = f"it may have been placed or not: ask again with --operation {op_id}, or look with `topobus machine`"
+            raise PeerUnavailable(err.message, next_step=next_step) from err
+    if output.is_json:
+        output.document(plan or reply)
+    if reply is not None:
+        output.show(reply_view(pod, reply, is_dry_run=is_dry_run))
+    if plan is not None:
+        output.show(*_other_answers(plan))
+    if reply is None and not (plan and plan.answers):
+        silent = ", ".join(plan.silent_nodes) if plan else ""
+        raise PeerUnavailable(
+            f"no node answered{f': {silent} kept silent' if silent else ''}", next_step="`topobus doctor` tells what is missing"
+        )
+    return ExitCode.OK if reply is not None and isinstance(reply.result, Placement) else ExitCode.NO
+
+
+def reply_view(pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False) -> RenderableType:
+    """Show a node's answer to `place`."""
+    is_placed = isinstance(reply.result, Placement)
+    verdict = ("would go to" if is_dry_run else "placed on") if is_placed else "refused by"
+    return Panel(
+        answer_view(reply.result),
+        title=Text(f"{pod.owner} {verdict} {reply.node}"),
+        title_align="left",
+        border_style="ok" if is_placed else "fail",
+        subtitle=Text(f"topobus explain {reply.decision_id}") if reply.decision_id else None,
+        subtitle_align="left",
+    )
+
+
+def _other_answers(plan: PlanReply) -> Iterable[RenderableType]:
+    chosen = plan.chosen.node if plan.chosen else ""
+    for answer in plan.answers:
+        if answer.node != chosen:
+            yield Panel(answer_view(answer.result), title=Text(f"{answer.node}: {summary(answer.result)}"), title_align="left")
+    for node in plan.silent_nodes:
+        yield Text(f"{node} did not answer in time: unknown, not refused", "warn")
+
+
+@release_app.command(name="pod")
+def release_pod(
+    name: Annotated[str, Parameter(name="NAMESPACE/NAME", help="The pod.")],
+    /,
+    *,
+    node: Annotated[str | None, Parameter(help="Only on this node.")] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Let go of all that a pod holds."""
+    return asyncio.run(_release_pod(*parse_namespaced(name), node, options))
+
+
+async def _release_pod(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
+    output = options.output()
+    async with open_bus(options) as bus:
+        held = await _holdings_of(bus, namespace, name, node)
+        if not held:
+            where = f" on {node}" if node else ""
+            raise NotFoundError(f"no pod {namespace}/{name} holds anything{where}", next_step="`topobus machine` lists who holds what")
+        released = []
+        for where, owner in held:
+            reply = await bus.ask(RELEASE, ReleaseRequest(op_id=str(uuid.uuid4()), owner=owner), node=where)
+            released.append({"node": where, "owner": owner, "devices": reply.devices, "ledger_sequence": reply.ledger_sequence})
+            parts = ", ".join(f"{len(names)} {device_class}" for device_class, names in sorted(reply.devices.items()))
+            output.show(Text(f"{owner} let go of {parts or 'nothing'} on {where}"))
+    if output.is_json:
+        output.document({"released": released})
+    return ExitCode.OK
+
+
+async def _holdings_of(bus: Bus, namespace: str, name: str, node: str | None) -> list[tuple[str, Owner]]:
+    """Find the pod in the ledgers: its owner's uid is known only there."""
+    return [
+        (entry.parts["node"], allocation.owner)
+        for entry in await bus.list(LEDGER)
+        for allocation in entry.value.allocations.values()
+        if node in (None, entry.parts["node"])
+        and (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (OwnerKind.POD, namespace, name)
+    ]

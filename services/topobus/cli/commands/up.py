@@ -1,0 +1,112 @@
+"""`topobus up`: the whole system on this machine until Ctrl-C, on a recorded machine or the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from topobus.cli.config import CliSettings
+from topobus.cli.exits import ExitCode, InputError, UsageError
+from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.output import Output
+from topobus.cli.status import status_line, status_table
+from topobus.cli.supervision import ProgramState, ProgramStatus
+from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system, state_folder
+from topobus.testing.machines import PROFILES, build
+
+__all__ = ["up"]
+
+
+def up(
+    *,
+    profile: Annotated[str | None, Parameter(help=f"A recorded machine: {', '.join(sorted(PROFILES))}. Default: dgx.")] = None,
+    root: Annotated[Path | None, Parameter(help="A hardware tree of your own: a folder with sys and proc.")] = None,
+    real: Annotated[bool, Parameter(negative="", help="This very machine's hardware.")] = False,
+    directory: Annotated[
+        Path | None, Parameter(name="--dir", help="Keep state, logs and sockets here. Default: a fresh folder, removed at the end.")
+    ] = None,
+    nats: Annotated[str | None, Parameter(help="Use this NATS server instead of starting one.")] = None,
+    node: Annotated[str | None, Parameter(help="The node's name. Default: demo-node, with --real the host's name.")] = None,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Start NATS and the eight services and keep them running; Ctrl-C stops everything."""
+    if sum((profile is not None, root is not None, real)) > 1:
+        raise UsageError("--profile, --root and --real exclude each other", next_step="choose one")
+    if profile is not None and profile not in PROFILES:
+        raise UsageError(f"unknown profile {profile!r}", next_step=f"known are {', '.join(sorted(PROFILES))}")
+    if root is not None and not (root / "sys").is_dir():
+        raise InputError(f"--root {root} has no folder sys in it", next_step="give the folder that holds sys and proc")
+    name = node or (socket.gethostname().lower() if real else DEMO_NODE)
+    with state_folder(directory) as state:
+        if root is None and not real:
+            hardware = Layout(state=state).machine
+            if not hardware.exists():
+                build(profile or "dgx", hardware)
+        else:
+            hardware = (root or Path("/")).absolute()
+        return asyncio.run(_up(state, hardware, name, nats, options.output()))
+
+
+async def _up(state: Path, hardware: Path, node: str, nats: str | None, output: Output) -> int:
+    me = asyncio.current_task()
+    assert me is not None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, me.cancel)
+    output.show(Text(f"node {node}, hardware {hardware}, state {state}", "faint"))
+    try:
+        async with start_system(state, hardware_root=hardware, node=node, nats_url=nats, say=output.note) as system:
+            await _follow(system, output)
+    except asyncio.CancelledError:
+        # Ctrl-C and SIGTERM are how this command ends; by now everything is stopped.
+        output.show(Text("stopped; nothing is left running", "faint"))
+    return ExitCode.OK
+
+
+async def _follow(system: System, output: Output) -> None:
+    if output.console.is_terminal and not output.is_json:
+        with Live(console=output.console, auto_refresh=False) as live:
+            async for statuses in system.supervisor.changes(at_least_every_s=1.0):
+                live.update(Group(status_table(statuses), _hint(system, statuses)), refresh=True)
+        return
+    seen: dict[str, tuple[ProgramState, int | None]] = {}
+    was_ready = False
+    async for statuses in system.supervisor.changes(at_least_every_s=1.0):
+        for one in statuses:
+            if seen.get(one.name) == (one.state, one.pid):
+                continue
+            seen[one.name] = (one.state, one.pid)
+            if output.is_json:
+                output.line({"service": one.name, "state": one.state, "pid": one.pid, "restarts": one.restarts, "last_log": one.last_line})
+            output.show(Text(status_line(one)))
+        is_ready = _is_ready(statuses)
+        if is_ready != was_ready:
+            was_ready = is_ready
+            if output.is_json:
+                output.line({"system": "ready" if is_ready else "not-ready", "node": system.node, "nats": system.nats_url})
+            output.show(_hint(system, statuses))
+
+
+def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:
+    ready = {one.name for one in statuses if one.state is ProgramState.READY}
+    return ready >= set(SERVICES)
+
+
+def _hint(system: System, statuses: tuple[ProgramStatus, ...]) -> Text:
+    """Say how far it is, and how to use it once it is there."""
+    if not _is_ready(statuses):
+        ready = sum(one.state is ProgramState.READY for one in statuses)
+        return Text(f"{ready} of {len(statuses)} ready; Ctrl-C stops everything", "warn")
+    text = Text("all ready. In another terminal: ", "ok")
+    if system.nats_url != CliSettings().nats.url:
+        text.append(f"export TOPOBUS_ALL__NATS__URL={system.nats_url}; ", "title")
+    text.append("topobus machine", "title")
+    text.append("   Ctrl-C stops everything", "faint")
+    return text

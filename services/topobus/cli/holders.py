@@ -1,0 +1,75 @@
+"""Who holds what, as letters: each owner in a ledger gets a letter and a colour, so that a drawing reads with and without colour.
+
+Flows in: a Ledger. Flows out: letters by owner, by CPU and by device. Pure; the same ledger gives the same letters.
+"""
+
+from __future__ import annotations
+
+import string
+from dataclasses import dataclass
+
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Allocation, Ledger
+
+__all__ = ["Holder", "Holders", "holders_of"]
+
+# Colours that read on dark and on light terminals; letters tell owners apart where colours repeat.
+_STYLES = ("bold cyan", "bold magenta", "bold yellow", "bold blue", "bold green", "bold bright_red")
+_LETTERS = string.ascii_uppercase + "0123456789"
+# More owners than letters: the rest share one sign, and the legend still lists each.
+_MANY = "#"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """One owner as drawn."""
+
+    letter: str
+    style: str
+    name: str
+    allocation: Allocation
+
+    @property
+    def cpus(self) -> CpuSet:
+        """All CPUs that the owner holds."""
+        held = CpuSet()
+        for holding in self.allocation.holdings:
+            held |= holding.cpus
+        return held
+
+    @property
+    def devices(self) -> dict[str, tuple[str, ...]]:
+        """Class to device names over all containers, sorted, each once."""
+        found: dict[str, set[str]] = {}
+        for holding in self.allocation.holdings:
+            for device_class, names in holding.devices.items():
+                found.setdefault(device_class, set()).update(names)
+        return {device_class: tuple(sorted(names)) for device_class, names in sorted(found.items())}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holders:
+    """All owners of one node, and the way back from CPUs and devices."""
+
+    all: tuple[Holder, ...]
+    by_cpu: dict[int, Holder]
+    by_device: dict[tuple[str, str], Holder]
+
+
+def holders_of(ledger: Ledger | None) -> Holders:
+    """Give each owner a letter, in the order of their keys."""
+    found: list[Holder] = []
+    by_cpu: dict[int, Holder] = {}
+    by_device: dict[tuple[str, str], Holder] = {}
+    for place, (_, allocation) in enumerate(sorted((ledger.allocations if ledger else {}).items())):
+        holder = Holder(
+            letter=_LETTERS[place] if place < len(_LETTERS) else _MANY,
+            style=_STYLES[place % len(_STYLES)],
+            name=str(allocation.owner),
+            allocation=allocation,
+        )
+        found.append(holder)
+        by_cpu.update(dict.fromkeys(holder.cpus, holder))
+        for device_class, names in holder.devices.items():
+            by_device.update({(device_class, name): holder for name in names})
+    return Holders(all=tuple(found), by_cpu=by_cpu, by_device=by_device)

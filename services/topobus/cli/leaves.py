@@ -1,0 +1,110 @@
+"""What hangs on a machine's PCI tree, ready to draw: devices of the inventories, or plain PCI functions where no service has looked.
+
+Flows in: a Machine and its Inventories. Flows out: leaves with their root complex, switch, NUMA node, sign and text. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from topobus.domain.device import Device, Inventory
+from topobus.domain.health import HealthState
+from topobus.domain.machine import Machine, PciDevice
+
+__all__ = ["HEALTH_SIGNS", "HEALTH_STYLES", "Leaf", "leaves_of", "short_address"]
+
+HEALTH_SIGNS = {
+    HealthState.HEALTHY: " ",
+    HealthState.DEGRADED: "~",
+    HealthState.RECOVERING: "r",
+    HealthState.UNHEALTHY: "!",
+    HealthState.UNKNOWN: "?",
+}
+HEALTH_STYLES = {
+    HealthState.HEALTHY: "",
+    HealthState.DEGRADED: "warn",
+    HealthState.RECOVERING: "warn",
+    HealthState.UNHEALTHY: "fail",
+    HealthState.UNKNOWN: "warn",
+}
+
+# PCI base classes worth drawing where no device service told what they are (PCI Code and ID Assignment, section 1).
+_KINDS = {0x01: "disk", 0x02: "nic", 0x03: "display", 0x0B: "coproc", 0x12: "accel"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leaf:
+    """One thing at the end of a PCI path."""
+
+    device_class: str
+    name: str
+    text: str
+    """What follows the name: model, parts, or what is wrong."""
+    numa_node: int | None
+    """The node it is drawn in: the lowest of its nodes; None when the machine does not tell."""
+    root: str = ""
+    switch: str = ""
+    health: HealthState = HealthState.HEALTHY
+    parts: int = 0
+    """Virtual functions or partitions below it that are devices of their own."""
+
+
+def leaves_of(machine: Machine, inventories: Iterable[Inventory]) -> tuple[Leaf, ...]:
+    """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere."""
+    known = [one for one in inventories if one.device_class != "cpu"]
+    leaves = (
+        [leaf for one in known for leaf in _device_leaves(one)]
+        if known
+        else [leaf for leaf in map(_function_leaf, machine.pci_devices) if leaf is not None]
+    )
+    return tuple(sorted(leaves, key=lambda leaf: (leaf.root, leaf.switch, leaf.device_class, leaf.name)))
+
+
+def short_address(text: str) -> str:
+    """Leave out PCI domain 0, as lspci does.
+
+    >>> short_address("0000:3b:00.0"), short_address("10000:00:02.0")
+    ('3b:00.0', '10000:00:02.0')
+    """
+    return text.removeprefix("0000:")
+
+
+def _device_leaves(inventory: Inventory) -> Iterable[Leaf]:
+    names = {device.name for device in inventory.devices}
+    parts: dict[str, int] = {}
+    for device in inventory.devices:
+        if device.parent in names:
+            parts[device.parent] = parts.get(device.parent, 0) + 1
+    for device in inventory.devices:
+        if device.parent not in names:
+            yield _device_leaf(device, parts.get(device.name, 0))
+
+
+def _device_leaf(device: Device, parts: int) -> Leaf:
+    worst = device.health.worst
+    text = worst.reason if worst is not None else device.model or device.vendor
+    return Leaf(
+        device_class=device.device_class,
+        name=device.name,
+        text=text + (f" +{parts} VF" if parts else ""),
+        numa_node=device.numa_nodes.lowest if device.numa_nodes else None,
+        root=device.pcie_root,
+        switch=str(device.pcie_switch or ""),
+        health=device.health.state,
+        parts=parts,
+    )
+
+
+def _function_leaf(function: PciDevice) -> Leaf | None:
+    kind = _KINDS.get(function.class_code >> 16)
+    if kind is None or function.is_bridge or function.physfn is not None:
+        return None
+    return Leaf(
+        device_class=kind,
+        name=f"{kind} {short_address(str(function.address))}",
+        text=f"[{function.vendor:04x}:{function.device:04x}] {function.driver}".rstrip(),
+        numa_node=function.numa_node,
+        root=function.root,
+        switch=str(function.switch or ""),
+    )

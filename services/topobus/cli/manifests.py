@@ -1,0 +1,71 @@
+"""Manifest files: read from disk or standard input, and turned into what is asked of a node.
+
+The reading itself, strict and with lines, is `topobus.contracts.kubernetes`; here stand the file, the errors about it and a pod's identity.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from pathlib import Path
+
+from topobus.cli.exits import InputError, UsageError
+from topobus.contracts.kubernetes.manifest import parse_manifest
+from topobus.contracts.kubernetes.objects import metadata_of
+from topobus.contracts.kubernetes.pod import pod_request
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import ContractError
+from topobus.domain.request import PodRequest
+
+__all__ = ["NamespacedName", "parse_namespaced", "read_objects", "read_pod"]
+
+NamespacedName = tuple[str, str]
+
+# A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
+_POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
+
+
+def read_objects(path: Path) -> tuple[ApiObject, ...]:
+    """Read all objects of a manifest; `-` is standard input.
+
+    Errors: raises InputError for a file that cannot be read, ContractError for one that is no manifest.
+    """
+    where = "standard input" if str(path) == "-" else str(path)
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as err:
+        raise ContractError(
+            f"{where}: this is not text: {err.reason} at byte {err.start}", next_step="give a YAML or JSON manifest"
+        ) from err
+    except OSError as err:
+        raise InputError(
+            f"cannot read {where}: {err.strerror}", next_step="examples/pods and examples/claims have manifests to start from"
+        ) from err
+    return parse_manifest(text, where=where)
+
+
+def read_pod(path: Path) -> PodRequest:
+    """Read the one pod of a manifest.
+
+    Errors: raises ContractError when the file holds no pod or several.
+    """
+    objects = read_objects(path)
+    pods = [one for one in objects if one.kind == "Pod"]
+    if len(pods) != 1:
+        kinds = ", ".join(one.kind for one in objects)
+        raise ContractError(f"{path}: wanted one Pod, got {len(pods)} (the file has: {kinds})", next_step="give a file with one pod")
+    metadata = metadata_of(pods[0])
+    uid = metadata.uid or str(uuid.uuid5(_POD_SPACE, f"{metadata.namespace or 'default'}/{metadata.name}"))
+    return pod_request(pods[0], uid=uid)
+
+
+def parse_namespaced(text: str) -> NamespacedName:
+    """Read `NAMESPACE/NAME`, or `NAME` in namespace default.
+
+    >>> parse_namespaced("default/trainer"), parse_namespaced("trainer")
+    (('default', 'trainer'), ('default', 'trainer'))
+    """
+    parts = text.split("/")
+    if len(parts) > 2 or not all(parts):
+        raise UsageError(f"cannot read {text!r} as a name", next_step="write NAMESPACE/NAME, such as default/trainer")
+    return (parts[0], parts[1]) if len(parts) == 2 else ("default", parts[0])

@@ -1,0 +1,107 @@
+"""Options that commands share, and what follows from them: settings, output, a connected bus, the node that is meant."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from topobus.cli.config import CliSettings
+from topobus.cli.exits import UsageError
+from topobus.cli.output import Output
+from topobus.contracts.catalogue import MACHINE
+from topobus.domain.errors import PeerUnavailable
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import load_settings
+from topobus.runtime.logging import setup_logging
+
+__all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "OutputOptions", "one_of", "open_bus", "the_node"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """How a command prints."""
+
+    json: Annotated[bool, Parameter(name="--json", negative="", help="Print JSON: one document, or one line an event.")] = False
+
+    def output(self) -> Output:
+        """Open the output."""
+        return Output(is_json=self.json)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class BusOptions(OutputOptions):
+    """How a command prints, and where it finds the system."""
+
+    nats: Annotated[
+        str | None, Parameter(name="--nats", help="NATS server. Default: TOPOBUS_ALL__NATS__URL, else nats://127.0.0.1:4222.")
+    ] = None
+    config: Annotated[Path | None, Parameter(name="--config", help="Settings file (TOML) with the same keys as the services'.")] = None
+
+    def settings(self) -> CliSettings:
+        """Read file and environment; the flag wins."""
+        settings = load_settings(CliSettings, "cli", file=self.config, environ=os.environ)
+        if self.nats is None:
+            return settings
+        return msgspec.structs.replace(settings, nats=msgspec.structs.replace(settings.nats, url=self.nats))
+
+
+OUTPUT_DEFAULTS = OutputOptions()
+BUS_DEFAULTS = BusOptions()
+
+
+@asynccontextmanager
+async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
+    """Connect for one command.
+
+    Errors: raises PeerUnavailable when no server answers in time; the bus itself would wait for ever, as services want it.
+    """
+    settings = options.settings()
+    setup_logging(settings.log, service="cli")
+    try:
+        async with asyncio.timeout(settings.connect_timeout_s):
+            bus = await Bus.connect(settings.nats, name="topobus-cli")
+    except TimeoutError as err:
+        raise PeerUnavailable(
+            f"no NATS server answers at {settings.nats.url} within {settings.connect_timeout_s:g} s",
+            next_step="start the system with `topobus up`, or name its server with --nats URL or TOPOBUS_ALL__NATS__URL",
+        ) from err
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+async def the_node(bus: Bus, wanted: str | None) -> str:
+    """Choose the node: the one named, else the only one there is.
+
+    Errors: raises PeerUnavailable when no node reports, UsageError when the name is unknown or several could be meant.
+    """
+    nodes = [entry.parts["node"] for entry in await bus.list(MACHINE)]
+    if not nodes:
+        raise PeerUnavailable("no node reports a machine", next_step="is topobus-discovery running there? `topobus doctor` tells")
+    if wanted is None and len(nodes) > 1:
+        raise UsageError(f"{len(nodes)} nodes report a machine: {', '.join(nodes[:10])}", next_step="say which one with --node NAME")
+    return one_of("node", wanted or nodes[0], nodes)
+
+
+def one_of(what: str, wanted: str, known: Iterable[str]) -> str:
+    """Check a name against those that exist.
+
+    Errors: raises UsageError that lists what exists.
+    """
+    names = sorted(set(known))
+    if wanted in names:
+        return wanted
+    raise UsageError(
+        f"unknown {what} {wanted!r}", next_step=f"known are {', '.join(names[:12]) or 'none'}{' …' if len(names) > 12 else ''}"
+    )

@@ -1,0 +1,296 @@
+"""Programs kept running: started, watched until ready, restarted with back-off when they die, stopped together without leftovers.
+
+Flows in: programs (name, command, environment, probe). Flows out: a status of each and its last log lines. Knows nothing of Topobus.
+Every program is a session of its own (a Ctrl-C of the terminal reaches only the supervisor, which stops them in order) and dies with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+from topobus.domain.errors import PeerUnavailable
+
+__all__ = ["Program", "ProgramState", "ProgramStatus", "Supervisor", "probe_http", "probe_nats"]
+
+# A service promises to stop within 5 s of SIGTERM; one more for a loaded machine, then it is killed.
+_STOP_GRACE_S = 6.0
+_FIRST_PAUSE_S = 0.25
+_LONGEST_PAUSE_S = 10.0
+# A program that ran so long has recovered: its next death starts the back-off anew.
+_STEADY_S = 30.0
+_PROBE_PAUSE_S = 0.1
+_PROBE_TIMEOUT_S = 1.0
+_READY_PAUSE_S = 2.0
+_TAIL_LINES = 40
+# PR_SET_PDEATHSIG (linux/prctl.h): the kernel sends this signal to a child whose parent is gone, even by SIGKILL.
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class ProgramState(StrEnum):
+    """Where a program is in its life."""
+
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    NOT_READY = "not-ready"
+    """Was ready once, and says now that it is not."""
+    RESTARTING = "restarting"
+    """Died; waits out its back-off."""
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What to run. `probe` says whether it is ready; it must return within a second or so and never raise."""
+
+    name: str
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    probe: Callable[[], Awaitable[bool]]
+    cleanup: tuple[str, ...] = ()
+    """A command that removes what a killed program may leave (a container); its failure is no news."""
+
+
+@dataclass(kw_only=True)
+class ProgramStatus:
+    """How a program is right now; changed by the supervisor only."""
+
+    name: str
+    state: ProgramState = ProgramState.WAITING
+    pid: int | None = None
+    restarts: int = 0
+    exit_code: int | None = None
+    """How it last ended; negative for a signal."""
+    started_at: float = 0.0
+    ready_after_s: float | None = None
+    tail: deque[str] = field(default_factory=lambda: deque(maxlen=_TAIL_LINES))
+
+    @property
+    def last_line(self) -> str:
+        """The newest log line."""
+        return self.tail[-1] if self.tail else ""
+
+
+class Supervisor:
+    """Runs programs until it is closed. Use as an async context manager: leaving it stops everything, the last started first."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._running: list[tuple[ProgramStatus, Program, asyncio.Task[None]]] = []
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._stopping = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    @property
+    def statuses(self) -> tuple[ProgramStatus, ...]:
+        """All programs in the order they were started."""
+        return tuple(status for status, _, _ in self._running)
+
+    def status(self, name: str) -> ProgramStatus:
+        """Find a program's status; KeyError for a name that was never started."""
+        for status in self.statuses:
+            if status.name == name:
+                return status
+        raise KeyError(name)
+
+    async def __aenter__(self) -> Self:
+        self._logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        # A second Ctrl-C must not leave processes behind: stopping is finished whatever is cancelled meanwhile.
+        stopping = asyncio.ensure_future(self.stop())
+        while not stopping.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(stopping)
+        stopping.result()
+
+    def start(self, program: Program) -> ProgramStatus:
+        """Start a program and keep it running."""
+        status = ProgramStatus(name=program.name)
+        self._running.append((status, program, asyncio.create_task(self._keep(program, status), name=f"keep-{program.name}")))
+        return status
+
+    async def changes(self, *, at_least_every_s: float) -> AsyncIterator[tuple[ProgramStatus, ...]]:
+        """Yield the statuses now, on every change, and every so many seconds without one."""
+        while True:
+            self._changed.clear()
+            yield self.statuses
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), at_least_every_s)
+
+    async def until_ready(self, names: Sequence[str], *, timeout_s: float) -> None:
+        """Wait until all named programs are ready at once.
+
+        Errors: raises PeerUnavailable that names those which are not, with their last log lines.
+        """
+        wanted = set(names)
+        try:
+            async with asyncio.timeout(timeout_s):
+                async for statuses in self.changes(at_least_every_s=1.0):
+                    if wanted <= {one.name for one in statuses if one.state is ProgramState.READY}:
+                        return
+        except TimeoutError as err:
+            late = [one for one in self.statuses if one.name in wanted and one.state is not ProgramState.READY]
+            what = "; ".join(f"{one.name} is {one.state}, last said: {one.last_line or 'nothing'}" for one in late)
+            raise PeerUnavailable(
+                f"not ready after {timeout_s:.0f} s: {what}", next_step=f"read {self._logs}/{late[0].name if late else '*'}.log"
+            ) from err
+
+    async def stop(self) -> None:
+        """Stop everything: services together, and what was started before them (their server) after them."""
+        self._stopping.set()
+        self._changed.set()
+        first, rest = self._running[:1], self._running[1:]
+        for tier in (rest, first):
+            await asyncio.gather(*(self._stop_one(status, program, task) for status, program, task in tier))
+
+    async def _stop_one(self, status: ProgramStatus, program: Program, task: asyncio.Task[None]) -> None:
+        process = self._processes.get(status.name)
+        if process is not None and process.returncode is None:
+            process.terminate()
+            try:
+                await asyncio.wait_for(process.wait(), _STOP_GRACE_S)
+            except TimeoutError:
+                _kill_group(process.pid)
+                await process.wait()
+        task.cancel()
+        await asyncio.wait([task])
+        if process is not None:
+            _kill_group(process.pid)
+        if program.cleanup:
+            with contextlib.suppress(OSError):
+                cleaner = await asyncio.create_subprocess_exec(
+                    *program.cleanup, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL
+                )
+                await cleaner.wait()
+        status.state = ProgramState.STOPPED
+        self._changed.set()
+
+    async def _keep(self, program: Program, status: ProgramStatus) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            await self._run_once(program, status)
+            if self._stopping.is_set():
+                return
+            if time.monotonic() - status.started_at > _STEADY_S:
+                pause_s = _FIRST_PAUSE_S
+            status.restarts += 1
+            self._set(status, ProgramState.RESTARTING)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
+
+    async def _run_once(self, program: Program, status: ProgramStatus) -> None:
+        status.started_at = time.monotonic()
+        status.ready_after_s = None
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *program.command,
+                env=dict(program.environment),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                # Safe although it runs between fork and exec: one system call, no lock, no allocation that another thread could hold.
+                preexec_fn=_die_with_parent,
+                limit=1 << 20,
+            )
+        except OSError as err:
+            status.tail.append(f"cannot start {program.command[0]}: {err.strerror}")
+            return
+        self._processes[program.name] = process
+        status.pid = process.pid
+        self._set(status, ProgramState.STARTING)
+        prober = asyncio.create_task(self._watch_readiness(program, status))
+        reader = asyncio.create_task(self._copy_log(process, status))
+        try:
+            status.exit_code = await process.wait()
+            # The pipe ends with the process unless a grandchild holds it; the last lines are worth a moment, not a hang.
+            await asyncio.wait([reader], timeout=1.0)
+        finally:
+            for task in (prober, reader):
+                task.cancel()
+            await asyncio.wait([prober, reader])
+            status.pid = None
+
+    async def _watch_readiness(self, program: Program, status: ProgramStatus) -> None:
+        while True:
+            is_ready = await program.probe()
+            if is_ready and status.state is not ProgramState.READY:
+                if status.ready_after_s is None:
+                    status.ready_after_s = time.monotonic() - status.started_at
+                self._set(status, ProgramState.READY)
+            elif not is_ready and status.state is ProgramState.READY:
+                self._set(status, ProgramState.NOT_READY)
+            await asyncio.sleep(_READY_PAUSE_S if is_ready else _PROBE_PAUSE_S)
+
+    async def _copy_log(self, process: asyncio.subprocess.Process, status: ProgramStatus) -> None:
+        assert process.stdout is not None
+        with (self._logs / f"{status.name}.log").open("ab") as log:
+            while True:
+                try:
+                    line = await process.stdout.readline()
+                except ValueError:
+                    # A line above the reader's limit: readline has thrown it away, the next one is read as usual.
+                    continue
+                if not line:
+                    return
+                log.write(line)
+                log.flush()
+                text = line.decode("utf-8", "replace").rstrip()
+                if text:
+                    status.tail.append(text)
+                    self._changed.set()
+
+    def _set(self, status: ProgramStatus, state: ProgramState) -> None:
+        status.state = state
+        self._changed.set()
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+async def probe_http(port: int, path: str = "/readyz") -> bool:
+    """Ask a service on this machine whether it is ready; False for any trouble."""
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            try:
+                writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+                await writer.drain()
+                return b" 200 " in await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return False
+
+
+async def probe_nats(host: str, port: int) -> bool:
+    """Say whether a NATS server greets at this address."""
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return (await reader.readline()).startswith(b"INFO ")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return False

@@ -1,0 +1,223 @@
+"""The whole system on this machine: a NATS server and the eight services as separate processes, in one state folder.
+
+Flows in: where the hardware is read, where the state goes, which NATS. Flows out: supervised processes, their addresses and folders.
+Everything a run makes (sockets, logs, streams, the recorded machine) lies in its state folder, so two systems do not meet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import sysconfig
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from topobus.cli.supervision import Program, Supervisor, probe_http, probe_nats
+from topobus.domain.errors import ConfigError
+from topobus.testing.nats import free_port
+from topobus.testing.nats_provider import provide_nats_server
+
+__all__ = ["DEMO_NODE", "SERVICES", "Layout", "System", "start_system", "state_folder"]
+
+SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
+DEMO_NODE = "demo-node"
+
+# AF_UNIX paths end at 108 bytes (sun_path, unix(7)). The longest socket below a state folder is kubelet/plugins/<class>.topobus.dev/dra.sock with room
+# for a plugin's class name; a longer path fails only at bind, so it is checked before anything starts.
+_LONGEST_SOCKET = "kubelet/plugins_registry/some-class.topobus.dev-reg.sock"
+_SOCKET_BYTES = 107
+_DEFAULT_NATS_PORT = 4222
+_NATS_READY_S = 15.0
+_SHORT_TMP = Path("/tmp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where things lie in a state folder."""
+
+    state: Path
+
+    @property
+    def logs(self) -> Path:
+        """One file a process."""
+        return self.state / "logs"
+
+    @property
+    def nats(self) -> Path:
+        """JetStream's files."""
+        return self.state / "nats"
+
+    @property
+    def machine(self) -> Path:
+        """The recorded machine."""
+        return self.state / "machine"
+
+    @property
+    def kubelet(self) -> Path:
+        """What is /var/lib/kubelet on a node."""
+        return self.state / "kubelet"
+
+    @property
+    def cdi(self) -> Path:
+        """What is /var/run/cdi on a node."""
+        return self.state / "cdi"
+
+    @property
+    def gateway(self) -> Path:
+        """The gateway's own files: its checkpoint."""
+        return self.state / "gateway"
+
+
+@dataclass(kw_only=True)
+class System:
+    """A running system."""
+
+    layout: Layout
+    node: str
+    nats_url: str
+    supervisor: Supervisor
+    http_ports: Mapping[str, int] = field(default_factory=dict)
+
+    async def until_ready(self, *, timeout_s: float) -> None:
+        """Wait until all services say that they are ready."""
+        await self.supervisor.until_ready(SERVICES, timeout_s=timeout_s)
+
+
+@contextlib.contextmanager
+def state_folder(wanted: Path | None) -> Iterator[Path]:
+    """Give the folder for a run: the one wanted, kept afterwards; else a fresh one that is removed afterwards.
+
+    Errors: raises ConfigError when the folder is in use by another run, cannot be made, or is so deep that sockets would not fit.
+    """
+    if wanted is None:
+        near = Path(tempfile.gettempdir())
+        home = near if _has_room(near / "topobus-12345678") else _SHORT_TMP
+        made = Path(tempfile.mkdtemp(prefix="topobus-", dir=home))
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        return
+    folder = wanted.absolute()
+    if not _has_room(folder):
+        longest = len(os.fsencode(folder / _LONGEST_SOCKET))
+        raise ConfigError(
+            f"--dir {folder}: a socket below it would have a path of {longest} bytes, wanted at most {_SOCKET_BYTES}",
+            next_step="choose a shorter folder, such as /tmp/topobus",
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as err:
+        raise ConfigError(f"--dir {folder}: {err.strerror}", next_step="choose a folder that can be written") from err
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as err:
+            raise ConfigError(
+                f"--dir {folder} is in use by another `topobus up`", next_step="stop that one, or choose another folder"
+            ) from err
+        yield folder
+
+
+@asynccontextmanager
+async def start_system(
+    state: Path,
+    *,
+    hardware_root: Path,
+    node: str,
+    nats_url: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> AsyncIterator[System]:
+    """Start NATS (unless one is given) and all services; stop everything at the end, whatever ends it."""
+    layout = Layout(state=state)
+    for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
+        folder.mkdir(parents=True, exist_ok=True)
+    async with Supervisor(layout.logs) as supervisor:
+        url = nats_url or await _start_nats(supervisor, layout, say)
+        ports = {name: free_port() for name in SERVICES}
+        for name in SERVICES:
+            supervisor.start(
+                Program(
+                    name=name,
+                    command=(str(_program(f"topobus-{name}")),),
+                    environment=_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=url, port=ports[name]),
+                    probe=partial(probe_http, ports[name]),
+                )
+            )
+        yield System(layout=layout, node=node, nats_url=url, supervisor=supervisor, http_ports=ports)
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+async def _start_nats(supervisor: Supervisor, layout: Layout, say: Callable[[str], None]) -> str:
+    server = await asyncio.to_thread(provide_nats_server, say)
+    port = _DEFAULT_NATS_PORT if _is_free(_DEFAULT_NATS_PORT) else free_port()
+    supervisor.start(
+        Program(
+            name="nats",
+            command=server.command(port=port, store=layout.nats),
+            environment=os.environ,
+            probe=partial(probe_nats, "127.0.0.1", port),
+            cleanup=server.cleanup(port=port),
+        )
+    )
+    await supervisor.until_ready(["nats"], timeout_s=_NATS_READY_S)
+    return f"nats://127.0.0.1:{port}"
+
+
+def _program(name: str) -> Path:
+    """Find a console script of this installation.
+
+    Errors: raises ConfigError when the extra that brings it is not installed.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / name
+    found = beside if beside.exists() else shutil.which(name)
+    if found is None:
+        raise ConfigError(f"the program {name} is not installed", next_step="install all of Topobus: pip install 'topobus[all]'")
+    return Path(found)
+
+
+def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path, nats_url: str, port: int) -> dict[str, str]:
+    """Settings of one service. What the caller's environment says to this one service wins; where it must agree with the others it cannot."""
+    defaults = {
+        "TOPOBUS_ALL__LOG__FORMAT": "json",
+    } | {f"TOPOBUS_{name}__{key}": value for (name, key), value in _folders(layout).items() if name == service.upper()}
+    return {
+        **defaults,
+        **os.environ,
+        "TOPOBUS_ALL__NODE": node,
+        "TOPOBUS_ALL__NATS__URL": nats_url,
+        "TOPOBUS_ALL__HARDWARE__ROOT": str(hardware_root),
+        f"TOPOBUS_{service.upper()}__HTTP__PORT": str(port),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _folders(layout: Layout) -> dict[tuple[str, str], str]:
+    """The gateway's folders, by the names of its settings."""
+    return {
+        ("GATEWAY", "KUBELET__ROOT"): str(layout.kubelet),
+        ("GATEWAY", "CDI__DIRECTORY"): str(layout.cdi),
+        ("GATEWAY", "STATE__DIRECTORY"): str(layout.gateway),
+    }
+
+
+def _has_room(folder: Path) -> bool:
+    return len(os.fsencode(folder / _LONGEST_SOCKET)) <= _SOCKET_BYTES
