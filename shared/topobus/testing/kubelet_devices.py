@@ -1,0 +1,173 @@
+"""kubelet's device manager as a value store: which devices exist, who holds them, which would be taken. No sockets, no calls.
+
+Flows in: ListAndWatch lists, affinities, holdings. Flows out: capacity, hints, the split of free devices. Where kubelet picks at random out of
+a set, this picks in the order of ids, so a test sees the same answer every time.
+Source: kubelet 1.36 cm/devicemanager/{manager,topology_hints,pod_devices}.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from topobus.domain.alignment.hints import device_hints
+from topobus.domain.device import Device
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+from topobus.testing.kubelet_values import Capacity
+
+__all__ = ["AffinitySplit", "DeviceStore", "PluginDevice", "resource_name_is_valid", "split_by_affinity"]
+
+
+class PluginDevice(Struct, frozen=True, kw_only=True):
+    """One entry of a plugin's list. `nodes` None: no topology sent."""
+
+    id: str
+    is_healthy: bool
+    nodes: NodeSet | None = None
+
+
+class AffinitySplit(Struct, frozen=True, kw_only=True):
+    """Free devices by how they sit to the merged hint; each sorted by id."""
+
+    aligned: tuple[str, ...] = ()
+    unaligned: tuple[str, ...] = ()
+    no_topology: tuple[str, ...] = ()
+
+
+def split_by_affinity(devices: Mapping[str, PluginDevice], available: Iterable[str], affinity: NodeSet | None) -> AffinitySplit:
+    """Split free devices: aligned touch the affinity, unaligned do not, the rest have no topology. No affinity: all count as without topology.
+
+    >>> gpu = PluginDevice(id="a", is_healthy=True, nodes=NodeSet(1))
+    >>> split_by_affinity({"a": gpu}, ["a"], NodeSet(0)).unaligned
+    ('a',)
+    """
+    free = sorted(available)
+    if affinity is None:
+        return AffinitySplit(no_topology=tuple(free))
+    aligned: list[str] = []
+    unaligned: list[str] = []
+    without: list[str] = []
+    for one in free:
+        nodes = devices[one].nodes
+        if not nodes:
+            without.append(one)
+        elif nodes & affinity:
+            aligned.append(one)
+        else:
+            unaligned.append(one)
+    return AffinitySplit(aligned=tuple(aligned), unaligned=tuple(unaligned), no_topology=tuple(without))
+
+
+class _Resource:
+    """One resource's devices. `stopped_at` is set while no plugin serves it."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, PluginDevice] = {}
+        self.stopped_at: float | None = None
+
+
+class DeviceStore:
+    """All resources' devices and who holds which."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._resources: dict[str, _Resource] = {}
+        self._held: dict[tuple[str, str, str], tuple[str, ...]] = {}
+
+    def replace(self, resource: str, devices: Iterable[PluginDevice]) -> None:
+        """Take a complete list: what it lacks is gone."""
+        entry = self._resources.setdefault(resource, _Resource())
+        entry.devices = {one.id: one for one in devices}
+        entry.stopped_at = None
+
+    def stop(self, resource: str, now: float) -> None:
+        """The plugin is gone: all its devices are unhealthy, and stay in the capacity for the grace time."""
+        entry = self._resources.get(resource)
+        if entry is None:
+            return
+        entry.devices = {key: PluginDevice(id=key, is_healthy=False, nodes=one.nodes) for key, one in entry.devices.items()}
+        entry.stopped_at = now
+
+    def restart(self) -> None:
+        """Start over as a restarted kubelet: resources are known from its checkpoint, without devices until their plugins come back; holdings stay."""
+        for entry in self._resources.values():
+            entry.devices = {}
+            entry.stopped_at = None
+
+    def capacity(self, now: float) -> dict[str, Capacity]:
+        """What the node would report; a plugin gone for longer than the grace time leaves zeros."""
+        answer: dict[str, Capacity] = {}
+        for name, entry in sorted(self._resources.items()):
+            if entry.stopped_at is not None and now - entry.stopped_at > self._grace_s:
+                entry.devices = {}
+            healthy = sum(1 for one in entry.devices.values() if one.is_healthy)
+            answer[name] = Capacity(capacity=len(entry.devices), allocatable=healthy)
+        return answer
+
+    def knows(self, resource: str) -> bool:
+        """Say whether a plugin ever sent a list for it."""
+        return resource in self._resources
+
+    def devices(self, resource: str) -> dict[str, PluginDevice]:
+        """Present list of a resource."""
+        entry = self._resources.get(resource)
+        return dict(entry.devices) if entry else {}
+
+    def healthy(self, resource: str) -> set[str]:
+        """Ids of healthy devices, held ones included."""
+        return {one.id for one in self.devices(resource).values() if one.is_healthy}
+
+    def available(self, resource: str) -> set[str]:
+        """Ids that are healthy and free."""
+        return self.healthy(resource) - self.in_use(resource)
+
+    def hints(self, resource: str, count: int, nodes: NodeSet, reusable: Iterable[str]) -> tuple[Hint, ...] | None:
+        """Give kubelet's hints for `count` devices of a resource."""
+        known = [
+            Device(name=one.id, device_class="plugin", numa_nodes=one.nodes or None)
+            for one in sorted(self.devices(resource).values(), key=lambda one: one.id)
+        ]
+        return device_hints(known, self.available(resource), count, nodes, reusable=set(reusable))
+
+    def in_use(self, resource: str) -> set[str]:
+        """Ids that some container holds."""
+        return {device for (_, _, name), ids in self._held.items() if name == resource for device in ids}
+
+    def hold(self, pod_uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
+        """Write down who has what."""
+        self._held[(pod_uid, container, resource)] = tuple(sorted(ids))
+
+    def drop(self, pod_uid: str, container: str, resource: str) -> None:
+        """Forget one container's devices of one resource."""
+        self._held.pop((pod_uid, container, resource), None)
+
+    def keep_only(self, pod_uids: Iterable[str]) -> None:
+        """Free what pods that are no longer active hold: kubelet does this lazily, before an allocation or a PodResources call."""
+        active = set(pod_uids)
+        self._held = {key: ids for key, ids in self._held.items() if key[0] in active}
+
+    def held_by(self, pod_uid: str, container: str) -> dict[str, tuple[str, ...]]:
+        """Resource to ids of one container."""
+        return {name: ids for (uid, holder, name), ids in sorted(self._held.items()) if (uid, holder) == (pod_uid, container)}
+
+
+def resource_name_is_valid(name: str) -> bool:
+    """Say whether kubelet takes this as an extended resource: a domain prefix that is not Kubernetes' own, and `requests.` + name still a qualified name.
+
+    >>> [resource_name_is_valid(one) for one in ("topobus.dev/gpu", "nodomain", "kubernetes.io/x", "a.b/-x")]
+    [True, False, False, False]
+    """
+    prefix, slash, part = name.partition("/")
+    if not slash or "kubernetes.io/" in name or name.startswith("requests."):
+        return False
+    domain = f"requests.{prefix}"
+    labels = domain.split(".")
+    is_domain = len(domain) <= 253 and all(_is_name(one, "-") and one == one.lower() and len(one) <= 63 for one in labels)
+    return is_domain and len(part) <= 63 and _is_name(part, "-_.")
+
+
+def _is_name(text: str, inner: str) -> bool:
+    allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
+    return bool(text) and text[0] in allowed and text[-1] in allowed and set(text) <= allowed | set(inner)

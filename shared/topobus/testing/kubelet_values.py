@@ -1,0 +1,203 @@
+"""What goes into the kubelet simulator and what comes out: pods, claims, admissions, rejections, time limits, folders, the event log.
+
+Flows in: a test's pods. Flows out: frozen values that a test can compare. Sockets and calls live in the modules beside this one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.hint import Hint
+from topobus.domain.idset import CpuSet
+from topobus.domain.request import ContainerKind
+
+__all__ = [
+    "Admission",
+    "Capacity",
+    "ClaimDevice",
+    "ClaimReference",
+    "Container",
+    "ContainerGrant",
+    "EventLog",
+    "KubeletDirectories",
+    "KubeletEvent",
+    "KubeletTimings",
+    "Pod",
+    "PreparedClaim",
+    "Rejection",
+]
+
+
+class KubeletTimings(Struct, frozen=True, kw_only=True):
+    """kubelet's own time limits, in seconds. Shorten one in a test that waits for it; the defaults are kubelet 1.36's."""
+
+    dial_s: float = 10.0
+    """How long a plugin's socket may take to accept (deviceplugin Register and the plugin watcher)."""
+    get_info_s: float = 1.0
+    notify_s: float = 5.0
+    pre_start_s: float = 30.0
+    dra_s: float = 45.0
+    grace_s: float = 300.0
+    """How long a stopped device plugin's devices stay in the node's capacity."""
+    health_retry_s: float = 5.0
+    health_timeout_s: float = 30.0
+    """A DRA device's health turns Unknown when it is not reported again within this time."""
+
+
+class KubeletDirectories(Struct, frozen=True, kw_only=True):
+    """Folder names under the simulator's root, as under /var/lib/kubelet."""
+
+    device_plugins: str = "device-plugins"
+    plugins_registry: str = "plugins_registry"
+    plugins: str = "plugins"
+    pod_resources: str = "pod-resources"
+
+    def create(self, root: Path) -> None:
+        """Make all of them."""
+        for name in (self.device_plugins, self.plugins_registry, self.plugins, self.pod_resources):
+            (root / name).mkdir(parents=True, exist_ok=True)
+
+
+class Container(Struct, frozen=True, kw_only=True):
+    """One container: extended resources by name, allocated in the order given; `cpus` are exclusive ones (a static CPU manager's)."""
+
+    name: str
+    resources: dict[str, int] = {}
+    kind: ContainerKind = ContainerKind.APP
+    cpus: int = 0
+
+
+class ClaimReference(Struct, frozen=True, kw_only=True):
+    """A ResourceClaim that a pod uses, and the drivers in its allocation."""
+
+    namespace: str = "default"
+    name: str
+    uid: str
+    drivers: tuple[str, ...]
+
+
+class Pod(Struct, frozen=True, kw_only=True):
+    """A pod bound to this node. Containers stand in spec order, init containers first."""
+
+    name: str
+    namespace: str = "default"
+    uid: str
+    containers: tuple[Container, ...]
+    claims: tuple[ClaimReference, ...] = ()
+
+
+class ContainerGrant(Struct, frozen=True, kw_only=True):
+    """What one container gets: devices by resource, and the edits of all resources merged (the first wins, as in kubelet)."""
+
+    name: str
+    devices: dict[str, tuple[str, ...]] = {}
+    cpus: CpuSet = CpuSet()
+    alignment: Hint
+    edits: ContainerEdits = ContainerEdits()
+    cdi_devices: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    """What two resources set differently: kubelet keeps the first and only logs it."""
+
+
+class ClaimDevice(Struct, frozen=True, kw_only=True):
+    """One device of a prepared claim."""
+
+    driver: str
+    pool: str
+    device: str
+    requests: tuple[str, ...] = ()
+    cdi_devices: tuple[str, ...] = ()
+
+
+class PreparedClaim(Struct, frozen=True, kw_only=True):
+    """What the drivers answered for one claim; `error` is not empty when a driver failed."""
+
+    uid: str
+    devices: tuple[ClaimDevice, ...] = ()
+    error: str = ""
+
+
+class Admission(Struct, frozen=True, kw_only=True):
+    """The pod runs: one grant a container, in order, and its prepared claims."""
+
+    pod: Pod
+    containers: tuple[ContainerGrant, ...]
+    claims: tuple[PreparedClaim, ...] = ()
+
+    def container(self, name: str) -> ContainerGrant:
+        """Find a container's grant; KeyError when there is none of that name."""
+        found = next((one for one in self.containers if one.name == name), None)
+        if found is None:
+            raise KeyError(f"pod {self.pod.name} has no container {name!r}: it has {[one.name for one in self.containers]}")
+        return found
+
+
+class Rejection(Struct, frozen=True, kw_only=True):
+    """The pod does not run. `is_final` False: kubelet would try again (claims, container start); True: the pod is Failed for good."""
+
+    pod: Pod
+    reason: str
+    message: str
+    is_final: bool = True
+
+
+class Capacity(Struct, frozen=True, kw_only=True):
+    """What the node would report for one resource."""
+
+    capacity: int
+    allocatable: int
+
+
+class KubeletEvent(Struct, frozen=True, kw_only=True):
+    """One call that the simulator made or answered, in the words of the recorded transcript."""
+
+    t: float
+    """Seconds since the simulator was made."""
+    event: str
+    """`Register.ok`, `ListAndWatch.send`, `Allocate`, …"""
+    subject: str
+    """Resource or driver name."""
+    detail: dict[str, Any] = {}
+    """Request, error text or list; what the transcript calls `req`, `msg`, `code`, `details`."""
+    deadline_s: float | None = None
+
+
+class EventLog:
+    """All events in order, and a way to wait for one."""
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._start = monotonic()
+        self._grown = asyncio.Event()
+        self._entries: list[KubeletEvent] = []
+
+    def add(self, event: str, subject: str, detail: dict[str, Any] | None = None, deadline_s: float | None = None) -> None:
+        """Append one event and wake all who wait."""
+        at = round(self._monotonic() - self._start, 3)
+        self._entries.append(KubeletEvent(t=at, event=event, subject=subject, detail=detail or {}, deadline_s=deadline_s))
+        self.wake()
+
+    def wake(self) -> None:
+        """Let all who wait look again."""
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+    def all(self) -> tuple[KubeletEvent, ...]:
+        """Everything so far."""
+        return tuple(self._entries)
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Wait until `holds()` is true; TimeoutError says what was awaited and which events came instead."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    await self._grown.wait()
+        except TimeoutError as err:
+            seen = ", ".join(f"{one.event}({one.subject})" for one in self._entries[-12:]) or "nothing"
+            raise TimeoutError(f"kubelet simulator: waited {timeout_s} s for {what}; the last events were {seen}") from err

@@ -1,0 +1,93 @@
+"""The simulator's gRPC plumbing: dialling a unix socket as kubelet does, errors in Go's wording, tasks that end with their owner."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
+
+__all__ = ["DialError", "Tasks", "deadline_of", "dial", "go_error", "is_socket", "to_plain"]
+
+
+class DialError(Exception):
+    """Raised when a plugin's socket did not accept in time."""
+
+
+class Tasks:
+    """Background tasks of one owner: `close` cancels them all, waits, and raises what one of them died of."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start a task that this owner answers for."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        return task
+
+    async def close(self) -> None:
+        """Cancel and wait; an error of a task is raised here, never lost."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+
+async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
+    """Open a channel and wait until the other side serves.
+
+    Errors: raises DialError with kubelet's wording after `timeout_s`; the channel is closed then.
+    """
+    # Without a limit, gRPC backs off up to two minutes between attempts and would miss a socket that appears late.
+    channel = grpc.aio.insecure_channel(
+        f"unix:{path}",
+        options=[("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)],
+    )
+    try:
+        await asyncio.wait_for(channel.channel_ready(), timeout_s)
+    except (TimeoutError, asyncio.CancelledError) as err:
+        await channel.close()
+        if isinstance(err, asyncio.CancelledError):
+            raise
+        raise DialError("context deadline exceeded") from err
+    return channel
+
+
+def go_error(err: grpc.aio.AioRpcError) -> str:
+    """Word an RPC error as grpc-go does.
+
+    >>> go_error(grpc.aio.AioRpcError(grpc.StatusCode.FAILED_PRECONDITION, details="no"))
+    'rpc error: code = FailedPrecondition desc = no'
+    """
+    code = "".join(part.capitalize() for part in err.code().name.split("_"))
+    return f"rpc error: code = {code} desc = {err.details() or ''}"
+
+
+def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
+    """Seconds left for this call; None when the caller set no deadline."""
+    # The stubs promise a float; at run time a call without a deadline gives None.
+    left: float | None = context.time_remaining()
+    return left
+
+
+def to_plain(message: Message) -> dict[str, Any]:
+    """Turn a message into plain values under kubelet's field names; defaults are left out."""
+    plain: dict[str, Any] = MessageToDict(message, preserving_proto_field_name=True)
+    return plain
+
+
+def is_socket(path: Path) -> bool:
+    """Say whether there is a unix socket at this path now."""
+    try:
+        return stat.S_ISSOCK(path.lstat().st_mode)
+    except FileNotFoundError:
+        return False

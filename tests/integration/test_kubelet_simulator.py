@@ -1,0 +1,445 @@
+"""The kubelet simulator, call by call against what a real kubelet 1.36.2 did, and against its allocation rules."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from support.kubelet_plugins import TrivialDriver, TrivialPlugin, device
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.request import ContainerKind, Policy, Scope
+from topobus.domain.view import AlignmentOptions
+from topobus.kubeletpb.podresources.v1 import api_pb2 as podresources
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as podresources_rpc
+from topobus.testing.kubelet import (
+    Admission,
+    Capacity,
+    ClaimReference,
+    Container,
+    KubeletSimulator,
+    KubeletTimings,
+    Pod,
+    Rejection,
+)
+
+pytestmark = pytest.mark.integration
+
+TRANSCRIPT = Path(__file__).resolve().parents[1] / "data" / "kubelet" / "kubelet-1.36-transcript.jsonl"
+X = "rec.example.com/x"
+Y = "rec.example.com/y"
+DRIVER = "dra.rec.example.com"
+LIST = (device("dev-0", 0), device("dev-1", 0), device("dev-2"))
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A short folder: a unix socket's path ends at 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="kl"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def kubelet(root: Path) -> AsyncIterator[KubeletSimulator]:
+    """A kubelet with one NUMA node whose dial gives up early, as the refused registration would take 10 s."""
+    async with KubeletSimulator(root, timings=KubeletTimings(dial_s=0.3)) as started:
+        yield started
+
+
+def pod(*containers: Container, uid: str = "p-1", claims: Iterable[ClaimReference] = ()) -> Pod:
+    """A pod with these containers."""
+    return Pod(name=f"pod-{uid}", uid=uid, containers=containers, claims=tuple(claims))
+
+
+def wants(name: str = "main", kind: ContainerKind = ContainerKind.APP, cpus: int = 0, **resources: int) -> Container:
+    """A container; `x=2` asks two devices of X."""
+    return Container(name=name, kind=kind, cpus=cpus, resources={{"x": X, "y": Y}[key]: count for key, count in resources.items()})
+
+
+async def admitted(kubelet: KubeletSimulator, wanted: Pod) -> Admission:
+    """Admit a pod that must be admitted."""
+    answer = await kubelet.admit(wanted)
+    assert isinstance(answer, Admission), answer
+    return answer
+
+
+async def rejected(kubelet: KubeletSimulator, wanted: Pod) -> Rejection:
+    """Admit a pod that must be rejected."""
+    answer = await kubelet.admit(wanted)
+    assert isinstance(answer, Rejection), answer
+    return answer
+
+
+def recorded(session: str, events: set[str]) -> list[dict[str, Any]]:
+    """The transcript's lines of a session, without what a clock or a run decides."""
+    lines = [json.loads(line) for line in TRANSCRIPT.read_text().splitlines()]
+    return [
+        {key: value for key, value in line.items() if key not in ("session", "t", "took")}
+        for line in lines
+        if line["session"] == session and line["event"] in events
+    ]
+
+
+async def test_simulator_registers_as_the_transcript_when_a_plugin_starts(kubelet: KubeletSimulator) -> None:
+    """Options come before the answer to Register and with what is left of its deadline; the list is asked without one; refusals read the same."""
+    async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=3)
+        await plugin.register(version="v1alpha9")
+        await plugin.register(resource="nodomain")
+        await plugin.register(resource="kubernetes.io/x")
+        await plugin.register(endpoint="missing.sock", resource=Y)
+
+        calls = plugin.calls
+
+    wanted = recorded("a", {"GetDevicePluginOptions", "ListAndWatch.open", "Register.ok", "Register.refused"})
+    watched = recorded("a", {"ListAndWatch.send"})[0]
+    assert calls[0] == wanted[0]
+    # kubelet answers Register and opens the stream at the same time: sessions a and b of the transcript differ in this order.
+    assert sorted(calls[1:4], key=str) == sorted([wanted[1], wanted[2], watched], key=str)
+    assert calls[4:] == wanted[3:]
+
+
+async def test_simulator_serves_a_pod_as_the_transcript_when_both_apis_are_used(kubelet: KubeletSimulator) -> None:
+    """Order, requests and deadlines from preferred allocation to the container's restart are the recorded ones."""
+    steps = {"GetPreferredAllocation", "Allocate", "NodePrepareResources", "PreStartContainer", "NodeUnprepareResources"}
+    (first, *_) = recorded("a", {"NodePrepareResources"})
+    claim = ClaimReference(drivers=(DRIVER,), **first["req"]["claims"][0])
+    async with (
+        TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
+        TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as driver,
+    ):
+        driver.calls = plugin.calls
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=3)
+        await kubelet.wait_for_event("NodeWatchResources.open")
+        wanted = pod(wants(x=1), claims=[claim])
+        await admitted(kubelet, wanted)
+        await kubelet.restart_container(wanted, "main")
+
+        calls = [one for one in plugin.calls if one["event"] in steps]
+
+    assert calls == recorded("a", steps)
+
+
+async def test_simulator_registers_a_driver_as_the_transcript_when_its_socket_appears(kubelet: KubeletSimulator) -> None:
+    """GetInfo with 1 s, the status with 5 s, then the health stream without a deadline, on v1alpha1 although v1 is offered."""
+    async with TrivialDriver(
+        kubelet.plugins_registry_dir,
+        kubelet.plugins_dir,
+        DRIVER,
+        versions=("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"),
+    ) as driver:
+        await kubelet.wait_for_health(DRIVER, "node", "dev-0", "Healthy")
+
+        calls = driver.calls
+
+    wanted = recorded("a", {"GetInfo", "NotifyRegistrationStatus", "NodeWatchResources.open"})
+    assert calls == wanted[:3]
+
+
+async def test_simulator_repeats_an_owed_unprepare_when_the_driver_returns(kubelet: KubeletSimulator) -> None:
+    """What an absent driver could not undo is asked again as soon as it is registered, as in session b of the transcript."""
+    claim = ClaimReference(name="c", uid="u-1", drivers=(DRIVER,))
+    wanted = pod(Container(name="main"), claims=[claim])
+    async with TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER):
+        await kubelet.wait_for_driver(DRIVER)
+        await admitted(kubelet, wanted)
+    await kubelet.wait_for_event("Deregistered")
+    errors = await kubelet.remove(wanted)
+    async with TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as returned:
+        await kubelet.wait_for_event("NodeUnprepareResources")
+        await kubelet.wait_for_event("NodeWatchResources.open", count=2)
+
+        calls = [one["event"] for one in returned.calls]
+
+    assert errors == {"u-1": f"DRA driver {DRIVER} is not registered"}
+    assert calls[:3] == ["GetInfo", "NotifyRegistrationStatus", "NodeUnprepareResources"]
+
+
+async def test_simulator_counts_an_unhealthy_device_in_capacity_alone_when_the_list_changes(kubelet: KubeletSimulator) -> None:
+    """Allocatable falls from 3 to 2 while capacity stays 3, and a device that left the list is gone."""
+    async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=3)
+        plugin.show((device("dev-0", 0, "Unhealthy"), *LIST[1:]))
+        sick = await kubelet.wait_for_resource(X, allocatable=2)
+        plugin.show(LIST[1:2])
+        gone = await kubelet.wait_for_resource(X, allocatable=1)
+
+    assert (sick, gone) == (Capacity(capacity=3, allocatable=2), Capacity(capacity=1, allocatable=1))
+
+
+async def test_simulator_makes_devices_unhealthy_when_the_plugin_stops(root: Path) -> None:
+    """Capacity stays for five minutes with nothing allocatable, then falls to 0 while the resource stays listed."""
+    now = [0.0]
+    async with KubeletSimulator(root, monotonic=lambda: now[0]) as kubelet:
+        async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+            await plugin.register()
+            await kubelet.wait_for_resource(X, allocatable=3)
+        await kubelet.wait_for_event("ListAndWatch.closed")
+        early = kubelet.capacity()[X]
+        now[0] = 301.0
+        late = kubelet.capacity()[X]
+
+    assert (early, late) == (Capacity(capacity=3, allocatable=0), Capacity(capacity=0, allocatable=0))
+
+
+async def test_simulator_forgets_capacity_and_deletes_sockets_when_restarted(kubelet: KubeletSimulator) -> None:
+    """After a restart nothing is allocatable until the plugin registers on a new socket; the old socket is gone, holdings stay."""
+    async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=3)
+        await admitted(kubelet, pod(wants(x=1)))
+        await kubelet.restart()
+        after = kubelet.capacity()[X]
+        refusal = await plugin.register()
+    async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST, socket="rec-2.sock") as plugin:
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=3)
+        second = await admitted(kubelet, pod(wants(x=1), uid="p-2"))
+
+    assert after == Capacity(capacity=0, allocatable=0)
+    assert refusal == "failed to dial device plugin: context deadline exceeded"
+    assert second.container("main").devices == {X: ("dev-1",)}
+
+
+@pytest.mark.parametrize(("has_race", "allocatable"), [(False, 3), (True, 0)], ids=["kubelet-1.36", "older-kubelet"])
+async def test_simulator_lets_the_newest_registration_win_when_the_old_stream_ends(root: Path, *, has_race: bool, allocatable: int) -> None:
+    """From 1.36 on the newest plugin serves; before, the end of the old stream cut it off."""
+    async with (
+        KubeletSimulator(root, has_reregister_race=has_race) as kubelet,
+        TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as old,
+    ):
+        await old.register()
+        await kubelet.wait_for_event("ListAndWatch.send")
+        async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST, socket="rec-2.sock") as new:
+            await new.register()
+            await kubelet.wait_for_event("ListAndWatch.closed")
+            if not has_race:
+                await kubelet.wait_for_event("ListAndWatch.send", count=2)
+
+            counted = kubelet.capacity()[X].allocatable
+
+    assert counted == allocatable
+
+
+def two_nodes(root: Path, policy: Policy, scope: Scope = Scope.CONTAINER) -> KubeletSimulator:
+    """A kubelet with two NUMA nodes and four CPUs on each."""
+    return KubeletSimulator(
+        root,
+        numa_nodes=NodeSet(0, 1),
+        options=AlignmentOptions(policy=policy, scope=scope),
+        cpus={0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")},
+    )
+
+
+async def test_simulator_rejects_with_kubelets_reason_when_nothing_fits_one_node(root: Path) -> None:
+    """Under single-numa-node a pod over two nodes is turned away with TopologyAffinityError, and nothing is asked of the plugin."""
+    async with (
+        two_nodes(root, Policy.SINGLE_NUMA_NODE) as kubelet,
+        TrivialPlugin(kubelet.device_plugin_dir, X, (device("a", 0), device("b", 1))) as plugin,
+    ):
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=2)
+
+        answer = await rejected(kubelet, pod(wants(x=2)))
+
+    assert (answer.reason, answer.message) == ("TopologyAffinityError", "Resources cannot be allocated with Topology locality")
+    assert not [one for one in kubelet.events if one.event == "Allocate"]
+
+
+async def test_simulator_aligns_cpus_and_devices_when_both_are_asked(root: Path) -> None:
+    """Exclusive CPUs come from the node where the devices are."""
+    async with (
+        two_nodes(root, Policy.SINGLE_NUMA_NODE) as kubelet,
+        TrivialPlugin(kubelet.device_plugin_dir, X, (device("a", 0), device("b", 1), device("c", 1))) as plugin,
+    ):
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=3)
+
+        answer = await admitted(kubelet, pod(wants(x=2, cpus=2)))
+
+    granted = answer.container("main")
+    assert (granted.devices, granted.cpus, granted.alignment.nodes) == ({X: ("b", "c")}, CpuSet(4, 5), NodeSet(1))
+
+
+async def test_simulator_merges_one_hint_for_the_pod_when_scope_is_pod(root: Path) -> None:
+    """Two containers that each fit one node, but not together, are refused in pod scope."""
+    devices = (device("a", 0), device("b", 1))
+    pod_of_two = pod(wants("one", x=1), wants("two", x=1))
+    async with (
+        two_nodes(root, Policy.SINGLE_NUMA_NODE, Scope.POD) as kubelet,
+        TrivialPlugin(kubelet.device_plugin_dir, X, devices) as plugin,
+    ):
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=2)
+
+        answer = await rejected(kubelet, pod_of_two)
+
+    assert answer.reason == "TopologyAffinityError"
+
+
+async def test_simulator_asks_no_preference_when_all_aligned_devices_are_needed(root: Path) -> None:
+    """The plugin's preference counts only where there is a choice, and only within what is aligned."""
+    devices = (device("a", 0), device("b", 0), device("c", 1), device("d", 1), device("e", 1))
+    async with (
+        two_nodes(root, Policy.BEST_EFFORT) as kubelet,
+        TrivialPlugin(kubelet.device_plugin_dir, X, devices) as plugin,
+    ):
+        plugin.prefers = ["e", "c", "d"]
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=5)
+
+        exact = await admitted(kubelet, pod(wants(x=2), uid="exact"))
+        choice = await admitted(kubelet, pod(wants(x=1), uid="choice"))
+
+    asked = [one.detail["container_requests"][0] for one in kubelet.events if one.event == "GetPreferredAllocation"]
+    assert exact.container("main").devices == {X: ("a", "b")}
+    assert choice.container("main").devices == {X: ("c",)}
+    assert asked == [{"available_deviceIDs": ["c", "d", "e"], "allocation_size": 1}]
+
+
+async def test_simulator_reuses_init_containers_devices_when_app_containers_start(root: Path) -> None:
+    """An app container gets what an ended init container had; a sidecar keeps its own."""
+    devices = (device("a", 0), device("b", 0), device("c", 0))
+    containers = (wants("init", ContainerKind.INIT, x=1), wants("sidecar", ContainerKind.SIDECAR, x=1), wants("app", x=2))
+    async with (
+        two_nodes(root, Policy.BEST_EFFORT) as kubelet,
+        TrivialPlugin(kubelet.device_plugin_dir, X, devices) as plugin,
+    ):
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=3)
+
+        answer = await admitted(kubelet, pod(*containers))
+
+    assert [one.devices[X] for one in answer.containers] == [("a",), ("a",), ("b", "c")]
+
+
+async def test_simulator_keeps_earlier_resources_until_collected_when_a_later_one_fails(kubelet: KubeletSimulator) -> None:
+    """No rollback over resources, as in kubelet; the dead pod's devices are free at the next admission."""
+    async with (
+        TrivialPlugin(kubelet.device_plugin_dir, X, (device("a"),)) as x,
+        TrivialPlugin(kubelet.device_plugin_dir, Y, (device("b"),), socket="rec-2.sock") as y,
+    ):
+        await x.register()
+        await y.register()
+        await kubelet.wait_for_resource(X, allocatable=1)
+        await kubelet.wait_for_resource(Y, allocatable=1)
+        y.allocate_error = "the card fell off"
+        failed = await rejected(kubelet, pod(wants(x=1, y=1)))
+        y.allocate_error = ""
+        answer = await admitted(kubelet, pod(wants(x=1, y=1), uid="p-2"))
+
+    assert failed.reason == "UnexpectedAdmissionError"
+    assert failed.message == "Allocate failed due to rpc error: code = Unavailable desc = the card fell off, which is unexpected"
+    assert answer.container("main").devices == {X: ("a",), Y: ("b",)}
+
+
+async def test_simulator_refuses_in_kubelets_words_when_devices_run_out(kubelet: KubeletSimulator) -> None:
+    """Too few, all sick, and never registered are three different messages."""
+    async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST[:1]) as plugin:
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=1)
+        await admitted(kubelet, pod(wants(x=1), uid="first"))
+        few = await rejected(kubelet, pod(Container(name="main", resources={X: 1}), uid="few"))
+        plugin.show([device("dev-0", 0, "Unhealthy")])
+        await kubelet.wait_for_resource(X, allocatable=0)
+        sick = await rejected(kubelet, pod(wants(x=1), uid="sick"))
+        absent = await rejected(kubelet, pod(wants(y=1), uid="absent"))
+
+    assert "requested number of devices unavailable for rec.example.com/x. Requested: 1, Available: 0" in few.message
+    assert "no healthy devices present; cannot allocate unhealthy devices rec.example.com/x" in sick.message
+    assert "cannot allocate unregistered device rec.example.com/y" in absent.message
+
+
+async def test_simulator_keeps_the_first_edit_when_two_plugins_set_the_same_key(kubelet: KubeletSimulator) -> None:
+    """The second value is dropped as kubelet drops it, and the conflict is reported to the test."""
+    async with (
+        TrivialPlugin(kubelet.device_plugin_dir, X, (device("a"),)) as x,
+        TrivialPlugin(kubelet.device_plugin_dir, Y, (device("b"),), socket="rec-2.sock") as y,
+    ):
+        x.env, x.cdi_devices = {"VISIBLE": "a", "ONLY_X": "1"}, ["v/c=a"]
+        y.env, y.cdi_devices = {"VISIBLE": "b"}, ["v/c=b", "v/c=a"]
+        await x.register()
+        await y.register()
+        await kubelet.wait_for_resource(X, allocatable=1)
+        await kubelet.wait_for_resource(Y, allocatable=1)
+
+        answer = (await admitted(kubelet, pod(wants(x=1, y=1)))).container("main")
+
+    assert answer.edits.env == {"ONLY_X": "1", "VISIBLE": "a"}
+    assert answer.cdi_devices == ("v/c=a", "v/c=b")
+    assert len(answer.conflicts) == 1
+    assert "VISIBLE" in answer.conflicts[0]
+
+
+async def test_simulator_waits_with_the_pod_when_a_driver_fails_to_prepare(kubelet: KubeletSimulator) -> None:
+    """A claim that fails is no final rejection: asked again, the same devices go on and nothing is allocated twice."""
+    claim = ClaimReference(name="c", uid="u-1", drivers=(DRIVER,))
+    wanted = pod(wants(x=1), claims=[claim])
+    async with (
+        TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
+        TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as driver,
+    ):
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=3)
+        await kubelet.wait_for_driver(DRIVER)
+        driver.prepare_error = "not yet"
+        first = await rejected(kubelet, wanted)
+        driver.prepare_error = ""
+        second = await admitted(kubelet, wanted)
+
+    assert (first.reason, first.message, first.is_final) == ("FailedPrepareDynamicResources", "u-1: not yet", False)
+    assert second.claims[0].devices[0].cdi_devices == ("v/c=u-1",)
+    assert [one.event for one in kubelet.events].count("Allocate") == 1
+
+
+async def test_simulator_tells_a_driver_its_error_when_it_offers_no_service(kubelet: KubeletSimulator) -> None:
+    """A driver that names wire packages instead of service labels is refused with a text."""
+    async with TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER, versions=("v1",)) as driver:
+        # The second call proves that the first was answered.
+        await kubelet.wait_for_event("NotifyRegistrationStatus", count=2)
+
+    assert driver.status is not None
+    assert not driver.status.plugin_registered
+    assert "none of the DRA gRPC services are supported" in driver.status.error
+
+
+async def test_simulator_lists_pod_resources_when_asked(root: Path) -> None:
+    """One entry a device and NUMA node, claims with their CDI names, active pods only; calls beyond the rate are refused."""
+    claim = ClaimReference(name="c", uid="u-1", drivers=(DRIVER,))
+    wanted = pod(wants(x=2, cpus=1), claims=[claim])
+    async with (
+        KubeletSimulator(root, cpus={0: CpuSet.parse("0-3")}, monotonic=lambda: 0.0) as kubelet,
+        TrivialPlugin(kubelet.device_plugin_dir, X, (device("a", 0), device("b"))) as plugin,
+        TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER),
+        grpc.aio.insecure_channel(f"unix:{kubelet.pod_resources_socket}") as channel,
+    ):
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=2)
+        await kubelet.wait_for_driver(DRIVER)
+        await admitted(kubelet, wanted)
+        stub = podresources_rpc.PodResourcesListerStub(channel)
+        held = await stub.List(podresources.ListPodResourcesRequest())
+        await kubelet.remove(wanted)
+        after = await stub.List(podresources.ListPodResourcesRequest())
+        for _ in range(8):
+            await stub.List(podresources.ListPodResourcesRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.List(podresources.ListPodResourcesRequest())
+
+    (container,) = held.pod_resources[0].containers
+    assert [(one.device_ids[0], [node.ID for node in one.topology.nodes]) for one in container.devices] == [("a", [0]), ("b", [])]
+    assert list(container.cpu_ids) == [0]
+    assert container.dynamic_resources[0].claim_resources[0].cdi_devices[0].name == "v/c=u-1"
+    assert not after.pod_resources
+    assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
