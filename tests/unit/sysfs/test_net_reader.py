@@ -1,0 +1,141 @@
+"""Interfaces, SR-IOV and default routes, read from a recorded machine and from small trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topobus.domain.errors import HardwareError
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.net import default_route_interfaces, function_interfaces, read_sriov
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import build
+
+ADDRESS = PciAddress.parse("0000:3b:00.0")
+FOLDER = f"sys/bus/pci/devices/{ADDRESS}"
+ROUTES = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+
+
+def make_tree(root: Path, files: dict[str, str]) -> Tree:
+    """Write files below a root and open it."""
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return Tree(HardwareSettings(root=str(root)))
+
+
+def interface(name: str, **files: str) -> dict[str, str]:
+    """Give the files of one interface of the function under test."""
+    return {f"{FOLDER}/net/{name}/{file}": text for file, text in files.items()}
+
+
+def test_function_interfaces_tells_link_and_address_when_the_interface_is_up(tmp_path: Path) -> None:
+    """What the kernel shows of an interface comes back as values with units."""
+    tree = make_tree(tmp_path, interface("eth0", flags="0x1003", carrier="1", speed="25000", address="02:00:00:00:00:01", mtu="9000"))
+
+    (found,) = function_interfaces(tree, ADDRESS)
+
+    assert (found.name, found.mac, found.mtu) == ("eth0", "02:00:00:00:00:01", 9000)
+    assert (found.is_up, found.carrier, found.speed_mbps) == (True, True, 25000)
+
+
+@pytest.mark.parametrize("speed", ["-1", "4294967295"])
+def test_function_interfaces_leaves_the_speed_open_when_the_driver_does_not_know(tmp_path: Path, speed: str) -> None:
+    """SPEED_UNKNOWN, signed or unsigned, is no speed."""
+    tree = make_tree(tmp_path, interface("eth0", carrier="0", speed=speed))
+
+    (found,) = function_interfaces(tree, ADDRESS)
+
+    assert found.speed_mbps is None
+
+
+def test_function_interfaces_finds_the_interface_when_the_function_is_virtio(tmp_path: Path) -> None:
+    """A virtio function's interface hangs one folder below the function."""
+    tree = make_tree(tmp_path, {f"{FOLDER}/virtio0/net/ens3/address": "02:00:00:00:00:02", f"{FOLDER}/virtio0/net/ens3/mtu": "1500"})
+
+    assert [one.name for one in function_interfaces(tree, ADDRESS)] == ["ens3"]
+
+
+def test_function_interfaces_is_empty_when_the_interface_is_in_another_namespace(tmp_path: Path) -> None:
+    """A function without an interface in sight has none, and that is no error."""
+    tree = make_tree(tmp_path, {f"{FOLDER}/vendor": "0x15b3"})
+
+    assert function_interfaces(tree, ADDRESS) == ()
+
+
+def test_function_interfaces_names_the_file_when_it_is_no_number(tmp_path: Path) -> None:
+    """A file that contradicts its format is an error with the path and the raw text."""
+    tree = make_tree(tmp_path, interface("eth0", carrier="banana"))
+
+    with pytest.raises(HardwareError, match=r"net/eth0/carrier.*banana"):
+        function_interfaces(tree, ADDRESS)
+
+
+def test_read_sriov_counts_functions_when_some_are_on(tmp_path: Path) -> None:
+    """Enabled and possible virtual functions are two numbers."""
+    tree = make_tree(tmp_path, {f"{FOLDER}/sriov_totalvfs": "64", f"{FOLDER}/sriov_numvfs": "4"})
+
+    sriov = read_sriov(tree, ADDRESS)
+
+    assert sriov is not None
+    assert (sriov.enabled, sriov.total) == (4, 64)
+
+
+def test_read_sriov_is_none_when_the_function_has_no_such_capability(tmp_path: Path) -> None:
+    """No capability is not the same as none enabled."""
+    assert read_sriov(make_tree(tmp_path, {f"{FOLDER}/vendor": "0x8086"}), ADDRESS) is None
+
+
+def test_default_route_interfaces_names_the_interface_when_the_route_is_ipv4(tmp_path: Path) -> None:
+    """Only a route to everywhere counts, not one to a subnet that begins with zeros."""
+    lines = "eth0\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\neth1\t0001A8C0\t00000000\t0001\t0\t0\t100\t00FFFFFF\t0\t0\t0\n"
+    tree = make_tree(tmp_path, {"proc/net/route": ROUTES + lines})
+
+    assert default_route_interfaces(tree) == {"eth0"}
+
+
+def test_default_route_interfaces_names_the_interface_when_the_route_is_ipv6_alone(tmp_path: Path) -> None:
+    """A node with IPv6 only has its default route protected too; the kernel's reject route on lo is none."""
+    zero = "0" * 32
+    gateway = "fe80" + "0" * 27 + "1"
+    text = (
+        f"{zero} 00 {zero} 00 {gateway} 00000400 00000001 00000000 00000003     eth2\n"
+        f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo\n"
+        f"fe80{'0' * 28} 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001     eth3\n"
+    )
+
+    assert default_route_interfaces(make_tree(tmp_path, {"proc/net/ipv6_route": text})) == {"eth2"}
+
+
+def test_default_route_interfaces_names_all_below_when_the_route_goes_over_a_vlan_on_a_bond(tmp_path: Path) -> None:
+    """The cards below a stack of virtual interfaces carry the route as well."""
+    route = ROUTES + "bond0.7\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+    tree = make_tree(
+        tmp_path,
+        {
+            "proc/net/route": route,
+            "sys/class/net/bond0.7/lower_bond0/mtu": "1500",
+            "sys/class/net/bond0/lower_eth0/mtu": "1500",
+            "sys/class/net/bond0/lower_eth1/mtu": "1500",
+            "sys/class/net/eth2/mtu": "1500",
+        },
+    )
+
+    assert default_route_interfaces(tree) == {"bond0.7", "bond0", "eth0", "eth1"}
+
+
+def test_default_route_interfaces_is_empty_when_the_tree_has_no_routes(tmp_path: Path) -> None:
+    """A recording without /proc/net protects nothing."""
+    assert default_route_interfaces(make_tree(tmp_path, {"proc/uptime": "1"})) == frozenset()
+
+
+def test_function_interfaces_agrees_with_the_class_folder_when_the_machine_is_recorded(tmp_path: Path) -> None:
+    """Every interface of the class is found at exactly one function of the recorded demo machine."""
+    tree = Tree(HardwareSettings(root=str(build("dgx", tmp_path / "dgx").root)))
+
+    found = [one.name for name in tree.names("sys/bus/pci/devices") for one in function_interfaces(tree, PciAddress.parse(name))]
+
+    assert sorted(found) == sorted(tree.names("sys/class/net"))
+    assert len(found) == 8
