@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ SENT = "Topobus-Sent-Ms"
 _SKEW_MS = 2000
 # Requests that wait for a free place behind those being handled; beyond that the asker is told at once.
 _MAX_WAITING = 1024
+_INBOX = re.compile(r"_INBOX\.[A-Za-z0-9_.-]+")
 _SAFE = " !#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _CODES: tuple[tuple[type[TopobusError], str], ...] = (
     (ContractError, "contract"),
@@ -156,6 +158,10 @@ class _Answerer:
             )
             if outcome == "contract":
                 self._connection.metrics.rejects.labels(self._ask.name).inc()
+            if outcome == "internal" and not self._connection.crash.done():
+                # Our own promise is broken: the asker learns it, and then this process ends rather than go on with a state that it cannot trust.
+                self._connection.crash.set_exception(err)
+                self._connection.crash.exception()
         except Exception:  # noqa: BLE001
             # boundary: the message loop. One bad request must not end the service; the asker learns that it failed, the log learns why.
             outcome = "internal"
@@ -175,7 +181,7 @@ class _Answerer:
 
     async def _reply(self, message: Msg, data: bytes, headers: Headers) -> None:
         # Never to a subject of the asker's free choice: with "$KV…" as reply we would write a bucket in our own name.
-        if not message.reply.startswith("_INBOX."):
+        if _INBOX.fullmatch(message.reply) is None:
             get_logger().warning("ask.reply-refused", noun=self._ask.name, subject=message.subject, reply=message.reply[:100])
             return
         try:
@@ -183,7 +189,8 @@ class _Answerer:
             await self._connection.publish(message.reply, data, headers=injected(headers) or None)
         except ContractError as err:
             get_logger().error("ask.answer-too-large", noun=self._ask.name, error=str(err))
-            await self._reply(message, b"", _error_headers("contract", err))
+            if data:
+                await self._reply(message, b"", _error_headers("contract", err))
         except (PeerUnavailable, nats.errors.Error) as err:
             get_logger().warning("ask.reply-lost", noun=self._ask.name, error=str(err))
 

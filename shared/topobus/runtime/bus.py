@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from prometheus_client import CollectorRegistry
 
 from topobus.contracts.catalogue import Ask, Event, State
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.runtime import provision
 from topobus.runtime.asks import Asks
 from topobus.runtime.clock import Clock, SystemClock
@@ -39,6 +39,8 @@ class Bus:
         self._states = States(connection)
         self._events = Events(connection)
         self._asks = Asks(connection)
+        self._reprovisioning: asyncio.Task[None] | None = None
+        self._stop_listening: Callable[[], None] | None = None
 
     @classmethod
     async def connect(
@@ -72,10 +74,18 @@ class Bus:
 
     async def close(self) -> None:
         """Answer what has been asked already, then disconnect."""
+        if self._stop_listening is not None:
+            self._stop_listening()
+        if self._reprovisioning is not None:
+            self._reprovisioning.cancel()
         try:
             await self._asks.drain(timeout_s=3.0)
         finally:
             await self._connection.close()
+
+    async def wait_crash(self) -> None:
+        """Wait for ever, unless this process breaks a promise of its own: then that error is raised."""
+        await asyncio.shield(self._connection.crash)
 
     @property
     def is_connected(self) -> bool:
@@ -88,20 +98,40 @@ class Bus:
         return self._connection.server_version
 
     async def provision(self) -> None:
-        """Make all streams and buckets of the catalogue; waits for JetStream.
+        """Make all streams and buckets of the catalogue; waits for JetStream. Done again after each reconnect: a store may have been lost.
 
         Errors: ConfigError when one exists and differs.
         """
+        readiness = self._connection.readiness
+        readiness.set("streams", is_ready=False, why="waiting for JetStream")
         jetstream = JetStream(self._connection)
         attempt = 0
         while True:
             try:
                 await provision.provision(jetstream, self._connection.settings.replicas)
-                return
+                break
             except (PeerUnavailable, JetStreamError) as err:
-                get_logger().info("bus.provision-waiting", error=str(err), attempt=attempt)
+                (get_logger().info if attempt % 10 == 0 else get_logger().debug)("bus.provision-waiting", error=str(err), attempt=attempt)
+                readiness.set("streams", is_ready=False, why=str(err))
             await asyncio.sleep(full_jitter(attempt, most_s=5.0))
             attempt += 1
+        readiness.set("streams", is_ready=True)
+        if self._stop_listening is None:
+            self._stop_listening = self._connection.on_change(self._provision_again)
+
+    def _provision_again(self) -> None:
+        if self._reprovisioning is not None:
+            self._reprovisioning.cancel()
+            self._reprovisioning = None
+        if self._connection.is_connected:
+            self._reprovisioning = asyncio.create_task(self._provision_quietly(), name="bus-provision")
+
+    async def _provision_quietly(self) -> None:
+        try:
+            await self.provision()
+        except ConfigError as err:
+            self._connection.readiness.set("streams", is_ready=False, why=str(err))
+            get_logger().error("bus.provision-refused", error=str(err), **err.facts)
 
     # state
 

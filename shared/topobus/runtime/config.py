@@ -82,7 +82,7 @@ def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Ma
     try:
         settings = msgspec.convert(raw, type=kind, strict=False)
     except msgspec.ValidationError as err:
-        raise _explain(err, service, file, origins) from err
+        raise _explain(err, service, raw, file, origins) from err
     node = settings.node or socket.gethostname().lower()
     if not is_dns_subdomain(node):
         source = origins.get(("node",), str(file) if "node" in raw else "the host's name")
@@ -104,11 +104,17 @@ def _read_file(file: Path | None) -> dict[str, Any]:
         raise ConfigError(f"the settings file {file} is not TOML: {err}") from err
 
 
-def _explain(err: msgspec.ValidationError, service: str, file: Path | None, origins: dict[tuple[str, ...], str]) -> ConfigError:
-    """Turn msgspec's "… - at `$.nats.replicas`" into the key and the place where it was written."""
+def _explain(
+    err: msgspec.ValidationError, service: str, raw: dict[str, Any], file: Path | None, origins: dict[tuple[str, ...], str]
+) -> ConfigError:
+    """Turn msgspec's "… - at `$.nats.replicas`" into the key, the value, and the place where it was written."""
     what, _, where = str(err).partition(" - at `$.")
     path = tuple(where.rstrip("`").split(".")) if where else ()
     variable = next((name for key, name in origins.items() if key[: len(path)] == path), None) if path else None
     source = variable or (f"file {file}" if file else "the environment")
+    value: Any = raw
+    for part in path:
+        value = value.get(part) if isinstance(value, dict) else None
+    got = f", got {value!r}" if isinstance(value, str | int | float) else ""
     key = ".".join(path) or "settings"
-    return ConfigError(f"{service}: {key}: {what} (from {source})", next_step="see docs/reference/settings.md for the keys")
+    return ConfigError(f"{service}: {key}: {what}{got} (from {source})", next_step="see docs/reference/settings.md for the keys")

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -43,6 +44,8 @@ PENDING_BYTES = 8 * 1024 * 1024
 # The server's max_payload counts headers too, nats-py's own check does not, and the server then closes the connection.
 _HEADER_OVERHEAD = 16
 _CONNECT_TIMEOUT_S = 2
+# A slow consumer reports each dropped message; one line a kind in so many seconds tells as much.
+_REPORT_EVERY_S = 5.0
 
 
 def full_jitter(attempt: int, *, least_s: float = 0.1, most_s: float = 10.0) -> float:
@@ -57,6 +60,7 @@ class Lasting:
         self.subject = subject
         self.queue = queue
         self.callback = callback
+        self.client: Client | None = None
         self.live: Subscription | None = None
 
 
@@ -69,6 +73,7 @@ class Connection:
         self.clock = clock
         self.metrics = metrics
         self.readiness = readiness
+        self._servers, self._url = _read_url(settings.url)
         self.instance = f"{name}-{secrets.token_hex(4)}"
         # `_INBOX.<service>.…`: one wildcard per principal suffices in the server's permissions.
         self.inbox_prefix = f"_INBOX.{name}"
@@ -82,14 +87,19 @@ class Connection:
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._denied = ""
+        self._is_denied = False
+        self._reported: dict[str, float] = {}
+        self._last_error = ""
+        self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Fails when this process has broken its own promise and must end."""
 
     # life
 
     async def open(self) -> None:
         """Connect, however long it takes."""
-        self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self.settings.url}")
+        self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}")
         self._supervisor = asyncio.create_task(self._supervise(), name="bus-supervisor")
+        self._supervisor.add_done_callback(self._on_supervisor_done)
         up = asyncio.create_task(self._up.wait())
         try:
             await asyncio.wait({up, self._supervisor}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,7 +163,7 @@ class Connection:
         """
         client = self._client
         if client is None or not client.is_connected:
-            raise PeerUnavailable(f"cannot send to {subject}: not connected to NATS at {self.settings.url}", subject=subject)
+            raise PeerUnavailable(f"cannot send to {subject}: not connected to NATS at {self._url}", subject=subject)
         size = len(payload) + sum(len(key) + len(value.encode()) + 4 for key, value in (headers or {}).items())
         if size > self.max_message_bytes:
             raise ContractError(
@@ -235,20 +245,29 @@ class Connection:
         while True:
             try:
                 client = await self._connect()
-            except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable) as err:
-                level = "info" if attempt == 0 else "debug" if attempt % 10 else "warning"
-                getattr(get_logger(), level)("bus.waiting", url=self.settings.url, error=_say(err), attempt=attempt)
-                self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self.settings.url}: {_say(err)}")
-                await asyncio.sleep(full_jitter(attempt, most_s=5.0))
-                attempt += 1
-                continue
-            attempt = 0
-            await self._watch_over(client)
+            except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable, ConfigError) as err:
+                if isinstance(err, ConfigError) and self.generation == 0:
+                    raise
+                error = self._last_error or _say(err)
+                # The first try and then every tenth: a wait of hours must show, and must not fill the disk.
+                (get_logger().info if attempt % 10 == 0 else get_logger().debug)("bus.waiting", url=self._url, error=error, attempt=attempt)
+                self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
+            else:
+                attempt = 0
+                await self._watch_over(client)
+            await asyncio.sleep(full_jitter(attempt, most_s=5.0))
+            attempt += 1
+
+    def _on_supervisor_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (err := task.exception()) is not None and not self.crash.done():
+            self.crash.set_exception(err)
+            # Somebody may look, or nobody (a connect that fails raises it as well).
+            self.crash.exception()
 
     async def _connect(self) -> Client:
         client = Client()
         self._lost = lost = asyncio.Event()
-        self._denied = ""
+        self._last_error = ""
 
         async def on_closed() -> None:
             lost.set()
@@ -264,10 +283,12 @@ class Connection:
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S * 3):
                 await client.connect(
-                    [url.strip() for url in settings.url.split(",")],
+                    self._servers,
                     name=self.instance,
                     allow_reconnect=False,
-                    max_reconnect_attempts=-1,
+                    # One more try at each server, at once, then NoServersError: how long to wait is decided here, not there.
+                    max_reconnect_attempts=1,
+                    reconnect_time_wait=0,
                     connect_timeout=_CONNECT_TIMEOUT_S,
                     ping_interval=5,
                     max_outstanding_pings=2,
@@ -285,7 +306,7 @@ class Connection:
             await client.subscribe(
                 f"{self._replies}.*", cb=self._on_reply, pending_msgs_limit=PENDING_MESSAGES, pending_bytes_limit=8 * PENDING_BYTES
             )
-            for lasting in self._lasting:
+            for lasting in list(self._lasting):
                 await self._attach(client, lasting)
             await self._echo(client, _CANARY_TIMEOUT_S)
         except BaseException:
@@ -293,13 +314,14 @@ class Connection:
             self._drop("connect")
             raise
         self.generation += 1
+        if self._is_denied:
+            self._is_denied = False
+            self.readiness.set("bus-permissions", is_ready=True)
         self.metrics.connects.inc()
         self.metrics.is_connected.set(1)
         self._up.set()
         self.readiness.set("bus", is_ready=True)
-        get_logger().info(
-            "bus.connected", url=self.settings.url, server=".".join(map(str, self.server_version)), generation=self.generation
-        )
+        get_logger().info("bus.connected", url=self._url, server=".".join(map(str, self.server_version)), generation=self.generation)
         self._tell()
         return client
 
@@ -317,8 +339,8 @@ class Connection:
                 except (TimeoutError, PeerUnavailable):
                     reason = "closed" if lost.is_set() else "canary"
                     break
-        get_logger().warning("bus.lost", url=self.settings.url, reason=reason, error=str(client.last_error or ""))
-        self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self.settings.url}")
+        get_logger().warning("bus.lost", url=self._url, reason=reason, error=str(client.last_error or ""))
+        self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}")
         self._drop(reason)
 
     def _drop(self, reason: str) -> None:
@@ -328,7 +350,7 @@ class Connection:
         self._up.clear()
         self.metrics.is_connected.set(0)
         for lasting in self._lasting:
-            lasting.live = None
+            lasting.client = lasting.live = None
         for future in list(self._pending.values()):
             if not future.done():
                 future.set_exception(ConnectionLost("the connection to NATS went away before the answer came"))
@@ -341,6 +363,10 @@ class Connection:
             self._tell()
 
     async def _attach(self, client: Client, lasting: Lasting) -> None:
+        if lasting.client is client:
+            # Made while this client was being set up, and attached from both sides: once is enough, twice would be every message twice.
+            return
+        lasting.client = client
         try:
             lasting.live = await client.subscribe(
                 lasting.subject,
@@ -379,15 +405,19 @@ class Connection:
 
     def _note_error(self, client: Client, err: Exception) -> None:
         kind = type(err).__name__
-        text = str(err) or kind
+        text = self._last_error = _say(err)
         self.metrics.errors.labels(kind).inc()
-        if client is self._client and "permissions violation" in text.lower():
+        if client is not self._client:
+            return
+        is_denial = "permissions violation" in text.lower()
+        if is_denial:
             # The server refuses and nats-py goes on: without this the process would wait for ever and call itself ready.
-            self._denied = text
+            self._is_denied = True
             self.readiness.set("bus-permissions", is_ready=False, why=text)
-            get_logger().error("bus.permission-denied", error=text)
-        elif client.is_connected:
-            get_logger().warning("bus.error-reported", kind=kind, error=text)
+        now = self.clock.monotonic()
+        if now - self._reported.get(kind, -_REPORT_EVERY_S) >= _REPORT_EVERY_S:
+            self._reported[kind] = now
+            (get_logger().error if is_denial else get_logger().warning)("bus.error-reported", kind=kind, error=text)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
@@ -403,6 +433,22 @@ async def _close_quietly(client: Client) -> None:
 def _say(err: Exception) -> str:
     """Give an error's text, or its kind: several of nats-py's and asyncio's have no text."""
     return str(err) or type(err).__name__
+
+
+def _read_url(text: str) -> tuple[list[str], str]:
+    """Split the servers, and give a form without passwords for logs."""
+    servers = [part.strip() for part in text.split(",") if part.strip()]
+    shown = []
+    for server in servers or [text]:
+        parts = urlsplit(server if "://" in server else f"nats://{server}")
+        try:
+            is_good = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good:
+            raise ConfigError(f"nats.url: got {server!r}, wanted nats://HOST:PORT", next_step="several servers are separated by commas")
+        shown.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
+    return servers, ",".join(shown)
 
 
 def _read_secret(path: str, key: str) -> str:

@@ -18,13 +18,13 @@ import msgspec
 from msgspec import Struct
 from nats.aio.msg import Msg
 
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.connection import Connection, Headers, Lasting, full_jitter
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
 
-__all__ = ["Delivery", "Feed", "From", "Mark"]
+__all__ = ["Delivery", "Feed", "From", "Mark", "Place"]
 
 _BATCH = 256
 _BATCH_BYTES = 4 * 1024 * 1024
@@ -67,16 +67,41 @@ class Delivery(Struct, frozen=True, kw_only=True):
     """True for what was there before the feed began."""
 
 
+class Place(Struct, frozen=True):
+    """Where a delivered message stands: what the server writes into its reply subject."""
+
+    consumer_sequence: int
+    sequence: int
+    time_ns: int
+    pending: int
+
+    @classmethod
+    def parse(cls, reply: str) -> Place:
+        """Read both forms: nine tokens, and the newer one with domain and account in front (server flag js_ack_fc_v2).
+
+        Errors: raises ContractError for anything else.
+
+        >>> Place.parse("$JS.ACK.S.c.1.7.6.1700000000000000001.0")
+        Place(consumer_sequence=6, sequence=7, time_ns=1700000000000000001, pending=0)
+        """
+        tokens = reply.split(".")
+        if tokens[:2] == ["$JS", "ACK"] and (len(tokens) == 9 or len(tokens) >= 11):
+            last = 9 if len(tokens) == 9 else 11
+            try:
+                sequence, consumer_sequence, time_ns, pending = map(int, tokens[last - 4 : last])
+            except ValueError:
+                pass
+            else:
+                return cls(consumer_sequence, sequence, time_ns, pending)
+        raise ContractError(f"not a delivery of JetStream: its reply subject is {reply!r}")
+
+
 class _Reopen(Exception):
     """Raised inside when the consumer must be made anew."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-class _Rollback(_Reopen):
-    """Raised inside when our position is void."""
 
 
 class Feed:
@@ -102,18 +127,16 @@ class Feed:
             await self._connection.wait_up()
             try:
                 if await self._is_replaced():
-                    self._forget()
+                    self._note("replaced")
+                    self._position = self._position_ns = 0
+                    self._is_caught_up = False
                     yield Mark.RESET
                 async for item in self._read_one_consumer():
                     attempt = 0
                     yield item
-            except _Rollback as err:
-                self._note(err.reason)
-                self._forget()
-                yield Mark.RESET
             except _Reopen as err:
                 self._note(err.reason)
-            except (PeerUnavailable, JetStreamError) as err:
+            except (PeerUnavailable, JetStreamError, ContractError) as err:
                 level = "info" if is_first else "debug"
                 getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=str(err))
             is_first = False
@@ -127,13 +150,23 @@ class Feed:
         info = await self._jetstream.stream_info(self._stream)
         if info is None:
             raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start any Topobus service: it makes them")
-        is_known = bool(self._created)
-        is_other = is_known and (info.created != self._created or info.last_sequence < self._position)
+        if not self._created:
+            self._created = info.created
+            if self._start is From.NEW:
+                # Fixed now, so that what comes while we are away later is not skipped.
+                self._start, self._position, self._is_caught_up = From.ALL, info.last_sequence, True
+            return False
+        is_other = info.created != self._created or info.last_sequence < self._position
         self._created = info.created
-        if not is_known and self._start is From.NEW:
-            # Fixed now, so that what comes while we are away later is not skipped.
-            self._position = info.last_sequence
-        return is_other
+        return is_other or not await self._is_anchored()
+
+    async def _is_anchored(self) -> bool:
+        """Say whether the message at our position is the one that we delivered: a store put back and written on has another one there."""
+        if not self._position_ns:
+            return True
+        stored = await self._jetstream.message_at(self._stream, self._position)
+        # Gone is no proof: newer ones of its subject may have pushed it out.
+        return stored is None or stored.time_ns == self._position_ns
 
     async def _read_one_consumer(self) -> AsyncGenerator[Delivery | Mark, None]:
         name = f"{self._connection.instance}-{secrets.token_hex(4)}"
@@ -168,28 +201,22 @@ class Feed:
                         self._is_caught_up = True
                         yield Mark.CAUGHT_UP
                     continue
-                meta = message.metadata
-                if meta.sequence.consumer != expected:
+                place = Place.parse(message.reply)
+                if place.consumer_sequence != expected:
                     raise _Reopen("gap")
                 expected += 1
+                self._connection.metrics.pending.labels(self._stream).set(place.pending)
                 wanted -= 1
-                time_ns = _time_ns(message.reply)
-                sequence = meta.sequence.stream
-                if sequence <= self._position:
-                    # The consumer starts at our position on purpose: the message there tells whether this is still the same history.
-                    if sequence == self._position and time_ns != self._position_ns and self._position_ns:
-                        raise _Rollback("rolled-back")
-                else:
-                    yield Delivery(
-                        subject=message.subject,
-                        headers=message.headers or {},
-                        data=message.data,
-                        sequence=sequence,
-                        time_ns=time_ns,
-                        is_replay=not self._is_caught_up,
-                    )
-                    self._position, self._position_ns = sequence, time_ns
-                if meta.num_pending == 0 and not self._is_caught_up:
+                yield Delivery(
+                    subject=message.subject,
+                    headers=message.headers or {},
+                    data=message.data,
+                    sequence=place.sequence,
+                    time_ns=place.time_ns,
+                    is_replay=not self._is_caught_up,
+                )
+                self._position, self._position_ns = place.sequence, place.time_ns
+                if place.pending == 0 and not self._is_caught_up:
                     self._is_caught_up = True
                     yield Mark.CAUGHT_UP
         finally:
@@ -215,7 +242,7 @@ class Feed:
             "max_waiting": 8,
         }
         if self._position:
-            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position}
+            config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
         else:
             config |= {"deliver_policy": self._start.value}
         raw = await self._jetstream.call(
@@ -255,24 +282,6 @@ class Feed:
             return 0
         raise _Reopen(f"status-{status}")
 
-    def _forget(self) -> None:
-        self._position = 0
-        self._position_ns = 0
-        self._is_caught_up = False
-        if self._start is From.NEW:
-            # All of the other history is new to us.
-            self._start = From.ALL
-
     def _note(self, reason: str) -> None:
         self._connection.metrics.resyncs.labels(self._stream, reason).inc()
         get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
-
-
-def _time_ns(reply: str) -> int:
-    """Read the stored time out of a delivery's reply subject, in both of the server's forms.
-
-    >>> _time_ns("$JS.ACK.S.c.1.7.7.1700000000000000001.0")
-    1700000000000000001
-    """
-    tokens = reply.split(".")
-    return int(tokens[7] if len(tokens) == 9 else tokens[9])

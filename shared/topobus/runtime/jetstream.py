@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import re
+from datetime import datetime
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.connection import Connection, Headers, full_jitter
 from topobus.runtime.failures import AmbiguousWrite, ConnectionLost, JetStreamError, NobodyThere
 
 __all__ = ["JetStream", "StoredMessage", "StreamInfo"]
 
 _API = "$JS.API"
+# A write that may be repeated is, after so long: twice within the default timeout.
+_REPEAT_AFTER_S = 2.0
 
 
 class StreamInfo(Struct, frozen=True, kw_only=True):
@@ -37,7 +41,8 @@ class StoredMessage(Struct, frozen=True, kw_only=True):
     sequence: int
     data: bytes
     headers: Headers
-    time: str
+    time_ns: int
+    """When it was stored: nanoseconds since 1970."""
 
 
 class JetStream:
@@ -79,6 +84,10 @@ class JetStream:
         """Read the newest message of a subject from the stream's leader (replicas may lag; a ledger must not be read from one)."""
         return await self._message(stream, {"last_by_subj": subject})
 
+    async def message_at(self, stream: str, sequence: int) -> StoredMessage | None:
+        """Read the message at a sequence from the stream's leader."""
+        return await self._message(stream, {"seq": sequence})
+
     async def _message(self, stream: str, query: dict[str, Any]) -> StoredMessage | None:
         try:
             raw = await self.call(f"STREAM.MSG.GET.{stream}", query)
@@ -92,7 +101,7 @@ class JetStream:
             sequence=message["seq"],
             data=base64.b64decode(message.get("data") or ""),
             headers=_parse_headers(base64.b64decode(message.get("hdrs") or "")),
-            time=message["time"],
+            time_ns=_parse_time(message["time"]),
         )
 
     async def store(self, subject: str, payload: bytes, *, stream: str, headers: Headers, is_repeatable: bool = False) -> int:
@@ -110,7 +119,7 @@ class JetStream:
             failure: Exception
             try:
                 answer = await self.connection.request(
-                    subject, payload, headers={"Nats-Expected-Stream": stream, **headers}, timeout_s=max(left_s, 0.05)
+                    subject, payload, headers={"Nats-Expected-Stream": stream, **headers}, timeout_s=_try_s(left_s, is_repeatable)
                 )
                 return int(_checked(answer.data, subject)["seq"])
             except JetStreamError as err:
@@ -118,7 +127,7 @@ class JetStream:
                     raise
                 failure = err
             except (TimeoutError, ConnectionLost) as err:
-                if not is_repeatable or left_s <= 0 or isinstance(err, TimeoutError):
+                if not is_repeatable or self.connection.clock.monotonic() >= deadline:
                     raise AmbiguousWrite(
                         f"the write to {subject} was not confirmed: it may or may not have happened",
                         next_step="read the value again before deciding",
@@ -132,6 +141,11 @@ class JetStream:
             if self.connection.clock.monotonic() + pause_s >= deadline:
                 raise PeerUnavailable(f"cannot write to {subject}: {failure}", subject=subject) from failure
             await asyncio.sleep(pause_s)
+
+
+def _try_s(left_s: float, is_repeatable: bool) -> float:
+    """Give how long one try may take: all that is left, unless there may be another."""
+    return max(min(left_s, _REPEAT_AFTER_S) if is_repeatable else left_s, 0.05)
 
 
 def _checked(data: bytes, subject: str) -> dict[str, Any]:
@@ -148,3 +162,16 @@ def _checked(data: bytes, subject: str) -> dict[str, Any]:
 def _parse_headers(raw: bytes) -> Headers:
     lines = raw.decode("utf-8", "replace").split("\r\n")[1:]
     return {key.strip(): value.strip() for key, colon, value in (line.partition(":") for line in lines) if colon}
+
+
+def _parse_time(text: str) -> int:
+    """Read the server's time (RFC 3339, up to nine decimals) as nanoseconds since 1970.
+
+    >>> _parse_time("1970-01-01T00:00:01.000000002Z"), _parse_time("1970-01-01T01:00:01.5+01:00")
+    (1000000002, 1500000000)
+    """
+    match = re.fullmatch(r"([^.Z+]+?)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)", text)
+    if match is None:
+        raise ContractError(f"not a time: {text!r}")
+    seconds = int(datetime.fromisoformat(match[1] + match[3]).timestamp())
+    return seconds * 1_000_000_000 + int((match[2] or "").ljust(9, "0"))

@@ -25,4 +25,5 @@ class BusMetrics:
         )
         self.writes = Counter("topobus_bus_writes_total", "Writes to buckets and streams", ["noun", "outcome"], registry=registry)
         self.resyncs = Counter("topobus_bus_resyncs_total", "Feeds that were opened anew", ["stream", "reason"], registry=registry)
+        self.pending = Gauge("topobus_bus_feed_pending_messages", "Stored and not yet read", ["stream"], registry=registry)
         self.rejects = Counter("topobus_bus_rejects_total", "Messages that no contract accepts", ["noun"], registry=registry)

@@ -144,7 +144,12 @@ async def _work(
     bus = await Bus.connect(settings.nats, name=name, clock=clock, registry=registry, readiness=readiness)
     try:
         await bus.provision()
-        await serve(settings, Runtime(name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry))
+        runtime = Runtime(name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry)
+        async with asyncio.TaskGroup() as group:
+            # A promise broken inside a handler ends the process as one broken in `serve` does.
+            crash = group.create_task(bus.wait_crash())
+            await serve(settings, runtime)
+            crash.cancel()
     finally:
         await bus.close()
 
