@@ -5,6 +5,7 @@ Idempotent, and safe when eight services do it at once. A difference is never re
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from topobus.contracts import catalogue
@@ -13,7 +14,7 @@ from topobus.domain.errors import ConfigError
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.jetstream import JetStream
 
-__all__ = ["bucket_config", "bucket_stream", "bucket_subject", "provision", "stream_config"]
+__all__ = ["bucket_config", "bucket_stream", "bucket_subject", "inspect", "provision", "stream_config"]
 
 # Header bytes that the server counts into a message's size, on top of the value.
 _HEADER_ALLOWANCE = 4096
@@ -89,9 +90,29 @@ async def provision(jetstream: JetStream, replicas: int) -> None:
             f"nats.replicas is {replicas} and the server is {'.'.join(map(str, version))}: before 2.10 a replicated compare-and-set lets several writers win",
             next_step="use nats-server 2.10 or later, or replicas = 1",
         )
-    wanted = [bucket_config(state, replicas) for state in catalogue.STATES] + [stream_config(event, replicas) for event in catalogue.EVENTS]
-    for config in wanted:
+    for config in _catalogue_configs(replicas):
         await _provision_one(jetstream, config)
+
+
+async def inspect(jetstream: JetStream, replicas: int) -> dict[str, str]:
+    """Compare without making anything: each stream of the catalogue with what is wrong with it, empty when it is as it should be."""
+    found: dict[str, str] = {}
+    for config in _catalogue_configs(replicas):
+        info = await jetstream.stream_info(config["name"])
+        found[config["name"]] = "it does not exist" if info is None else next(_differences(info.config, config), ("", ""))[1]
+    return found
+
+
+def _catalogue_configs(replicas: int) -> list[dict[str, Any]]:
+    return [bucket_config(state, replicas) for state in catalogue.STATES] + [stream_config(event, replicas) for event in catalogue.EVENTS]
+
+
+def _differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Name each field that differs, with what was found and what is wanted."""
+    for field, want in wanted.items():
+        value = got.get(field, _absent(want))
+        if value != want:
+            yield field, f"{field} is {value!r}, wanted {want!r}"
 
 
 async def _provision_one(jetstream: JetStream, config: dict[str, Any]) -> None:
@@ -115,15 +136,13 @@ async def _provision_one(jetstream: JetStream, config: dict[str, Any]) -> None:
             raise ConfigError(
                 f"stream {name} is in use and cannot be seen", next_step="check this user's permissions on $JS.API.STREAM.INFO"
             )
-    for field, want in config.items():
-        got = info.config.get(field, _absent(want))
-        if got != want:
-            raise ConfigError(
-                f"stream {name} differs from the catalogue: {field} is {got!r}, wanted {want!r}",
-                next_step=f"edit it (nats stream edit {name}) or remove it, if its content may go",
-                stream=name,
-                field=field,
-            )
+    for field, difference in _differences(info.config, config):
+        raise ConfigError(
+            f"stream {name} differs from the catalogue: {difference}",
+            next_step=f"edit it (nats stream edit {name}) or remove it, if its content may go",
+            stream=name,
+            field=field,
+        )
 
 
 def _absent(want: object) -> object:
