@@ -1,0 +1,92 @@
+"""What a container gets with its NICs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from topobus.devicekit.driver import PrepareContext
+from topobus.domain.device import Device
+from topobus.domain.outcome import Refusal
+from topobus.domain.pci import PciAddress
+from topobus.domain.request import Owner, OwnerKind
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
+ADDRESSES = ("0000:3b:00.0", "0000:86:00.0")
+NICS = tuple(
+    Device(name=f"nic-{text.replace(':', '-').replace('.', '-')}", device_class="nic", pci=PciAddress.parse(text)) for text in ADDRESSES
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """Two RDMA cards."""
+    for number, address in enumerate(ADDRESSES):
+        folder = tmp_path / f"sys/bus/pci/devices/{address}"
+        for name in (f"net/eth{number}", f"infiniband/mlx5_{number}", f"infiniband_verbs/uverbs{number}", f"infiniband_mad/umad{number}"):
+            (folder / name).mkdir(parents=True)
+    return Tree(HardwareSettings(root=str(tmp_path)))
+
+
+def test_prepare_gives_each_card_its_own_nodes_when_there_are_two(tree: Tree) -> None:
+    """A container with one card cannot open the other's; the connection manager comes once for both."""
+    edits = PciNetdevDriver().prepare(tree, NICS, CONTEXT)
+
+    assert not isinstance(edits, Refusal)
+    nodes = {name: [node.path for node in one.device_nodes] for name, one in edits.items()}
+    assert nodes == {
+        NICS[0].name: ["/dev/infiniband/uverbs0", "/dev/infiniband/umad0"],
+        NICS[1].name: ["/dev/infiniband/uverbs1", "/dev/infiniband/umad1"],
+        "": ["/dev/infiniband/rdma_cm"],
+    }
+
+
+def test_prepare_lists_the_cards_in_variables_when_there_are_two(tree: Tree) -> None:
+    """Addresses, interfaces and RDMA devices are listed in one order, whatever the order of the request."""
+    edits = PciNetdevDriver().prepare(tree, tuple(reversed(NICS)), CONTEXT)
+
+    assert not isinstance(edits, Refusal)
+    assert edits[""].env == {
+        "TOPOBUS_NIC_PCI_ADDRESSES": ",".join(ADDRESSES),
+        "TOPOBUS_NIC_INTERFACES": "eth0,eth1",
+        "TOPOBUS_NIC_RDMA_DEVICES": "mlx5_0,mlx5_1",
+    }
+    assert edits[NICS[0].name].env == {"TOPOBUS_NIC_0000_3B_00_0": "0000:3b:00.0"}
+
+
+def test_prepare_gives_the_iommu_group_when_the_card_is_bound_to_vfio(tmp_path: Path) -> None:
+    """A card for user-space networking comes with its group as it is now, not as it was at an earlier boot."""
+    folder = tmp_path / f"sys/bus/pci/devices/{ADDRESSES[0]}"
+    for name, target in (("driver", "sys/bus/pci/drivers/vfio-pci"), ("iommu_group", "sys/kernel/iommu_groups/41")):
+        (tmp_path / target).mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(os.path.relpath(tmp_path / target, folder))
+
+    edits = PciNetdevDriver().prepare(Tree(HardwareSettings(root=str(tmp_path))), NICS[:1], CONTEXT)
+
+    assert not isinstance(edits, Refusal)
+    assert [node.path for node in edits[NICS[0].name].device_nodes] == ["/dev/vfio/41"]
+    assert [node.path for node in edits[""].device_nodes] == ["/dev/vfio/vfio"]
+
+
+def test_prepare_refuses_when_a_card_is_no_longer_there(tmp_path: Path, tree: Tree) -> None:
+    """A vanished card is named, and nothing is half prepared."""
+    (tmp_path / f"sys/bus/pci/devices/{ADDRESSES[1]}").rename(tmp_path / "gone")
+
+    refusal = PciNetdevDriver().prepare(tree, NICS, CONTEXT)
+
+    assert isinstance(refusal, Refusal)
+    assert [(one.code, one.facts) for one in refusal.reasons] == [("device-gone", {"devices": (NICS[1].name,)})]
+
+
+def test_unprepare_changes_nothing_when_the_card_was_never_prepared(tmp_path: Path, tree: Tree) -> None:
+    """Undoing what was not done is no error and touches no file."""
+    before = sorted(tmp_path.rglob("*"))
+
+    PciNetdevDriver().unprepare(tree, NICS, CONTEXT)
+
+    assert sorted(tmp_path.rglob("*")) == before
