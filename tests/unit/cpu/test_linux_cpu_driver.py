@@ -1,0 +1,151 @@
+"""CPUs as devices: which ones, how described, what when one goes offline, and what a container learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topobus.contracts.codec import encode
+from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.devicekit.driver import PrepareContext
+from topobus.domain.device import Inventory
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, HealthState
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.machine import Cpu, Machine, NumaNode
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))
+EMPTY = Tree(HardwareSettings(root="/nonexistent"))
+
+
+def machine(*offline: int, cores: int = 2) -> Machine:
+    """Make a machine of one socket whose CPUs n and n + cores are siblings; topology of offline CPUs is hidden, as Linux does."""
+    cpus = tuple(
+        Cpu(id=one, online=False)
+        if one in offline
+        else Cpu(id=one, online=True, core=one % cores, socket=0, die=0, numa_node=0, l3=0, kind="performance")
+        for one in range(2 * cores)
+    )
+    online = CpuSet.of(one.id for one in cpus if one.online)
+    return Machine(node="n", numa_nodes=(NumaNode(id=0, cpus=online, memory_bytes=1),), cpus=cpus)
+
+
+def tree(root: Path, online: str) -> Tree:
+    """Make a tree that lists these CPUs as online."""
+    path = root / "sys/devices/system/cpu/online"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(online, encoding="utf-8")
+    return Tree(HardwareSettings(root=str(root)))
+
+
+def test_discover_lists_every_online_cpu_with_its_place() -> None:
+    """Each device tells the CPU, its core, cache, socket, node and siblings."""
+    found = LinuxCpuDriver().discover(EMPTY, machine())
+
+    assert [one.name for one in found] == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
+    last = found[-1]
+    assert (last.cpu, last.core, last.socket, last.l3, last.numa_nodes) == (3, 1, 0, 0, NodeSet(0))
+    assert last.attributes == {
+        "core": 1,
+        "socket": 0,
+        "die": 0,
+        "l3": 0,
+        "numaNode": 0,
+        "kind": "performance",
+        "siblings": "1,3",
+    }
+
+
+def test_discover_leaves_unknown_facts_out_when_the_machine_does_not_tell() -> None:
+    """A CPU without socket, cache or node has no such attribute: never -1, never 0."""
+    bare = Machine(node="n", numa_nodes=(), cpus=(Cpu(id=0, online=True),))
+
+    (found,) = LinuxCpuDriver().discover(EMPTY, bare)
+
+    assert (found.attributes, found.numa_nodes) == ({}, None)
+
+
+def test_discover_lists_no_cpu_that_was_offline_from_the_start() -> None:
+    """With SMT switched off, half of the CPUs are no devices and nobody is alarmed."""
+    assert [one.name for one in LinuxCpuDriver().discover(EMPTY, machine(2, 3))] == ["cpu-0", "cpu-1"]
+
+
+def test_discover_goes_on_listing_a_cpu_as_it_was_when_it_went_offline() -> None:
+    """A CPU that somebody may hold does not vanish when Linux hides its place."""
+    driver = LinuxCpuDriver()
+    before = {one.name: one for one in driver.discover(EMPTY, machine())}
+
+    after = {one.name: one for one in driver.discover(EMPTY, machine(3))}
+
+    assert after["cpu-3"] == before["cpu-3"]
+
+
+def test_discover_lets_a_cpu_go_when_it_is_no_longer_present() -> None:
+    """A CPU that was taken out of the machine is not made up."""
+    driver = LinuxCpuDriver()
+    driver.discover(EMPTY, machine(cores=2))
+
+    assert [one.name for one in driver.discover(EMPTY, machine(cores=1))] == ["cpu-0", "cpu-1"]
+
+
+def test_observe_is_unhealthy_when_a_known_cpu_is_offline(tmp_path: Path) -> None:
+    """Presence is the dimension, and the neighbours are healthy."""
+    driver = LinuxCpuDriver()
+    devices = driver.discover(EMPTY, machine())
+
+    seen = driver.observe(tree(tmp_path, "0-2"), devices)
+
+    assert {name: [(one.dimension, one.state, one.reason) for one in found] for name, found in seen.items()} == {
+        "cpu-3": [(Dimension.PRESENCE, HealthState.UNHEALTHY, "cpu-offline")]
+    }
+
+
+def test_observe_finds_nothing_when_the_tree_does_not_list_cpus(tmp_path: Path) -> None:
+    """A recording without the file is no evidence against any CPU."""
+    driver = LinuxCpuDriver()
+
+    assert driver.observe(Tree(HardwareSettings(root=str(tmp_path))), driver.discover(EMPTY, machine())) == {}
+
+
+def test_observe_names_the_file_when_it_is_garbled(tmp_path: Path) -> None:
+    """A list that is none is an error with path and text, for the host to make the devices Unknown."""
+    driver = LinuxCpuDriver()
+
+    with pytest.raises(HardwareError, match=r"cpu/online.*0-x"):
+        driver.observe(tree(tmp_path, "0-x"), driver.discover(EMPTY, machine()))
+
+
+def test_prepare_tells_the_list_and_each_cpu(tmp_path: Path) -> None:
+    """The container reads all its CPUs in one variable; each CPU has edits of its own, as CDI demands."""
+    driver = LinuxCpuDriver()
+    devices = driver.discover(EMPTY, machine())
+
+    edits = driver.prepare(tree(tmp_path, "0-3"), devices[1:], CONTEXT)
+
+    assert not isinstance(edits, Refusal)
+    assert edits[""].env == {"TOPOBUS_CPUS": "1-3"}
+    assert {name: one.env for name, one in edits.items() if name} == {f"cpu-{one}": {f"TOPOBUS_CPU_{one}": "1"} for one in (1, 2, 3)}
+
+
+def test_prepare_refuses_when_a_cpu_is_offline(tmp_path: Path) -> None:
+    """A container is never told of a CPU that cannot run it."""
+    driver = LinuxCpuDriver()
+
+    refusal = driver.prepare(tree(tmp_path, "0-2"), driver.discover(EMPTY, machine()), CONTEXT)
+
+    assert isinstance(refusal, Refusal)
+    assert [(one.code, one.facts["cpus"]) for one in refusal.reasons] == [("cpu-offline", "3")]
+
+
+def test_inventory_stays_far_below_the_bucket_s_limit_when_the_machine_has_224_cpus() -> None:
+    """The demo machine's CPUs fit into half of what one value of the bucket may hold."""
+    devices = LinuxCpuDriver().discover(EMPTY, machine(cores=112))
+
+    size = len(encode(Inventory(node="demo-node", device_class="cpu", generation=1, devices=tuple(devices))))
+
+    assert len(devices) == 224
+    assert size < 256 * 1024
