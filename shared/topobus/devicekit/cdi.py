@@ -1,0 +1,274 @@
+"""CDI files: a model, its rules, the lowest version that holds it, and files that are there whole or not at all.
+
+Flows in: container edits. Flows out: JSON files for a container runtime. Pure but for `write`, `delete` and `find_files`, which block.
+Source: CDI spec 1.1.0 and the reference library's checks. Emitted is the lowest version that can say it, since older runtimes refuse newer files.
+A container edit's annotations have no CDI form (CDI annotations describe the file); they reach a container by the device plugin door alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.errors import ContractError
+
+__all__ = ["CdiDevice", "CdiSpec", "delete", "file_name", "find_files", "lowest_version", "parse", "problems", "render", "write"]
+
+VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
+
+_KIND_PART = re.compile(r"[A-Za-z]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
+_DEVICE_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.:-]*[A-Za-z0-9])?")
+# A class longer than this is refused by the reference library (a label of the annotation form).
+_CLASS_LIMIT = 63
+
+
+class CdiDevice(Struct, frozen=True, kw_only=True):
+    """One device of a file."""
+
+    name: str
+    edits: ContainerEdits
+
+
+class CdiSpec(Struct, frozen=True, kw_only=True):
+    """One file: devices of one kind, and edits that any of them brings along."""
+
+    vendor: str
+    device_class: str
+    devices: tuple[CdiDevice, ...]
+    common: ContainerEdits = ContainerEdits()
+
+    @property
+    def kind(self) -> str:
+        """Vendor and class: `topobus.dev/gpu`."""
+        return f"{self.vendor}/{self.device_class}"
+
+    def qualified_name(self, device: str) -> str:
+        """Name by which a runtime finds a device: `topobus.dev/gpu=gpu-0`."""
+        return f"{self.kind}={device}"
+
+
+class _Edits(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    env: list[str] = []
+    device_nodes: list[_Node] = []
+    mounts: list[_Mount] = []
+
+
+class _Node(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    path: str
+    host_path: str = ""
+    permissions: str = ""
+
+
+class _Mount(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    host_path: str
+    container_path: str
+    options: list[str] = []
+
+
+class _Device(Struct, forbid_unknown_fields=True, rename="camel"):
+    name: str
+    container_edits: _Edits
+
+
+class _File(Struct, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    cdi_version: str
+    kind: str
+    devices: list[_Device]
+    container_edits: _Edits = msgspec.field(default_factory=_Edits)
+
+
+def problems(spec: CdiSpec) -> tuple[str, ...]:
+    """List what a runtime would refuse, a sentence each; empty when the file is good.
+
+    >>> problems(CdiSpec(vendor="topobus.dev", device_class="gpu", devices=()))
+    ('topobus.dev/gpu has no devices',)
+    """
+    found: list[str] = []
+    if not _KIND_PART.fullmatch(spec.vendor):
+        found.append(
+            f"vendor {spec.vendor!r} must begin with a letter, end with a letter or digit, and hold letters, digits, '-', '_' and '.'"
+        )
+    if not _KIND_PART.fullmatch(spec.device_class) or len(spec.device_class) > _CLASS_LIMIT:
+        found.append(
+            f"class {spec.device_class!r} must begin with a letter, end with a letter or digit, and have at most {_CLASS_LIMIT} characters"
+        )
+    if not spec.devices:
+        found.append(f"{spec.kind} has no devices")
+    names = [one.name for one in spec.devices]
+    found += [f"device {name} is there twice" for name in sorted({one for one in names if names.count(one) > 1})]
+    for one in spec.devices:
+        if not _DEVICE_NAME.fullmatch(one.name):
+            found.append(
+                f"device name {one.name!r} must begin and end with a letter or digit and hold letters, digits, '-', '_', '.' and ':'"
+            )
+        if one.edits.is_empty:
+            found.append(f"device {one.name} has no edits")
+        found += _edit_problems(f"device {one.name}", one.edits)
+    return (*found, *_edit_problems("the common edits", spec.common))
+
+
+def lowest_version(spec: CdiSpec) -> str:
+    """Find the lowest version that can say all of this.
+
+    >>> node = DeviceNode(path="/dev/a", host_path="/dev/b")
+    >>> lowest_version(CdiSpec(vendor="v", device_class="c", devices=(CdiDevice(name="a", edits=ContainerEdits(device_nodes=(node,))),)))
+    '0.5.0'
+    """
+    edits = (spec.common, *(one.edits for one in spec.devices))
+    if "." in spec.device_class:
+        return "0.6.0"
+    has_other_host_path = any(node.host_path not in ("", node.path) for one in edits for node in one.device_nodes)
+    if has_other_host_path or any(one.name[:1].isdigit() for one in spec.devices):
+        return "0.5.0"
+    return VERSIONS[0]
+
+
+def render(spec: CdiSpec) -> bytes:
+    """Write the file's JSON, the same bytes for the same value.
+
+    Errors: raises ContractError with every problem when a runtime would refuse it.
+    """
+    found = problems(spec)
+    if found:
+        raise ContractError(f"CDI file of {spec.kind}: {'; '.join(found)}", next_step="mend the driver that made these edits")
+    file = _File(
+        cdi_version=lowest_version(spec),
+        kind=spec.kind,
+        devices=[_Device(name=one.name, container_edits=_to_wire(one.edits)) for one in spec.devices],
+        container_edits=_to_wire(spec.common),
+    )
+    plain: dict[str, Any] = msgspec.to_builtins(file)
+    return (json.dumps(plain, indent=2) + "\n").encode()
+
+
+def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
+    """Read a file strictly, as runtimes do: an unknown field or version is an error.
+
+    Errors: raises ContractError that names the place. Only what `CdiSpec` can hold is read; files of other tools may say more.
+    """
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as err:
+        raise ContractError(f"{where}: not a CDI file that we can read: {err}") from err
+    if file.cdi_version not in VERSIONS:
+        raise ContractError(f"{where}: cdiVersion {file.cdi_version!r} is not known; known are {', '.join(VERSIONS)}")
+    vendor, _, device_class = file.kind.partition("/")
+    spec = CdiSpec(
+        vendor=vendor,
+        device_class=device_class,
+        devices=tuple(CdiDevice(name=one.name, edits=_from_wire(one.container_edits)) for one in file.devices),
+        common=_from_wire(file.container_edits),
+    )
+    found = list(problems(spec))
+    if VERSIONS.index(lowest_version(spec)) > VERSIONS.index(file.cdi_version):
+        found.append(f"cdiVersion {file.cdi_version} is too low, wanted {lowest_version(spec)}")
+    if found:
+        raise ContractError(f"{where}: {'; '.join(found)}")
+    return spec
+
+
+def file_name(vendor: str, device_class: str, transient_id: str = "") -> str:
+    """Name the file: `<vendor>-<class>.json`, and with `_<id>` for one that lives as long as a claim.
+
+    >>> file_name("topobus.dev", "gpu", "3cec")
+    'topobus.dev-gpu_3cec.json'
+    """
+    tail = f"_{transient_id}" if transient_id else ""
+    return f"{vendor}-{device_class}{tail}.json".replace("/", "-")
+
+
+def write(folder: Path, name: str, data: bytes) -> Path:
+    """Write a file so that a runtime sees it whole or not at all, and so that it survives a crash once this returns.
+
+    Errors: raises OSError when the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Runtimes read *.json and *.yaml only, so the temporary name is never taken for a file.
+    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            # mkstemp makes 0600; a runtime may run as another user.
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        Path(temporary).rename(folder / name)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(folder)
+    return folder / name
+
+
+def delete(folder: Path, name: str) -> bool:
+    """Delete a file; False when it was not there, which is no error."""
+    try:
+        (folder / name).unlink()
+    except FileNotFoundError:
+        return False
+    _sync_folder(folder)
+    return True
+
+
+def find_files(folder: Path, vendor: str, device_class: str) -> dict[str, Path]:
+    """Find the claim files of one class by their ids, and remove half-written ones that a crash left.
+
+    Only files named as `file_name` names them are looked at: other tools' files are none of ours.
+    """
+    prefix = f"{vendor}-{device_class}_"
+    if not folder.is_dir():
+        return {}
+    for leftover in folder.glob(f".{prefix}*.tmp"):
+        leftover.unlink(missing_ok=True)
+    return {path.name.removeprefix(prefix).removesuffix(".json"): path for path in sorted(folder.glob(f"{prefix}*.json"))}
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename or unlink survive a crash: the entry lives in the folder, not in the file."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _edit_problems(where: str, edits: ContainerEdits) -> Iterable[str]:
+    for key in edits.env:
+        if not key or "=" in key:
+            yield f"{where}: environment variable {key!r} needs a name without '='"
+    for node in edits.device_nodes:
+        if not node.path:
+            yield f"{where}: a device node without a path"
+        if not set(node.permissions) <= set("rwm"):
+            yield f"{where}: device node {node.path} has permissions {node.permissions!r}, wanted letters of 'rwm'"
+    for mount in edits.mounts:
+        if not mount.host_path or not mount.container_path:
+            yield f"{where}: mount {mount.host_path!r} on {mount.container_path!r} needs both paths"
+
+
+def _to_wire(edits: ContainerEdits) -> _Edits:
+    return _Edits(
+        env=[f"{key}={value}" for key, value in sorted(edits.env.items())],
+        device_nodes=[
+            _Node(path=one.path, host_path="" if one.host_path == one.path else one.host_path, permissions=one.permissions)
+            for one in edits.device_nodes
+        ],
+        mounts=[_Mount(host_path=one.host_path, container_path=one.container_path, options=list(one.options)) for one in edits.mounts],
+    )
+
+
+def _from_wire(edits: _Edits) -> ContainerEdits:
+    return ContainerEdits(
+        env=dict(one.partition("=")[::2] for one in edits.env),
+        device_nodes=tuple(DeviceNode(path=one.path, host_path=one.host_path, permissions=one.permissions) for one in edits.device_nodes),
+        mounts=tuple(Mount(host_path=one.host_path, container_path=one.container_path, options=tuple(one.options)) for one in edits.mounts),
+    )
