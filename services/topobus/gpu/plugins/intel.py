@@ -1,0 +1,114 @@
+"""Intel GPUs from sysfs: the i915 and xe kernel drivers, data-centre cards and integrated graphics alike.
+
+Flows in: PCI functions of display class with Intel's vendor id. Flows out: devices with memory where the driver tells it; health; card and render
+nodes. Nothing is left out silently: an integrated GPU is a device like any other, marked `integrated`, so that a selector can tell them apart.
+Source: Documentation/gpu/i915, Documentation/gpu/xe; Documentation/ABI/testing/sysfs-driver-intel-xe-hwmon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.pci import (
+    PciHealth,
+    device_variable,
+    gone_refusal,
+    observe_kernel_driver,
+    pci_device,
+    pci_device_name,
+    pci_folder,
+    select_functions,
+    unreadable,
+)
+from topobus.domain.device import AttributeValue, Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, Observation
+from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.outcome import Refusal
+from topobus.domain.pci import PciAddress
+from topobus.gpu.products import ProductTable
+from topobus.sysfs.drm import function_drm_nodes
+from topobus.sysfs.nodes import device_node
+from topobus.sysfs.tree import Tree
+
+__all__ = ["IntelDriver"]
+
+_VENDOR = 0x8086
+# VGA, 3D and other display controllers (the last: Flex and Max data-centre cards).
+_CLASSES = (0x0300, 0x0302, 0x0380)
+
+
+class IntelDriver:
+    """Finds and watches Intel GPUs."""
+
+    name = "intel-gpu"
+    device_class = "gpu"
+
+    def __init__(self) -> None:
+        self._products = ProductTable()
+        self._pci_health = PciHealth()
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """List the GPUs, by address."""
+        functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
+        return tuple(self._device(tree, one) for one in functions)
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at the PCI function and at whether its driver is bound."""
+        return {one.name: self._observe_one(tree, one.pci) for one in devices if one.pci is not None}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give each GPU's card and render node."""
+        if (refusal := gone_refusal(tree, devices)) is not None:
+            return refusal
+        edits: dict[str, ContainerEdits] = {}
+        for address, device in sorted(((one.pci, one) for one in devices if one.pci is not None), key=lambda pair: pair[0]):
+            nodes = function_drm_nodes(tree, address).paths
+            edits[device.name] = ContainerEdits(
+                env={device_variable(device.name): str(address)}, device_nodes=tuple(device_node(one) for one in nodes)
+            )
+        return edits
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo nothing: preparing changes nothing on the GPU."""
+
+    def _device(self, tree: Tree, function: PciDevice) -> Device:
+        product = self._products.product(function)
+        # Integrated graphics sit on the root bus itself (0000:00:02.0), cards below a port.
+        attributes: dict[str, AttributeValue] = {"type": "gpu", "integrated": not function.path}
+        memory_bytes = product.memory_bytes
+        try:
+            memory_bytes = _memory_bytes(tree, function.address) or memory_bytes
+        except HardwareError:
+            # `observe` tells which file is unreadable.
+            pass
+        return pci_device(
+            function,
+            device_class=self.device_class,
+            driver=self.name,
+            vendor="intel",
+            model=product.name or f"Intel device {function.device:04x}",
+            parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
+            attributes=attributes,
+            capacity={"memory": memory_bytes} if memory_bytes else {},
+        )
+
+    def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
+        try:
+            seen = self._pci_health.observe(tree, address)
+            if any(one.dimension is Dimension.PRESENCE for one in seen):
+                return seen
+            _memory_bytes(tree, address)
+            return seen + observe_kernel_driver(tree, address)
+        except HardwareError as err:
+            return [unreadable(err)]
+
+
+def _memory_bytes(tree: Tree, address: PciAddress) -> int:
+    """Read local memory: i915 and xe tell it in different files, both not in all versions; 0 where neither does."""
+    folder = pci_folder(address)
+    card = function_drm_nodes(tree, address).card
+    candidates = [f"{folder}/tile0/physical_vram_size_bytes", *([f"{folder}/drm/{card}/lmem_total_bytes"] if card else [])]
+    return next((value for value in (tree.read_int(path, 0) for path in candidates) if value), 0)

@@ -1,0 +1,210 @@
+"""NVIDIA GPUs: by PCI id and class from sysfs, by the kernel module's /proc files, and by NVML where it loads.
+
+Flows in: PCI functions, proc/driver/nvidia/gpus/*/information, NVML (on the live machine, or when a library folder is set). Flows out: devices with
+UUID, model, memory and NVLink peers; health; device nodes and `NVIDIA_VISIBLE_DEVICES`.
+Without NVML everything still works, with what sysfs, /proc and the product table tell; what is missing stands in `warnings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.pci import (
+    PciHealth,
+    device_variable,
+    gone_refusal,
+    observe_kernel_driver,
+    pci_device,
+    pci_device_name,
+    pci_folder,
+    select_functions,
+    unreadable,
+)
+from topobus.domain.device import AttributeValue, Device, Link, LinkClass
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.machine import Machine, PciDevice
+from topobus.domain.outcome import Refusal
+from topobus.domain.pci import PciAddress
+from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, NvmlUnavailable, load_nvml
+from topobus.gpu.products import ProductTable
+from topobus.sysfs.drm import function_drm_nodes
+from topobus.sysfs.nodes import device_node
+from topobus.sysfs.tree import Tree
+
+__all__ = ["NvidiaDriver"]
+
+_VENDOR = 0x10DE
+# VGA controller and 3D controller: what NVIDIA's GPUs are, with and without a display engine.
+_CLASSES = (0x0300, 0x0302)
+_PROC = "proc/driver/nvidia"
+# Nodes of the driver rather than of one GPU; every CUDA program opens the first two.
+_SHARED_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+_ALWAYS_SHARED = ("nvidiactl", "nvidia-uvm")
+
+
+class NvidiaDriver:
+    """Finds and watches NVIDIA GPUs. Keeps the NVML session, error counters, and nothing of a container's."""
+
+    name = "nvidia"
+    device_class = "gpu"
+
+    def __init__(self, nvml: Nvml | None = None) -> None:
+        self.warnings: tuple[str, ...] = ()
+        self._products = ProductTable()
+        self._pci_health = PciHealth()
+        self._nvml = nvml
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """List the GPUs, by address."""
+        functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
+        warnings: list[str] = []
+        told = self._ask_nvml(tree, [one.address for one in functions], warnings)
+        version = _driver_version(tree)
+        devices = tuple(self._device(tree, one, told, version) for one in functions)
+        self.warnings = tuple(warnings)
+        return devices
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at the PCI function, the kernel module's word, and NVML's."""
+        addresses = {one.name: one.pci for one in devices if one.pci is not None}
+        present = [address for address in addresses.values() if tree.exists(pci_folder(address))]
+        by_nvml = self._nvml.observe(present) if self._nvml else {}
+        return {name: (*self._observe_one(tree, address), *by_nvml.get(address, ())) for name, address in addresses.items()}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give each GPU's nodes, the driver's shared nodes, and the variable that NVIDIA's container runtime reads."""
+        if (refusal := gone_refusal(tree, devices)) is not None:
+            return refusal
+        edits: dict[str, ContainerEdits] = {}
+        uuids: list[str] = []
+        is_cuda = False
+        for address, device in sorted(((one.pci, one) for one in devices if one.pci is not None), key=lambda pair: pair[0]):
+            facts = _information(tree, address)
+            nodes: list[str] = []
+            # The minor number may change with a reboot, so it is read anew each time.
+            if "Device Minor" in facts:
+                nodes.append(f"nvidia{facts['Device Minor']}")
+                is_cuda = True
+            nodes.extend(function_drm_nodes(tree, address).paths)
+            uuids.extend([device.uuid] if device.uuid else [])
+            edits[device.name] = ContainerEdits(
+                env={device_variable(device.name): str(address)},
+                device_nodes=tuple(device_node(one) for one in nodes if _is_there(tree, one)),
+            )
+        shared = [one for one in _SHARED_NODES if is_cuda and (tree.exists(f"dev/{one}") or (not tree.is_live and one in _ALWAYS_SHARED))]
+        env = {"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} if len(uuids) == len(devices) else {}
+        return {**edits, "": ContainerEdits(env=env, device_nodes=tuple(device_node(one) for one in shared))}
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo nothing: preparing changes nothing on the GPU."""
+
+    def _device(self, tree: Tree, function: PciDevice, told: Mapping[PciAddress, NvmlGpu], version: str) -> Device:
+        facts = _information_if_readable(tree, function.address)
+        product = self._products.product(function)
+        gpu = told.get(function.address, NvmlGpu())
+        attributes: dict[str, AttributeValue] = {"type": "gpu"}
+        if version:
+            attributes["driverVersion"] = version
+        memory_bytes = gpu.memory_bytes or product.memory_bytes
+        return pci_device(
+            function,
+            device_class=self.device_class,
+            driver=self.name,
+            vendor="nvidia",
+            model=gpu.name or facts.get("Model", "") or product.name or f"NVIDIA device {function.device:04x}",
+            uuid=gpu.uuid or facts.get("GPU UUID", ""),
+            parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
+            links=self._links(function.address, told),
+            attributes=attributes,
+            capacity={"memory": memory_bytes} if memory_bytes else {},
+        )
+
+    def _links(self, address: PciAddress, told: Mapping[PciAddress, NvmlGpu]) -> tuple[Link, ...]:
+        own = told.get(address)
+        if own is None:
+            return ()
+        peers = {peer: gbps for peer, gbps in own.links.items() if peer in told}
+        if own.switch_gbps:
+            # GPUs on NVSwitches reach each other at the narrower one's full width.
+            reached = {peer: min(own.switch_gbps, gpu.switch_gbps) for peer, gpu in told.items() if peer != address and gpu.switch_gbps}
+            peers.update(reached)
+        return tuple(
+            Link(peer=pci_device_name(self.device_class, peer), kind=LinkClass.FABRIC, bandwidth_gbps=gbps)
+            for peer, gbps in sorted(peers.items())
+        )
+
+    def _ask_nvml(self, tree: Tree, addresses: Sequence[PciAddress], warnings: list[str]) -> Mapping[PciAddress, NvmlGpu]:
+        """Ask NVML where it may be asked: a recorded tree must not be mixed with this machine's own GPUs."""
+        if not addresses or (self._nvml is None and not tree.is_live and not tree.settings.library_path):
+            return {}
+        if self._nvml is None:
+            try:
+                self._nvml = load_nvml(tree)
+            except NvmlUnavailable as err:
+                warnings.append(f"{err}; GPUs are described from sysfs and /proc alone, without NVLink and ECC")
+                return {}
+        told = self._nvml.describe(addresses)
+        warnings.extend(self._nvml.warnings)
+        return told
+
+    def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
+        try:
+            seen = self._pci_health.observe(tree, address)
+            if not seen or seen[0].dimension is not Dimension.PRESENCE:
+                seen += _observe_driver(tree, address)
+            return seen
+        except HardwareError as err:
+            return [unreadable(err)]
+
+
+def _observe_driver(tree: Tree, address: PciAddress) -> list[Observation]:
+    if unbound := observe_kernel_driver(tree, address):
+        return unbound
+    facts = _information(tree, address)
+    if facts.get("GPU Excluded", "No").lower() == "yes":
+        return [
+            Observation(
+                dimension=Dimension.DRIVER,
+                state=HealthState.UNHEALTHY,
+                reason="gpu-excluded",
+                message="the nvidia module was told to leave this GPU alone (NVreg_ExcludedGpus)",
+                evidence={"path": _information_path(address), "value": "GPU Excluded: Yes"},
+            )
+        ]
+    return []
+
+
+def _information_path(address: PciAddress) -> str:
+    return f"{_PROC}/gpus/{address}/information"
+
+
+def _information(tree: Tree, address: PciAddress) -> dict[str, str]:
+    """Read the kernel module's page of a GPU: `Model: NVIDIA H100`; empty when the module is not loaded."""
+    text = tree.read(_information_path(address)) or ""
+    lines = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, colon, value in lines if colon}
+
+
+def _information_if_readable(tree: Tree, address: PciAddress) -> dict[str, str]:
+    try:
+        return _information(tree, address)
+    except HardwareError:
+        # Still a GPU; `observe` tells which file is unreadable.
+        return {}
+
+
+def _driver_version(tree: Tree) -> str:
+    """Read the module's version: the first word with a dot after `Kernel Module` in /proc/driver/nvidia/version."""
+    try:
+        text = tree.read(f"{_PROC}/version") or ""
+    except HardwareError:
+        return ""
+    words = text.partition("Kernel Module")[2].split()
+    return next((word for word in words if word[0].isdigit() and "." in word), "")
+
+
+def _is_there(tree: Tree, node: str) -> bool:
+    return not tree.is_live or tree.exists(f"dev/{node}")

@@ -1,0 +1,34 @@
+"""Names and memory of GPUs whose kernel interface does not tell them, from the table `products.toml` beside this module."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+
+from msgspec import Struct
+
+from topobus.domain.machine import PciDevice
+
+__all__ = ["Product", "ProductTable"]
+
+_GIB = 1 << 30
+
+
+class Product(Struct, frozen=True, kw_only=True):
+    """What the table knows; an empty name or 0 bytes where it knows nothing."""
+
+    name: str = ""
+    memory_bytes: int = 0
+
+
+class ProductTable:
+    """The table, read once by each driver that uses it."""
+
+    def __init__(self) -> None:
+        text = resources.files("topobus.gpu").joinpath("products.toml").read_text(encoding="utf-8")
+        self._rows = tomllib.loads(text)
+
+    def product(self, function: PciDevice) -> Product:
+        """Look a function up by vendor and device id."""
+        row = self._rows.get(f"{function.vendor:04x}", {}).get(f"{function.device:04x}", {})
+        return Product(name=row.get("name", ""), memory_bytes=row.get("memory_gib", 0) * _GIB)

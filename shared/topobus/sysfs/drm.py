@@ -1,0 +1,35 @@
+"""Graphics nodes of a PCI function: what its kernel driver registered with DRM.
+
+Source: Documentation/gpu/drm-uapi of the Linux kernel: `cardN` is the primary node (mode setting), `renderDN` the render node (computing).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.tree import Tree
+
+__all__ = ["DrmNodes", "function_drm_nodes"]
+
+
+class DrmNodes(Struct, frozen=True, kw_only=True):
+    """Names of a function's nodes, such as `card0` and `renderD128`; empty where it has none."""
+
+    card: str = ""
+    render: str = ""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The nodes relative to dev."""
+        return tuple(f"dri/{name}" for name in (self.card, self.render) if name)
+
+
+def function_drm_nodes(tree: Tree, address: PciAddress) -> DrmNodes:
+    """Find the DRM nodes of one function; of several (none known) the lowest number counts."""
+    names = tree.names(f"sys/bus/pci/devices/{address}/drm")
+    return DrmNodes(
+        # Connectors stand there too (card0-DP-1).
+        card=next((name for name in names if name.startswith("card") and name[4:].isdecimal()), ""),
+        render=next((name for name in names if name.startswith("renderD") and name[7:].isdecimal()), ""),
+    )
