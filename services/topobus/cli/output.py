@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.theme import Theme
 
 from topobus.contracts.codec import to_builtins
-from topobus.domain.errors import TopobusError
+from topobus.domain.errors import PeerUnavailable, TopobusError
 
 __all__ = ["DRAWING_WIDTH", "THEME", "Output", "error_console"]
 
@@ -75,8 +75,9 @@ class Output:
     def error(self, error: TopobusError) -> None:
         """Print an error: what went wrong, then the next step."""
         self.errors.print(f"[fail]error:[/fail] {escape(error.message)}")
-        if error.next_step:
-            self.errors.print(f"  [name]next:[/name] {escape(error.next_step)}")
+        next_step = error.next_step or ("`topobus doctor` tells what is missing" if isinstance(error, PeerUnavailable) else "")
+        if next_step:
+            self.errors.print(f"  [name]next:[/name] {escape(next_step)}")
 
 
 def _plain(value: object) -> Any:

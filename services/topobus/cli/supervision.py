@@ -86,8 +86,9 @@ class ProgramStatus:
 class Supervisor:
     """Runs programs until it is closed. Use as an async context manager: leaving it stops everything, the last started first."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, *, stop_grace_s: float = _STOP_GRACE_S) -> None:
         self._logs = logs
+        self._stop_grace_s = stop_grace_s
         self._running: list[tuple[ProgramStatus, Program, asyncio.Task[None]]] = []
         self._processes: dict[str, asyncio.subprocess.Process] = {}
         self._stopping = asyncio.Event()
@@ -162,7 +163,7 @@ class Supervisor:
         if process is not None and process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), _STOP_GRACE_S)
+                await asyncio.wait_for(process.wait(), self._stop_grace_s)
             except TimeoutError:
                 _kill_group(process.pid)
                 await process.wait()

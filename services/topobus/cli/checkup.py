@@ -1,0 +1,129 @@
+"""What a deployment should look like: facts in, findings out, each with a next step. Pure; `topobus doctor` gathers the facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from msgspec import Struct
+
+from topobus.contracts.catalogue import DEVICE_SERVICES
+from topobus.domain.device import Inventory
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+
+__all__ = ["MISSING", "Finding", "Level", "check_node", "check_server", "check_streams"]
+
+# Before 2.9 there is no direct get and no per-subject newest message in consumers, on which watches and followers stand.
+_OLDEST_SERVER = (2, 9, 0)
+
+
+MISSING = "it does not exist"
+"""What the bus's inspection says of a stream that nobody has made."""
+
+
+class Level(StrEnum):
+    """How a check came out."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One line of a check-up."""
+
+    level: Level
+    what: str
+    """What was looked at: `nats`, `stream KV_topobus_machines`, `n1: inventory gpu`."""
+    found: str
+    next_step: str = ""
+
+
+def check_server(url: str, version: tuple[int, int, int]) -> Finding:
+    """Judge the server's version."""
+    text = ".".join(map(str, version))
+    if version < _OLDEST_SERVER:
+        wanted = ".".join(map(str, _OLDEST_SERVER))
+        return Finding(level=Level.FAIL, what="nats", found=f"{url} runs {text}, wanted {wanted} or later", next_step="upgrade nats-server")
+    return Finding(level=Level.OK, what="nats", found=f"{url} answers, version {text}")
+
+
+def check_streams(differences: Mapping[str, str]) -> list[Finding]:
+    """Judge what provisioning made."""
+    bad = [
+        Finding(
+            level=Level.FAIL,
+            what=f"stream {name}",
+            found=trouble,
+            next_step="start any Topobus service: it makes what is missing"
+            if trouble == MISSING
+            else f"mend it (nats stream edit {name}) or remove it if its content may go",
+        )
+        for name, trouble in differences.items()
+        if trouble
+    ]
+    good = sum(1 for trouble in differences.values() if not trouble)
+    return [
+        *([Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} as the catalogue wants them")] if good else []),
+        *bad,
+    ]
+
+
+def check_node(
+    node: str, machine: Machine | None, inventories: Sequence[Inventory], ledger: Ledger | None, silent: Mapping[str, str]
+) -> Iterable[Finding]:
+    """Judge one node: machine, inventories and their generations, ledger, and which services keep silent.
+
+    Shapes: silent — service to why it did not answer, for those that did not.
+    """
+    yield _machine_finding(node, machine)
+    by_class = {one.device_class: one for one in inventories}
+    for device_class in sorted({*DEVICE_SERVICES, *by_class}):
+        yield _inventory_finding(node, device_class, by_class.get(device_class), machine, silent)
+    if ledger is None:
+        step = "topobus-topology writes one as soon as it knows the machine: is it running?"
+        yield Finding(level=Level.FAIL, what=f"{node}: ledger", found="there is none", next_step=step)
+    else:
+        found = f"sequence {ledger.sequence}, {len(ledger.allocations)} owners hold something"
+        yield Finding(level=Level.OK, what=f"{node}: ledger", found=found)
+    if "topology" in silent:
+        yield Finding(level=Level.FAIL, what=f"{node}: topology", found=silent["topology"], next_step="start topobus-topology on this node")
+    else:
+        yield Finding(level=Level.OK, what=f"{node}: topology", found="answers")
+
+
+def _machine_finding(node: str, machine: Machine | None) -> Finding:
+    what = f"{node}: machine"
+    if machine is None:
+        return Finding(level=Level.FAIL, what=what, found="not reported", next_step="start topobus-discovery on this node")
+    found = f"generation {machine.generation}, {len(machine.numa_nodes)} NUMA nodes, {len(machine.online_cpus)} CPUs"
+    if machine.warnings:
+        return Finding(
+            level=Level.WARN,
+            what=what,
+            found=f"{found}; {len(machine.warnings)} warnings: {machine.warnings[0]}",
+            next_step="see `topobus machine`",
+        )
+    return Finding(level=Level.OK, what=what, found=found)
+
+
+def _inventory_finding(node: str, device_class: str, one: Inventory | None, machine: Machine | None, silent: Mapping[str, str]) -> Finding:
+    what = f"{node}: inventory {device_class}"
+    start = f"start topobus-{device_class} on this node"
+    if one is None:
+        return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
+    found = f"generation {one.generation}, {len(one.devices)} devices"
+    if device_class in silent:
+        return Finding(level=Level.FAIL, what=what, found=f"{found}, but the service is silent: {silent[device_class]}", next_step=start)
+    if machine is not None and one.machine_generation < machine.generation:
+        lag = f"{found}, made from machine generation {one.machine_generation} while {machine.generation} is known"
+        return Finding(level=Level.WARN, what=what, found=lag, next_step="look again in a moment; if it stays, see the service's log")
+    sick = [device.name for device in one.devices if not device.health.is_allocatable]
+    if sick:
+        return Finding(
+            level=Level.WARN, what=what, found=f"{found}, not well: {', '.join(sick[:6])}", next_step="`topobus health` says why"
+        )
+    if one.warnings:
+        return Finding(level=Level.WARN, what=what, found=f"{found}; {one.warnings[0]}", next_step=f"see the log of topobus-{device_class}")
+    return Finding(level=Level.OK, what=what, found=found)

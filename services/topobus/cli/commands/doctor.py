@@ -1,0 +1,201 @@
+"""`topobus doctor`: looks at a deployment from the outside, changes nothing, and says what to do about each finding."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.checkup import MISSING, Finding, Level, check_node, check_server, check_streams
+from topobus.cli.exits import ExitCode
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.system import Layout
+from topobus.contracts.catalogue import CLUSTER, DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PREFER
+from topobus.contracts.messages import HintsRequest, PlanRequest, PreferRequest
+from topobus.domain.errors import PeerUnavailable, TopobusError
+from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.runtime.bus import Bus
+
+__all__ = ["check_folders", "doctor"]
+
+_STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
+# An asker's patience for a sign of life; the services' own budgets are far below.
+_ALIVE_S = 2.0
+_KUBELET = Path("/var/lib/kubelet")
+_CDI = Path("/var/run/cdi")
+
+
+def doctor(
+    *,
+    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    directory: Annotated[
+        Path | None,
+        Parameter(name="--dir", help="State folder of a `topobus up --dir`: its sockets are checked instead of the real kubelet's."),
+    ] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Check a deployment: NATS, streams, services, generations, sockets. Exits with 1 when a check fails."""
+    output = options.output()
+    findings = asyncio.run(_check_bus(node, options))
+    layout = Layout(state=directory) if directory is not None else None
+    findings += check_folders(layout.kubelet if layout else _KUBELET, layout.cdi if layout else _CDI)
+    if output.is_json:
+        output.document({"findings": findings})
+    table = Table.grid(padding=(0, 2))
+    table.add_column(width=4)
+    table.add_column(style="name")
+    table.add_column(overflow="fold")
+    for one in findings:
+        text = Text(one.found)
+        if one.next_step:
+            text.append(f"\nnext: {one.next_step}", "faint")
+        table.add_row(Text(one.level, _STYLES[one.level]), one.what, text)
+    counts = {level: sum(one.level is level for one in findings) for level in Level}
+    output.show(table, Text(f"{counts[Level.OK]} ok, {counts[Level.WARN]} warn, {counts[Level.FAIL]} fail", "title"))
+    return ExitCode.NO if counts[Level.FAIL] else ExitCode.OK
+
+
+async def _check_bus(node: str | None, options: BusOptions) -> list[Finding]:
+    try:
+        async with open_bus(options) as bus:
+            findings = [check_server(options.settings().nats.url, bus.server_version)]
+            try:
+                differences = await bus.inspect()
+                findings += check_streams(differences)
+                if MISSING in differences.values():
+                    return findings
+                return findings + await _check_services(bus, node)
+            except PeerUnavailable as err:
+                return [
+                    *findings,
+                    Finding(level=Level.FAIL, what="jetstream", found=err.message, next_step=err.next_step or "start nats-server with -js"),
+                ]
+    except PeerUnavailable as err:
+        return [Finding(level=Level.FAIL, what="nats", found=err.message, next_step=err.next_step)]
+
+
+async def _check_services(bus: Bus, node: str | None) -> list[Finding]:
+    machines = {entry.parts["node"]: entry.value for entry in await bus.list(MACHINE)}
+    inventories = [entry.value for entry in await bus.list(INVENTORY)]
+    ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
+    nodes = sorted({*machines, *ledgers, *(one.node for one in inventories)})
+    if node is not None:
+        nodes = [one_of("node", node, nodes)]
+    findings: list[Finding] = []
+    if not nodes:
+        findings.append(
+            Finding(
+                level=Level.FAIL,
+                what="nodes",
+                found="no node reports anything",
+                next_step="start the node's services: `topobus up`, or the Helm chart",
+            )
+        )
+    for one in nodes:
+        own = [inventory for inventory in inventories if inventory.node == one]
+        silent = await _silent_services(bus, one, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
+        findings += check_node(one, machines.get(one), own, ledgers.get(one), silent)
+    return [*findings, await _check_controller(bus)]
+
+
+async def _silent_services(bus: Bus, node: str, classes: list[str]) -> Mapping[str, str]:
+    """Ask each service of a node something harmless; give those that do not answer, with why."""
+
+    async def reason(service: str) -> str:
+        try:
+            if service == "topology":
+                await bus.ask(PREFER, PreferRequest(device_class="cpu", available=(), size=0), timeout_s=_ALIVE_S, node=node)
+            else:
+                await bus.ask(HINTS, HintsRequest(count=1, available=()), timeout_s=_ALIVE_S, node=node, device_class=service)
+        except PeerUnavailable as err:
+            return err.message
+        except TopobusError:
+            # Whoever complains is alive.
+            return ""
+        return ""
+
+    services = [*classes, "topology"]
+    answers = await asyncio.gather(*(reason(service) for service in services))
+    return {service: answer for service, answer in zip(services, answers, strict=True) if answer}
+
+
+async def _check_controller(bus: Bus) -> Finding:
+    # A dry run on a node that cannot exist: nobody is asked further and nothing is written.
+    nobody = PodRequest(owner=Owner(kind=OwnerKind.POD, namespace="topobus", name="doctor", uid="doctor"), containers=())
+    try:
+        await bus.ask(
+            PLAN, PlanRequest(op_id="doctor", pod=nobody, node="doctor.invalid", is_dry_run=True), timeout_s=_ALIVE_S, node=CLUSTER
+        )
+    except PeerUnavailable as err:
+        step = "start topobus-controller; pods can still be placed with --node"
+        return Finding(level=Level.FAIL, what="controller", found=err.message, next_step=step)
+    except TopobusError:
+        # Whoever complains is alive.
+        pass
+    return Finding(level=Level.OK, what="controller", found="answers")
+
+
+def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
+    """Look at kubelet's sockets and the CDI folder of this machine."""
+    if not kubelet.is_dir():
+        return [
+            Finding(
+                level=Level.WARN,
+                what="kubelet",
+                found=f"{kubelet} does not exist: no kubelet on this machine",
+                next_step="run this on a node, or give --dir of a `topobus up`",
+            )
+        ]
+    findings = [
+        _socket_finding(
+            "kubelet's registration",
+            kubelet / "device-plugins" / "kubelet.sock",
+            Level.WARN,
+            "start kubelet, or the simulator: the gateway registers as soon as it is there",
+        )
+    ]
+    plugins = sorted((kubelet / "device-plugins").glob("topobus*.sock"))
+    drivers = sorted((kubelet / "plugins").glob("*.topobus.dev/dra.sock"))
+    for what, sockets in (("device plugin", plugins), ("DRA driver", drivers)):
+        if not sockets:
+            findings.append(
+                Finding(
+                    level=Level.FAIL,
+                    what=f"{what} sockets",
+                    found=f"none below {kubelet}",
+                    next_step="is topobus-gateway running on this machine, with this kubelet folder?",
+                )
+            )
+        findings += [_socket_finding(what, path, Level.FAIL, "restart topobus-gateway: nobody listens there") for path in sockets]
+    if cdi.is_dir():
+        specs = len(list(cdi.glob("*.json")))
+        findings.append(Finding(level=Level.OK, what="CDI folder", found=f"{cdi}, {specs} files"))
+    else:
+        findings.append(
+            Finding(
+                level=Level.WARN,
+                what="CDI folder",
+                found=f"{cdi} does not exist",
+                next_step="it is made with the first claim that is prepared",
+            )
+        )
+    return findings
+
+
+def _socket_finding(what: str, path: Path, level: Level, step: str) -> Finding:
+    try:
+        if not stat.S_ISSOCK(path.stat().st_mode):
+            return Finding(level=Level.FAIL, what=what, found=f"{path} is no socket", next_step="remove it")
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.settimeout(_ALIVE_S)
+            probe.connect(str(path))
+    except OSError as err:
+        return Finding(level=level, what=what, found=f"{path}: {err.strerror or err}", next_step=step)
+    return Finding(level=Level.OK, what=what, found=str(path))

@@ -1,0 +1,113 @@
+"""Judging a deployment."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from topobus.cli.checkup import MISSING, Finding, Level, check_node, check_server, check_streams
+from topobus.cli.commands.doctor import check_folders
+from topobus.domain.device import Device, Inventory
+from topobus.domain.health import DeviceHealth, HealthState
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine, NumaNode
+
+MACHINE = Machine(node="n1", generation=3, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=())
+INVENTORIES = [Inventory(node="n1", device_class=one, generation=1, machine_generation=3) for one in ("cpu", "fpga", "gpu", "nic")]
+LEDGER = Ledger(node="n1", sequence=5)
+
+
+def only(findings: list[Finding], what: str) -> Finding:
+    """Find the one finding about something."""
+    found = [one for one in findings if one.what == what]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_check_node_is_content_when_everything_is_there() -> None:
+    """A complete node has no warning and no failure."""
+    findings = list(check_node("n1", MACHINE, INVENTORIES, LEDGER, {}))
+
+    assert {one.level for one in findings} == {Level.OK}
+
+
+def test_check_node_fails_with_the_service_s_name_when_an_inventory_is_missing() -> None:
+    """A class without inventory names the service to start."""
+    finding = only(list(check_node("n1", MACHINE, INVENTORIES[1:], LEDGER, {})), "n1: inventory cpu")
+
+    assert finding.level is Level.FAIL
+    assert "topobus-cpu" in finding.next_step
+
+
+def test_check_node_fails_when_a_service_with_an_inventory_keeps_silent() -> None:
+    """A stored inventory does not hide that its service is gone."""
+    finding = only(list(check_node("n1", MACHINE, INVENTORIES, LEDGER, {"gpu": "nobody answers hints"})), "n1: inventory gpu")
+
+    assert finding.level is Level.FAIL
+    assert "nobody answers hints" in finding.found
+
+
+def test_check_node_warns_when_an_inventory_is_older_than_the_machine() -> None:
+    """An inventory made from an older machine generation is named with both numbers."""
+    finding = only(list(check_node("n1", replace(MACHINE, generation=4), INVENTORIES, LEDGER, {})), "n1: inventory gpu")
+
+    assert finding.level is Level.WARN
+    assert "3 while 4" in finding.found
+
+
+def test_check_node_warns_when_a_device_is_sick() -> None:
+    """A device that cannot be handed out is named."""
+    sick = Device(name="gpu-0", device_class="gpu", health=DeviceHealth(state=HealthState.UNHEALTHY))
+    inventories = [replace(one, devices=(sick,)) if one.device_class == "gpu" else one for one in INVENTORIES]
+
+    finding = only(list(check_node("n1", MACHINE, inventories, LEDGER, {})), "n1: inventory gpu")
+
+    assert finding.level is Level.WARN
+    assert "gpu-0" in finding.found
+
+
+def test_check_node_fails_when_machine_and_ledger_are_missing() -> None:
+    """Discovery and topology are named when what they write is missing."""
+    findings = list(check_node("n1", None, INVENTORIES, None, {"topology": "no answer"}))
+
+    assert [one.what for one in findings if one.level is Level.FAIL] == ["n1: machine", "n1: ledger", "n1: topology"]
+
+
+def test_check_streams_names_stream_and_difference_when_one_drifted() -> None:
+    """Drift fails with the field; the good ones are counted."""
+    findings = check_streams({"A": "", "B": "max_age is 5, wanted 0", "C": MISSING})
+
+    assert only(findings, "streams").found.startswith("1 of 3")
+    assert "max_age" in only(findings, "stream B").found
+    assert "start any" in only(findings, "stream C").next_step
+
+
+def test_check_server_fails_when_it_is_too_old() -> None:
+    """A server older than what watches need is refused."""
+    assert check_server("nats://x", (2, 8, 4)).level is Level.FAIL
+    assert check_server("nats://x", (2, 9, 10)).level is Level.OK
+
+
+def test_check_folders_fails_when_nobody_listens_at_a_plugin_s_socket(tmp_path: Path) -> None:
+    """A socket file that outlived its process is found out by connecting."""
+    plugins = tmp_path / "device-plugins"
+    plugins.mkdir()
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(plugins / "topobus-gpu.sock"))
+    with socket.socket(socket.AF_UNIX) as alive:
+        alive.bind(str(plugins / "topobus-nic.sock"))
+        alive.listen()
+        findings = check_folders(tmp_path, tmp_path / "cdi")
+
+    by_path = {one.found.split(":")[0]: one.level for one in findings if one.what == "device plugin"}
+    assert by_path == {str(plugins / "topobus-gpu.sock"): Level.FAIL, str(plugins / "topobus-nic.sock"): Level.OK}
+
+
+def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:
+    """A machine without kubelet is no failure: doctor may run anywhere."""
+    findings = check_folders(tmp_path / "absent", tmp_path)
+
+    assert [one.level for one in findings] == [Level.WARN]
