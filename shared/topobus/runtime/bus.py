@@ -92,6 +92,10 @@ class Bus:
         """Say whether messages to the server come back."""
         return self._connection.is_connected
 
+    async def wait_connected(self) -> None:
+        """Wait until `is_connected`."""
+        await self._connection.wait_up()
+
     @property
     def server_version(self) -> tuple[int, int, int]:
         """The server's version; zeros when not connected."""
@@ -132,6 +136,13 @@ class Bus:
         except ConfigError as err:
             self._connection.readiness.set("streams", is_ready=False, why=str(err))
             get_logger().error("bus.provision-refused", error=str(err), **err.facts)
+
+    async def inspect(self) -> dict[str, str]:
+        """Compare all streams and buckets with the catalogue and make nothing: name to what is wrong, empty when nothing is.
+
+        Errors: PeerUnavailable when there is no JetStream.
+        """
+        return await provision.inspect(JetStream(self._connection), self._connection.settings.replicas)
 
     # state
 

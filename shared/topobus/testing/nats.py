@@ -92,6 +92,8 @@ class NatsServer:
     def pause(self) -> None:
         """Freeze the process (SIGSTOP): connections stay open and nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)
+        # The signal is on its way only; come back when every thread has stopped.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         """Let a frozen process go on."""

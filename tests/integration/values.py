@@ -1,0 +1,32 @@
+"""Small messages that the bus tests send."""
+
+from __future__ import annotations
+
+from topobus.contracts.messages import HealthEvent, ReleaseReply, ReleaseRequest
+from topobus.domain.device import Inventory
+from topobus.domain.health import DeviceHealth
+from topobus.domain.request import Owner, OwnerKind
+
+OWNER = Owner(kind=OwnerKind.POD, name="trainer", uid="u1")
+
+
+def inventory(generation: int, *, padding_bytes: int = 0) -> Inventory:
+    """Make the inventory of node n1, class gpu; `padding_bytes` makes it large."""
+    return Inventory(node="n1", device_class="gpu", generation=generation, warnings=("x" * padding_bytes,) if padding_bytes else ())
+
+
+def health(generation: int, device: str = "gpu-0") -> HealthEvent:
+    """Make a health event of one device of node n1."""
+    return HealthEvent(
+        node="n1", device_class="gpu", device=device, health=DeviceHealth(), generation=generation, time="2026-01-01T00:00:00Z"
+    )
+
+
+def release(op_id: str = "op-1") -> ReleaseRequest:
+    """Make a small ask."""
+    return ReleaseRequest(op_id=op_id, owner=OWNER)
+
+
+def released(sequence: int = 1) -> ReleaseReply:
+    """Make its answer."""
+    return ReleaseReply(ledger_sequence=sequence)
