@@ -1,0 +1,263 @@
+"""Selectors in CEL, by Google's own engine: the environment that Kubernetes gives to DRA expressions.
+
+Flows in: expressions and device facts. Flows out: verdicts, or errors with the place. The engine's opaque types are not usable from Python, so a quantity
+and a version travel as marked texts that no attribute can contain; the functions below know them. Cost is bounded by the length of an expression (Kubernetes'
+10 KiB) and by the engine's own budget for loops.
+
+`device` is not a variable but a prefix of three: so `device.drivr` is a compile error with its position, as in Kubernetes. A domain that no attribute
+has is an empty map when it is looked into (`device.attributes["x"].y` fails with "no such key y", `has()` says no), but `"x" in device.attributes` says
+no: so looked-into domains read from a second map that has every domain the expression names. Source: k8s.io/dynamic-resource-allocation/cel, 1.36.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from cel_expr_python import cel  # type: ignore[import-untyped]  # the package has no py.typed
+from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings  # type: ignore[import-untyped]  # as above
+
+from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
+from topobus.controller.core.selectors import DeviceFacts, FactValue, Selector, SelectorError, Version
+from topobus.controller.semver import SemanticVersion
+from topobus.domain.quantity import Quantity
+
+__all__ = ["CelCompiler", "CelSelector"]
+
+# A cluster has some dozens of different expressions; this many compiled ones take some 20 MB at most.
+_CACHE_SIZE = 1024
+
+# Private-use characters: no attribute (64 printable characters) begins with one.
+_QUANTITY = "\ue000"
+_VERSION = "\ue001"
+
+_POSITION = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
+# String literals, comments, identifiers and single characters: enough to find `device.attributes[` outside of strings.
+_TOKEN = re.compile(
+    r"""(?P<raw>[rR][bB]?|[bB][rR])?(?P<text>\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
+    r"|(?P<comment>//[^\n]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<space>\s+)|(?P<other>.)",
+    re.DOTALL,
+)
+_LOOKED_INTO = {"attributes": "attributes_", "capacity": "capacity_"}
+
+_Function = Callable[..., object]
+
+
+class CelSelector:
+    """One compiled expression."""
+
+    def __init__(self, environment: cel.Env, expression: cel.Expression, domains: frozenset[str]) -> None:
+        self._environment = environment
+        self._expression = expression
+        self._domains = domains
+
+    def matches(self, device: DeviceFacts) -> bool | SelectorError:
+        """Evaluate for one device."""
+        attributes = {domain: {name: _plain(value) for name, value in found.items()} for domain, found in device.attributes.items()}
+        capacity = {domain: {name: _mark(one) for name, one in found.items()} for domain, found in device.capacity.items()}
+        data = {
+            "device.driver": device.driver,
+            "device.allowMultipleAllocations": device.allow_multiple_allocations,
+            "device.attributes": attributes,
+            "device.capacity": capacity,
+            "device.attributes_": self._with_domains(attributes, device.driver),
+            "device.capacity_": self._with_domains(capacity, device.driver),
+        }
+        try:
+            value = self._expression.eval(data=data)
+            result = value.value()
+        except (RuntimeError, ValueError, TypeError) as err:  # what the engine raises when it gives up
+            return SelectorError(f"cannot be evaluated: {_first_line(err)}")
+        if isinstance(result, bool):
+            return result
+        kind = str(value.type())
+        return SelectorError(
+            f"cannot be evaluated: {result}" if kind == "ERROR" else f"gave {kind.lower()} {result!r}, wanted true or false"
+        )
+
+    def _with_domains(self, found: Mapping[str, Mapping[str, object]], driver: str) -> dict[str, Mapping[str, object]]:
+        return {driver: {}, **{domain: {} for domain in self._domains}, **found}
+
+
+class CelCompiler:
+    """Compiles each expression once and remembers the newest ones."""
+
+    def __init__(self) -> None:
+        self._environment = _make_environment()
+        self._cache: OrderedDict[str, Selector | SelectorError] = OrderedDict()
+
+    def compile(self, expression: str) -> Selector | SelectorError:
+        """Compile an expression, or tell line and column of what is wrong."""
+        known = self._cache.get(expression)
+        if known is not None:
+            self._cache.move_to_end(expression)
+            return known
+        made = self._cache[expression] = self._compile(expression)
+        if len(self._cache) > _CACHE_SIZE:
+            self._cache.popitem(last=False)
+        return made
+
+    def _compile(self, expression: str) -> Selector | SelectorError:
+        if len(expression.encode()) > MAX_EXPRESSION_BYTES:
+            return SelectorError(f"is longer than {MAX_EXPRESSION_BYTES} bytes")
+        try:
+            compiled = self._environment.compile(expression)
+            kind = str(compiled.return_type())
+            if kind not in ("BOOL", "DYN"):
+                return SelectorError(f"gives {kind.lower()}, wanted true or false", line=1, column=1)
+            rewritten, domains = _look_into(expression)
+            return CelSelector(self._environment, self._environment.compile(rewritten), domains)
+        except (RuntimeError, ValueError) as err:
+            found = _POSITION.search(str(err))
+            if found is None:
+                return SelectorError(f"cannot be compiled: {_first_line(err)}", line=1, column=1)
+            return SelectorError(
+                f"cannot be compiled: {found[3].removesuffix(' [INVALID_ARGUMENT]')}", line=int(found[1]), column=int(found[2]) + 1
+            )
+
+
+def _look_into(expression: str) -> tuple[str, frozenset[str]]:
+    """Let `device.attributes[...]` and `device.attributes.x` read from the map with every domain; collect the domains that the texts may name."""
+    tokens = list(_TOKEN.finditer(expression))
+    solid = [index for index, one in enumerate(tokens) if one.lastgroup not in ("space", "comment")]
+    texts = [one.group() for one in tokens]
+    domains: set[str] = set()
+    for place, index in enumerate(solid):
+        one = tokens[index]
+        if one.lastgroup == "text":
+            domains.add(one["text"].strip("\"'"))
+        before = [texts[solid[place - back]] if place >= back else "" for back in (1, 2, 3)]
+        after = [texts[solid[place + ahead]] if place + ahead < len(solid) else "" for ahead in (1, 2, 3)]
+        is_map = one.lastgroup == "name" and before[:2] == [".", "device"] and before[2] != "." and texts[index] in _LOOKED_INTO
+        if is_map and (after[0] == "[" or (after[0] == "." and after[2] != "(")):
+            domains.add(after[1])
+            texts[index] = _LOOKED_INTO[texts[index]]
+    return "".join(texts), frozenset(one for one in domains if one)
+
+
+def _first_line(err: BaseException) -> str:
+    return (str(err).splitlines() or [type(err).__name__])[0]
+
+
+def _plain(value: FactValue) -> object:
+    if isinstance(value, Version):
+        return _VERSION + value.text
+    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+
+
+def _mark(one: Quantity) -> str:
+    return f"{_QUANTITY}{one.nano}"
+
+
+def _quantity(text: str) -> Quantity:
+    if not text.startswith(_QUANTITY):
+        raise ValueError(f"no such overload: {text!r} is no quantity")
+    return Quantity(int(text[1:]))
+
+
+def _version(text: str) -> SemanticVersion:
+    if not text.startswith(_VERSION):
+        raise ValueError(f"no such overload: {text!r} is no semantic version")
+    return SemanticVersion.parse(text[1:])
+
+
+def _compare(one: str, other: str) -> int:
+    if one.startswith(_VERSION):
+        left, right = _version(one), _version(other)
+        return (left > right) - (left < right)
+    first, second = _quantity(one), _quantity(other)
+    return (first > second) - (first < second)
+
+
+def _as_integer(one: str) -> int:
+    found = _quantity(one)
+    if not found.is_whole:
+        raise ValueError(f"{found} is no whole number")
+    return found.units
+
+
+def _can(parse: Callable[[str], object]) -> Callable[[str], bool]:
+    def check(text: str) -> bool:
+        try:
+            parse(text)
+        except ValueError:
+            return False
+        return True
+
+    return check
+
+
+def _includes(values: object, wanted: object) -> bool:
+    """Say whether an attribute is the value or has it in its list."""
+    if isinstance(values, list):
+        return any(type(one) is type(wanted) and one == wanted for one in values)
+    return type(values) is type(wanted) and values == wanted
+
+
+def _function(name: str, result: Any, *overloads: tuple[tuple[Any, ...], _Function], is_member: bool = True) -> cel.FunctionDecl:
+    return cel.FunctionDecl(
+        name,
+        [
+            cel.Overload(f"{name}_{index}", return_type=result, parameters=list(parameters), is_member=is_member, impl=implementation)
+            for index, (parameters, implementation) in enumerate(overloads)
+        ],
+    )
+
+
+def _make_environment() -> cel.Env:
+    text, integer, boolean, double, dynamic = cel.Type.STRING, cel.Type.INT, cel.Type.BOOL, cel.Type.DOUBLE, cel.Type.DYN
+    attributes = cel.Type.Map(text, cel.Type.Map(text, dynamic))
+    capacity = cel.Type.Map(text, cel.Type.Map(text, text))
+    functions = [
+        _function("quantity", text, ((text,), lambda one: _mark(Quantity.parse(one))), is_member=False),
+        _function("isQuantity", boolean, ((text,), _can(Quantity.parse)), is_member=False),
+        _function(
+            "semver",
+            text,
+            ((text,), lambda one: _VERSION + str(SemanticVersion.parse(one))),
+            ((text, boolean), lambda one, loose: _VERSION + str(SemanticVersion.parse(one, is_loose=loose))),
+            is_member=False,
+        ),
+        _function("isSemver", boolean, ((text,), _can(SemanticVersion.parse)), is_member=False),
+        _function("compareTo", integer, ((text, text), _compare)),
+        _function("isGreaterThan", boolean, ((text, text), lambda one, other: _compare(one, other) > 0)),
+        _function("isLessThan", boolean, ((text, text), lambda one, other: _compare(one, other) < 0)),
+        _function("sign", integer, ((text,), lambda one: (_quantity(one).nano > 0) - (_quantity(one).nano < 0))),
+        _function("isInteger", boolean, ((text,), lambda one: _quantity(one).is_whole)),
+        _function("asInteger", integer, ((text,), _as_integer)),
+        _function("asApproximateFloat", double, ((text,), lambda one: _quantity(one).nano / 1e9)),
+        _function(
+            "add",
+            text,
+            ((text, text), lambda one, other: _mark(_quantity(one) + _quantity(other))),
+            ((text, integer), lambda one, other: _mark(_quantity(one) + Quantity.of(other))),
+        ),
+        _function(
+            "sub",
+            text,
+            ((text, text), lambda one, other: _mark(_quantity(one) - _quantity(other))),
+            ((text, integer), lambda one, other: _mark(_quantity(one) - Quantity.of(other))),
+        ),
+        _function("major", integer, ((text,), lambda one: _version(one).numbers[0])),
+        _function("minor", integer, ((text,), lambda one: _version(one).numbers[1])),
+        _function("patch", integer, ((text,), lambda one: _version(one).numbers[2])),
+        _function(
+            "includes",
+            boolean,
+            *(((kind, value), _includes) for value in (text, integer, boolean) for kind in (value, cel.Type.List(dynamic))),
+        ),
+    ]
+    return cel.NewEnv(
+        variables={
+            "device.driver": text,
+            "device.allowMultipleAllocations": boolean,
+            "device.attributes": attributes,
+            "device.capacity": capacity,
+            "device.attributes_": attributes,
+            "device.capacity_": capacity,
+        },
+        extensions=[ext_strings.ExtStrings(), ext_optional.ExtOptional(), ext_bindings.ExtBindings()],
+        functions=functions,
+    )

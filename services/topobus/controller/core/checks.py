@@ -1,0 +1,218 @@
+"""The checks on one device, in upstream's order, and what the search holds at the moment.
+
+Flows in: an AllocationInput, its pools and a compiler. The search asks `take` for a device and grants it, or takes it back. The order of checks decides
+which error is met first, so it is part of the answer. Source: knowledge note dynamic-resource-allocation, 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from topobus.contracts.kubernetes.resource import Taint, Toleration
+from topobus.controller.core.capacity import CounterBook, amounts_taken, fits_capacity
+from topobus.controller.core.constraints import ActiveConstraint, make_constraint
+from topobus.controller.core.pools import Candidate, Pool
+from topobus.controller.core.reasons import Blocker
+from topobus.controller.core.requests import FaultError, PreparedRequest
+from topobus.controller.core.results import Grant
+from topobus.controller.core.selectors import Selector, SelectorCompiler, SelectorError
+from topobus.controller.core.values import AllocationInput, DeviceId, Gate
+from topobus.domain.outcome import Reason
+from topobus.domain.quantity import Quantity
+
+__all__ = ["Checks"]
+
+
+class Checks:
+    """What is selected, in use, taken and granted during one search."""
+
+    def __init__(self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler) -> None:
+        self.grants: tuple[list[Grant], ...] = tuple([] for _ in given.claims)
+        self._given = given
+        self._compiler = compiler
+        self._selectors: dict[str, Selector | SelectorError] = {}
+        self._verdicts: dict[tuple[str, Candidate], bool | SelectorError] = {}
+        self._amounts: dict[tuple[PreparedRequest, Candidate], dict[str, Quantity] | None] = {}
+        self._has = {gate: gate in given.gates for gate in Gate}
+        self._held: dict[DeviceId, list[int]] = {}
+        self._sharing: dict[DeviceId, list[Mapping[str, Quantity]]] = {}
+        self._counters = CounterBook(pools, given.usage.holders.keys() | given.usage.consumed.keys())
+        self._constraints: tuple[tuple[ActiveConstraint, ...], ...] = tuple(
+            tuple(made for one in claim.spec.devices.constraints if (made := make_constraint(one, given.gates, given.mode)) is not None)
+            for claim in given.claims
+        )
+
+    def is_in_use(self, request: PreparedRequest, candidate: Candidate) -> bool:
+        """Say whether the device is taken; admin access minds only what its own claim took."""
+        held = self._held.get(candidate.id)
+        if request.is_admin:
+            return bool(held) and request.claim_index in (held or ())
+        return bool(held) or candidate.id in self._given.usage.holders
+
+    def is_selected(self, request: PreparedRequest, candidate: Candidate) -> bool:
+        """Say whether class and request select the device, and the node can reach it."""
+        if candidate.device.binding_conditions and not self._has[Gate.BINDING_CONDITIONS]:
+            return False
+        known = request.verdicts.get(candidate)
+        if known is None:
+            known = self._failing_selector(request, candidate) is None and candidate.reaches(self._given.node)
+            request.verdicts[candidate] = known
+        return known
+
+    def _failing_selector(self, request: PreparedRequest, candidate: Candidate) -> str | None:
+        """Name the first selector that says no: the class's, then the request's."""
+        for owner, selectors in (
+            (f"class {request.class_name}", request.device_class.selectors),
+            (f"claim {request.claim}", request.selectors),
+        ):
+            for index, selector in enumerate(selectors):
+                expression = selector.cel.expression if selector.cel is not None else ""
+                verdict = self._verdict(expression, candidate)
+                if isinstance(verdict, SelectorError):
+                    place = f" (line {verdict.line}, column {verdict.column})" if verdict.line else ""
+                    raise FaultError(
+                        Reason(
+                            code="selector-error",
+                            message=f"claim {request.claim}, request {request.name}: {owner} selector #{index}{place}: {verdict.message}",
+                            facts={
+                                "claim": request.claim,
+                                "request": request.name,
+                                "owner": owner,
+                                "selector": index,
+                                "expression": expression,
+                                "line": verdict.line,
+                                "column": verdict.column,
+                                "device": "" if verdict.line else str(candidate.id),
+                            },
+                        )
+                    )
+                if not verdict:
+                    return f"{owner} selector #{index}: {expression}"
+        return None
+
+    def _verdict(self, expression: str, candidate: Candidate) -> bool | SelectorError:
+        key = (expression, candidate)
+        known = self._verdicts.get(key)
+        if known is None:
+            selector = self._selectors.get(expression)
+            if selector is None:
+                selector = self._selectors[expression] = self._compiler.compile(expression)
+            known = self._verdicts[key] = selector if isinstance(selector, SelectorError) else selector.matches(candidate.facts)
+        return known
+
+    def _amounts_of(self, request: PreparedRequest, candidate: Candidate) -> dict[str, Quantity] | None:
+        key = (request, candidate)
+        if key not in self._amounts:
+            self._amounts[key] = amounts_taken(candidate, request.capacity)
+        return self._amounts[key]
+
+    def is_large_enough(self, request: PreparedRequest, candidate: Candidate) -> bool:
+        """Say whether the amounts asked go into what is left of the device."""
+        if not self._has[Gate.CONSUMABLE_CAPACITY]:
+            return True
+        amounts = self._amounts_of(request, candidate)
+        if amounts is None:
+            return False
+        return fits_capacity(candidate, amounts, self._given.usage.consumed.get(candidate.id, {}), *self._sharing.get(candidate.id, ()))
+
+    def _is_shared(self, candidate: Candidate) -> bool:
+        return self._has[Gate.CONSUMABLE_CAPACITY] and bool(candidate.device.allow_multiple_allocations)
+
+    def _pays_counters(self, candidate: Candidate) -> bool:
+        """Say whether a grant takes counters: a shared device pays once."""
+        if not candidate.device.consumes_counters:
+            return False
+        return not (self._is_shared(candidate) and (candidate.id in self._given.usage.consumed or self._sharing.get(candidate.id)))
+
+    def take(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
+        """Take counters and constraints for a selected device, ready to be granted; or name what stands in the way and take nothing."""
+        if self.is_in_use(request, candidate):
+            return self._explain_use(candidate)
+        if candidate.device.consumes_counters and not self._has[Gate.PARTITIONABLE_DEVICES]:
+            return Blocker("counters", f"{Gate.PARTITIONABLE_DEVICES} is off")
+        pays = self._pays_counters(candidate)
+        if pays and not self._counters.take(candidate):
+            return Blocker("counters", "the card's shared counters are used up")
+        blocker = self._untolerated(request, candidate) or self._add_constraints(request, candidate)
+        if blocker is None and not self.is_large_enough(request, candidate):
+            self._remove_constraints(request)
+            blocker = Blocker("capacity", "its free capacity is too small")
+        if blocker is not None and pays:
+            self._counters.give_back(candidate)
+        return blocker
+
+    def _explain_use(self, candidate: Candidate) -> Blocker:
+        holder = self._given.usage.holders.get(candidate.id)
+        return Blocker("in-use", f"held by {holder}" if holder else "taken by another request of the same claims")
+
+    def _untolerated(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
+        if not self._has[Gate.DEVICE_TAINTS]:
+            return None
+        for taint in candidate.device.taints:
+            if taint.effect in ("NoSchedule", "NoExecute") and not any(_tolerates(one, taint) for one in request.tolerations):
+                return Blocker("tainted", f"tainted {taint.key}={taint.value}:{taint.effect}")
+        return None
+
+    def _add_constraints(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
+        constraints = self._constraints[request.claim_index]
+        for count, index in enumerate(request.constraints):
+            if not constraints[index].add(candidate):
+                for earlier in request.constraints[:count]:
+                    constraints[earlier].remove()
+                return Blocker("constraint", f"constraint #{index} wants {constraints[index].wanted}")
+        return None
+
+    def _remove_constraints(self, request: PreparedRequest) -> None:
+        for index in request.constraints:
+            self._constraints[request.claim_index][index].remove()
+
+    def grant(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
+        """Record a device that `take` let pass."""
+        is_shared = self._is_shared(candidate)
+        amounts = (self._amounts_of(request, candidate) or {}) if is_shared else {}
+        if is_shared:
+            self._sharing.setdefault(candidate.id, []).append(amounts)
+        else:
+            self._held.setdefault(candidate.id, []).append(claim_index)
+        self.grants[claim_index].append(Grant(request, candidate, amounts, is_shared))
+
+    def take_back(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
+        """Undo the newest grant."""
+        self.grants[claim_index].pop()
+        (self._sharing if self._is_shared(candidate) else self._held)[candidate.id].pop()
+        if self._pays_counters(candidate):
+            self._counters.give_back(candidate)
+        self._remove_constraints(request)
+
+    def explain(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
+        """Name the first check that a candidate fails where the search stands; nothing stays taken."""
+        if self.is_in_use(request, candidate):
+            return self._explain_use(candidate)
+        if not self.is_selected(request, candidate):
+            if candidate.device.binding_conditions and not self._has[Gate.BINDING_CONDITIONS]:
+                return Blocker("gate", f"{Gate.BINDING_CONDITIONS} is off")
+            failing = self._failing_selector(request, candidate)
+            return Blocker("selector", failing) if failing is not None else Blocker("node", "it serves other nodes")
+        if not self.is_large_enough(request, candidate):
+            return Blocker("capacity", "its free capacity is too small")
+        blocker = self.take(request, candidate)
+        if blocker is None:
+            self._remove_constraints(request)
+            if self._pays_counters(candidate):
+                self._counters.give_back(candidate)
+        return blocker
+
+
+def _tolerates(one: Toleration, taint: Taint) -> bool:
+    """Say whether a toleration bears a taint. Source: k8s.io/dynamic-resource-allocation/resourceclaim, ToleratesTaint."""
+    if one.effect and one.effect != taint.effect:
+        return False
+    if one.key and one.key != taint.key:
+        return False
+    match one.operator:
+        case "" | "Equal":
+            return one.value == taint.value
+        case "Exists":
+            return True
+        case _:
+            return False

@@ -1,0 +1,133 @@
+"""Constraints over the devices of a claim: equal or different attributes, taken back when the search backtracks.
+
+A constraint is monotone: what it refuses now it refuses with more devices too, so the search may stop early. List attributes are sets; a scalar is a
+set of one. An absent attribute never matches anything, not even another absent one. Source: knowledge note dynamic-resource-allocation, 1.3 and 2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Protocol
+
+from topobus.contracts.kubernetes.resource import Attribute, Constraint
+from topobus.controller.core.pools import Candidate
+from topobus.controller.core.values import Gate, Mode
+
+__all__ = ["ActiveConstraint", "DistinctAttribute", "MatchAttribute", "make_constraint"]
+
+Values = frozenset[tuple[str, Hashable]]
+
+
+class ActiveConstraint(Protocol):
+    """A constraint with the devices that the search holds at the moment."""
+
+    requests: frozenset[str]
+    attribute: str
+
+    def add(self, candidate: Candidate) -> bool:
+        """Take a device, or say that it breaks the constraint."""
+        ...
+
+    def remove(self) -> None:
+        """Give the newest device back."""
+        ...
+
+    @property
+    def wanted(self) -> str:
+        """Say what a device must have, for people."""
+        ...
+
+
+def make_constraint(one: Constraint, gates: frozenset[Gate], mode: Mode) -> ActiveConstraint | None:
+    """Make a constraint ready for a search; None for a kind that we do not know."""
+    has_lists = Gate.LIST_ATTRIBUTES in gates
+    if one.match_attribute is not None:
+        return MatchAttribute(frozenset(one.requests), one.match_attribute, has_lists=has_lists, is_corrected=mode is Mode.CORRECTED)
+    if one.distinct_attribute is not None:
+        return DistinctAttribute(frozenset(one.requests), one.distinct_attribute, has_lists=has_lists)
+    return None
+
+
+class MatchAttribute:
+    """All devices share a value."""
+
+    def __init__(self, requests: frozenset[str], attribute: str, *, has_lists: bool, is_corrected: bool) -> None:
+        self.requests = requests
+        self.attribute = attribute
+        self._has_lists = has_lists
+        self._is_corrected = is_corrected
+        self._common: list[Values] = []
+
+    def add(self, candidate: Candidate) -> bool:
+        """Take a device that shares a value with all others."""
+        values = _values(candidate, self.attribute, has_lists=self._has_lists)
+        if not values:
+            return False
+        common = values & self._common[-1] if self._common else values
+        if not common:
+            return False
+        self._common.append(common)
+        return True
+
+    def remove(self) -> None:
+        """Give the newest device back."""
+        narrowed = self._common.pop()
+        if not self._is_corrected and self._common:
+            # kubernetes/kubernetes#140300: upstream narrows the common values and does not widen them again until no device is left.
+            self._common[-1] = narrowed
+
+    @property
+    def wanted(self) -> str:
+        """Say which values are still possible."""
+        if not self._common:
+            return f"a value of {self.attribute}"
+        return f"{self.attribute} = {' or '.join(sorted(str(value) for _, value in self._common[-1]))}"
+
+
+class DistinctAttribute:
+    """No two devices share a value."""
+
+    def __init__(self, requests: frozenset[str], attribute: str, *, has_lists: bool) -> None:
+        self.requests = requests
+        self.attribute = attribute
+        self._has_lists = has_lists
+        self._taken: list[Values] = []
+
+    def add(self, candidate: Candidate) -> bool:
+        """Take a device that shares no value with any other."""
+        values = _values(candidate, self.attribute, has_lists=self._has_lists)
+        if not values or any(values & one for one in self._taken):
+            return False
+        self._taken.append(values)
+        return True
+
+    def remove(self) -> None:
+        """Give the newest device back."""
+        self._taken.pop()
+
+    @property
+    def wanted(self) -> str:
+        """Say what is taken."""
+        return f"another {self.attribute} than {', '.join(sorted(str(value) for one in self._taken for _, value in one)) or 'none'}"
+
+
+def _values(candidate: Candidate, name: str, *, has_lists: bool) -> Values:
+    """Look an attribute up: by its full name, else without the domain when that is the driver's."""
+    attributes = candidate.device.attributes
+    found = attributes.get(name)
+    if found is None:
+        domain, _, identifier = name.partition("/")
+        found = attributes.get(identifier) if domain == candidate.id.driver else None
+    return _as_set(found, has_lists=has_lists) if found is not None else frozenset()
+
+
+def _as_set(one: Attribute, *, has_lists: bool) -> Values:
+    scalars = (("string", one.string), ("int", one.int_), ("bool", one.bool_), ("version", one.version))
+    for kind, scalar in scalars:
+        if scalar is not None:
+            return frozenset({(kind, scalar)})
+    if has_lists:
+        for kind, values in (("string", one.strings), ("int", one.ints), ("bool", one.bools), ("version", one.versions)):
+            if values is not None:
+                return frozenset((kind, value) for value in values)
+    return frozenset()

@@ -1,0 +1,227 @@
+"""The search: claims, requests and devices in order, depth first; the first complete solution wins.
+
+Flows in: an AllocationInput and a compiler for selectors. Flows out: one of the four outcomes. Nothing is scored: who names pools, slices and devices
+decides what is tried first, which makes the answer the one that kube-scheduler would give. The order of checks on one device is upstream's too, since it
+decides which error is met first. Source: knowledge note dynamic-resource-allocation, 2.2 and 2.3.
+
+The recursion runs on an explicit stack of generators: a pod with many claims would go deeper than Python's own stack may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from topobus.contracts.kubernetes.limits import MAX_LIST
+from topobus.controller.core.checks import Checks
+from topobus.controller.core.pools import Candidate, Pool, PoolState, gather_pools
+from topobus.controller.core.reasons import Blocker, describe_miss
+from topobus.controller.core.requests import Alternatives, FaultError, PreparedRequest, prepare
+from topobus.controller.core.results import assemble
+from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.values import Allocated, AllocationInput, Fault, GaveUp, NoFit, Outcome
+from topobus.domain.outcome import Reason
+
+__all__ = ["DEFAULT_STEP_BUDGET", "allocate"]
+
+DEFAULT_STEP_BUDGET = 200_000
+"""Steps of one search on one node. A step costs some microseconds, so this is about a second: what is not found by then is worth an answer, not a wait."""
+
+
+def allocate(given: AllocationInput, compiler: SelectorCompiler, *, step_budget: int = DEFAULT_STEP_BUDGET) -> Outcome:
+    """Find devices for all claims on one node, or say why there are none.
+
+    Order: claims, requests and devices as given; the first complete solution wins, so equal inputs give equal answers.
+    Errors: raises nothing for anything that a claim, class or slice can contain.
+    Cost: O(devices x requests) selector evaluations; steps grow exponentially in the worst case and end at the budget.
+    """
+    try:
+        pools = gather_pools(given.slices, given.node, given.gates)
+    except ValueError as err:
+        return Fault(Reason(code="malformed-slice", message=f"node {given.node.name}: {err}"), 0, is_local=True)
+    search = _Search(given, pools, compiler, step_budget)
+    try:
+        return search.run()
+    except FaultError as err:
+        return Fault(err.reason, search.steps, is_local=err.is_local)
+    except ValueError as err:  # a quantity in a slice or claim that nobody checked
+        return Fault(Reason(code="malformed-quantity", message=f"node {given.node.name}: {err}"), search.steps, is_local=True)
+
+
+class _At(NamedTuple):
+    """Where the search stands: the claim, the request, the alternative, how many of its devices it has, and which candidate comes next."""
+
+    claim: int = 0
+    request: int = 0
+    alternative: int = 0
+    device: int = 0
+    start: int = 0
+
+
+class _End(Enum):
+    """How a part of the search ended."""
+
+    DONE = "done"
+    MISS = "miss"
+    TOO_LARGE = "too-large"
+    """More results than a claim may have; another alternative may need fewer, but no other device can help."""
+
+
+_Visit = Generator[tuple[_At, bool], _End, _End]
+
+
+@dataclass
+class _Best:
+    """The point at which most devices were found, and what stood in the way there."""
+
+    granted: int = -1
+    request: PreparedRequest | None = None
+    found: int = 0
+    blockers: tuple[tuple[Candidate, Blocker], ...] = ()
+
+
+class _Search:
+    """One search; its state is what backtracking gives back."""
+
+    def __init__(self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler, step_budget: int) -> None:
+        self.steps = 0
+        self._given = given
+        self._budget = step_budget
+        self._pools = pools
+        self._candidates = tuple(one for pool in pools if pool.state is PoolState.READY for one in pool.candidates)
+        self._invalid = tuple(pool for pool in pools if pool.state is PoolState.INVALID)
+        self._checks = Checks(given, pools, compiler)
+        self._chosen: dict[tuple[int, int], int] = {}
+        self._best = _Best()
+        self._requests: tuple[tuple[Alternatives, ...], ...] = ()
+
+    def run(self) -> Outcome:
+        """Search until done, exhausted, or out of budget."""
+        self._requests = prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough)
+        end = self._walk()
+        if end is None:
+            return GaveUp(self.steps)
+        if end is not _End.DONE:
+            best = self._best
+            return NoFit(describe_miss(self._given, self._pools, best.request, best.found, best.blockers), self.steps)
+        return Allocated(assemble(self._given, self._requests, self._chosen, self._checks.grants), self.steps)
+
+    def _walk(self) -> _End | None:
+        """Run the visits on a stack; None when the budget is spent."""
+        self.steps = 1
+        stack = [self._visit(_At(), is_inside=False)]
+        answer: _End | None = None
+        while stack:
+            try:
+                at, is_inside = stack[-1].send(answer) if answer is not None else next(stack[-1])
+            except StopIteration as stop:
+                stack.pop()
+                answer = stop.value
+                continue
+            self.steps += 1
+            if self.steps > self._budget:
+                return None
+            stack.append(self._visit(at, is_inside=is_inside))
+            answer = None
+        return answer
+
+    def _visit(self, at: _At, *, is_inside: bool) -> _Visit:
+        """Serve one device more. `is_inside` says that an alternative was entered already."""
+        if at.claim == len(self._requests):
+            return _End.DONE
+        requests = self._requests[at.claim]
+        if at.request == len(requests):
+            end = yield _At(claim=at.claim + 1), False
+            # Fewer devices for an earlier claim do not help a later one's limit, but another choice there might.
+            return _End.MISS if end is _End.TOO_LARGE else end
+        alternatives = requests[at.request]
+        if not is_inside and alternatives[0].alternative:
+            return (yield from self._try_alternatives(at, len(alternatives)))
+        request = alternatives[at.alternative]
+        if request.everything is not None and not request.everything:
+            self._note_miss(request, 0)
+            return _End.MISS
+        if at.device >= request.count:
+            return (yield _At(claim=at.claim, request=at.request + 1), False)
+        if len(self._checks.grants[at.claim]) + request.count - at.device > MAX_LIST:
+            return _End.TOO_LARGE
+        if request.everything is not None:
+            return (yield from self._take_all(at, request, request.everything[at.device], is_inside=is_inside))
+        return (yield from self._take_one(at, request, is_inside=is_inside))
+
+    def _try_alternatives(self, at: _At, count: int) -> _Visit:
+        is_all_too_large = True
+        for index in range(count):
+            self._chosen[at.claim, at.request] = index
+            end = yield at._replace(alternative=index), True
+            if end is _End.DONE:
+                return end
+            is_all_too_large = is_all_too_large and end is _End.TOO_LARGE
+        return _End.TOO_LARGE if is_all_too_large else _End.MISS
+
+    def _take_all(self, at: _At, request: PreparedRequest, candidate: Candidate, *, is_inside: bool) -> _Visit:
+        blocker = self._checks.take(request, candidate)
+        if blocker is not None:
+            if blocker.code == "constraint":
+                raise FaultError(
+                    Reason(
+                        code="constraint-on-all",
+                        message=f"claim {request.claim}, request {request.name} asks for all devices, but {candidate.id} breaks a constraint: {blocker.detail}",
+                        facts={"claim": request.claim, "request": request.name, "device": str(candidate.id)},
+                    )
+                )
+            self._note_miss(request, at.device)
+            return _End.MISS
+        self._checks.grant(at.claim, request, candidate)
+        end = yield at._replace(device=at.device + 1), is_inside
+        if end is not _End.DONE:
+            self._checks.take_back(at.claim, request, candidate)
+        return end
+
+    def _take_one(self, at: _At, request: PreparedRequest, *, is_inside: bool) -> _Visit:
+        for index in range(at.start, len(self._candidates)):
+            candidate = self._candidates[index]
+            if (
+                self._checks.is_in_use(request, candidate)
+                or not self._checks.is_selected(request, candidate)
+                or not self._checks.is_large_enough(request, candidate)
+            ):
+                continue
+            if self._checks.take(request, candidate) is not None:
+                continue
+            self._checks.grant(at.claim, request, candidate)
+            end = yield at._replace(device=at.device + 1, start=index + 1), is_inside
+            if end is _End.DONE:
+                return end
+            self._checks.take_back(at.claim, request, candidate)
+            if end is _End.TOO_LARGE:
+                return end
+        if self._invalid:
+            pool = self._invalid[0]
+            raise FaultError(
+                Reason(
+                    code="pool-invalid",
+                    message=f"claim {request.claim}, request {request.name}: no device found, and pool {pool.id} is invalid: {pool.why}",
+                    facts={"claim": request.claim, "request": request.name, "pool": str(pool.id)},
+                ),
+                is_local=True,
+            )
+        self._note_miss(request, at.device)
+        return _End.MISS
+
+    def _note_miss(self, request: PreparedRequest, found: int) -> None:
+        """Remember what stood in the way where the search got furthest: that is the nearest miss."""
+        granted = sum(len(one) for one in self._checks.grants)
+        if granted <= self._best.granted:
+            return
+        blockers: list[tuple[Candidate, Blocker]] = []
+        for one in self._candidates:
+            try:
+                blocker = self._checks.explain(request, one)
+            except FaultError as err:  # a device that the search itself never had to look at
+                blocker = Blocker("selector", err.reason.message)
+            if blocker is not None:
+                blockers.append((one, blocker))
+        self._best = _Best(granted, request, found, tuple(blockers))

@@ -1,0 +1,94 @@
+"""The seam to CEL: what a selector sees of a device and what it answers. The expression language itself stands outside core.
+
+Flows in: a device's attributes and capacities. Flows out: yes, no, or why it could not be told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from topobus.contracts.kubernetes.resource import Attribute, SliceDevice
+from topobus.domain.quantity import Quantity
+
+__all__ = ["DeviceFacts", "FactValue", "Selector", "SelectorCompiler", "SelectorError", "Version", "facts_of"]
+
+
+@dataclass(frozen=True)
+class Version:
+    """A semantic version, told from a plain text by its type."""
+
+    text: str
+
+
+FactValue = bool | int | str | Version | tuple[bool, ...] | tuple[int, ...] | tuple[str, ...] | tuple[Version, ...]
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What `device` is in an expression; names without a domain stand in the driver's."""
+
+    driver: str
+    attributes: Mapping[str, Mapping[str, FactValue]]
+    capacity: Mapping[str, Mapping[str, Quantity]]
+    allow_multiple_allocations: bool = False
+
+
+@dataclass(frozen=True)
+class SelectorError:
+    """Why an expression could not be compiled or evaluated. Line and column count from 1; 0 when there is no position."""
+
+    message: str
+    line: int = 0
+    column: int = 0
+
+
+class Selector(Protocol):
+    """A compiled expression."""
+
+    def matches(self, device: DeviceFacts) -> bool | SelectorError:
+        """Say whether the device is wanted. Cost: bounded, whatever the expression is."""
+        ...
+
+
+class SelectorCompiler(Protocol):
+    """Compiles expressions, each once."""
+
+    def compile(self, expression: str) -> Selector | SelectorError:
+        """Compile, or say where the expression is wrong."""
+        ...
+
+
+def facts_of(driver: str, device: SliceDevice) -> DeviceFacts:
+    """Show a device to expressions.
+
+    Errors: raises ValueError for a capacity that is no quantity.
+    """
+    attributes: dict[str, dict[str, FactValue]] = {}
+    for name, attribute in device.attributes.items():
+        value = _value(attribute)
+        if value is not None:
+            domain, identifier = _qualify(name, driver)
+            attributes.setdefault(domain, {})[identifier] = value
+    capacity: dict[str, dict[str, Quantity]] = {}
+    for name, amount in device.capacity.items():
+        domain, identifier = _qualify(name, driver)
+        capacity.setdefault(domain, {})[identifier] = Quantity.parse(amount.value)
+    return DeviceFacts(driver, attributes, capacity, bool(device.allow_multiple_allocations))
+
+
+def _qualify(name: str, driver: str) -> tuple[str, str]:
+    domain, slash, identifier = name.partition("/")
+    return (domain, identifier) if slash else (driver, name)
+
+
+def _value(one: Attribute) -> FactValue | None:
+    if one.version is not None:
+        return Version(one.version)
+    if one.versions is not None:
+        return tuple(Version(text) for text in one.versions)
+    for value in (one.string, one.int_, one.bool_, one.strings, one.ints, one.bools):
+        if value is not None:
+            return value
+    return None

@@ -1,0 +1,68 @@
+"""Semantic versions, compared as semver 2.0.0 has it.
+
+Pure; used by the CEL functions `semver`, `compareTo` and their kin. Source: semver.org, items 9 to 11.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import total_ordering
+
+__all__ = ["SemanticVersion"]
+
+_NUMBER = r"(0|[1-9]\d*)"
+_SHAPE = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?")
+_LOOSE = re.compile(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(.*)")
+
+
+@total_ordering
+class SemanticVersion:
+    """A version; build data takes no part in comparison.
+
+    >>> SemanticVersion.parse("1.10.0") > SemanticVersion.parse("1.9.9") > SemanticVersion.parse("1.9.9-rc.1")
+    True
+    """
+
+    __slots__ = ("build", "numbers", "prerelease")
+
+    def __init__(self, numbers: tuple[int, int, int], prerelease: str, build: str) -> None:
+        self.numbers = numbers
+        self.prerelease = prerelease
+        self.build = build
+
+    @classmethod
+    def parse(cls, text: str, *, is_loose: bool = False) -> SemanticVersion:
+        """Read a version; loosely: a leading v, missing parts and leading zeros are put right.
+
+        Errors: raises ValueError that shows the text.
+        """
+        written = text
+        if is_loose:
+            found = _LOOSE.fullmatch(text)
+            if found:
+                major, minor, patch, rest = found.groups()
+                written = f"{int(major)}.{int(minor or 0)}.{int(patch or 0)}{rest}"
+        found = _SHAPE.fullmatch(written)
+        if found is None or any(not part for part in (found[4] or "0").split(".")):
+            raise ValueError(f"not a semantic version: {text!r}, wanted MAJOR.MINOR.PATCH")
+        return cls((int(found[1]), int(found[2]), int(found[3])), found[4] or "", found[5] or "")
+
+    @property
+    def _order(self) -> tuple[tuple[int, int, int], bool, list[tuple[bool, int, str]]]:
+        parts = [
+            (not one.isdecimal(), int(one) if one.isdecimal() else 0, "" if one.isdecimal() else one) for one in self.prerelease.split(".")
+        ]
+        return (self.numbers, not self.prerelease, parts if self.prerelease else [])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SemanticVersion) and self._order == other._order
+
+    def __lt__(self, other: SemanticVersion) -> bool:
+        return self._order < other._order
+
+    def __hash__(self) -> int:
+        return hash((self.numbers, self.prerelease))
+
+    def __str__(self) -> str:
+        text = ".".join(str(one) for one in self.numbers)
+        return text + (f"-{self.prerelease}" if self.prerelease else "") + (f"+{self.build}" if self.build else "")
