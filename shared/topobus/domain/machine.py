@@ -29,10 +29,15 @@ class NumaNode(Struct, frozen=True, kw_only=True):
     cpus: CpuSet
     memory_bytes: int
     hugepages: tuple[HugepagePool, ...] = ()
+    near_cpus: CpuSet = CpuSet()
+    """CPUs that reach this memory best, unusable ones included: the node's own, or for a memory-only node those that the machine's tables name
+    (HMAT initiators, distances, the GPU's own CPUs). Empty when it does not tell."""
 
 
 class Cpu(Struct, frozen=True, kw_only=True):
     """One present logical CPU; topology fields are None when it is offline, for the kernel hides them then.
+
+    A CPU outside our cpuset has `is_allowed` False and `online` False: it runs, but not for us; its topology fields are known.
 
     `core` is the lowest CPU id among the SMT siblings that are online (unique in the machine, as kubelet numbers cores); `l3` likewise is the
     lowest CPU id that shares the level-3 cache.
@@ -47,6 +52,7 @@ class Cpu(Struct, frozen=True, kw_only=True):
     l3: int | None = None
     kind: str = ""
     """`performance`, `efficiency` or `low-power` on hybrid machines; empty where the kernel does not say."""
+    is_allowed: bool = True
 
 
 class PciLink(Struct, frozen=True, kw_only=True):

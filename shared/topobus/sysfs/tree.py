@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from topobus.domain.errors import HardwareError
 
@@ -17,6 +18,7 @@ __all__ = ["HardwareSettings", "Tree", "natural_key"]
 
 # Linux gives up after as many links (MAXSYMLINKS, include/linux/namei.h).
 _MAX_LINKS = 40
+_BLANK = " \t\r\n\x00"
 
 
 class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,8 +31,11 @@ class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dev: str = "dev"
     library_path: str = ""
     """A folder searched first for vendor libraries (NVML); empty: the system's own search."""
-    rescan_s: float = 5.0
-    """Seconds between two looks at the tree, besides the kernel's own events. 5 s: a rescan of a large machine costs well below 0.1 s."""
+    rescan_s: Annotated[float, Meta(gt=0)] = 5.0
+    """Seconds between two looks at the tree, besides the kernel's own events. 5 s: a rescan of a 224-CPU machine costs about 0.3 s of one core."""
+    honours_cpuset: bool = True
+    """Whether CPUs and memory outside this process's own cpuset are left out of the machine. True: what we may not use must not be handed out.
+    Set it to false where discovery runs in a container whose cpuset says nothing about the node (kubelet's static CPU manager shrinks it)."""
 
 
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
@@ -52,6 +57,13 @@ class Tree:
         self.settings = settings or HardwareSettings()
         self.root = Path(self.settings.root)
         self._tops = {top: self.root / str(getattr(self.settings, top)) for top in ("sys", "proc", "dev")}
+        self._folders: dict[str, list[str]] | None = None
+
+    def for_scan(self) -> Tree:
+        """Give a tree for one look at many files: it resolves each folder's links once, so it must not be kept (folders come and go)."""
+        tree = Tree(self.settings)
+        tree._folders = {}
+        return tree
 
     @property
     def is_live(self) -> bool:
@@ -60,12 +72,20 @@ class Tree:
 
     def path(self, path: str) -> Path:
         """Give the file's real path, every link resolved inside the tree (a missing tail stays as it is)."""
-        return self._resolve(self._split(path))
+        parts = self._split(path)
+        if self._folders is None or len(parts) == 1 or ".." in parts:
+            return self._real_path(self._resolve(parts))
+        key = "/".join(parts[:-1])
+        folder = self._folders.get(key)
+        if folder is None:
+            folder = self._folders[key] = self._resolve(parts[:-1])
+        return self._real_path(self._resolve([parts[-1]], folder))
 
     def read(self, path: str) -> str | None:
         """Read a text file, stripped; None when it is absent (or a read says ENODEV: the device went away meanwhile)."""
         try:
-            return self.path(path).read_text(encoding="utf-8", errors="replace").strip()
+            # Some kernels end a list with a NUL.
+            return self.path(path).read_text(encoding="utf-8", errors="replace").strip(_BLANK)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
         except OSError as err:
@@ -73,6 +93,24 @@ class Tree:
             if err.errno in (6, 19, 22):
                 return None
             raise HardwareError(f"cannot read {path} under {self.root}: {err.strerror}", path=path) from err
+
+    def read_bytes(self, path: str, limit: int = 4096) -> bytes | None:
+        """Read the beginning of a binary file (PCI configuration space); None when it is absent or unreadable for us."""
+        try:
+            with self.path(path).open("rb") as file:
+                return file.read(limit)
+        except OSError:
+            return None
+
+    def read_mounted(self, path: str) -> str | None:
+        """Read a file by its absolute path in the tree, wherever it is mounted (a cgroup's); None when absent or unreadable."""
+        parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+        try:
+            if parts and parts[0] in self._tops:
+                return self.read("/".join(parts))
+            return self.root.joinpath(*parts).read_text(encoding="utf-8", errors="replace").strip(_BLANK)
+        except (OSError, HardwareError):
+            return None
 
     def read_int(self, path: str, base: int = 10) -> int | None:
         """Read one integer; `base` 0 takes 0x too. None when absent, HardwareError when it is no number."""
@@ -97,6 +135,11 @@ class Tree:
         """Say whether the file or folder is there."""
         return self.path(path).exists()
 
+    def is_link(self, path: str) -> bool:
+        """Say whether the last part of the path is a link, dangling ones included."""
+        folder, _, name = path.rpartition("/")
+        return self.path(folder).joinpath(name).is_symlink()
+
     def real(self, path: str) -> str | None:
         """Resolve all links and give the path relative to the tree (`sys/devices/pci0000:17/…`); None when absent."""
         found = self.path(path)
@@ -113,8 +156,8 @@ class Tree:
             raise ValueError(f"a hardware path begins with sys, proc or dev: got {path!r}")
         return parts
 
-    def _resolve(self, parts: list[str]) -> Path:
-        done: list[str] = []
+    def _resolve(self, parts: list[str], base: list[str] | None = None) -> list[str]:
+        done: list[str] = list(base or ())
         todo = list(reversed(parts))
         links = 0
         while todo:
@@ -139,7 +182,7 @@ class Tree:
                 if not steps or steps[0] not in self._tops:
                     raise HardwareError(f"the link {here} leads out of the tree: {target}", path=str(here))
             todo.extend(reversed(steps))
-        return self._real_path(done)
+        return done
 
     def _real_path(self, parts: list[str]) -> Path:
         return self._tops[parts[0]].joinpath(*parts[1:]) if parts else self.root

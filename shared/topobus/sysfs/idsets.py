@@ -1,0 +1,62 @@
+"""Sets of CPUs and nodes as the kernel writes them: masks of hexadecimal words and lists of ranges.
+
+Old kernels offer masks only, our own recorded machines lists as well; where both are there they say the same.
+"""
+
+from __future__ import annotations
+
+from topobus.domain.errors import HardwareError
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.sysfs.tree import Tree
+
+__all__ = ["parse_mask", "read_cpu_list", "read_cpus", "read_node_list"]
+
+
+def parse_mask(text: str) -> int:
+    """Read a mask such as `00000001,0000ffff` (32-bit words, the highest first) as a bitset.
+
+    Errors: raises ValueError that names the bad word.
+
+    >>> bin(parse_mask("1,80000000"))
+    '0b110000000000000000000000000000000'
+    """
+    bits = 0
+    for word in text.strip().split(","):
+        # A word left empty is a cleared one in some old kernels.
+        bits = bits << 32 | (int(word, 16) if word.strip() else 0)
+    if bits < 0:
+        raise ValueError(f"not a mask: {text[:60]!r}")
+    return bits
+
+
+def read_cpus(tree: Tree, folder: str, mask: str, listed: str) -> CpuSet | None:
+    """Read a CPU set from the mask file of a folder, else from its list file; None when it has neither.
+
+    Errors: raises HardwareError for text that is neither.
+    """
+    text = tree.read(f"{folder}/{mask}")
+    if text is not None:
+        try:
+            return CpuSet.from_bits(parse_mask(text))
+        except ValueError as err:
+            raise HardwareError(
+                f"{folder}/{mask} under {tree.root}: got {text[:60]!r}, wanted a CPU mask", path=f"{folder}/{mask}"
+            ) from err
+    return read_cpu_list(tree, f"{folder}/{listed}")
+
+
+def read_cpu_list(tree: Tree, path: str) -> CpuSet | None:
+    """Read a CPU list such as `0-3,8`; None when absent, HardwareError when it is none."""
+    text = tree.read(path)
+    if text is None:
+        return None
+    try:
+        return CpuSet.parse(text)
+    except ValueError as err:
+        raise HardwareError(f"{path} under {tree.root}: got {text[:60]!r}, wanted a CPU list", path=path, raw=text[:200]) from err
+
+
+def read_node_list(tree: Tree, path: str) -> NodeSet | None:
+    """Read a node list such as `0,8-9`; None when absent, HardwareError when it is none."""
+    found = read_cpu_list(tree, path)
+    return None if found is None else NodeSet.from_bits(found.bits)

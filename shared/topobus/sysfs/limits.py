@@ -1,0 +1,77 @@
+"""What this process may use of the machine: the cpuset that it runs in.
+
+Flows in: the mount table and the process's cgroup, as the tree holds them (a recorded machine holds those of the recording process).
+Flows out: allowed CPUs and nodes, or None for "no limit told". Source: cgroups(7), cpuset(7).
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.sysfs.tree import Tree
+
+__all__ = ["Limits", "read_limits"]
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """Allowed CPUs and nodes; None is no limit. `source` names the cgroup or cpuset."""
+
+    cpus: CpuSet | None = None
+    nodes: NodeSet | None = None
+    source: str = ""
+
+
+def read_limits(tree: Tree) -> Limits:
+    """Read the limits of the process that looks (or looked) at the machine; no limits where the tree does not tell."""
+    pattern = _find_files(tree)
+    name = _own_group(tree)
+    if pattern is None or name is None:
+        return Limits()
+    base = name.rstrip("/")
+    cpus = _read_list(tree, pattern.format(group=base, what="cpus"))
+    nodes = _read_list(tree, pattern.format(group=base, what="mems"))
+    return Limits(
+        cpus=None if cpus is None else CpuSet.from_bits(cpus), nodes=None if nodes is None else NodeSet.from_bits(nodes), source=name or "/"
+    )
+
+
+def _find_files(tree: Tree) -> str | None:
+    """Give the path pattern of the cpuset files: cgroup v2, v1, v1 without prefix, or the old cpuset file system."""
+    for line in (tree.read("proc/mounts") or "").splitlines():
+        fields = line.split()
+        if len(fields) < 4:
+            continue
+        folder, kind, options = fields[1].rstrip("/"), fields[2], fields[3].split(",")
+        # A brace in a mount point would be taken for a field below.
+        folder = folder.replace("{", "{{").replace("}", "}}")
+        if kind == "cgroup2":
+            if "cpuset" in (tree.read_mounted(f"{fields[1]}/cgroup.controllers") or "").split():
+                return folder + "{group}/cpuset.{what}.effective"
+        elif kind == "cpuset" or (kind == "cgroup" and "cpuset" in options and "noprefix" in options):
+            return folder + "{group}/{what}"
+        elif kind == "cgroup" and "cpuset" in options:
+            return folder + "{group}/cpuset.{what}"
+    return None
+
+
+def _own_group(tree: Tree) -> str | None:
+    name = tree.read("proc/self/cpuset")
+    if name:
+        return name
+    for line in (tree.read("proc/self/cgroup") or "").splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers in ("", "cpuset"):
+            return group
+    return None
+
+
+def _read_list(tree: Tree, path: str) -> int | None:
+    text = tree.read_mounted(path)
+    if text is None:
+        return None
+    try:
+        return CpuSet.parse(text).bits
+    except ValueError:
+        return None

@@ -1,0 +1,49 @@
+"""Sets that must nest: packages, dies, cores and caches of a real machine contain each other or are disjoint.
+
+Firmware that claims otherwise is contradictory; the claim that came first stands, the later one is dropped and told.
+"""
+
+from __future__ import annotations
+
+from topobus.domain.idset import CpuSet
+
+__all__ = ["Nest"]
+
+
+class Nest:
+    """A growing family of CPU sets of which no two overlap partially."""
+
+    def __init__(self) -> None:
+        self._by_cpu: dict[int, list[int]] = {}
+        self._known: set[int] = set()
+
+    def add(self, cpus: CpuSet) -> bool:
+        """Take a set in; False when it overlaps one that is there without either containing the other.
+
+        Cost: O(members x depth of nesting).
+        """
+        bits = cpus.bits
+        if bits in self._known:
+            return True
+        if not self.fits(cpus):
+            return False
+        self._known.add(bits)
+        for cpu in cpus:
+            self._by_cpu.setdefault(cpu, []).append(bits)
+        return True
+
+    def fits(self, cpus: CpuSet) -> bool:
+        """Say whether a set nests with all that are there."""
+        bits = cpus.bits
+        for cpu in cpus:
+            for other in self._by_cpu.get(cpu, ()):
+                if bits & other not in (bits, other):
+                    return False
+        return True
+
+    def around(self, cpus: CpuSet) -> CpuSet | None:
+        """Give the smallest set that contains all of `cpus`; None when there is none, or `cpus` is empty."""
+        if not cpus:
+            return None
+        found = [other for other in self._by_cpu.get(cpus.lowest, ()) if cpus.bits & ~other == 0]
+        return CpuSet.from_bits(min(found, key=int.bit_count)) if found else None

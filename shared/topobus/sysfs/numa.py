@@ -1,0 +1,172 @@
+"""NUMA nodes: CPUs, memory, huge pages, distances, and which CPUs are near a node that has none.
+
+Flows in: sys/devices/system/node. Flows out: NumaNode values sorted by id, and the distance matrix in that order. Ids are sparse; a row of `distance` has
+one column for every online node in id order. A kernel without NUMA has no such folder: the machine is one node 0.
+Source: Documentation/ABI/stable/sysfs-devices-node, Documentation/admin-guide/mm/numaperf.rst.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from topobus.domain.errors import HardwareError
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.machine import NumaNode
+from topobus.sysfs.idsets import read_cpus, read_node_list
+from topobus.sysfs.memory import read_hugepages, read_memory
+from topobus.sysfs.tree import Tree
+
+__all__ = ["NODE_FOLDER", "NumaFacts", "read_node_cpus", "read_numa_facts"]
+
+NODE_FOLDER = "sys/devices/system/node"
+
+
+class NumaFacts(Struct, frozen=True, kw_only=True):
+    """Nodes and distances; `is_told` False when the kernel has no NUMA and node 0 stands for the machine."""
+
+    nodes: tuple[NumaNode, ...]
+    distances: tuple[tuple[int, ...], ...] = ()
+    is_told: bool = True
+    warnings: tuple[str, ...] = ()
+
+
+class NodeCpus(Struct, frozen=True, kw_only=True):
+    """What the nodes' own files say: online node ids, and the CPUs of those nodes that can be used."""
+
+    ids: NodeSet
+    cpus: dict[int, CpuSet]
+    is_fake: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def node_of(self) -> dict[int, int]:
+        """Give each CPU's node; the lowest one where fake nodes share CPUs."""
+        found: dict[int, int] = {}
+        for node in sorted(self.cpus):
+            for cpu in self.cpus[node]:
+                found.setdefault(cpu, node)
+        return found
+
+
+def read_node_cpus(tree: Tree) -> NodeCpus:
+    """Read which nodes there are and their CPUs. A node that cannot be read, or whose CPUs belong to an earlier node, is left out and told."""
+    warnings: list[str] = []
+    try:
+        ids = read_node_list(tree, f"{NODE_FOLDER}/online")
+    except HardwareError as err:
+        warnings.append(err.message)
+        ids = None
+    if ids is None:
+        ids = NodeSet.of(int(name[4:]) for name in tree.names(NODE_FOLDER) if re.fullmatch(r"node\d+", name))
+    # Nodes made by splitting memory on the kernel's command line all show the CPUs of the real node.
+    is_fake = "numa=fake=" in (tree.read("proc/cmdline") or "")
+    cpus: dict[int, CpuSet] = {}
+    taken = CpuSet()
+    for node in ids:
+        folder = f"{NODE_FOLDER}/node{node}"
+        try:
+            own = read_cpus(tree, folder, "cpumap", "cpulist")
+        except HardwareError as err:
+            warnings.append(err.message)
+            continue
+        if own is None:
+            warnings.append(f"{folder}: node {node} is online and has neither cpumap nor cpulist; left out")
+        elif taken & own and not is_fake:
+            warnings.append(f"{folder}: CPUs {taken & own} belong to an earlier node already; node {node} left out")
+        else:
+            cpus[node] = own
+            taken |= own
+    return NodeCpus(ids=ids, cpus=cpus, is_fake=is_fake, warnings=tuple(warnings))
+
+
+def read_numa_facts(tree: Tree, found: NodeCpus, *, usable: CpuSet, allowed: NodeSet | None, architecture: str) -> NumaFacts:
+    """Read all nodes that we may use. `usable` are the CPUs that we may use, `allowed` our cpuset's nodes (None: no limit)."""
+    warnings = list(found.warnings)
+    if not found.cpus:
+        memory = read_memory(tree, "proc/meminfo", warnings)
+        pages = read_hugepages(tree, "sys/kernel/mm/hugepages", warnings)
+        only = NumaNode(id=0, cpus=usable, memory_bytes=memory, hugepages=pages, near_cpus=usable)
+        return NumaFacts(nodes=(only,), distances=(), is_told=False, warnings=tuple(warnings))
+    cpus = dict(found.cpus)
+    gpu_nodes = _read_gpu_nodes(tree, cpus)
+    if architecture.startswith(("ppc", "power")):
+        # GPU memory on POWER goes away when the GPU is reset: it is no place to put a pod's memory.
+        for node in gpu_nodes:
+            del cpus[node]
+    else:
+        cpus |= {node: near for node, near in gpu_nodes.items() if near}
+    # With a node missing nobody can say which column is whose.
+    is_complete = len(found.cpus) == len(found.ids) > 1
+    matrix = _read_distances(tree, found.ids, warnings) if is_complete else {}
+    near_cpus = _find_near(tree, cpus, matrix, found)
+    if allowed is not None and allowed & NodeSet.of(cpus):
+        if outside := NodeSet.of(cpus) - allowed:
+            warnings.append(f"NUMA nodes {outside} are outside our cpuset; left out")
+        cpus = {node: own for node, own in cpus.items() if node in allowed}
+    nodes = tuple(
+        NumaNode(
+            id=node,
+            cpus=found.cpus[node] & usable,
+            memory_bytes=read_memory(tree, f"{NODE_FOLDER}/node{node}/meminfo", warnings),
+            hugepages=read_hugepages(tree, f"{NODE_FOLDER}/node{node}/hugepages", warnings),
+            near_cpus=near_cpus[node],
+        )
+        for node in sorted(cpus)
+    )
+    distances = tuple(tuple(matrix[one.id][other.id] for other in nodes) for one in nodes) if matrix else ()
+    return NumaFacts(nodes=nodes, distances=distances, warnings=tuple(warnings))
+
+
+def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, dict[int, int]]:
+    """Read the matrix by node id, columns in the order of online nodes; empty when any row is missing or short."""
+    matrix: dict[int, dict[int, int]] = {}
+    for node in ids:
+        path = f"{NODE_FOLDER}/node{node}/distance"
+        row = (tree.read(path) or "").split()
+        if len(row) < len(ids) or not all(value.isdecimal() for value in row[: len(ids)]):
+            if row:
+                warnings.append(f"{path}: {len(row)} distances for {len(ids)} nodes; distances taken as unknown")
+            return {}
+        matrix[node] = {other: int(value) for other, value in zip(ids, row, strict=False)}
+    return matrix
+
+
+def _find_near(tree: Tree, cpus: dict[int, CpuSet], matrix: dict[int, dict[int, int]], found: NodeCpus) -> dict[int, CpuSet]:
+    """Give the CPUs near each node: its own and those that the firmware names as initiators; for a node without, the closest nodes'."""
+    near = dict(cpus)
+    for node in sorted(cpus, key=lambda one: (not cpus[one], one)):
+        initiators = () if found.is_fake else _read_initiators(tree, node)
+        for other in initiators:
+            if other != node and other in near:
+                near[node] |= near[other]
+        if not near[node] and matrix:
+            others = [other for other in sorted(cpus) if other != node]
+            closest = min((matrix[node][other] for other in others), default=0)
+            tied = [other for other in others if matrix[node][other] == closest]
+            # As far as the node itself, or equally far from all: that says nothing.
+            if closest > matrix[node][node] and len(tied) < len(found.ids) - 1:
+                for other in tied:
+                    near[node] |= near[other]
+    return near
+
+
+def _read_initiators(tree: Tree, node: int) -> tuple[int, ...]:
+    """Name the nodes that the firmware's HMAT says are the best initiators: class 1 is CPUs only, class 0 may name a device."""
+    for access in ("access1", "access0"):
+        folder = f"{NODE_FOLDER}/node{node}/{access}/initiators"
+        if tree.exists(folder):
+            return tuple(int(name[4:]) for name in tree.names(folder) if re.fullmatch(r"node\d+", name))
+    return ()
+
+
+def _read_gpu_nodes(tree: Tree, cpus: dict[int, CpuSet]) -> dict[int, CpuSet]:
+    """Find nodes that are the memory of an NVIDIA GPU, with the CPUs near that GPU."""
+    nodes: dict[int, CpuSet] = {}
+    for address in tree.names("proc/driver/nvidia/gpus"):
+        told = re.search(r"Node:\s*(\d+)", tree.read(f"proc/driver/nvidia/gpus/{address}/numa_status") or "")
+        if told is not None and int(told[1]) in cpus:
+            near = read_cpus(tree, f"sys/bus/pci/devices/{address}", "local_cpus", "local_cpulist")
+            nodes[int(told[1])] = near or CpuSet()
+    return nodes

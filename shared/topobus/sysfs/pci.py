@@ -1,0 +1,198 @@
+"""PCI functions: ids, place in the tree, what kind of bridge, link, NUMA node and near CPUs.
+
+Flows in: sys/bus/pci/devices and the device folders that its links lead to. Flows out: PciDevice values sorted by address. The folder of a function
+lies inside those of the bridges above it, so its path is the tree. What kind of port a bridge is stands in its configuration space.
+Source: Documentation/ABI/testing/sysfs-bus-pci; PCI Express base specification, Device/Port Type in the PCI Express Capabilities register.
+"""
+
+from __future__ import annotations
+
+import re
+
+from topobus.domain.errors import HardwareError
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import PciDevice, PciLink
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.idsets import read_cpus
+from topobus.sysfs.tree import Tree
+
+__all__ = ["PCI_FOLDER", "read_pci_device", "read_pci_devices"]
+
+PCI_FOLDER = "sys/bus/pci/devices"
+
+_BRIDGE_CLASS = 0x0604
+_EXPRESS = 0x10
+# Device/Port Type, bits 7:4 of the capability's second word.
+_ROOT_PORT, _UPSTREAM, _DOWNSTREAM = 4, 5, 6
+# Type 1 header: a bridge; bit 7 says "several functions".
+_HEADER_BRIDGE = 1
+_MAX_CAPABILITIES = 48
+
+
+def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
+    """Read all functions; one that cannot be read is left out and told, the others stay. `usable` are the CPUs that we may use."""
+    found: dict[PciAddress, PciDevice] = {}
+    warnings: list[str] = []
+    ports: dict[PciAddress, int | None] = {}
+    for name in tree.names(PCI_FOLDER):
+        try:
+            address = PciAddress.parse(name)
+            device, port = _read(tree, name, address, usable)
+        except (HardwareError, ValueError) as err:
+            warnings.append(f"{PCI_FOLDER}/{name}: {err.message if isinstance(err, HardwareError) else err}; left out")
+            continue
+        if device is not None:
+            found[address] = device
+            ports[address] = port
+    return tuple(_finish(device, found, ports) for _, device in sorted(found.items())), tuple(warnings)
+
+
+def read_pci_device(tree: Tree, address: PciAddress, usable: CpuSet) -> PciDevice | None:
+    """Read one function without its relation to others (`switch` stays None); None when it is not there.
+
+    Errors: raises HardwareError for a file that cannot be read or makes no sense.
+    """
+    return _read(tree, str(address), address, usable)[0]
+
+
+def _read(tree: Tree, name: str, address: PciAddress, usable: CpuSet) -> tuple[PciDevice | None, int | None]:
+    real = tree.real(f"{PCI_FOLDER}/{name}")
+    if real is None:
+        # The link dangles: the function went away between the listing and now.
+        return None, None
+    config = tree.read_bytes(f"{real}/config", 256) or b""
+    class_code = tree.read_int(f"{real}/class", 0) or 0
+    is_bridge = class_code >> 8 == _BRIDGE_CLASS and (len(config) < 0x10 or config[0x0E] & 0x7F == _HEADER_BRIDGE)
+    port = _port_type(config) if is_bridge else None
+    node = tree.read_int(f"{real}/numa_node")
+    local = read_cpus(tree, real, "local_cpus", "local_cpulist")
+    root, path = _place(real)
+    physfn = tree.real(f"{real}/physfn")
+    device = PciDevice(
+        address=address,
+        vendor=tree.read_int(f"{real}/vendor", 0) or 0,
+        device=tree.read_int(f"{real}/device", 0) or 0,
+        subsystem_vendor=tree.read_int(f"{real}/subsystem_vendor", 0) or 0,
+        subsystem_device=tree.read_int(f"{real}/subsystem_device", 0) or 0,
+        class_code=class_code,
+        revision=_revision(tree, real, config),
+        root=root,
+        path=path,
+        is_bridge=is_bridge,
+        is_root_port=port == _ROOT_PORT or (is_bridge and port is None and not path and _has_express(tree, real)),
+        is_switch_port=port in (_UPSTREAM, _DOWNSTREAM),
+        numa_node=node if node is not None and node >= 0 else None,
+        driver=_link_name(tree, f"{real}/driver"),
+        link=_read_link(tree, real),
+        iommu_group=_read_group(tree, real),
+        physfn=PciAddress.parse(physfn.rpartition("/")[2]) if physfn else None,
+        near_cpus=local & usable if local else usable,
+    )
+    return device, port
+
+
+def _finish(device: PciDevice, found: dict[PciAddress, PciDevice], ports: dict[PciAddress, int | None]) -> PciDevice:
+    """Fill in the switch: the innermost upstream port above; where configuration space is closed to us, what the bridges' order tells."""
+    switch: PciAddress | None = None
+    is_switch_port = device.is_switch_port
+    above = [found[one] for one in device.path if one in found]
+    for one in reversed(above):
+        if ports.get(one.address) == _UPSTREAM:
+            switch = one.address
+            break
+    if switch is None and not any(ports.get(one.address) is not None for one in above):
+        # Root port, upstream port, downstream port: the second PCI Express bridge on the way down is a switch's upstream port.
+        express = [one for one in above if one.link is not None]
+        if len(express) >= 3:
+            switch = express[-2].address
+        if device.is_bridge and ports.get(device.address) is None and device.link is not None and express:
+            is_switch_port = True
+    if switch is None and not is_switch_port:
+        return device
+    values = {name: getattr(device, name) for name in device.__struct_fields__}
+    return PciDevice(**{**values, "switch": switch, "is_switch_port": is_switch_port})
+
+
+def _place(real: str) -> tuple[str, tuple[PciAddress, ...]]:
+    """Split a device folder into its root complex and the bridges above the function.
+
+    >>> _place("sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0")
+    ('pci0000:15', (PciAddress('0000:15:01.0'),))
+    """
+    parts = real.split("/")
+    # Some platforms (VMD, Hyper-V, ARM host bridges) put the root below other folders, or nest a domain inside another.
+    roots = [index for index, part in enumerate(parts) if re.fullmatch(r"pci[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}", part)]
+    if not roots:
+        return "", ()
+    path: list[PciAddress] = []
+    for part in parts[roots[-1] + 1 : -1]:
+        try:
+            path.append(PciAddress.parse(part))
+        except ValueError:
+            continue
+    return parts[roots[-1]], tuple(path)
+
+
+def _port_type(config: bytes) -> int | None:
+    """Find the PCI Express capability and give its device/port type; None when there is none, or only 64 bytes may be read."""
+    # Status register bit 4: there is a capability list.
+    if len(config) < 0x40 or not config[0x06] & 0x10:
+        return None
+    offset = config[0x34] & 0xFC
+    for _ in range(_MAX_CAPABILITIES):
+        if offset < 0x40 or offset + 4 > len(config):
+            return None
+        if config[offset] == _EXPRESS:
+            return config[offset + 2] >> 4
+        offset = config[offset + 1] & 0xFC
+    return None
+
+
+def _has_express(tree: Tree, real: str) -> bool:
+    # The kernel shows link files for PCI Express functions only.
+    return tree.exists(f"{real}/max_link_speed")
+
+
+def _revision(tree: Tree, real: str, config: bytes) -> int:
+    if len(config) > 0x08:
+        return config[0x08]
+    # Without any source: all ones, as a function answers that does not answer.
+    told = tree.read_int(f"{real}/revision", 0)
+    return 0xFF if told is None else told
+
+
+def _read_link(tree: Tree, real: str) -> PciLink | None:
+    width = _whole(tree.read(f"{real}/current_link_width"))
+    max_width = _whole(tree.read(f"{real}/max_link_width"))
+    if not width and not max_width:
+        return None
+    return PciLink(
+        speed_gts=_speed(tree.read(f"{real}/current_link_speed")),
+        width=width,
+        max_speed_gts=_speed(tree.read(f"{real}/max_link_speed")),
+        max_width=max_width,
+    )
+
+
+def _speed(text: str | None) -> float:
+    """Read `16.0 GT/s PCIe` or `8 GT/s`; 0 for `Unknown`."""
+    found = re.match(r"(\d+(?:\.\d+)?) ?GT/s", text or "")
+    return float(found[1]) if found else 0.0
+
+
+def _whole(text: str | None) -> int:
+    # 255 lanes is what an unplugged function answers; 63 is the same in the six bits of the register.
+    value = int(text) if text and text.isdecimal() else 0
+    return value if 0 < value <= 32 else 0
+
+
+def _read_group(tree: Tree, real: str) -> int | None:
+    name = _link_name(tree, f"{real}/iommu_group")
+    return int(name) if name.isdecimal() else None
+
+
+def _link_name(tree: Tree, path: str) -> str:
+    """Give the last part of what a link leads to; empty when there is no such link (the target itself may be missing in a recording)."""
+    if not tree.is_link(path):
+        return ""
+    return tree.path(path).name

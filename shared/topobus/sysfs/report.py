@@ -1,0 +1,122 @@
+"""The machine in the words that hwloc's users know: `topobus machine --json`.
+
+Flows in: a Machine. Flows out: plain dicts and lists, sorted, the same for equal machines. Pure. Where firmware contradicts itself, a set that fits nowhere
+is widened to the smallest group of CPUs around it, as hwloc does when it draws such a machine.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Cpu, Machine, NumaNode, PciDevice
+from topobus.sysfs.nest import Nest
+
+__all__ = ["machine_report"]
+
+# hwloc builds without 32-bit PCI domains by default (its ABI holds 16 bits) and lists none of those functions.
+_MAX_DOMAIN = 0xFFFF
+
+
+def machine_report(machine: Machine) -> dict[str, Any]:
+    """Describe a machine: NUMA nodes with CPUs and memory, packages, cores, processing units, level-3 caches, PCI functions, distances.
+
+    Shapes:  sets are text in the kernel's list form; `packages` and `l3` are sorted as text; `distances` is there only when the machine tells and has
+             two nodes or more; `pci` leaves bridges out; `near_cpus` holds for a root complex, not for one function.
+    """
+    usable = machine.online_cpus
+    view = _View(machine)
+    report: dict[str, Any] = {
+        "node": machine.node,
+        "generation": machine.generation,
+        "architecture": machine.architecture,
+        "boot_id": machine.boot_id,
+        "numa": [
+            {"id": one.id, "cpus": str(view.widen(one.near_cpus or one.cpus) & usable), "memory_bytes": one.memory_bytes}
+            for one in machine.numa_nodes
+        ],
+        "packages": view.groups(lambda cpu: cpu.socket),
+        "cores": len(view.groups(lambda cpu: cpu.core)),
+        "pus": str(usable),
+        "l3": view.groups(lambda cpu: cpu.l3),
+        "pci": _pci_functions(machine, view),
+        "warnings": list(machine.warnings),
+    }
+    if machine.distances and len(machine.numa_nodes) > 1:
+        report["distances"] = {"nodes": [one.id for one in machine.numa_nodes], "values": [list(row) for row in machine.distances]}
+    return report
+
+
+class _View:
+    """Groups of CPUs of one machine, those included that hold memory or devices and no CPU for us."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._usable = machine.online_cpus
+        self.present = CpuSet.of(one.id for one in machine.cpus)
+        self._nest = Nest()
+        keys: tuple[Callable[[Cpu], int | None], ...] = (lambda cpu: cpu.socket, lambda cpu: cpu.core, lambda cpu: cpu.l3)
+        for key in keys:
+            for cpus in self._collect(key):
+                self._nest.add(cpus)
+        self._local = [one.near_cpus or one.cpus for one in machine.numa_nodes]
+        for cpus in self._local:
+            if cpus:
+                self._nest.add(cpus)
+        by_node = {one.id: one for one in machine.numa_nodes}
+        self._local += [_local_cpus(one, by_node) for one in machine.pci_devices]
+
+    def _collect(self, key: Callable[[Cpu], int | None]) -> list[CpuSet]:
+        bits: dict[int, int] = defaultdict(int)
+        for cpu in self._machine.cpus:
+            number = key(cpu)
+            if number is not None:
+                bits[number] |= 1 << cpu.id
+        return [CpuSet.from_bits(one) for one in bits.values()]
+
+    def groups(self, key: Callable[[Cpu], int | None]) -> list[str]:
+        """List groups by their usable CPUs; one without any stays (as empty text) when memory or a device is inside it."""
+        found = [
+            str(cpus & self._usable)
+            for cpus in self._collect(key)
+            if cpus & self._usable or any(local and local <= cpus for local in self._local)
+        ]
+        return sorted(found)
+
+    def widen(self, cpus: CpuSet) -> CpuSet:
+        """Give the set itself where it nests with the groups, else the smallest group (or the whole machine) around it."""
+        if not cpus or self._nest.fits(cpus):
+            return cpus
+        return self._nest.around(cpus) or self.present
+
+
+def _pci_functions(machine: Machine, view: _View) -> list[dict[str, str]]:
+    by_node = {one.id: one for one in machine.numa_nodes}
+    near: dict[tuple[int, int], CpuSet] = {}
+    # The first function on a root bus speaks for all below it: what is near is the root complex.
+    for one in machine.pci_devices:
+        if not one.path:
+            near.setdefault(_root_bus(one), view.widen(_local_cpus(one, by_node) or view.present) & machine.online_cpus)
+    return [
+        {
+            "address": str(one.address),
+            "type": f"{one.class_code >> 8:04x} [{one.vendor:04x}:{one.device:04x}]"
+            f" [{one.subsystem_vendor:04x}:{one.subsystem_device:04x}] {one.revision:02x}",
+            "near_cpus": str(near.get(_root_bus(one), one.near_cpus)),
+        }
+        for one in machine.pci_devices
+        if not one.is_bridge and one.address.domain <= _MAX_DOMAIN
+    ]
+
+
+def _root_bus(one: PciDevice) -> tuple[int, int]:
+    top = one.path[0] if one.path else one.address
+    return (top.domain, top.bus)
+
+
+def _local_cpus(one: PciDevice, by_node: dict[int, NumaNode]) -> CpuSet:
+    """Give CPUs near a function, those included that we may not use; empty when unknown."""
+    node = by_node.get(one.numa_node) if one.numa_node is not None else None
+    return one.near_cpus | node.near_cpus if node is not None else one.near_cpus
