@@ -11,7 +11,22 @@ from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.request import Policy, Scope
 
-__all__ = ["AlignmentOptions", "CoreView", "NodeView"]
+__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "NodeView"]
+
+
+class CpuOptions(Struct, frozen=True, kw_only=True):
+    """The CPU manager's static policy options, by kubelet's names with underscores."""
+
+    full_pcpus_only: bool = False
+    distribute_cpus_across_numa: bool = False
+    align_by_socket: bool = False
+    distribute_cpus_across_cores: bool = False
+    prefer_align_cpus_by_uncorecache: bool = False
+    strict_cpu_reservation: bool = False
+    """Takes the reserved CPUs out of the shared pool; it changes no exclusive assignment."""
+    is_corrected: bool = False
+    """Differ from kubelet 1.36 where it is wrong: spread over the nodes that were scored (k/k 141237); a core or socket with an offline CPU can be
+    wholly free (124066); a partly used L3 group is taken when it holds enough (137315); the affinity's width is a floor for the spread (139456)."""
 
 
 class CoreView(Struct, frozen=True, kw_only=True):
@@ -29,6 +44,7 @@ class AlignmentOptions(Struct, frozen=True, kw_only=True):
     policy: Policy = Policy.BEST_EFFORT
     scope: Scope = Scope.CONTAINER
     prefer_closest_numa_nodes: bool = False
+    cpu: CpuOptions = CpuOptions()
 
 
 class NodeView(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,112 @@
+"""Where the online CPUs of a machine sit, in the form that CPU assignment works on: bitsets by core, L3 group, NUMA node and socket.
+
+Ids are kubelet's: a core is the lowest CPU id among its siblings, a missing L3 is the socket's own group. Averages (CPUs per core, per socket) are
+kept beside the real counts because kubelet's tests for "wholly free" use the averages.
+Source: kubelet 1.36 cm/cpumanager/topology/topology.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+from msgspec import Struct
+
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.view import CoreView
+
+__all__ = ["CpuPlace", "CpuTopology"]
+
+
+class CpuPlace(Struct, frozen=True):
+    """One online CPU and where it sits."""
+
+    cpu: int
+    core: int
+    socket: int
+    numa_node: int | None
+    l3: int
+
+
+class CpuTopology:
+    """The CPUs of one machine by level. Immutable once made; every map goes from an id to a bitset of CPU ids."""
+
+    __slots__ = ("all_bits", "by_core", "by_l3", "by_numa", "by_socket", "core_of", "places")
+
+    def __init__(self, places: Iterable[CpuPlace]) -> None:
+        self.places = tuple(sorted(places, key=lambda one: one.cpu))
+        self.all_bits = 0
+        self.by_core: dict[int, int] = {}
+        self.by_l3: dict[int, int] = {}
+        self.by_numa: dict[int, int] = {}
+        self.by_socket: dict[int, int] = {}
+        for one in self.places:
+            bit = 1 << one.cpu
+            self.all_bits |= bit
+            self.by_core[one.core] = self.by_core.get(one.core, 0) | bit
+            self.by_l3[one.l3] = self.by_l3.get(one.l3, 0) | bit
+            self.by_socket[one.socket] = self.by_socket.get(one.socket, 0) | bit
+            if one.numa_node is not None:
+                self.by_numa[one.numa_node] = self.by_numa.get(one.numa_node, 0) | bit
+
+    @classmethod
+    def of_cores(cls, cores: Iterable[CoreView]) -> Self:
+        """Lay out the cores of a view. Without a socket all is one socket; without an L3 the socket is the group, under an id of its own."""
+        return cls(
+            CpuPlace(
+                cpu=cpu,
+                core=core.cpus.lowest,
+                socket=core.socket if core.socket is not None else 0,
+                numa_node=core.numa_node,
+                l3=core.l3 if core.l3 is not None else -1 - (core.socket if core.socket is not None else 0),
+            )
+            for core in cores
+            for cpu in core.cpus
+        )
+
+    @property
+    def threads_per_core(self) -> int:
+        """CPUs over cores, rounded down, as kubelet counts (an offline sibling lowers it)."""
+        return len(self.places) // len(self.by_core) if self.by_core else 1
+
+    @property
+    def cpus_per_socket(self) -> int:
+        """CPUs over sockets, rounded down."""
+        return len(self.places) // len(self.by_socket) if self.by_socket else 0
+
+    @property
+    def cpus_per_l3(self) -> int:
+        """CPUs over L3 groups, rounded down."""
+        return len(self.places) // len(self.by_l3) if self.by_l3 else 0
+
+    def cpus_by_node(self) -> Mapping[int, CpuSet]:
+        """CPUs of each NUMA node that has some."""
+        return {node: CpuSet.from_bits(bits) for node, bits in sorted(self.by_numa.items())}
+
+    def cpus_of_nodes(self, nodes: NodeSet) -> int:
+        """Bits of all CPUs on these NUMA nodes."""
+        bits = 0
+        for node in nodes:
+            bits |= self.by_numa.get(node, 0)
+        return bits
+
+    def cpus_of_sockets_of(self, nodes: NodeSet) -> int:
+        """Bits of all CPUs on every socket that one of these NUMA nodes touches."""
+        near = self.cpus_of_nodes(nodes)
+        bits = 0
+        for cpus in self.by_socket.values():
+            if cpus & near:
+                bits |= cpus
+        return bits
+
+    def nodes_of(self, cpus: CpuSet) -> NodeSet:
+        """NUMA nodes that hold some of these CPUs."""
+        return NodeSet.of(node for node, bits in self.by_numa.items() if bits & cpus.bits)
+
+    def siblings_of(self, cpus: CpuSet) -> CpuSet:
+        """These CPUs and all their SMT siblings."""
+        bits = 0
+        for core in self.by_core.values():
+            if core & cpus.bits:
+                bits |= core
+        return CpuSet.from_bits(bits)

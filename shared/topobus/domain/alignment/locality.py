@@ -1,0 +1,168 @@
+"""How close two devices are: by the links that drivers report, else by where the devices sit in the PCIe tree and among NUMA nodes.
+
+What is not known never counts as close: two devices without a switch are not under the same switch, a device without a NUMA node is near nothing.
+The ranks are the positions of `LinkClass`, 0 (fabric) being the closest and 5 (across the system, or unknown) the farthest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+
+from topobus.domain.device import Device, LinkClass
+from topobus.domain.view import CoreView
+
+__all__ = [
+    "FARTHEST",
+    "LINK_CLASSES",
+    "Reach",
+    "Site",
+    "link_between",
+    "matching",
+    "pairs_by_switch",
+    "site_of",
+    "site_rank",
+    "socket_of_nodes",
+]
+
+LINK_CLASSES: tuple[LinkClass, ...] = tuple(LinkClass)
+"""Widest first; a rank is a position here."""
+FARTHEST = len(LINK_CLASSES) - 1
+
+_SWITCH, _ROOT, _NUMA, _SOCKET = (LINK_CLASSES.index(one) for one in (LinkClass.SWITCH, LinkClass.ROOT, LinkClass.NUMA, LinkClass.SOCKET))
+
+
+class Site(Struct, frozen=True):
+    """Where a device sits, one key a level; empty or None is unknown. Devices with equal sites are equally close to everything by place."""
+
+    switch: str
+    root: str
+    numa: int
+    """Bits of the NUMA nodes that the device is local to; 0 is unknown."""
+    sockets: int
+    parent: str = ""
+
+    def key(self, level: int) -> str | int:
+        """The key at a level (a rank); falsy when unknown."""
+        if level == _SWITCH:
+            return self.switch or self.parent
+        if level == _ROOT:
+            return self.root
+        return self.numa if level == _NUMA else self.sockets
+
+
+class Reach(Struct, frozen=True):
+    """How two devices reach each other."""
+
+    rank: int
+    bandwidth_gbps: float
+
+
+def socket_of_nodes(cores: Iterable[CoreView]) -> dict[int, int]:
+    """Map each NUMA node that has CPUs to the bits of its sockets."""
+    sockets: dict[int, int] = {}
+    for core in cores:
+        if core.numa_node is not None and core.socket is not None:
+            sockets[core.numa_node] = sockets.get(core.numa_node, 0) | 1 << core.socket
+    return sockets
+
+
+def site_of(device: Device, sockets: Mapping[int, int]) -> Site:
+    """Say where a device sits; `sockets` comes from `socket_of_nodes`."""
+    bits = 0
+    for node in device.numa_nodes or ():
+        bits |= sockets.get(node, 0)
+    return Site(
+        switch=str(device.pcie_switch) if device.pcie_switch is not None else "",
+        root=device.pcie_root,
+        numa=device.numa_nodes.bits if device.numa_nodes is not None else 0,
+        sockets=bits,
+        # Parts of one card are as close as the card is to itself, also where there is no switch above it.
+        parent=f"{device.device_class}/{device.parent}" if device.parent else "",
+    )
+
+
+def site_rank(one: Site, other: Site) -> int:
+    """Rank two places; unknown is the farthest.
+
+    >>> site_rank(Site("", "pci0000:17", 1, 1), Site("", "pci0000:17", 1, 1)) == LINK_CLASSES.index(LinkClass.ROOT)
+    True
+    """
+    if (one.switch and one.switch == other.switch) or (one.parent and one.parent == other.parent):
+        return _SWITCH
+    if one.root and one.root == other.root:
+        return _ROOT
+    if one.numa & other.numa:
+        return _NUMA
+    return _SOCKET if one.sockets & other.sockets else FARTHEST
+
+
+def link_between(one: Device, other: Device, one_site: Site, other_site: Site) -> Reach:
+    """Tell how two devices of a class reach each other: a reported link when it beats the place, else the place.
+
+    A link that only one side reports counts; bandwidths of several links between the pair add up, for the side that reports more.
+    """
+    best = site_rank(one_site, other_site)
+    bandwidth = 0.0
+    for holder, peer in ((one, other.name), (other, one.name)):
+        found = [link for link in holder.links if link.peer == peer]
+        if found:
+            best = min(best, *(LINK_CLASSES.index(link.kind) for link in found))
+            bandwidth = max(bandwidth, sum(link.bandwidth_gbps for link in found))
+    return Reach(best, bandwidth)
+
+
+def matching(ours: Mapping[Site, int], theirs: Mapping[Site, int], pairs: int) -> tuple[int, ...]:
+    """Pair devices of two classes off, as close as possible; return how many pairs are made at each rank from switch to farthest.
+
+    Places nest (switch in root in NUMA node in socket), so pairing at the closest level first is optimal.
+
+    >>> here, there = Site("s1", "r1", 1, 1), Site("s2", "r2", 1, 1)
+    >>> matching({here: 2}, {here: 1, there: 1}, 2)
+    (1, 0, 1, 0, 0)
+    """
+    left, right = dict(ours), dict(theirs)
+    made: list[int] = []
+    wanted = pairs
+    for level in (_SWITCH, _ROOT, _NUMA, _SOCKET):
+        count = 0
+        for key, sites in _by_key(left, level).items():
+            facing = [site for site in right if right[site] and _meets(site.key(level), key)]
+            for site in sites:
+                for peer in facing:
+                    moved = min(left[site], right[peer], wanted - count)
+                    left[site] -= moved
+                    right[peer] -= moved
+                    count += moved
+        made.append(count)
+        wanted -= count
+    made.append(min(wanted, sum(left.values()), sum(right.values())))
+    return tuple(made)
+
+
+def _by_key(sites: Mapping[Site, int], level: int) -> dict[str | int, list[Site]]:
+    grouped: dict[str | int, list[Site]] = {}
+    for site, count in sites.items():
+        key = site.key(level)
+        if count and key:
+            grouped.setdefault(key, []).append(site)
+    return grouped
+
+
+def _meets(one: str | int, other: str | int) -> bool:
+    if isinstance(one, int) and isinstance(other, int):
+        return bool(one & other)
+    return bool(one) and one == other
+
+
+def pairs_by_switch(ours: Sequence[tuple[str, Site]], theirs: Sequence[tuple[str, Site]]) -> tuple[tuple[str, str, str], ...]:
+    """List (our device, their device, switch) for pairs under the same switch, each device in at most one pair, by name."""
+    free = list(theirs)
+    found: list[tuple[str, str, str]] = []
+    for name, site in ours:
+        peer = next((one for one in free if site.switch and one[1].switch == site.switch), None)
+        if peer is not None:
+            free.remove(peer)
+            found.append((name, peer[0], site.switch))
+    return tuple(found)

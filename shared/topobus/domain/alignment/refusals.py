@@ -1,0 +1,205 @@
+"""Say why a pod does not fit, what would have to give way, and whose devices would have to be freed.
+
+Flows in: the conflict that stopped the plan, and a way to ask "and if these owners were gone?". Flows out: a Refusal. All searches are bounded; where a
+bound cuts in, the answer is still true, but perhaps not the smallest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+
+from msgspec import Struct
+
+from topobus.domain.alignment.merge import Merged, merge_hints
+from topobus.domain.alignment.room import ResourceHints, Room
+from topobus.domain.alignment.view import CPU_CLASS, without_owners
+from topobus.domain.alignment.wants import Want
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import PodRequest, Policy
+from topobus.domain.view import NodeView
+
+__all__ = ["Conflict", "explain_conflict"]
+
+# Plans tried to find the smallest set of owners to free; each costs about as much as a `place`.
+_FREE_BUDGET = 200
+# Sets of owners beyond this size are found by leaving out one owner after the other instead of by trying all sets.
+_FREE_SIZE = 3
+
+
+class Conflict(Struct, frozen=True, kw_only=True):
+    """What stopped a plan: faults that no alignment heals, or hints that the policy does not admit."""
+
+    want: Want
+    reasons: tuple[Reason, ...] = ()
+    lists: tuple[ResourceHints, ...] = ()
+    merged: Merged | None = None
+    policy: Policy | None = None
+
+
+def explain_conflict(view: NodeView, request: PodRequest, conflict: Conflict, fits: Callable[[NodeView], bool]) -> Refusal:
+    """Turn a conflict into a Refusal with reasons and what to free."""
+    reasons = list(conflict.reasons)
+    if conflict.merged is not None and conflict.policy is not None:
+        reasons += _policy_reasons(view, conflict, conflict.merged, conflict.policy)
+    return Refusal(reasons=tuple(reasons), to_free=tuple(_to_free(view, request, fits)))
+
+
+def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: Policy) -> Iterable[Reason]:
+    want = conflict.want
+    who = f"container {want.name!r}" if want.name else "the pod"
+    opinions = [one for one in conflict.lists if one.hints is not None]
+    impossible = [one for one in opinions if not one.hints]
+    wanted = ", ".join(f"{one.resource} on NUMA node {_nodes_text(one, policy)}" for one in opinions if one.hints)
+    if impossible:
+        names = tuple(one.resource for one in impossible)
+        message = f"{who}: no set of NUMA nodes has {' or '.join(names)} in the amount wanted"
+        yield Reason(code="no-numa-node", message=message, facts={"container": want.name, "resources": names})
+    elif not merged.has_common or policy is Policy.SINGLE_NUMA_NODE:
+        message = f"{who}: no NUMA node has all of it: {wanted}" if wanted else f"{who}: no NUMA node has all of it"
+        yield Reason(
+            code="no-common-numa-node",
+            message=message,
+            facts={"container": want.name, "resources": tuple(one.resource for one in opinions)},
+        )
+    rule = (
+        "one NUMA node that every resource prefers"
+        if policy is Policy.SINGLE_NUMA_NODE
+        else "one set of NUMA nodes that every resource prefers"
+    )
+    merged_text = str(merged.hint.nodes if merged.hint.nodes is not None else view.numa_nodes)
+    yield Reason(
+        code="policy-not-met",
+        message=f"{who}: policy {policy.value} wants {rule}; the best common set is {merged_text}, not preferred",
+        facts={"container": want.name, "policy": policy.value, "nodes": merged_text},
+    )
+    room = Room(view)
+    for one in opinions:
+        yield _resource_reason(room, want, one, policy)
+    relaxed = _relax(view, conflict.lists, policy)
+    if relaxed:
+        message = f"{who}: would be admitted without {' and '.join(relaxed)}"
+        yield Reason(code="relax", message=message, facts={"container": want.name, "resources": relaxed})
+
+
+def _nodes_text(one: ResourceHints, policy: Policy) -> str:
+    hints = [hint for hint in one.hints or () if hint.nodes is not None]
+    single = [
+        str(hint.nodes)
+        for hint in hints
+        if hint.preferred and (policy is not Policy.SINGLE_NUMA_NODE or (hint.nodes and len(hint.nodes) == 1))
+    ]
+    if single:
+        return " or ".join(single[:8])
+    narrow = min((len(hint.nodes) for hint in hints if hint.nodes is not None), default=0)
+    found = [str(hint.nodes) for hint in hints if hint.nodes is not None and len(hint.nodes) == narrow]
+    return f"{' or '.join(found[:8])} (not preferred)" if found else "none"
+
+
+def _resource_reason(room: Room, want: Want, one: ResourceHints, policy: Policy) -> Reason:
+    """How much of a resource is where, and which node sets it offers."""
+    resource = one.resource.removesuffix(" (named)")
+    if resource == CPU_CLASS:
+        wanted = len(want.named_cpus) if one.resource != resource else want.cpus
+        rows = [(node, len(cpus), len(cpus & room.free_cpus)) for node, cpus in room.topology.cpus_by_node().items()]
+    else:
+        mine = want.of_class(resource)
+        wanted = len(mine.names) if one.resource != resource else mine.any_count
+        devices = room.devices.get(resource, {}).values()
+        rows = [
+            (
+                node,
+                sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes),
+                sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes and device.name in room.free[resource]),
+            )
+            for node in room.view.numa_nodes
+        ]
+    table = tuple(f"node {node}: {free} of {exists} free" for node, exists, free in rows if exists)
+    return Reason(
+        code="resource-nodes",
+        message=f"{one.resource}: {wanted} wanted, offered on NUMA node {_nodes_text(one, policy)} ({'; '.join(table) or 'none exists'})",
+        facts={"container": want.name, "resource": one.resource, "wanted": wanted, "nodes": _nodes_text(one, policy), "free": table},
+    )
+
+
+def _relax(view: NodeView, lists: Sequence[ResourceHints], policy: Policy) -> tuple[str, ...]:
+    """The smallest set of resources without which the policy would admit the rest; by name on a tie."""
+    places = sorted(range(len(lists)), key=lambda place: lists[place].resource)
+    for size in range(1, len(lists)):
+        for dropped in combinations(places, size):
+            kept = [one.hints for place, one in enumerate(lists) if place not in dropped]
+            merged = merge_hints(
+                kept, view.numa_nodes, policy, distances=view.distances, prefer_closest=view.options.prefer_closest_numa_nodes
+            )
+            if merged.is_admitted:
+                return tuple(lists[place].resource for place in dropped)
+    return ()
+
+
+def _to_free(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bool]) -> Iterable[Reason]:
+    """Name the owners whose release would make the pod fit: as few as possible, then those that hold least."""
+    classes = {device.device_class for one in request.containers for device in one.devices}
+    wants_cpus = any(one.cpus for one in request.containers) or CPU_CLASS in classes
+    holdings = _holdings(view, classes, wants_cpus=wants_cpus)
+    if not holdings or not fits(without_owners(view, frozenset(holdings))):
+        return ()
+    chosen = _smallest(view, holdings, fits)
+    return tuple(_free_reason(view, owner, holdings[owner]) for owner in sorted(chosen))
+
+
+def _smallest(view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...]]], fits: Callable[[NodeView], bool]) -> frozenset[str]:
+    weight = {owner: sum(len(names) for names in held.values()) for owner, held in holdings.items()}
+    budget = _FREE_BUDGET
+    for size in range(1, min(_FREE_SIZE, len(holdings)) + 1):
+        sets = sorted(combinations(sorted(holdings), size), key=lambda owners: (sum(weight[one] for one in owners), owners))
+        for owners in sets:
+            budget -= 1
+            if budget < 0:
+                break
+            if fits(without_owners(view, frozenset(owners))):
+                return frozenset(owners)
+    left = set(holdings)
+    for owner in sorted(holdings, key=lambda one: (-weight[one], one)):
+        if len(left) > 1 and fits(without_owners(view, frozenset(left - {owner}))):
+            left.discard(owner)
+    return frozenset(left)
+
+
+def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Who holds anything of the classes wanted: owner to class to names (CPUs as one cpulist)."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for device_class in sorted(classes):
+        for name, owner in sorted(view.held_devices.get(device_class, {}).items()):
+            found.setdefault(owner, {}).setdefault(device_class, []).append(name)
+    if wants_cpus:
+        for owner, cpus in sorted(view.held_cpus.items()):
+            found.setdefault(owner, {}).setdefault(CPU_CLASS, []).extend(str(cpu) for cpu in cpus)
+    return {owner: {name: tuple(held) for name, held in rows.items()} for owner, rows in found.items()}
+
+
+def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]) -> Reason:
+    parts: list[str] = []
+    nodes = NodeSet()
+    for device_class, names in sorted(held.items()):
+        if device_class == CPU_CLASS:
+            cpus = CpuSet.of(int(name) for name in names)
+            nodes |= NodeSet.of(core.numa_node for core in view.cores if core.numa_node is not None and not core.cpus.isdisjoint(cpus))
+            parts.append(f"CPUs {cpus}")
+        else:
+            known = {one.name: one for one in view.devices.get(device_class, ())}
+            for name in names:
+                nodes |= known[name].numa_nodes or NodeSet() if name in known else NodeSet()
+            parts.append(", ".join(names))
+    kind, namespace, name, *_ = (*owner.split("/"), "", "", "")
+    return Reason(
+        code="free-owner",
+        message=f"{kind} {namespace}/{name} holds {' and '.join(parts)} on NUMA node {nodes}; it would fit without them",
+        facts={
+            "owner": owner,
+            "classes": tuple(sorted(held)),
+            "devices": tuple(one for device_class in sorted(held) if device_class != CPU_CLASS for one in held[device_class]),
+            "cpus": str(CpuSet.of(int(one) for one in held.get(CPU_CLASS, ()))),
+            "numa_nodes": str(nodes),
+        },
+    )

@@ -1,0 +1,335 @@
+"""What is free on a node while a pod is being planned: hints come out of it, CPUs and devices are taken from it, one container after the other.
+
+Flows in: a NodeView. Flows out: hint lists a container, and what it takes inside an alignment, or the reasons why it cannot. Reuse follows kubelet:
+what an init container held may be taken again by later containers of the same pod.
+Source: kubelet 1.36 cm/{cpumanager/policy_static,devicemanager/manager}.go.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from topobus.domain.alignment.cpu_topology import CpuTopology
+from topobus.domain.alignment.cpus import assign_cpus
+from topobus.domain.alignment.devices import Choice, Company, choose_devices, split_by_affinity
+from topobus.domain.alignment.hints import cpu_hints, device_hints
+from topobus.domain.alignment.locality import Site, site_of, socket_of_nodes
+from topobus.domain.alignment.view import CPU_CLASS, cpu_name
+from topobus.domain.alignment.wants import DeviceWant, Want
+from topobus.domain.hint import Hint
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import Reason
+from topobus.domain.request import ContainerKind
+from topobus.domain.view import NodeView
+
+__all__ = ["ResourceHints", "Room", "Taken"]
+
+
+class ResourceHints(Struct, frozen=True, kw_only=True):
+    """The hints of one resource of one container (or of the whole pod)."""
+
+    resource: str
+    hints: tuple[Hint, ...] | None
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    """What a container got."""
+
+    cpus: CpuSet = CpuSet()
+    devices: dict[str, tuple[str, ...]] = {}
+    numa_nodes: NodeSet = NodeSet()
+    choices: dict[str, Choice] = {}
+    """How the devices that were free to choose were chosen, by class."""
+    outside: dict[str, tuple[str, ...]] = {}
+    """Devices that had to be taken outside the alignment, by class."""
+
+
+class Room:
+    """The free part of one node during one plan. Mutable, private to a plan."""
+
+    def __init__(self, view: NodeView) -> None:
+        self.view = view
+        self.topology = CpuTopology.of_cores(view.cores)
+        self.online = CpuSet.from_bits(self.topology.all_bits)
+        held = CpuSet()
+        for cpus in view.held_cpus.values():
+            held |= cpus
+        self.held_cpus = held
+        self.free_cpus = self.online - held - view.reserved_cpus - view.unhealthy_cpus
+        self.devices = {name: {one.name: one for one in devices} for name, devices in view.devices.items()}
+        self.free = {
+            name: {one.name for one in devices.values() if one.health.is_allocatable and one.name not in view.held_devices.get(name, {})}
+            for name, devices in self.devices.items()
+        }
+        self.reusable_cpus = CpuSet()
+        self.reusable: dict[str, set[str]] = {}
+        self._sockets = socket_of_nodes(view.cores)
+        self._sites: dict[str, dict[str, Site]] = {}
+
+    def sites(self, device_class: str) -> Mapping[str, Site]:
+        """Where the devices of a class sit."""
+        if device_class not in self._sites:
+            self._sites[device_class] = {one.name: site_of(one, self._sockets) for one in self.devices.get(device_class, {}).values()}
+        return self._sites[device_class]
+
+    def faults(self, want: Want) -> list[Reason]:
+        """Say what makes a want impossible whatever the alignment: unknown things, held or sick ones, too few."""
+        found = [*self._cpu_faults(want)]
+        for one in want.devices:
+            if one.device_class not in self.devices:
+                known = ", ".join(sorted({*self.devices, CPU_CLASS}))
+                found.append(
+                    _fault(
+                        want,
+                        "unknown-class",
+                        f"no device service on this node offers class {one.device_class!r}; there are {known}",
+                        one.device_class,
+                    )
+                )
+                continue
+            named = [*self._name_faults(want, one)]
+            found += named
+            exists, free = self.devices[one.device_class], self._usable(one.device_class)
+            if not named and one.any_count > len(free - set(one.names)):
+                found.append(self._too_few(want, one, len(exists), len(free)))
+        return found
+
+    def hint_lists(self, want: Want, *, is_pod: bool = False) -> list[ResourceHints]:
+        """Collect one hint list a resource; pod scope starts without anything to reuse."""
+        lists: list[ResourceHints] = []
+        reusable_cpus = CpuSet() if is_pod else self.reusable_cpus
+        if want.cpus:
+            hints = cpu_hints(
+                self.topology.cpus_by_node(), self.free_cpus - want.named_cpus, want.cpus, reusable=reusable_cpus - want.named_cpus
+            )
+            lists.append(ResourceHints(resource=CPU_CLASS, hints=hints if self.topology.by_numa else None))
+        if want.named_cpus:
+            homes = {node: cpus & want.named_cpus for node, cpus in self.topology.cpus_by_node().items()}
+            hints = cpu_hints(homes, want.named_cpus, len(want.named_cpus)) if any(homes.values()) else None
+            lists.append(ResourceHints(resource=f"{CPU_CLASS} (named)", hints=hints))
+        for one in want.devices:
+            lists += self._device_lists(one, reusable=set() if is_pod else self.reusable.get(one.device_class, set()))
+        return lists
+
+    def take(self, want: Want, nodes: NodeSet | None) -> Taken | list[Reason]:
+        """Take what a container wants, inside the alignment first; the reasons when that fails. Updates what is free and what may be reused."""
+        cpus = CpuSet()
+        if want.cpus:
+            assigned = assign_cpus(
+                self.topology, (self.free_cpus | self.reusable_cpus) - want.named_cpus, want.cpus, nodes, self.view.options.cpu
+            )
+            if assigned is None:
+                return [_fault(want, "not-enough-cpus", f"{want.cpus} exclusive CPUs cannot be taken together", CPU_CLASS)]
+            cpus = assigned
+        cpus |= want.named_cpus
+        devices: dict[str, tuple[str, ...]] = {}
+        choices: dict[str, Choice] = {}
+        outside: dict[str, tuple[str, ...]] = {}
+        waiting = sorted(
+            want.devices, key=lambda one: (not any(device.links for device in self.devices[one.device_class].values()), one.device_class)
+        )
+        for place, one in enumerate(waiting):
+            choice, strays = self._choose(one, nodes, self._company(one, devices, waiting[place + 1 :], nodes))
+            devices[one.device_class] = tuple(sorted({*choice.names, *one.shared}))
+            if one.any_count:
+                choices[one.device_class] = choice
+            if strays:
+                outside[one.device_class] = strays
+            self._keep_devices(want.kind, one, set(choice.names))
+        self._keep_cpus(want.kind, cpus)
+        return Taken(
+            cpus=cpus,
+            devices=dict(sorted(devices.items())),
+            numa_nodes=self._touched(cpus, devices),
+            choices=choices,
+            outside=outside,
+        )
+
+    def _cpu_faults(self, want: Want) -> Iterable[Reason]:
+        for cpu in want.named_cpus:
+            name = cpu_name(cpu)
+            owner = next((key for key, cpus in sorted(self.view.held_cpus.items()) if cpu in cpus), None)
+            if cpu not in self.online:
+                yield _fault(want, "unknown-device", f"{name} is not an online CPU of this node", CPU_CLASS, device=name)
+            elif owner is not None:
+                yield _fault(want, "device-held", f"{name} is held by {owner}", CPU_CLASS, device=name, owner=owner)
+            elif cpu in self.view.unhealthy_cpus:
+                yield _fault(want, "device-unhealthy", f"{name} is not healthy", CPU_CLASS, device=name)
+            elif cpu in self.view.reserved_cpus:
+                yield _fault(want, "cpu-reserved", f"{name} is reserved for the system", CPU_CLASS, device=name)
+        usable = len((self.free_cpus | self.reusable_cpus) - want.named_cpus)
+        threads = self.topology.threads_per_core
+        if want.cpus > usable:
+            yield _fault(
+                want,
+                "not-enough-cpus",
+                f"wants {want.cpus} exclusive CPUs; of {len(self.online)} online ones {usable} can be had"
+                f" ({len(self.held_cpus & self.online)} held, {len(self.view.reserved_cpus & self.online)} reserved)",
+                CPU_CLASS,
+                wanted=want.cpus,
+                free=usable,
+                exists=len(self.online),
+                held=len(self.held_cpus & self.online),
+                reserved=len(self.view.reserved_cpus & self.online),
+            )
+        elif self.view.options.cpu.full_pcpus_only and want.cpus % threads:
+            yield _fault(
+                want,
+                "smt-alignment",
+                f"full-pcpus-only wants whole cores of {threads} CPUs, got {want.cpus}",
+                CPU_CLASS,
+                wanted=want.cpus,
+                threads=threads,
+            )
+        elif self.view.options.cpu.full_pcpus_only:
+            whole = (self.free_cpus - self.topology.siblings_of(self.view.reserved_cpus)) | self.reusable_cpus
+            if want.cpus > len(whole):
+                yield _fault(
+                    want,
+                    "smt-alignment",
+                    f"full-pcpus-only leaves {len(whole)} CPUs outside the cores with reserved CPUs, wanted {want.cpus}",
+                    CPU_CLASS,
+                    wanted=want.cpus,
+                    free=len(whole),
+                )
+
+    def _name_faults(self, want: Want, one: DeviceWant) -> Iterable[Reason]:
+        held = self.view.held_devices.get(one.device_class, {})
+        for name in (*one.names, *one.shared):
+            device = self.devices[one.device_class].get(name)
+            if device is None:
+                yield _fault(
+                    want, "unknown-device", f"there is no {one.device_class} named {name!r} on this node", one.device_class, device=name
+                )
+            elif name in one.shared:
+                continue
+            elif name in held:
+                yield _fault(want, "device-held", f"{name} is held by {held[name]}", one.device_class, device=name, owner=held[name])
+            elif not device.health.is_allocatable:
+                state, worst = device.health.state.value, device.health.worst
+                why = f": {worst.reason}" if worst is not None else ""
+                yield _fault(want, "device-unhealthy", f"{name} is {state}{why}", one.device_class, device=name, state=state)
+            elif name not in self._usable(one.device_class):
+                yield _fault(
+                    want,
+                    "device-held",
+                    f"{name} is taken by another container of this pod",
+                    one.device_class,
+                    device=name,
+                    owner="this pod",
+                )
+
+    def _too_few(self, want: Want, one: DeviceWant, exists: int, free: int) -> Reason:
+        held = len(self.view.held_devices.get(one.device_class, {}).keys() & self.devices[one.device_class].keys())
+        sick = sum(not device.health.is_allocatable for device in self.devices[one.device_class].values())
+        return _fault(
+            want,
+            "not-enough-devices",
+            f"wants {one.count} {one.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy)",
+            one.device_class,
+            wanted=one.count,
+            free=free,
+            exists=exists,
+            held=held,
+            unhealthy=sick,
+        )
+
+    def _usable(self, device_class: str) -> set[str]:
+        return self.free[device_class] | self.reusable.get(device_class, set())
+
+    def _device_lists(self, one: DeviceWant, *, reusable: set[str]) -> Iterable[ResourceHints]:
+        devices = self.devices[one.device_class]
+        nodes = self.view.numa_nodes
+        if one.names:
+            named = [devices[name] for name in one.names]
+            yield ResourceHints(resource=f"{one.device_class} (named)", hints=device_hints(named, one.names, len(one.names), nodes))
+        if one.any_count:
+            asked = self.view.custom_hints.get(f"{one.device_class}/{one.any_count}")
+            if asked is not None:
+                yield ResourceHints(resource=one.device_class, hints=tuple(Hint(nodes, preferred) for nodes, preferred in asked))
+            elif one.device_class in self.view.silent_classes:
+                yield ResourceHints(resource=one.device_class, hints=None)
+            else:
+                available = self.free[one.device_class] - set(one.names)
+                hints = device_hints(list(devices.values()), available, one.any_count, nodes, reusable=reusable - set(one.names))
+                yield ResourceHints(resource=one.device_class, hints=hints)
+
+    def _company(
+        self, mine: DeviceWant, chosen: Mapping[str, tuple[str, ...]], waiting: Iterable[DeviceWant], nodes: NodeSet | None
+    ) -> list[Company]:
+        """The other classes: those chosen as they are, those to come as what could be chosen."""
+        company = [
+            Company(Counter(self.sites(name)[device] for device in devices), len(devices))
+            for name, devices in sorted(chosen.items())
+            if devices
+        ]
+        for other in waiting:
+            usable = [self.devices[other.device_class][name] for name in sorted(self._usable(other.device_class) | set(other.names))]
+            if other.names and not other.any_count:
+                usable = [one for one in usable if one.name in other.names]
+            split = split_by_affinity(usable, nodes)
+            names = split.aligned if len(split.aligned) >= other.count else (*split.aligned, *split.unaligned, *split.no_affinity)
+            sites = self.sites(other.device_class)
+            company.append(Company(Counter(sites[name] for name in names), other.count))
+        return company
+
+    def _choose(self, one: DeviceWant, nodes: NodeSet | None, company: list[Company]) -> tuple[Choice, tuple[str, ...]]:
+        """Choose by kubelet's order: reusable ones, then aligned ones, then the rest; the choice inside each is ours."""
+        known, sites = self.devices[one.device_class], self.sites(one.device_class)
+        free = [known[name] for name in sorted(self.free[one.device_class] - set(one.names))]
+        reuse = sorted(self.reusable.get(one.device_class, set()) - set(one.names))
+        must = [known[name] for name in one.names]
+        if reuse and one.any_count:
+            again = choose_devices(
+                [known[name] for name in reuse],
+                sites,
+                len(must) + min(one.any_count, len(reuse)),
+                must_include=must,
+                company=company,
+                free=free,
+            )
+            must = [known[name] for name in again.names]
+        split = split_by_affinity(free, nodes)
+        strays: tuple[str, ...] = ()
+        total = one.count
+        for bucket in (split.aligned, (*split.unaligned, *split.no_affinity)):
+            missing = total - len(must)
+            if missing <= 0:
+                break
+            if missing >= len(bucket):
+                must += [known[name] for name in bucket]
+                strays = (*strays, *bucket) if nodes is not None and bucket is not split.aligned else strays
+                continue
+            before = {device.name for device in must}
+            choice = choose_devices([known[name] for name in bucket], sites, total, must_include=must, company=company, free=free)
+            if nodes is not None and bucket is not split.aligned:
+                strays = tuple(name for name in choice.names if name not in before)
+            return choice, strays
+        return choose_devices([], sites, total, must_include=must, company=company, free=free), strays
+
+    def _keep_devices(self, kind: ContainerKind, one: DeviceWant, names: set[str]) -> None:
+        self.free[one.device_class] -= names
+        pool = self.reusable.setdefault(one.device_class, set())
+        if kind is ContainerKind.INIT:
+            pool |= names
+        else:
+            pool -= names
+
+    def _keep_cpus(self, kind: ContainerKind, cpus: CpuSet) -> None:
+        self.free_cpus -= cpus
+        self.reusable_cpus = self.reusable_cpus | cpus if kind is ContainerKind.INIT else self.reusable_cpus - cpus
+
+    def _touched(self, cpus: CpuSet, devices: Mapping[str, tuple[str, ...]]) -> NodeSet:
+        nodes = self.topology.nodes_of(cpus)
+        for device_class, names in devices.items():
+            for name in names:
+                nodes |= self.devices[device_class][name].numa_nodes or NodeSet()
+        return nodes
+
+
+def _fault(want: Want, code: str, message: str, resource: str, **facts: str | int) -> Reason:
+    who = f"container {want.name!r}" if want.name else "the pod"
+    return Reason(code=code, message=f"{who}: {message}", facts={"container": want.name, "resource": resource, **facts})

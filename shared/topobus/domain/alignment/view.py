@@ -1,0 +1,112 @@
+"""Make the NodeView that a plan works on, out of the machine, the inventories and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from topobus.domain.device import Inventory
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.view import AlignmentOptions, CoreView, NodeView
+
+__all__ = ["CPU_CLASS", "cpu_name", "cpu_of_name", "node_view", "without_owners"]
+
+CPU_CLASS = "cpu"
+"""The class whose devices are logical CPUs."""
+
+_PREFIX = "cpu-"
+
+
+def cpu_name(cpu: int) -> str:
+    """Name the device that is a logical CPU.
+
+    >>> cpu_name(7)
+    'cpu-7'
+    """
+    return f"{_PREFIX}{cpu}"
+
+
+def cpu_of_name(name: str) -> int | None:
+    """Read a CPU device's name; None when it is not one.
+
+    >>> cpu_of_name("cpu-7"), cpu_of_name("cpu-07"), cpu_of_name("gpu-7")
+    (7, None, None)
+    """
+    digits = name.removeprefix(_PREFIX)
+    # Six digits hold every CPU that Linux can have (NR_CPUS is at most 8192); a longer number is no CPU.
+    if not (name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) <= 6):
+        return None
+    return int(digits) if str(int(digits)) == digits else None
+
+
+def node_view(
+    machine: Machine,
+    inventories: Mapping[str, Inventory],
+    ledger: Ledger | None,
+    options: AlignmentOptions,
+    reserved_cpus: CpuSet,
+    *,
+    silent_classes: tuple[str, ...] = (),
+    custom_hints: Mapping[str, tuple[tuple[NodeSet | None, bool], ...]] | None = None,
+) -> NodeView:
+    """Put together what a plan sees.
+
+    Shapes:  inventories — by class; ledger None means that nothing is held; custom_hints — by `class/count`.
+    """
+    cores: dict[int, list[int]] = {}
+    places: dict[int, CoreView] = {}
+    for cpu in machine.cpus:
+        if not cpu.online:
+            continue
+        core = cpu.core if cpu.core is not None else cpu.id
+        cores.setdefault(core, []).append(cpu.id)
+        if core not in places:
+            places[core] = CoreView(cpus=CpuSet(), numa_node=cpu.numa_node, socket=cpu.socket, l3=cpu.l3)
+    cpu_inventory = inventories.get(CPU_CLASS)
+    sick = (one.cpu for one in cpu_inventory.devices if not one.health.is_allocatable) if cpu_inventory is not None else ()
+    held_devices: dict[str, dict[str, str]] = {}
+    held_cpus: dict[str, CpuSet] = {}
+    for key, allocation in sorted(ledger.allocations.items()) if ledger is not None else ():
+        for holding in allocation.holdings:
+            for device_class, names in holding.devices.items():
+                held_devices.setdefault(device_class, {}).update(dict.fromkeys(names, key))
+            if holding.cpus:
+                held_cpus[key] = held_cpus.get(key, CpuSet()) | holding.cpus
+    return NodeView(
+        node=machine.node,
+        machine_generation=machine.generation,
+        inventory_generations={name: one.generation for name, one in sorted(inventories.items())},
+        ledger_sequence=ledger.sequence if ledger is not None else 0,
+        options=options,
+        numa_nodes=machine.node_set,
+        distances=machine.distances,
+        cores=tuple(
+            CoreView(cpus=CpuSet.of(cpus), numa_node=places[core].numa_node, socket=places[core].socket, l3=places[core].l3)
+            for core, cpus in sorted(cores.items())
+        ),
+        reserved_cpus=reserved_cpus,
+        devices={
+            name: tuple(sorted(one.devices, key=lambda device: device.name))
+            for name, one in sorted(inventories.items())
+            if name != CPU_CLASS
+        },
+        unhealthy_cpus=CpuSet.of(one for one in sick if one is not None),
+        held_devices={name: dict(sorted(held.items())) for name, held in sorted(held_devices.items())},
+        held_cpus=held_cpus,
+        silent_classes=tuple(sorted(silent_classes)),
+        custom_hints=dict(custom_hints or {}),
+    )
+
+
+def without_owners(view: NodeView, owner_keys: frozenset[str]) -> NodeView:
+    """The same node with nothing held by these owners: what would be if they went."""
+    return structs.replace(
+        view,
+        held_devices={
+            name: {device: owner for device, owner in held.items() if owner not in owner_keys} for name, held in view.held_devices.items()
+        },
+        held_cpus={owner: cpus for owner, cpus in view.held_cpus.items() if owner not in owner_keys},
+    )

@@ -1,0 +1,146 @@
+"""What a pod wants, checked and put in the order in which kubelet admits containers.
+
+Flows in: the request as it came. Flows out: one `Want` a container, or a Refusal that names every fault. Nothing about the node is looked at here.
+Source: kubelet's order (init containers and sidecars as listed, then app containers); pod totals as in k8s.io/component-helpers/resource PodLimits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name
+from topobus.domain.idset import CpuSet
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import ContainerKind, ContainerRequest, PodRequest
+
+__all__ = ["DeviceWant", "Want", "pod_total", "read_wants"]
+
+
+class DeviceWant(Struct, frozen=True, kw_only=True):
+    """So many devices of one class, some of them by name."""
+
+    device_class: str
+    any_count: int = 0
+    """How many the planner chooses."""
+    names: tuple[str, ...] = ()
+    """Wanted by name, sorted."""
+    shared: tuple[str, ...] = ()
+    """Looked at without being held."""
+
+    @property
+    def count(self) -> int:
+        """How many are held in the end."""
+        return self.any_count + len(self.names)
+
+
+class Want(Struct, frozen=True, kw_only=True):
+    """One container's wants, in the order of admission."""
+
+    name: str
+    place: int
+    """Position in the request."""
+    kind: ContainerKind
+    cpus: int = 0
+    """Exclusive CPUs that the planner chooses."""
+    named_cpus: CpuSet = CpuSet()
+    devices: tuple[DeviceWant, ...] = ()
+    """One a class, sorted by class."""
+
+    def of_class(self, device_class: str) -> DeviceWant:
+        """What is wanted of a class; zero when nothing is."""
+        return next((one for one in self.devices if one.device_class == device_class), DeviceWant(device_class=device_class))
+
+
+def read_wants(request: PodRequest) -> tuple[Want, ...] | Refusal:
+    """Check a request and order its containers: init containers and sidecars first, then app containers."""
+    faults: list[Reason] = []
+    if not request.containers:
+        faults.append(Reason(code="no-containers", message="the request names no container"))
+    names = [one.name for one in request.containers]
+    faults += [
+        Reason(code="duplicate-container", message=f"the request names container {name!r} more than once", facts={"container": name})
+        for name in sorted({one for one in names if names.count(one) > 1})
+    ]
+    wants = [_read(one, place, faults) for place, one in enumerate(request.containers)]
+    if faults:
+        return Refusal(reasons=tuple(faults))
+    return tuple(sorted(wants, key=lambda one: (one.kind is ContainerKind.APP, one.place)))
+
+
+def pod_total(wants: Sequence[Want]) -> Want:
+    """Add up a pod: what its init phase needs at its peak, or what runs side by side afterwards, whichever is more."""
+    classes = sorted({device.device_class for want in wants for device in want.devices})
+    devices = []
+    for device_class in classes:
+        names = sorted({name for want in wants for name in want.of_class(device_class).names})
+        most = _peak(wants, [want.of_class(device_class).any_count for want in wants])
+        devices.append(DeviceWant(device_class=device_class, any_count=most, names=tuple(names)))
+    named = CpuSet()
+    for want in wants:
+        named |= want.named_cpus
+    return Want(
+        name="", place=0, kind=ContainerKind.APP, cpus=_peak(wants, [want.cpus for want in wants]), named_cpus=named, devices=tuple(devices)
+    )
+
+
+def _peak(wants: Sequence[Want], amounts: Sequence[int]) -> int:
+    staying, peak = 0, 0
+    for want, amount in zip(wants, amounts, strict=True):
+        if want.kind is ContainerKind.INIT:
+            peak = max(peak, staying + amount)
+        else:
+            staying += amount
+    return max(peak, staying)
+
+
+def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Want:
+    def fault(code: str, message: str, **facts: str | int) -> None:
+        faults.append(Reason(code=code, message=f"container {container.name!r}: {message}", facts={"container": container.name, **facts}))
+
+    if container.cpus < 0:
+        fault("count-zero", f"asks for {container.cpus} exclusive CPUs, wanted 0 or more", resource=CPU_CLASS, wanted=container.cpus)
+    cpus = max(container.cpus, 0)
+    named_cpus: list[int] = []
+    counts: dict[str, int] = {}
+    names: dict[str, list[str]] = {}
+    shared: dict[str, list[str]] = {}
+    for one in container.devices:
+        wanted: dict[str, str | int] = {"resource": one.device_class, "wanted": one.count}
+        if one.count <= 0:
+            fault("count-zero", f"asks for {one.count} devices of class {one.device_class}, wanted 1 or more", **wanted)
+        elif one.names and len(one.names) != one.count:
+            fault("count-mismatch", f"asks for {one.count} {one.device_class} but names {len(one.names)}", **wanted, named=len(one.names))
+        elif one.is_shared and not one.names:
+            fault("shared-needs-names", f"asks to share {one.device_class} without naming devices", **wanted)
+        elif one.device_class == CPU_CLASS:
+            found = [cpu_of_name(name) for name in one.names]
+            for name, cpu in zip(one.names, found, strict=True):
+                if cpu is None:
+                    fault("unknown-device", f"there is no CPU device named {name!r}, wanted cpu-<id>", resource=CPU_CLASS, device=name)
+            if not one.is_shared:
+                named_cpus += [cpu for cpu in found if cpu is not None]
+                cpus += 0 if one.names else one.count
+        else:
+            counts[one.device_class] = counts.get(one.device_class, 0) + (0 if one.names else one.count)
+            (shared if one.is_shared else names).setdefault(one.device_class, []).extend(one.names)
+    for device_class, listed in (*names.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
+        for name in sorted({one for one in listed if listed.count(one) > 1}):
+            fault("duplicate-device", f"names {device_class} {name} more than once", resource=device_class, device=name)
+    return Want(
+        name=container.name,
+        place=place,
+        kind=container.kind,
+        cpus=cpus,
+        named_cpus=CpuSet.of(named_cpus),
+        devices=tuple(
+            DeviceWant(
+                device_class=device_class,
+                any_count=count,
+                names=tuple(sorted(names.get(device_class, ()))),
+                shared=tuple(sorted(shared.get(device_class, ()))),
+            )
+            for device_class, count in sorted(counts.items())
+        ),
+    )

@@ -1,0 +1,258 @@
+"""The ledger's algebra: every change is a pure function from a ledger to a ledger, or to a Refusal that says who stands in the way.
+
+Flows in: a ledger, an operation id, what is to change. Flows out: a `Step` with the new ledger and the answer. An operation id that is known already
+gets its stored answer and changes nothing. Invariant: no device and no CPU is held by two owners (shared looks hold nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct, structs
+
+from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
+from topobus.domain.errors import InvariantError
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind, PodRequest
+
+__all__ = [
+    "OPERATIONS_KEPT",
+    "Step",
+    "adopt",
+    "announce",
+    "check",
+    "commit",
+    "known",
+    "record_refusal",
+    "release",
+    "reserve",
+    "unannounced",
+]
+
+OPERATIONS_KEPT = 256
+"""Answers kept for askers that ask again; an asker gives up long before so many others came."""
+
+
+class Step(Struct, frozen=True, kw_only=True):
+    """One transition: the ledger afterwards, the stored answer, and what was let go or displaced on the way."""
+
+    ledger: Ledger
+    record: OperationRecord
+    is_repeat: bool = False
+    """True when the operation was known: nothing changed."""
+    displaced: tuple[Owner, ...] = ()
+    released: dict[str, tuple[str, ...]] = {}
+    """Class to device names let go, CPUs by device name."""
+
+
+def known(ledger: Ledger, op_id: str) -> OperationRecord | None:
+    """The stored answer of an operation, when there is one."""
+    return ledger.operations.get(op_id)
+
+
+def reserve(
+    ledger: Ledger,
+    *,
+    op_id: str,
+    request: PodRequest,
+    placement: Placement,
+    decision_id: str,
+    phase: AllocationPhase = AllocationPhase.COMMITTED,
+) -> Step:
+    """Write a placement down for its owner; with phase RESERVED it waits for `commit` or `release`.
+
+    Errors: raises InvariantError when the placement takes what another owner holds (it was planned on another ledger).
+    """
+    found = known(ledger, op_id)
+    if found is not None:
+        return _repeat(ledger, found)
+    shared = {
+        (one.name, device.device_class, name)
+        for one in request.containers
+        for device in one.devices
+        if device.is_shared
+        for name in device.names
+    }
+    memory = {one.name: one.memory_bytes for one in request.containers}
+    holdings = tuple(
+        Holding(
+            container=one.name,
+            devices={
+                device_class: kept
+                for device_class, names in sorted(one.devices.items())
+                if (kept := tuple(name for name in names if (one.name, device_class, name) not in shared))
+            },
+            cpus=one.cpus,
+            memory_bytes=memory.get(one.name, 0),
+        )
+        for one in placement.containers
+    )
+    allocation = Allocation(owner=request.owner, phase=phase, holdings=holdings, decision_id=decision_id)
+    record = OperationRecord(verb="place", owner_key=request.owner.key, decision_id=decision_id, outcome=placement)
+    changed = _with(ledger, op_id, record, {**ledger.allocations, request.owner.key: allocation})
+    check(changed)
+    return Step(ledger=changed, record=record)
+
+
+def commit(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str) -> Step | Refusal:
+    """Make a reservation final; refused when the owner has none. A committed one stays as it is."""
+    found = known(ledger, op_id)
+    if found is not None:
+        return _repeat(ledger, found)
+    held = ledger.allocations.get(owner.key)
+    if held is None:
+        message = f"{owner} has no reservation to commit; it was released, or never made"
+        return Refusal(reasons=(Reason(code="no-reservation", message=message, facts={"owner": owner.key}),))
+    record = OperationRecord(verb="commit", owner_key=owner.key, decision_id=decision_id)
+    allocation = structs.replace(held, phase=AllocationPhase.COMMITTED)
+    return Step(ledger=_with(ledger, op_id, record, {**ledger.allocations, owner.key: allocation}), record=record)
+
+
+def release(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str) -> Step:
+    """Let go of all that an owner holds (also: abort a reservation); an owner that holds nothing is no error."""
+    found = known(ledger, op_id)
+    if found is not None:
+        return _repeat(ledger, found)
+    record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id)
+    left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
+    held = ledger.allocations.get(owner.key)
+    return Step(ledger=_with(ledger, op_id, record, left), record=record, released=_names(held) if held is not None else {})
+
+
+def adopt(
+    ledger: Ledger, *, op_id: str, owner: Owner, devices: Mapping[str, Iterable[str]], decision_id: str, is_shared: bool = False
+) -> Step | Refusal:
+    """Write down what kubelet or a claim has decided.
+
+    An older DEVICE_PLUGIN owner of the same device gives way entirely: kubelet hands a device out again only when it is free, and the device-plugin
+    API has no "deallocate". A live pod's or claim's holding refuses, naming it. `is_shared` records without holding.
+    """
+    found = known(ledger, op_id)
+    if found is not None:
+        return _repeat(ledger, found) if not isinstance(found.outcome, Refusal) else found.outcome
+    wanted = _holding(devices)
+    if isinstance(wanted, Refusal):
+        return wanted
+    record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id)
+    if is_shared:
+        return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
+    left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
+    clashes = [one for one in left.values() if _meets(one, wanted)]
+    live = [one for one in clashes if one.owner.kind is not OwnerKind.DEVICE_PLUGIN]
+    if live:
+        reasons = tuple(
+            Reason(
+                code="device-held",
+                message=f"{one.owner} holds {', '.join(_common(one, wanted))}",
+                facts={"owner": one.owner.key, "devices": _common(one, wanted)},
+            )
+            for one in sorted(live, key=lambda allocation: allocation.owner.key)
+        )
+        return Refusal(reasons=reasons)
+    for one in clashes:
+        del left[one.owner.key]
+    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id)
+    changed = _with(ledger, op_id, record, left)
+    check(changed)
+    displaced = tuple(one.owner for one in sorted(clashes, key=lambda allocation: allocation.owner.key))
+    return Step(ledger=changed, record=record, displaced=displaced)
+
+
+def record_refusal(ledger: Ledger, *, op_id: str, verb: str, owner: Owner, decision_id: str, refusal: Refusal) -> Step:
+    """Store a refusal, so that asking again gives the same answer."""
+    found = known(ledger, op_id)
+    if found is not None:
+        return _repeat(ledger, found)
+    record = OperationRecord(verb=verb, owner_key=owner.key, decision_id=decision_id, outcome=refusal)
+    return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
+
+
+def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
+    """Mark operations as announced; does not count as a change (the sequence stays)."""
+    done = set(op_ids)
+    operations = {
+        key: structs.replace(one, is_announced=True) if key in done and not one.is_announced else one
+        for key, one in ledger.operations.items()
+    }
+    return structs.replace(ledger, operations=operations)
+
+
+def unannounced(ledger: Ledger) -> tuple[tuple[str, OperationRecord], ...]:
+    """Operations whose decision event is not known to be out, oldest first."""
+    return tuple((key, one) for key, one in ledger.operations.items() if not one.is_announced)
+
+
+def check(ledger: Ledger) -> None:
+    """Make sure that nothing is held twice.
+
+    Errors: raises InvariantError that names the device and both owners; this is our own bug, never a user's.
+    """
+    holders: dict[tuple[str, str], str] = {}
+    cpus = CpuSet()
+    for key, allocation in ledger.allocations.items():
+        mine = CpuSet()
+        for holding in allocation.holdings:
+            mine |= holding.cpus
+            for device_class, names in holding.devices.items():
+                for name in names:
+                    other = holders.setdefault((device_class, name), key)
+                    if other != key:
+                        raise InvariantError(f"ledger of {ledger.node}: {device_class} {name} is held by {other} and by {key}")
+        if not mine.isdisjoint(cpus):
+            raise InvariantError(f"ledger of {ledger.node}: CPUs {mine & cpus} are held by {key} and by another owner")
+        cpus |= mine
+
+
+def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapping[str, Allocation]) -> Ledger:
+    operations = {**ledger.operations, op_id: record}
+    for key in list(operations)[: max(0, len(operations) - OPERATIONS_KEPT)]:
+        del operations[key]
+    return structs.replace(ledger, sequence=ledger.sequence + 1, allocations=dict(allocations), operations=operations)
+
+
+def _repeat(ledger: Ledger, record: OperationRecord) -> Step:
+    return Step(ledger=ledger, record=record, is_repeat=True)
+
+
+def _holding(devices: Mapping[str, Iterable[str]]) -> Holding | Refusal:
+    kept: dict[str, tuple[str, ...]] = {}
+    cpus: list[int] = []
+    for device_class, names in sorted(devices.items()):
+        if device_class != CPU_CLASS:
+            kept[device_class] = tuple(sorted(set(names)))
+            continue
+        for name in names:
+            cpu = cpu_of_name(name)
+            if cpu is None:
+                message = f"there is no CPU device named {name!r}, wanted cpu-<id>"
+                return Refusal(reasons=(Reason(code="unknown-device", message=message, facts={"resource": CPU_CLASS, "device": name}),))
+            cpus.append(cpu)
+    return Holding(devices={device_class: names for device_class, names in kept.items() if names}, cpus=CpuSet.of(cpus))
+
+
+def _common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
+    """Names of what an allocation holds and a holding wants, too."""
+    found: set[str] = set()
+    for holding in allocation.holdings:
+        for device_class, names in holding.devices.items():
+            found |= set(names) & set(wanted.devices.get(device_class, ()))
+        found |= {cpu_name(cpu) for cpu in holding.cpus & wanted.cpus}
+    return tuple(sorted(found))
+
+
+def _meets(allocation: Allocation, wanted: Holding) -> bool:
+    return bool(_common(allocation, wanted))
+
+
+def _names(allocation: Allocation) -> dict[str, tuple[str, ...]]:
+    found: dict[str, set[str]] = {}
+    for holding in allocation.holdings:
+        for device_class, names in holding.devices.items():
+            found.setdefault(device_class, set()).update(names)
+        if holding.cpus:
+            found.setdefault(CPU_CLASS, set()).update(cpu_name(cpu) for cpu in holding.cpus)
+    return {
+        device_class: tuple(sorted(names, key=lambda name: (cpu_of_name(name) or 0, name))) for device_class, names in sorted(found.items())
+    }
