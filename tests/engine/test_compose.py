@@ -1,0 +1,147 @@
+"""compose.yaml on a real container engine: build, up, all healthy, a pod placed, a GPU that fails seen from the host, down."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine.engine import ROOT, Compose, EngineUnavailable, base_image, lay_certificates, nats_image, provide_engine, say
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
+
+SERVICES = {"nats", "discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller"}
+HEALTHY_WITHIN_S = 180
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+    """The system of compose.yaml, built, up and healthy; gone afterwards with its volumes."""
+    scratch = tmp_path_factory.mktemp("engine")
+    daemon: subprocess.Popen[bytes] | None = None
+    certificate: Path | None = None
+    compose: Compose | None = None
+    try:
+        daemon = provide_engine(scratch / "dockerd.log")
+        certificate = lay_certificates()
+        base = base_image(scratch)
+        env = {
+            **os.environ,
+            "BASE_IMAGE": base,
+            "NATS_IMAGE": nats_image(base, scratch),
+            "TOPOBUS_NATS_PORT": str(_free_port()),
+            "TOPOBUS_IMAGE_PREFIX": "topobus-ci",
+            "TOPOBUS_RESCAN_S": "1",
+            "COMPOSE_HTTP_TIMEOUT": "300",
+        }
+        compose = Compose("topobus-ci", env)
+        compose.down()
+        say("building nine images")
+        compose.run("build", timeout_s=1500)
+        say("starting")
+        compose.run("up", "-d", timeout_s=300)
+        _wait_until_healthy(compose)
+        yield compose
+    except EngineUnavailable as err:
+        pytest.fail(str(err), pytrace=False)
+    finally:
+        if compose is not None:
+            say("taking everything down")
+            compose.down()
+        if certificate is not None:
+            certificate.unlink(missing_ok=True)
+        if daemon is not None:
+            daemon.terminate()
+            daemon.wait(60)
+
+
+def _wait_until_healthy(compose: Compose) -> None:
+    give_up = time.monotonic() + HEALTHY_WITHIN_S
+    told = ""
+    while True:
+        states = {service: state for service, state in compose.health().items() if service in SERVICES}
+        waiting = sorted(SERVICES - {service for service, state in states.items() if state == "healthy"})
+        if not waiting:
+            say("all nine are healthy")
+            return
+        if time.monotonic() > give_up:
+            raise EngineUnavailable(f"not healthy after {HEALTHY_WITHIN_S} s: {waiting}; states {states}\n{compose.logs()}")
+        if told != (told := ", ".join(waiting)):
+            say(f"waiting for {told}")
+
+
+def _topobus(compose: Compose, *arguments: str, wanted_exit: int = 0) -> str:
+    """Run the CLI on the host against the published port."""
+    done = subprocess.run(
+        [sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", _url(compose)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        check=False,
+    )
+
+    assert done.returncode == wanted_exit, f"topobus {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _url(compose: Compose) -> str:
+    return f"nats://127.0.0.1:{compose.env['TOPOBUS_NATS_PORT']}"
+
+
+def test_compose_places_a_pod_when_all_services_are_up(system: Compose) -> None:
+    """From the host, a pod gets its GPUs and NICs from services that run in nine containers."""
+    answer = json.loads(_topobus(system, "place", "examples/pods/trainer.yaml", "--json"))
+
+    result = answer["chosen"]["result"]
+    assert (result["outcome"], {name: len(devices) for name, devices in result["containers"][0]["devices"].items()}) == (
+        "placement",
+        {"gpu": 2, "nic": 2},
+    )
+
+
+def test_compose_tells_the_host_when_a_gpu_fails(system: Compose) -> None:
+    """A GPU that falls off the bus inside the machine's volume reaches a subscriber on the host, and so does its return."""
+    inventories = json.loads(_topobus(system, "inventory", "gpu", "--json"))["inventories"]
+    victim = inventories[0]["devices"][-1]
+    watch = subprocess.Popen(
+        [sys.executable, "-m", "topobus.cli.main", "health", "watch", "--class", "gpu", "--json", "--nats", _url(system)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    assert watch.stdout is not None
+    events = (json.loads(line)["event"] for line in watch.stdout)
+    seen: list[str] = []
+    try:
+        while len(seen) < len(inventories[0]["devices"]):
+            seen.append(next(events)["device"])
+        system.run("run", "--rm", "--no-deps", "machine", "remove", "/machine", victim["pci"], timeout_s=60)
+        failed = next(event for event in events if event["device"] == victim["name"])
+        system.run("run", "--rm", "--no-deps", "machine", "restore", "/machine", victim["pci"], timeout_s=60)
+        returned = next(event for event in events if event["device"] == victim["name"] and event["health"]["state"] == "healthy")
+    finally:
+        watch.terminate()
+        watch.wait(10)
+        watch.stdout.close()
+        if watch.stderr is not None:
+            watch.stderr.close()
+
+    assert sorted(seen) == sorted(device["name"] for device in inventories[0]["devices"])
+    assert (failed["health"]["state"], failed["health"]["conditions"][0]["dimension"]) == ("unhealthy", "presence")
+    assert returned["generation"] > failed["generation"]
