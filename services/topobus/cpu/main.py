@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from topobus.runtime.service import run
-
 from topobus.cpu.config import CpuSettings
 from topobus.cpu.service import serve
+from topobus.runtime.service import run
 
 __all__ = ["main"]
 

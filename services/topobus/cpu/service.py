@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from topobus.runtime.service import Runtime
-
 from topobus.cpu.config import CpuSettings
 from topobus.devicekit.host import serve_devices
+from topobus.runtime.service import Runtime
 
 __all__ = ["serve"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from topobus.runtime.service import run
-
 from topobus.fpga.config import FpgaSettings
 from topobus.fpga.service import serve
+from topobus.runtime.service import run
 
 __all__ = ["main"]
 

@@ -47,7 +47,7 @@ class LinuxCpuDriver:
             if one.core is not None:
                 siblings.setdefault(one.core, []).append(one.id)
         names = {core: str(CpuSet.of(ids)) for core, ids in siblings.items()}
-        offline = {one.id: self._found[one.id] for one in machine.cpus if not one.online and one.id in self._found}
+        offline = {one.id: self._found[one.id] for one in machine.cpus if not one.online and one.is_allowed and one.id in self._found}
         self._found = {**offline, **{one.id: self._device(one, names) for one in online}}
         return tuple(self._found[cpu] for cpu in sorted(self._found))
 

@@ -76,6 +76,7 @@ class IntelDflDriver:
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at bus, engine and ports of each card; one that cannot be read leaves the others alone."""
+        tree = tree.for_scan()
         return {one.name: self._observe_one(tree, one) for one in devices}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:

@@ -58,6 +58,7 @@ class PciNetdevDriver:
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the network functions that may be handed out, by address."""
+        tree = tree.for_scan()
         routed = default_route_interfaces(tree)
         functions = select_functions(tree, machine, accept=lambda one: _is_network(tree, one))
         left_out: list[str] = []
@@ -67,6 +68,7 @@ class PciNetdevDriver:
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at presence, PCIe errors and link of each function; one that cannot be read leaves the others alone."""
+        tree = tree.for_scan()
         return {one.name: self._observe_one(tree, one.pci) for one in devices if one.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
