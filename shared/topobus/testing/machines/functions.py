@@ -11,7 +11,7 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.pci import PciAddress
 from topobus.testing.machines.content import Content
 from topobus.testing.machines.layout import PlacedFunction, PortKind
-from topobus.testing.machines.processors import cpus_of_node
+from topobus.testing.machines.processors import cpus_of_node, mask
 from topobus.testing.machines.profile import Profile
 
 __all__ = ["function_contents", "locality_content"]
@@ -75,7 +75,8 @@ def locality_content(profile: Profile, placed: Iterable[PlacedFunction], online:
     near = {node: cpus_of_node(profile, node, online) for node in {one.numa_node for one in placed}}
     contents = {one.address: Content() for one in placed}
     for one in placed:
-        contents[one.address].text(f"{one.folder}/local_cpulist", near[one.numa_node])
+        cpus = near[one.numa_node]
+        contents[one.address].attributes(one.folder, {"local_cpulist": cpus, "local_cpus": mask(cpus)})
     return contents
 
 
@@ -326,7 +327,7 @@ def _config(one: PlacedFunction) -> bytes:
     space[0x09:0x0C] = function.class_code.to_bytes(3, "little")
     space[0x0E] = 1 if is_bridge else 0
     if is_bridge:
-        space[0x18:0x1B] = bytes((one.address.bus, one.secondary_bus, 0xFF))
+        space[0x18:0x1B] = bytes((one.address.bus, one.secondary_bus, one.last_bus))
     else:
         struct.pack_into("<HH", space, 0x2C, function.subsystem_vendor, function.subsystem_device)
     if function.class_code == 0x060000:

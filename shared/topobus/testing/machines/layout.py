@@ -6,7 +6,7 @@ Rule: a host bridge is `bus:00.0`; each slot or switch gets a root port `bus:01.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from topobus.domain.errors import ConfigError
@@ -38,6 +38,8 @@ class PlacedFunction:
     card: str = ""
     secondary_bus: int = 0
     """The bus below a bridge."""
+    last_bus: int = 0
+    """The highest bus below a bridge."""
     physfn: PciAddress | None = None
     vf_index: int = 0
     group: PciAddress
@@ -66,7 +68,16 @@ def lay_out(profile: Profile) -> tuple[PlacedFunction, ...]:
                 f"profile {profile.name}: two functions at {one.address}", next_step="give the roots bus numbers further apart"
             )
         seen.add(one.address)
+    placed = [_close(one, placed) for one in placed]
     return tuple(sorted(placed, key=lambda one: one.address))
+
+
+def _close(bridge: PlacedFunction, placed: list[PlacedFunction]) -> PlacedFunction:
+    """Tell a bridge the highest bus below it."""
+    if not bridge.secondary_bus:
+        return bridge
+    below = [max(one.address.bus, one.secondary_bus) for one in placed if one.folder.startswith(f"{bridge.folder}/")]
+    return replace(bridge, last_bus=max(below, default=bridge.secondary_bus))
 
 
 def _lay_out_root(profile: Profile, root: Root, cards: dict[str, Card]) -> Iterator[PlacedFunction]:

@@ -12,7 +12,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.testing.machines.content import Content
 from topobus.testing.machines.profile import CoreGroup, Profile
 
-__all__ = ["Thread", "all_threads", "cpu_content", "cpus_of_node", "numa_content", "proc_content"]
+__all__ = ["Thread", "all_threads", "cpu_content", "cpus_of_node", "mask", "numa_content", "proc_content"]
 
 _CPU = "sys/devices/system/cpu"
 _NODE = "sys/devices/system/node"
@@ -121,7 +121,7 @@ def numa_content(profile: Profile, online: CpuSet) -> Content:
     for node in ids:
         folder = f"{_NODE}/node{node}"
         cpus = cpus_of_node(profile, node, online)
-        content.attributes(folder, {"cpulist": cpus, "cpumap": _mask(cpus.bits)})
+        content.attributes(folder, {"cpulist": cpus, "cpumap": mask(cpus)})
         content.text(f"{folder}/distance", " ".join(str(_distance(profile, near, node, other)) for other in ids))
         total = memory[node] // 1024
         content.text(
@@ -146,6 +146,15 @@ def numa_content(profile: Profile, online: CpuSet) -> Content:
             f"sys/kernel/mm/hugepages/hugepages-{size_kib}kB", {"nr_hugepages": every, "free_hugepages": every, "resv_hugepages": 0}
         )
     return content
+
+
+def mask(cpus: CpuSet) -> str:
+    """Write a set as the kernel's mask: hexadecimal words of 32 bits, the highest first."""
+    bits = cpus.bits
+    words = [f"{bits & 0xFFFFFFFF:08x}"]
+    while bits := bits >> 32:
+        words.append(f"{bits & 0xFFFFFFFF:08x}")
+    return ",".join(reversed(words))
 
 
 def proc_content(profile: Profile, online: CpuSet, boot_id: str) -> Content:
@@ -185,9 +194,12 @@ def _add_online(content: Content, profile: Profile, one: Thread, sharing: dict[t
             "cluster_id": 65535,
             "thread_siblings_list": core,
             "core_cpus_list": core,
+            "core_cpus": mask(core),
             "core_siblings_list": socket,
             "package_cpus_list": socket,
+            "package_cpus": mask(socket),
             "die_cpus_list": socket,
+            "die_cpus": mask(socket),
         },
     )
     caches = [(1, "Data", one.group.l1d_kib, core), (1, "Instruction", one.group.l1i_kib, core)]
@@ -202,6 +214,7 @@ def _add_online(content: Content, profile: Profile, one: Thread, sharing: dict[t
                 "type": kind,
                 "size": f"{size_kib}K",
                 "shared_cpu_list": shared,
+                "shared_cpu_map": mask(shared),
                 "id": {1: one.core, 2: one.l2, 3: one.l3}[level],
             },
         )
@@ -232,12 +245,3 @@ def _distance(profile: Profile, near: dict[int, int], one: int, other: int) -> i
     if one >= with_cpus and other >= with_cpus:
         return rules["memory_other"]
     return rules["memory_near" if is_near else "memory_far"]
-
-
-def _mask(bits: int) -> str:
-    words: list[str] = []
-    while True:
-        words.append(f"{bits & 0xFFFFFFFF:08x}")
-        bits >>= 32
-        if not bits:
-            return ",".join(reversed(words))
