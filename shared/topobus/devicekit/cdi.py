@@ -219,17 +219,16 @@ def delete(folder: Path, name: str) -> bool:
     return True
 
 
-def find_files(folder: Path, vendor: str, device_class: str) -> dict[str, Path]:
-    """Find the claim files of one class by their ids, and remove half-written ones that a crash left.
+def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
+    """List the names of a vendor's files that live as long as a claim, and remove half-written ones that a crash left.
 
-    Only files named as `file_name` names them are looked at: other tools' files are none of ours.
+    Only files named as `file_name` names them are told: other tools' files are none of ours.
     """
-    prefix = f"{vendor}-{device_class}_"
     if not folder.is_dir():
-        return {}
-    for leftover in folder.glob(f".{prefix}*.tmp"):
+        return ()
+    for leftover in folder.glob(f".{vendor}-*.tmp"):
         leftover.unlink(missing_ok=True)
-    return {path.name.removeprefix(prefix).removesuffix(".json"): path for path in sorted(folder.glob(f"{prefix}*.json"))}
+    return tuple(sorted(path.name for path in folder.glob(f"{vendor}-*_*.json")))
 
 
 def _sync_folder(folder: Path) -> None:

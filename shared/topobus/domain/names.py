@@ -15,6 +15,7 @@ __all__ = [
     "PodUid",
     "is_dns_label",
     "is_dns_subdomain",
+    "is_extended_resource_name",
     "to_dns_label",
 ]
 
@@ -31,6 +32,8 @@ OperationId = NewType("OperationId", str)
 
 # RFC 1123, as Kubernetes applies it: at most 63 characters a label, 253 a name.
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+# The name part of a qualified name: 63 characters at most.
+_QUALIFIED = re.compile(r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?")
 
 
 def is_dns_label(text: str) -> bool:
@@ -45,6 +48,21 @@ def is_dns_label(text: str) -> bool:
 def is_dns_subdomain(text: str) -> bool:
     """Say whether `text` is an RFC 1123 subdomain: labels joined by dots, 253 characters at most."""
     return len(text) <= 253 and all(is_dns_label(part) for part in text.split("."))
+
+
+def is_extended_resource_name(name: str) -> bool:
+    """Say whether kubelet takes this as an extended resource's name.
+
+    Rule: a domain prefix that is not Kubernetes' own, and `requests.` + name (the form that quotas use) is still a qualified name.
+    Source: k8s.io/kubernetes pkg/apis/core/v1/helper IsExtendedResourceName.
+
+    >>> [is_extended_resource_name(one) for one in ("topobus.dev/gpu", "nodomain", "kubernetes.io/x", "a.b/-x")]
+    [True, False, False, False]
+    """
+    prefix, slash, part = name.partition("/")
+    if not slash or "kubernetes.io/" in name or name.startswith("requests."):
+        return False
+    return is_dns_subdomain(f"requests.{prefix}") and len(part) <= 63 and _QUALIFIED.fullmatch(part) is not None
 
 
 def to_dns_label(text: str) -> str:

@@ -17,7 +17,7 @@ from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.testing.kubelet_values import Capacity
 
-__all__ = ["AffinitySplit", "DeviceStore", "PluginDevice", "resource_name_is_valid", "split_by_affinity"]
+__all__ = ["AffinitySplit", "DeviceStore", "PluginDevice", "split_by_affinity"]
 
 
 class PluginDevice(Struct, frozen=True, kw_only=True):
@@ -151,23 +151,3 @@ class DeviceStore:
     def held_by(self, pod_uid: str, container: str) -> dict[str, tuple[str, ...]]:
         """Resource to ids of one container."""
         return {name: ids for (uid, holder, name), ids in sorted(self._held.items()) if (uid, holder) == (pod_uid, container)}
-
-
-def resource_name_is_valid(name: str) -> bool:
-    """Say whether kubelet takes this as an extended resource: a domain prefix that is not Kubernetes' own, and `requests.` + name still a qualified name.
-
-    >>> [resource_name_is_valid(one) for one in ("topobus.dev/gpu", "nodomain", "kubernetes.io/x", "a.b/-x")]
-    [True, False, False, False]
-    """
-    prefix, slash, part = name.partition("/")
-    if not slash or "kubernetes.io/" in name or name.startswith("requests."):
-        return False
-    domain = f"requests.{prefix}"
-    labels = domain.split(".")
-    is_domain = len(domain) <= 253 and all(_is_name(one, "-") and one == one.lower() and len(one) <= 63 for one in labels)
-    return is_domain and len(part) <= 63 and _is_name(part, "-_.")
-
-
-def _is_name(text: str, inner: str) -> bool:
-    allowed = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789")
-    return bool(text) and text[0] in allowed and text[-1] in allowed and set(text) <= allowed | set(inner)

@@ -16,9 +16,10 @@ import grpc
 import grpc.aio
 
 from topobus.domain.idset import NodeSet
+from topobus.domain.names import is_extended_resource_name
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
-from topobus.testing.kubelet_devices import DeviceStore, PluginDevice, resource_name_is_valid
+from topobus.testing.kubelet_devices import DeviceStore, PluginDevice
 from topobus.testing.kubelet_values import EventLog, KubeletTimings
 from topobus.testing.kubelet_wire import DialError, Tasks, deadline_of, dial, go_error, is_socket, to_plain
 
@@ -146,7 +147,7 @@ class DevicePlugins(rpc.RegistrationServicer):
         """Check, dial, ask for the options, start watching; an empty text is success."""
         if request.version != _VERSION:
             return f'requested API version "{request.version}" is not supported by kubelet. Supported version is ["{_VERSION}"]'
-        if not resource_name_is_valid(request.resource_name):
+        if not is_extended_resource_name(request.resource_name):
             return f'the ResourceName "{request.resource_name}" is invalid'
         try:
             channel = await dial(self._folder / request.endpoint, self._timings.dial_s)

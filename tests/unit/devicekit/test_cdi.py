@@ -150,13 +150,13 @@ def test_delete_is_no_error_when_the_file_is_gone(tmp_path: Path) -> None:
 
 
 def test_find_files_tells_only_our_claims_when_others_share_the_folder(tmp_path: Path) -> None:
-    """Files of other vendors, other classes and without an id are left alone; what a crash left half written is removed."""
+    """Files of other vendors and without an id are left alone; what a crash left half written is removed."""
     for name in ("topobus.dev-gpu_u-1.json", "topobus.dev-gpu.json", "topobus.dev-nic_u-2.json", "nvidia.com-gpu_u-3.json"):
         write(tmp_path, name, b"{}")
     (tmp_path / ".topobus.dev-gpu_u-9.json.abc.tmp").write_bytes(b"half")
 
-    found = find_files(tmp_path, "topobus.dev", "gpu")
+    found = find_files(tmp_path, "topobus.dev")
 
-    assert found == {"u-1": tmp_path / "topobus.dev-gpu_u-1.json"}
+    assert found == ("topobus.dev-gpu_u-1.json", "topobus.dev-nic_u-2.json")
     assert not (tmp_path / ".topobus.dev-gpu_u-9.json.abc.tmp").exists()
-    assert find_files(tmp_path / "absent", "topobus.dev", "gpu") == {}
+    assert find_files(tmp_path / "absent", "topobus.dev") == ()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from topobus.domain.idset import NodeSet
-from topobus.testing.kubelet_devices import DeviceStore, PluginDevice, resource_name_is_valid, split_by_affinity
+from topobus.domain.names import is_extended_resource_name
+from topobus.testing.kubelet_devices import DeviceStore, PluginDevice, split_by_affinity
 
 CASES = Path(__file__).resolve().parents[2] / "data" / "kubelet" / "device-hints.jsonl.gz"
 X = "rec.example.com/x"
@@ -84,4 +85,4 @@ def test_hints_equal_kubelets_when_run_on_recorded_cases() -> None:
 )
 def test_resource_name_follows_kubelets_rule_when_checked(name: str, *, is_valid: bool) -> None:
     """A name counts only when kubelet would take it, the quota form `requests.<name>` included."""
-    assert resource_name_is_valid(name) is is_valid
+    assert is_extended_resource_name(name) is is_valid
