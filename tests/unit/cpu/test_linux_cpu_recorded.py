@@ -1,0 +1,53 @@
+"""The CPU driver on whole recorded machines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import build
+
+
+@pytest.mark.parametrize(
+    ("profile", "cpus", "cores", "nodes"),
+    [("dgx", 224, 112, 2), ("gb200", 144, 144, 2), ("epyc-8numa", 128, 64, 8), ("laptop", 16, 12, 1)],
+)
+def test_discover_places_every_cpu_when_the_machine_is_recorded(tmp_path: Path, profile: str, cpus: int, cores: int, nodes: int) -> None:
+    """Counts of CPUs, cores and nodes with CPUs are those of the profile; memory-only nodes have no CPU."""
+    tree = Tree(HardwareSettings(root=str(build(profile, tmp_path / "machine").root)))
+
+    found = LinuxCpuDriver().discover(tree, read_machine(tree, "n"))
+
+    assert (len(found), len({one.core for one in found}), len({str(one.numa_nodes) for one in found})) == (cpus, cores, nodes)
+
+
+def test_discover_tells_kinds_of_cores_when_the_machine_is_hybrid(tmp_path: Path) -> None:
+    """A laptop's performance and efficiency cores can be told apart in a claim."""
+    tree = Tree(HardwareSettings(root=str(build("laptop", tmp_path / "machine").root)))
+
+    found = LinuxCpuDriver().discover(tree, read_machine(tree, "n"))
+
+    assert Counter(one.attributes["kind"] for one in found) == {"performance": 8, "efficiency": 8}
+
+
+def test_observe_follows_a_cpu_when_it_goes_offline_and_comes_back(tmp_path: Path) -> None:
+    """A CPU that is taken offline stays listed as Unhealthy and is well again when it is back, over the next discoveries too."""
+    machine = build("dgx", tmp_path / "machine")
+    tree = Tree(HardwareSettings(root=str(machine.root)))
+    driver = LinuxCpuDriver()
+    before = driver.discover(tree, read_machine(tree, "n"))
+
+    machine.set_cpu_online(223, is_online=False)
+    offline = driver.discover(tree, read_machine(tree, "n"))
+    sick = driver.observe(tree, offline)
+    machine.set_cpu_online(223, is_online=True)
+    after = driver.discover(tree, read_machine(tree, "n"))
+
+    assert [one.name for one in offline] == [one.name for one in before]
+    assert {name: [one.reason for one in found] for name, found in sick.items()} == {"cpu-223": ["cpu-offline"]}
+    assert (tuple(after), driver.observe(tree, after)) == (tuple(before), {})
