@@ -26,6 +26,7 @@ HEALTH_TAINT = "topobus.dev/health"
 
 _SUFFIX = driver_name("")
 _IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
+_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?")
 _INT64 = 1 << 63
 # 128 devices fit into a slice, 64 when one has a taint or a list; sickness comes and goes, so slices are always cut for the worse case.
 _DEVICES_PER_SLICE = MAX_DEVICES // 2
@@ -106,27 +107,29 @@ def _standard_attributes(one: Device) -> dict[str, Attribute]:
 
 def _own_attributes(one: Device) -> dict[str, Attribute]:
     """Collect the fields that a selector may want, then what the driver says; the driver's word wins over a field's."""
-    fields: dict[str, AttributeValue] = {}
-    for name, value in (
-        ("vendor", one.vendor),
-        ("model", one.model),
-        ("uuid", one.uuid),
-        ("parent", one.parent),
-        ("pcieSwitch", str(one.pcie_switch) if one.pcie_switch is not None else ""),
-    ):
-        if value:
-            fields[name] = value
-    for name, number in (("cpu", one.cpu), ("core", one.core), ("socket", one.socket), ("l3", one.l3)):
-        if number is not None:
-            fields[name] = number
+    texts = {
+        "vendor": one.vendor,
+        "model": one.model,
+        "uuid": one.uuid,
+        "parent": one.parent,
+        "pcieSwitch": str(one.pcie_switch) if one.pcie_switch is not None else "",
+    }
+    numbers = {"cpu": one.cpu, "core": one.core, "socket": one.socket, "l3": one.l3}
+    fields: dict[str, AttributeValue] = {name: text for name, text in texts.items() if text}
+    fields |= {name: number for name, number in numbers.items() if number is not None}
     fields |= {_identifier(name): value for name, value in sorted(one.attributes.items())}
-    return {name: _attribute(value) for name, value in fields.items() if not isinstance(value, int) or -_INT64 <= value < _INT64}
+    return {name: _attribute(name, value) for name, value in fields.items() if not isinstance(value, int) or -_INT64 <= value < _INT64}
 
 
-def _attribute(value: AttributeValue) -> Attribute:
+def _attribute(name: str, value: AttributeValue) -> Attribute:
+    """Type an attribute: a text under a name that ends in `Version` is a version when it can be one, as DRA drivers publish it."""
     if isinstance(value, bool):
         return Attribute(bool_=value)
-    return Attribute(int_=value) if isinstance(value, int) else Attribute(string=value[:MAX_TEXT])
+    if isinstance(value, int):
+        return Attribute(int_=value)
+    if name.lower().endswith("version") and _VERSION.fullmatch(value) and len(value) <= MAX_TEXT:
+        return Attribute(version=value)
+    return Attribute(string=value[:MAX_TEXT])
 
 
 def _identifier(name: str) -> str:
