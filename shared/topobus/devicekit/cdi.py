@@ -1,6 +1,6 @@
-"""CDI files: a model, its rules, the lowest version that holds it, and files that are there whole or not at all.
+"""CDI files as values: a model, its rules, the lowest version that holds it, JSON and back.
 
-Flows in: container edits. Flows out: JSON files for a container runtime. Pure but for `write`, `delete` and `find_files`, which block.
+Flows in: container edits. Flows out: the bytes of a file for a container runtime. Pure; `cdi_files` puts the bytes on disk.
 Source: CDI spec 1.1.0 and the reference library's checks. Emitted is the lowest version that can say it, since older runtimes refuse newer files.
 A container edit's annotations have no CDI form (CDI annotations describe the file); they reach a container by the device plugin door alone.
 """
@@ -8,11 +8,8 @@ A container edit's annotations have no CDI form (CDI annotations describe the fi
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +18,7 @@ from msgspec import Struct
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.errors import ContractError
 
-__all__ = ["CdiDevice", "CdiSpec", "delete", "file_name", "find_files", "lowest_version", "parse", "problems", "render", "write"]
+__all__ = ["CdiDevice", "CdiSpec", "file_name", "lowest_version", "parse", "problems", "render"]
 
 VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
 
@@ -184,60 +181,6 @@ def file_name(vendor: str, device_class: str, transient_id: str = "") -> str:
     """
     tail = f"_{transient_id}" if transient_id else ""
     return f"{vendor}-{device_class}{tail}.json".replace("/", "-")
-
-
-def write(folder: Path, name: str, data: bytes) -> Path:
-    """Write a file so that a runtime sees it whole or not at all, and so that it survives a crash once this returns.
-
-    Errors: raises OSError when the folder cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    # Runtimes read *.json and *.yaml only, so the temporary name is never taken for a file.
-    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            # mkstemp makes 0600; a runtime may run as another user.
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        Path(temporary).rename(folder / name)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    _sync_folder(folder)
-    return folder / name
-
-
-def delete(folder: Path, name: str) -> bool:
-    """Delete a file; False when it was not there, which is no error."""
-    try:
-        (folder / name).unlink()
-    except FileNotFoundError:
-        return False
-    _sync_folder(folder)
-    return True
-
-
-def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
-    """List the names of a vendor's files that live as long as a claim, and remove half-written ones that a crash left.
-
-    Only files named as `file_name` names them are told: other tools' files are none of ours.
-    """
-    if not folder.is_dir():
-        return ()
-    for leftover in folder.glob(f".{vendor}-*.tmp"):
-        leftover.unlink(missing_ok=True)
-    return tuple(sorted(path.name for path in folder.glob(f"{vendor}-*_*.json")))
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename or unlink survive a crash: the entry lives in the folder, not in the file."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _edit_problems(where: str, edits: ContainerEdits) -> Iterable[str]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from topobus.devicekit.cdi import CdiDevice, CdiSpec, delete, file_name, find_files, lowest_version, parse, problems, render, write
+from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name, lowest_version, parse, problems, render
+from topobus.devicekit.cdi_files import delete, find_files, write
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.errors import ContractError
 

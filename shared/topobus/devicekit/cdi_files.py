@@ -1,0 +1,66 @@
+"""CDI files on disk: there whole or not at all, and still there after a crash.
+
+Flows in: bytes that `cdi` rendered. Flows out: files in the folder that the container runtime watches. All functions block: call them in a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["delete", "find_files", "write"]
+
+
+def write(folder: Path, name: str, data: bytes) -> Path:
+    """Write a file so that a runtime sees it whole or not at all, and so that it survives a crash once this returns.
+
+    Errors: raises OSError when the folder cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Runtimes read *.json and *.yaml only, so the temporary name is never taken for a file.
+    handle, temporary = tempfile.mkstemp(prefix=f".{name}.", suffix=".tmp", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            # mkstemp makes 0600; a runtime may run as another user.
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        Path(temporary).rename(folder / name)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    _sync_folder(folder)
+    return folder / name
+
+
+def delete(folder: Path, name: str) -> bool:
+    """Delete a file; False when it was not there, which is no error."""
+    try:
+        (folder / name).unlink()
+    except FileNotFoundError:
+        return False
+    _sync_folder(folder)
+    return True
+
+
+def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
+    """List the names of a vendor's files that live as long as a claim, and remove half-written ones that a crash left.
+
+    Only files named as `file_name` names them are told: other tools' files are none of ours.
+    """
+    if not folder.is_dir():
+        return ()
+    for leftover in folder.glob(f".{vendor}-*.tmp"):
+        leftover.unlink(missing_ok=True)
+    return tuple(sorted(path.name for path in folder.glob(f"{vendor}-*_*.json")))
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename or unlink survive a crash: the entry lives in the folder, not in the file."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
