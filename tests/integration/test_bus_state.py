@@ -1,0 +1,94 @@
+"""State on a real server: compare-and-set is exclusive, deletes and lists mean what they say."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from integration.values import inventory
+from topobus.contracts.catalogue import INVENTORY, OBJECT
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.bus import Bus, Conflict, Written
+from topobus.runtime.config import NatsSettings
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+_KEY = {"node": "n1", "device_class": "gpu"}
+
+
+async def test_compare_and_set_lets_one_writer_win_when_twenty_race(nats_server: NatsServer, bus: Bus) -> None:
+    """Of many writers that expect the same revision exactly one wins, round after round, over several connections."""
+    async with Bus.session(NatsSettings(url=nats_server.url), name="second") as second:
+        revision = 0
+        for generation in range(20):
+            outcomes = await asyncio.gather(
+                *((bus, second)[number % 2].compare_and_set(INVENTORY, inventory(generation), revision, **_KEY) for number in range(20))
+            )
+            won = [outcome for outcome in outcomes if isinstance(outcome, Written)]
+
+            assert len(won) == 1
+            revision = won[0].revision
+
+
+async def test_compare_and_set_conflicts_when_the_revision_is_old(bus: Bus) -> None:
+    """Who expects an old revision, or none where there is one, gets Conflict and writes nothing."""
+    await bus.put(INVENTORY, inventory(1), **_KEY)
+    await bus.put(INVENTORY, inventory(2), **_KEY)
+
+    assert await bus.compare_and_set(INVENTORY, inventory(3), 1, **_KEY) == Conflict()
+    assert await bus.compare_and_set(INVENTORY, inventory(3), 0, **_KEY) == Conflict()
+    entry = await bus.get(INVENTORY, **_KEY)
+    assert entry is not None
+    assert (entry.revision, entry.value.generation) == (2, 2)
+
+
+async def test_compare_and_set_creates_when_the_key_was_deleted(bus: Bus) -> None:
+    """A deleted key does not exist: expecting 0 writes it, once."""
+    await bus.put(INVENTORY, inventory(1), **_KEY)
+    await bus.delete(INVENTORY, **_KEY)
+    assert await bus.get(INVENTORY, **_KEY) is None
+
+    assert await bus.compare_and_set(INVENTORY, inventory(2), 0, **_KEY) == Written(revision=3)
+    assert await bus.compare_and_set(INVENTORY, inventory(3), 0, **_KEY) == Conflict()
+
+
+async def test_get_gives_none_when_the_key_never_existed(bus: Bus) -> None:
+    """Absent is None, not an error."""
+    assert await bus.get(INVENTORY, **_KEY) is None
+
+
+async def test_get_is_a_contract_error_when_the_bytes_are_no_value(bus: Bus) -> None:
+    """Bytes that no contract accepts are named with their place."""
+    await bus._connection.publish("$KV.topobus_inventories.n1.gpu", b'{"node": 7}')
+    await bus._connection.barrier()
+
+    with pytest.raises(ContractError, match=r"topobus_inventories/n1\.gpu"):
+        await bus.get(INVENTORY, **_KEY)
+
+
+async def test_list_gives_all_entries_sorted_when_some_were_deleted(bus: Bus) -> None:
+    """A list has each present key once, sorted, and only those of the parts given; names with dots come back as they were."""
+    for kind, name in (("ResourceClaim", "b"), ("ResourceClaim", "a.example.com"), ("Pod", "a"), ("ResourceClaim", "gone")):
+        await bus.put(OBJECT, ApiObject(api_version="v1", kind=kind, metadata={"name": name}), kind=kind, namespace="default", name=name)
+    await bus.delete(OBJECT, kind="ResourceClaim", namespace="default", name="gone")
+
+    entries = await bus.list(OBJECT, kind="ResourceClaim")
+    assert [entry.parts["name"] for entry in entries] == ["a.example.com", "b"]
+    assert len(await bus.list(OBJECT)) == 3
+
+
+async def test_list_is_complete_when_there_are_thousands_of_entries(bus: Bus) -> None:
+    """More entries than one batch holds are all there."""
+    await asyncio.gather(*(bus.put(INVENTORY, inventory(1), node=f"n{number}", device_class="gpu") for number in range(1000)))
+
+    assert len(await bus.list(INVENTORY)) == 1000
+
+
+async def test_list_gives_up_when_the_buckets_were_never_made(nats_server: NatsServer) -> None:
+    """Reading what is there must end: without its bucket a list is PeerUnavailable, not an endless wait."""
+    async with Bus.session(NatsSettings(url=nats_server.url, timeout_s=0.5), name="test") as bus:
+        with pytest.raises(PeerUnavailable, match="topobus_inventories"):
+            await bus.list(INVENTORY)

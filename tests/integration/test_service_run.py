@@ -1,0 +1,167 @@
+"""The life of a real process: start before NATS, become ready, stop on a signal, and the exit statuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from topobus.testing.nats import NatsServer, free_port
+
+pytestmark = pytest.mark.integration
+
+_LIMIT_S = 30.0
+
+_PROGRAM = textwrap.dedent(
+    """
+    import asyncio, sys, time
+    from topobus.domain.errors import *
+    from topobus.runtime.config import ServiceSettings
+    from topobus.runtime.logging import get_logger
+    from topobus.runtime.service import run
+
+    class Settings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+        mode: str = "serve"
+
+    async def serve(settings, runtime):
+        if settings.mode == "serve":
+            runtime.readiness.set("work", is_ready=True)
+            get_logger().info("test.served", node_name=runtime.node)
+            await asyncio.Event().wait()
+        elif settings.mode == "stuck":
+            get_logger().info("test.served")
+            await asyncio.to_thread(time.sleep, 60)
+        elif settings.mode == "stubborn":
+            get_logger().info("test.served")
+            try:
+                await asyncio.Event().wait()
+            finally:
+                raise RuntimeError("while stopping")
+        elif settings.mode == "config":
+            raise ConfigError("policy: got 'x', wanted one of a, b", next_step="mend it")
+        elif settings.mode == "group":
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+        elif settings.mode == "bug":
+            raise KeyError("oops")
+
+    async def fail():
+        raise HardwareError("the tree is gone", path="sys")
+
+    sys.exit(run("gpu", Settings, serve))
+    """
+)
+
+
+async def _start(tmp_path: Path, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")}
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(program),
+        *arguments,
+        env={**clean, "TOPOBUS_GPU__NODE": "n1", **environ},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+
+
+async def _line(process: asyncio.subprocess.Process, event: str) -> dict[str, object]:
+    """Read the log until an event."""
+    assert process.stderr is not None
+    async with asyncio.timeout(_LIMIT_S):
+        while raw := await process.stderr.readline():
+            line: dict[str, object] = json.loads(raw)
+            if line["event"] == event:
+                return line
+    raise AssertionError(f"the process ended without {event}")
+
+
+async def _end(process: asyncio.subprocess.Process) -> tuple[int, str, str]:
+    out, err = await asyncio.wait_for(process.communicate(), _LIMIT_S)
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_service_waits_then_serves_then_stops_when_nats_comes_late(nats_binary: Path, tmp_path: Path) -> None:
+    """Started before NATS it says so and is not ready; with NATS it serves; SIGTERM ends it with 0 within five seconds."""
+    port, http = free_port(), free_port()
+    settings = {"TOPOBUS_ALL__NATS__URL": f"nats://127.0.0.1:{port}", "TOPOBUS_GPU__HTTP__PORT": str(http)}
+    process = await _start(tmp_path, **settings)
+    try:
+        waiting = await _line(process, "bus.waiting")
+        early = await _end(await _start(tmp_path, "--probe", **settings))
+        async with NatsServer(binary=nats_binary, port=port):
+            served = await _line(process, "test.served")
+            ready = await _end(await _start(tmp_path, "--probe", **settings))
+            process.send_signal(signal.SIGTERM)
+            async with asyncio.timeout(5):
+                status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.kill()
+
+    assert str(port) in str(waiting["url"])
+    assert (early[0], ready[0], status) == (1, 0, 0)
+    assert "waiting for NATS" in early[1]
+    assert (served["service"], served["node"], served["node_name"]) == ("gpu", "n1", "n1")
+
+
+async def test_service_stops_when_it_is_told_while_it_waits_for_nats(tmp_path: Path) -> None:
+    """SIGINT during the wait for NATS ends the process cleanly, too."""
+    process = await _start(tmp_path, TOPOBUS_ALL__NATS__URL=f"nats://127.0.0.1:{free_port()}")
+    await _line(process, "bus.waiting")
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(5):
+        assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [("stuck", 70), ("stubborn", 0)])
+async def test_service_ends_within_five_seconds_when_its_work_does_not(
+    nats_server: NatsServer, tmp_path: Path, mode: str, wanted: int
+) -> None:
+    """Neither a thread that hangs in a vendor's library nor an error while stopping keeps a process alive."""
+    process = await _start(tmp_path, TOPOBUS_ALL__NATS__URL=nats_server.url, TOPOBUS_GPU__MODE=mode)
+    await _line(process, "test.served")
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(6):
+        assert await process.wait() == wanted
+
+
+@pytest.mark.parametrize(("mode", "status", "words"), [("config", 78, "mend it"), ("group", 74, "the tree is gone"), ("bug", 70, "oops")])
+async def test_service_exits_with_the_errors_status_when_its_work_fails(
+    nats_server: NatsServer, tmp_path: Path, mode: str, status: int, words: str
+) -> None:
+    """The exit status tells a supervisor what kind of failure it was; the words tell a person; no Python traceback text for an operator's mistake."""
+    process = await _start(tmp_path, TOPOBUS_ALL__NATS__URL=nats_server.url, TOPOBUS_GPU__MODE=mode)
+    got, _, err = await _end(process)
+
+    assert got == status
+    assert words in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "status", "words"),
+    [
+        (["--check-config"], {}, 0, "the settings are good"),
+        (["--check-config"], {"TOPOBUS_GPU__MODDE": "x"}, 78, "did you mean MODE"),
+        (["--version"], {}, 0, "topobus-gpu"),
+        (["--config", "none.toml"], {}, 78, "none.toml"),
+    ],
+)
+async def test_service_answers_and_exits_when_asked_about_itself(
+    tmp_path: Path, arguments: list[str], environ: dict[str, str], status: int, words: str
+) -> None:
+    """--check-config, --version and a wrong file need no NATS and end with the right status."""
+    got, out, err = await _end(await _start(tmp_path, *arguments, **environ))
+
+    assert got == status
+    assert words in out + err

@@ -1,0 +1,131 @@
+"""The small parts of the runtime: readiness, probes, jitter, positions, and what must never be installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import urllib.error
+import urllib.request
+
+import pytest
+from nats.aio.msg import Msg
+from prometheus_client import CollectorRegistry, Counter
+
+from topobus.domain.errors import ConfigError, ContractError
+from topobus.runtime.config import HttpSettings
+from topobus.runtime.connection import full_jitter
+from topobus.runtime.feed import Place
+from topobus.runtime.http import Endpoint, probe
+from topobus.runtime.readiness import Readiness
+from topobus.testing.nats import free_port
+
+
+def _get(port: int, path: str) -> tuple[int, str]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as err:
+        with err:
+            return err.code, err.read().decode()
+
+
+def test_readiness_is_false_when_nobody_has_spoken() -> None:
+    """A process in which no part vouched for anything is not ready."""
+    assert not Readiness().is_ready
+
+
+def test_readiness_names_the_part_when_one_of_two_is_not_ready() -> None:
+    """One part that is not ready makes the process not ready, and the report says which and why."""
+    readiness = Readiness()
+    readiness.set("bus", is_ready=True)
+    readiness.set("machine", is_ready=False, why="waiting for discovery")
+
+    assert not readiness.is_ready
+    assert readiness.report() == {"bus": "ready", "machine": "waiting for discovery"}
+
+
+def test_endpoint_answers_probes_and_metrics_when_it_runs() -> None:
+    """Alive at once, ready only when ready, metrics as Prometheus reads them, and a hint for any other path."""
+    registry = CollectorRegistry()
+    Counter("topobus_test_things_total", "Things", registry=registry).inc()
+    readiness = Readiness()
+    settings = HttpSettings(port=free_port())
+    with Endpoint(settings, readiness, registry):
+        assert _get(settings.port, "/healthz") == (200, "ok\n")
+        assert _get(settings.port, "/readyz")[0] == 503
+        readiness.set("bus", is_ready=True)
+        assert _get(settings.port, "/readyz")[0] == 200
+        assert "topobus_test_things_total 1.0" in _get(settings.port, "/metrics")[1]
+        assert _get(settings.port, "/")[0] == 404
+
+
+def test_endpoint_is_a_config_error_when_the_port_is_taken() -> None:
+    """A port in use is the operator's to mend, and named."""
+    settings = HttpSettings(port=free_port())
+    with (
+        Endpoint(settings, Readiness(), CollectorRegistry()),
+        pytest.raises(ConfigError, match=r"http\.port"),
+        Endpoint(settings, Readiness(), CollectorRegistry()),
+    ):
+        pass
+
+
+def test_probe_says_what_is_missing_when_the_service_is_not_ready() -> None:
+    """A probe gives the report of the parts; it works when the endpoint listens at all addresses."""
+    readiness = Readiness()
+    readiness.set("bus", is_ready=False, why="waiting for NATS")
+    settings = HttpSettings(host="0.0.0.0", port=free_port())
+    with Endpoint(settings, readiness, CollectorRegistry()):
+        is_ready, report = probe(settings)
+
+    assert not is_ready
+    assert "waiting for NATS" in report
+
+
+@pytest.mark.parametrize(("port", "words"), [(0, "http.port is 0"), (1, "no answer")])
+def test_probe_says_why_when_there_is_no_endpoint(port: int, words: str) -> None:
+    """Without an endpoint the probe fails with the reason."""
+    is_ready, report = probe(HttpSettings(port=port))
+
+    assert not is_ready
+    assert words in report
+
+
+def test_jitter_is_spread_and_bounded_when_attempts_grow() -> None:
+    """B6: waits differ between clients, grow with the attempts, and never exceed the limit."""
+    late = [full_jitter(1000, most_s=5.0) for _ in range(200)]
+
+    assert len(set(late)) > 100
+    assert max(late) <= 5.0
+    assert min(late) < 2.5 < max(late)
+    assert max(full_jitter(0) for _ in range(200)) <= 0.1
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "$JS.ACK.STREAM.consumer.1.42.7.1700000000123456789.3",
+        "$JS.ACK._.HASH.STREAM.consumer.1.42.7.1700000000123456789.3",
+        "$JS.ACK.hub.HASH.STREAM.consumer.1.42.7.1700000000123456789.3.token",
+    ],
+    ids=["old", "new", "new-with-token"],
+)
+def test_place_agrees_with_the_client_library_when_it_reads_either_form(reply: str) -> None:
+    """B10: both forms of a delivery's reply subject give the same position, as nats-py itself understands them."""
+    metadata = Msg(_client=None, subject="s", reply=reply, data=b"").metadata  # type: ignore[arg-type]  # only its reply is read
+
+    place = Place.parse(reply)
+    assert place == Place(consumer_sequence=7, sequence=42, time_ns=1700000000123456789, pending=3)
+    assert (metadata.sequence.consumer, metadata.sequence.stream, metadata.num_pending) == (7, 42, 3)
+
+
+@pytest.mark.parametrize("reply", ["", "_INBOX.x", "$JS.ACK.a.b.c.d.e.f.g", "$JS.ACK.S.c.1.2.3"])
+def test_place_is_a_contract_error_when_the_message_is_no_delivery(reply: str) -> None:
+    """Anything else is refused rather than read wrong."""
+    with pytest.raises(ContractError, match="not a delivery"):
+        Place.parse(reply)
+
+
+def test_fast_header_parser_is_absent_when_topobus_is_installed() -> None:
+    """B13: with nats-py's extra `fast-parse` header values become lists and replies fail; it must never come along."""
+    assert importlib.util.find_spec("fast_mail_parser") is None
