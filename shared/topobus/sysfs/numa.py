@@ -97,9 +97,7 @@ def read_numa_facts(tree: Tree, found: NodeCpus, *, usable: CpuSet, allowed: Nod
             del cpus[node]
     else:
         cpus |= {node: near for node, near in gpu_nodes.items() if near}
-    # With a node missing nobody can say which column is whose.
-    is_complete = len(found.cpus) == len(found.ids) > 1
-    matrix = _read_distances(tree, found.ids, warnings) if is_complete else {}
+    matrix = _read_distances(tree, found.ids, warnings) if len(found.ids) > 1 else {}
     near_cpus = _find_near(tree, cpus, matrix, found)
     if allowed is not None and allowed & NodeSet.of(cpus):
         if outside := NodeSet.of(cpus) - allowed:

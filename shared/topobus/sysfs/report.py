@@ -98,7 +98,7 @@ def _pci_functions(machine: Machine, view: _View) -> list[dict[str, str]]:
     # The first function on a root bus speaks for all below it: what is near is the root complex.
     for one in machine.pci_devices:
         if not one.path:
-            near.setdefault(_root_bus(one), view.widen(_local_cpus(one, by_node) or view.present) & machine.online_cpus)
+            near.setdefault(_root_bus(one), view.widen(_local_cpus(one, by_node)) & machine.online_cpus)
     return [
         {
             "address": str(one.address),
@@ -117,6 +117,6 @@ def _root_bus(one: PciDevice) -> tuple[int, int]:
 
 
 def _local_cpus(one: PciDevice, by_node: dict[int, NumaNode]) -> CpuSet:
-    """Give CPUs near a function, those included that we may not use; empty when unknown."""
+    """Give CPUs near a function, those included that we may not use where the NUMA node tells."""
     node = by_node.get(one.numa_node) if one.numa_node is not None else None
-    return one.near_cpus | node.near_cpus if node is not None else one.near_cpus
+    return one.near_cpus or (node.near_cpus if node is not None else CpuSet())
