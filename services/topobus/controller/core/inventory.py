@@ -18,6 +18,7 @@ from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.quantity import Quantity, QuantityForm
+from topobus.domain.request import Owner
 
 __all__ = ["HEALTH_TAINT", "STANDARD_DOMAIN", "class_of_driver", "holders_from_ledger", "slices_from_inventory"]
 
@@ -50,10 +51,10 @@ def slices_from_inventory(inventory: Inventory) -> tuple[Slice, ...]:
     )
 
 
-def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> dict[DeviceId, str]:
+def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> dict[DeviceId, Owner]:
     """Say which devices of a node are held and by whom; CPUs too, by their device names."""
     names = {one.cpu: one.name for one in cpu_devices if one.cpu is not None}
-    held: dict[DeviceId, str] = {}
+    held: dict[DeviceId, Owner] = {}
     for key in sorted(ledger.allocations):
         allocation = ledger.allocations[key]
         cpus = CpuSet()
@@ -61,10 +62,10 @@ def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> d
             cpus |= holding.cpus
             for device_class, devices in holding.devices.items():
                 for device in devices:
-                    held[DeviceId(driver_name(device_class), ledger.node, device)] = str(allocation.owner)
+                    held[DeviceId(driver_name(device_class), ledger.node, device)] = allocation.owner
         for cpu in cpus:
             if cpu in names:
-                held[DeviceId(driver_name("cpu"), ledger.node, names[cpu])] = str(allocation.owner)
+                held[DeviceId(driver_name("cpu"), ledger.node, names[cpu])] = allocation.owner
     return held
 
 

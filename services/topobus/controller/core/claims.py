@@ -1,0 +1,229 @@
+"""The life of a claim as a value: what its object says, and what it says next.
+
+Three writes make an allocation: first the attempt (with the finalizer), then the node's ledger, then the status; so whoever finds the claim after a crash can
+tell how far it came and go on, and a second replica repeats the very same operation. The attempt is an annotation, for the status is Kubernetes' own.
+
+Flows in: a stored ResourceClaim. Flows out: its next version. The shell writes each by compare-and-set.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.contracts.codec import decode, encode, to_builtins
+from topobus.contracts.kubernetes import limits
+from topobus.contracts.kubernetes.objects import DELETE_PROTECTION, metadata_of, name_of
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimStatus, Condition, GrantedDevice
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.inventory import class_of_driver
+from topobus.controller.core.results import SHARE_PREFIX
+from topobus.controller.core.values import DeviceId
+from topobus.domain.errors import ContractError
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
+
+__all__ = [
+    "ATTEMPT_ANNOTATION",
+    "Attempt",
+    "attempt_of",
+    "has_condition",
+    "held_by",
+    "is_finished",
+    "number_of",
+    "owner_of",
+    "placement_request",
+    "read_claim",
+    "status_of",
+    "with_allocation",
+    "with_attempt",
+    "with_condition",
+    "with_uuids",
+    "without_attempt",
+    "without_protection",
+]
+
+ATTEMPT_ANNOTATION = "topobus.dev/attempt"
+NUMBER_ANNOTATION = "topobus.dev/attempts"
+ALLOCATED = "Allocated"
+
+# A condition's message as the API server limits it (metav1.Condition, MaxLength 32768), cut far earlier so that a person may read it.
+_MAX_MESSAGE = 4096
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """An allocation that is being committed at a node."""
+
+    number: int
+    node: str
+    allocation: AllocationResult
+
+
+def read_claim(one: ApiObject) -> ClaimSpec:
+    """Read and check the spec of a stored claim.
+
+    Errors: raises ContractError that lists what is wrong.
+    """
+    if not metadata_of(one).uid:
+        # Operations are named after the uid: two claims without one would share their answers.
+        raise ContractError(
+            f"{name_of(one)}: metadata.uid is missing: wanted an object that was made through the API (`topobus claim apply`)"
+        )
+    spec = read_as(one.spec, ClaimSpec, where=f"{name_of(one)}: spec")
+    problems = limits.check_claim(spec)
+    if problems:
+        raise ContractError(f"{name_of(one)}: " + "; ".join(str(problem) for problem in problems))
+    return spec
+
+
+def status_of(one: ApiObject) -> ClaimStatus:
+    """Read the status of a stored claim.
+
+    Errors: raises ContractError.
+    """
+    return read_as(one.status, ClaimStatus, where=f"{name_of(one)}: status")
+
+
+def attempt_of(one: ApiObject) -> Attempt | None:
+    """Find the attempt under way.
+
+    Errors: raises ContractError when somebody wrote something else there.
+    """
+    text = metadata_of(one).annotations.get(ATTEMPT_ANNOTATION)
+    return None if text is None else decode(text, Attempt, where=f"{name_of(one)}: annotation {ATTEMPT_ANNOTATION}")
+
+
+def number_of(one: ApiObject) -> int:
+    """Count the attempts made so far."""
+    text = metadata_of(one).annotations.get(NUMBER_ANNOTATION, "0")
+    return int(text) if text.isdecimal() and len(text) < 10 else 0
+
+
+def owner_of(one: ApiObject) -> Owner:
+    """Name the claim as the ledger knows it."""
+    metadata = metadata_of(one)
+    return Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
+
+
+def held_by(one: ApiObject) -> dict[DeviceId, str]:
+    """List the devices that a claim holds, or is about to hold; admin access and shares hold nothing exclusively.
+
+    Errors: raises ContractError.
+    """
+    attempt = attempt_of(one)
+    allocation = status_of(one).allocation or (attempt.allocation if attempt is not None else None)
+    results = allocation.devices.results if allocation is not None else ()
+    return {_device_id(granted): str(owner_of(one)) for granted in results if not granted.admin_access and granted.share_id is None}
+
+
+def placement_request(one: ApiObject, allocation: AllocationResult, node: str) -> PodRequest | None:
+    """Turn an allocation into what the node's topology is to hold; None when no device of it is ours.
+
+    The devices were chosen already, so the node's own alignment policy has no say: policy none.
+    """
+    groups: dict[tuple[str, bool], list[str]] = {}
+    for granted in allocation.devices.results:
+        device_class = class_of_driver(granted.driver)
+        if device_class is not None and granted.pool == node:
+            groups.setdefault((device_class, bool(granted.admin_access)), []).append(granted.device)
+    if not groups:
+        return None
+    devices = tuple(
+        DeviceRequest(device_class=device_class, count=len(names), names=tuple(sorted(names)), is_shared=is_shared)
+        for (device_class, is_shared), names in sorted(groups.items())
+    )
+    return PodRequest(owner=owner_of(one), containers=(ContainerRequest(name="", devices=devices),), policy=Policy.NONE)
+
+
+def with_attempt(one: ApiObject, attempt: Attempt) -> ApiObject:
+    """Write down an attempt and protect the claim from being deleted."""
+    annotations = {
+        **(one.metadata.get("annotations") or {}),
+        ATTEMPT_ANNOTATION: encode(attempt).decode(),
+        NUMBER_ANNOTATION: str(attempt.number),
+    }
+    finalizers = [*(name for name in metadata_of(one).finalizers if name != DELETE_PROTECTION), DELETE_PROTECTION]
+    return _replace(one, metadata={**one.metadata, "annotations": annotations, "finalizers": finalizers})
+
+
+def without_attempt(one: ApiObject) -> ApiObject:
+    """Drop an attempt that came to nothing; the number stays, so the next operation has another id. Nothing is held, so nothing is protected."""
+    annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key != ATTEMPT_ANNOTATION}
+    return without_protection(_replace(one, metadata={**one.metadata, "annotations": annotations}))
+
+
+def with_allocation(one: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:
+    """Write the result of an attempt into the status."""
+    annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key != ATTEMPT_ANNOTATION}
+    stamped = msgspec.structs.replace(allocation, allocation_timestamp=now)
+    done = _replace(one, metadata={**one.metadata, "annotations": annotations}, status={**one.status, "allocation": to_builtins(stamped)})
+    devices = len(allocation.devices.results)
+    return with_condition(
+        done, is_allocated=True, reason="Allocated", message=f"{devices} device{'s' if devices != 1 else ''} allocated", now=now
+    )
+
+
+def without_protection(one: ApiObject) -> ApiObject:
+    """Take our finalizer off."""
+    finalizers = [name for name in metadata_of(one).finalizers if name != DELETE_PROTECTION]
+    metadata = {key: value for key, value in one.metadata.items() if key != "finalizers"}
+    return _replace(one, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
+
+
+def with_condition(one: ApiObject, *, is_allocated: bool, reason: str, message: str, now: str) -> ApiObject:
+    """Tell the claim's user how it stands; the time changes only when the status does."""
+    status = "True" if is_allocated else "False"
+    others: list[Any] = []
+    since = now
+    for old in one.status.get("conditions") or []:
+        if isinstance(old, dict) and old.get("type") == ALLOCATED:
+            since = str(old.get("lastTransitionTime") or now) if old.get("status") == status else now
+        else:
+            others.append(old)
+    made = Condition(
+        type=ALLOCATED,
+        status=status,
+        reason=reason,
+        message=_shorten(message),
+        last_transition_time=since,
+        observed_generation=metadata_of(one).generation or None,
+    )
+    return _replace(one, status={**one.status, "conditions": [*others, to_builtins(made)]})
+
+
+def has_condition(one: ApiObject, *, reason: str, message: str) -> bool:
+    """Say whether the claim tells this already."""
+    wanted = {"type": ALLOCATED, "status": "False", "reason": reason, "message": _shorten(message)}
+    conditions = [old for old in one.status.get("conditions") or [] if isinstance(old, dict)]
+    return any(all(old.get(name) == value for name, value in wanted.items()) for old in conditions)
+
+
+def is_finished(one: ApiObject) -> bool:
+    """Say whether there is nothing left to hold a deleted object."""
+    return not metadata_of(one).finalizers
+
+
+def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult:
+    """Give each share its id: a UUID made of the claim's, so that a repeated computation gives the same."""
+    results = tuple(
+        msgspec.structs.replace(one, share_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{claim_uid}/{one.share_id}")))
+        if one.share_id is not None and one.share_id.startswith(SHARE_PREFIX)
+        else one
+        for one in allocation.devices.results
+    )
+    return msgspec.structs.replace(allocation, devices=msgspec.structs.replace(allocation.devices, results=results))
+
+
+def _shorten(message: str) -> str:
+    return message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
+
+
+def _device_id(granted: GrantedDevice) -> DeviceId:
+    return DeviceId(granted.driver, granted.pool, granted.device)
+
+
+def _replace(one: ApiObject, **changes: Any) -> ApiObject:
+    return msgspec.structs.replace(one, **changes)

@@ -1,0 +1,26 @@
+"""Which of several nodes is best for a pod, as a pure comparison of their answers.
+
+Flows in: what each node answered to a dry run. Flows out: the nodes that could take it, best first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from topobus.domain.outcome import Placement, Refusal
+
+__all__ = ["rank_nodes"]
+
+
+def rank_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]:
+    """Order the nodes that said yes.
+
+    Order: fewest NUMA nodes crossed over all containers, then more containers with a preferred alignment, then by name. Independent of the order of answers.
+    """
+    return tuple(node for *_, node in sorted(_rank(node, one) for node, one in answers.items() if isinstance(one, Placement)))
+
+
+def _rank(node: str, one: Placement) -> tuple[int, int, str]:
+    crossed = sum(max(len(container.numa_nodes) - 1, 0) for container in one.containers)
+    unpreferred = sum(not container.alignment.preferred for container in one.containers)
+    return crossed, unpreferred, node

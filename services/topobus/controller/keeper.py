@@ -1,0 +1,282 @@
+"""The keeper of claims: brings each stored claim one write further until it is allocated, told why not, or gone.
+
+Flows in: the world as the watches see it. Flows out: asks to nodes, compare-and-set writes of claims, decision events. Every step may be repeated, by this
+replica after a crash or by another one: operations at nodes have ids made of the claim's uid and the attempt's number, and a write that lost to somebody
+else's is dropped, for the watch brings the newer object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import limits
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.kubernetes.resource import AllocationResult
+from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, PlaceRequest, ReleaseRequest
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core import claims
+from topobus.controller.core.claims import Attempt
+from topobus.controller.core.reasons import summarize
+from topobus.controller.core.search import allocate
+from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.values import Allocated, AllocationInput, Fault, GaveUp, Outcome
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import Owner
+from topobus.runtime.bus import AmbiguousWrite, Conflict
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClaimKeeper"]
+
+# A condition for a person: this many nodes' reasons, then a count.
+_SHOWN_NODES = 8
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """At which state of the world a claim was last found to be without a way forward."""
+
+    revision: int
+    supply: int
+
+
+class ClaimKeeper:
+    """Reconciles claims, one at a time."""
+
+    def __init__(
+        self, settings: ControllerSettings, runtime: Runtime, world: World, compiler: SelectorCompiler, metrics: ControllerMetrics
+    ) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._world = world
+        self._compiler = compiler
+        self._metrics = metrics
+        self._settled: dict[ObjectKey, _Seen] = {}
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> bool:
+        """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
+        is_due = False
+        waiting = 0
+        for key, stored in self._world.claims():
+            try:
+                await self._reconcile(key, stored)
+            except AmbiguousWrite as err:
+                # Neither done nor undone: the watch tells which, and the next round goes on from there.
+                self._log.warning("claim.write-ambiguous", claim=name_of(stored.value), error=str(err))
+                is_due = True
+            except (PeerUnavailable, HardwareError) as err:
+                self._log.warning("claim.peer-silent", claim=name_of(stored.value), error=str(err))
+                is_due = True
+            except ContractError as err:
+                await self._tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
+            waiting += not self._is_allocated(stored.value)
+        self._metrics.waiting.set(waiting)
+        self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
+        return is_due
+
+    async def release_gone(self, gone: ApiObject) -> None:
+        """Let go of what a claim held that somebody deleted without asking; the deletion is the evidence.
+
+        Errors: raises PeerUnavailable.
+        """
+        owner = claims.owner_of(gone)
+        for node, ledger in sorted(self._world.ledgers.items()):
+            if owner.key in ledger.allocations:
+                await self._release(owner, node)
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
+        claim = stored.value
+        if metadata_of(claim).deletion_timestamp:
+            await self._finish(key, stored)
+            return
+        if claims.status_of(claim).allocation is not None:
+            return
+        attempt = claims.attempt_of(claim)
+        if attempt is None:
+            found = await self._begin(key, stored)
+            if found is None:
+                return
+            stored, attempt = found
+        await self._commit(key, stored, attempt)
+
+    async def _begin(self, key: ObjectKey, stored: Stored) -> tuple[Stored, Attempt] | None:
+        """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first."""
+        claim = stored.value
+        seen = _Seen(stored.revision, self._world.supply)
+        if self._settled.get(key) == seen:
+            return None
+        spec = claims.read_claim(claim)
+        nodes = self._world.nodes_for(claim)
+        refused: list[Outcome] = []
+        for node in nodes:
+            outcome = await self._search(self._world.input_for(node, claim, spec))
+            if isinstance(outcome, Allocated):
+                problems = limits.check_allocation(outcome.results[0])
+                if not problems:
+                    uid = metadata_of(claim).uid
+                    attempt = Attempt(number=claims.number_of(claim) + 1, node=node, allocation=claims.with_uuids(outcome.results[0], uid))
+                    written = await self._write(key, stored, claims.with_attempt(claim, attempt))
+                    return (written, attempt) if written is not None else None
+                outcome = Fault(Reason(code="result-too-large", message=f"node {node}: {problems[0]}"), outcome.steps)
+            refused.append(outcome)
+            if isinstance(outcome, Fault) and not outcome.is_local:
+                refused = [outcome]  # wrong on every node: the others would only repeat it
+                break
+        self._settled[key] = seen
+        reason, reasons = _explain(nodes, refused)
+        await self._tell(key, stored, reason, reasons)
+        return None
+
+    async def _search(self, given: AllocationInput) -> Outcome:
+        started = self._runtime.clock.monotonic()
+        # A search may take a second; probes and watches must be answered meanwhile.
+        outcome = await asyncio.to_thread(allocate, given, self._compiler, step_budget=self._settings.step_budget)
+        self._metrics.searches.observe(self._runtime.clock.monotonic() - started)
+        self._metrics.steps.inc(outcome.steps)
+        return outcome
+
+    async def _commit(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
+        """Have the node's ledger take the attempt, and write the status; a refusal drops the attempt, and the next round searches anew."""
+        claim = stored.value
+        op_id = f"allocate-{metadata_of(claim).uid}-{attempt.number}"
+        reply = await self._place(claim, attempt, op_id)
+        if reply is not None and isinstance(reply.result, Refusal):
+            self._metrics.decisions.labels("refused-by-node").inc()
+            self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=summarize(reply.result.reasons))
+            dropped = await self._write(key, stored, claims.without_attempt(claim))
+            if dropped is not None:
+                await self._tell(key, dropped, "RefusedByNode", reply.result.reasons)
+            return
+        now = rfc3339(self._runtime.clock.now())
+        written = await self._write(key, stored, claims.with_allocation(claim, attempt.allocation, now=now))
+        if written is None:
+            return
+        self._metrics.decisions.labels("allocated").inc()
+        devices = [one.device for one in attempt.allocation.devices.results]
+        self._log.info("claim.allocated", claim=name_of(claim), node=attempt.node, devices=devices, op_id=op_id)
+        result = reply.result if reply is not None else None
+        await self._announce(claim, attempt.node, op_id, result, reply.ledger_sequence if reply is not None else 0)
+
+    async def _place(self, claim: ApiObject, attempt: Attempt, op_id: str) -> PlaceReply | None:
+        """Ask the node to hold the devices; None when none of them is the node's topology's to hold."""
+        request = claims.placement_request(claim, attempt.allocation, attempt.node)
+        if request is None:
+            return None
+        return await self._bus.ask(
+            catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=attempt.node
+        )
+
+    async def _finish(self, key: ObjectKey, stored: Stored) -> None:
+        """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""
+        claim = stored.value
+        owner = claims.owner_of(claim)
+        nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
+        try:
+            attempt = claims.attempt_of(claim)
+            allocation = claims.status_of(claim).allocation
+        except ContractError:
+            attempt, allocation = None, None  # a claim that nobody can read must be deletable; the ledgers say what it holds
+        if attempt is not None:
+            nodes.add(attempt.node)
+        nodes |= _nodes_of(allocation) & set(self._world.nodes())
+        for node in sorted(nodes):
+            await self._release(owner, node)
+        freed = claims.without_protection(claim)
+        if not claims.is_finished(freed):
+            if freed != claim:
+                await self._write(key, stored, freed)
+            return
+        if freed != claim and await self._write(key, stored, freed) is None:
+            return
+        await self._bus.delete(catalogue.OBJECT, **key._asdict())
+        self._metrics.decisions.labels("released").inc()
+        self._log.info("claim.released", claim=name_of(claim), nodes=sorted(nodes))
+
+    async def _release(self, owner: Owner, node: str) -> None:
+        request = ReleaseRequest(op_id=f"release-{owner.uid}", owner=owner)
+        await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)
+
+    async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
+        """Put the reasons into the claim's condition, once."""
+        claim = stored.value
+        message = "; ".join(one.message for one in reasons)
+        if claims.has_condition(claim, reason=reason, message=message):
+            return
+        self._metrics.decisions.labels("refused").inc()
+        if reason == "Malformed":
+            self._metrics.malformed.inc()
+        self._log.info("claim.waiting", claim=name_of(claim), reason=reason, why=message)
+        now = rfc3339(self._runtime.clock.now())
+        told = claims.with_condition(claim, is_allocated=False, reason=reason, message=message, now=now)
+        written = await self._write(key, stored, told)
+        if written is None:
+            return
+        if key in self._settled:
+            self._settled[key] = _Seen(written.revision, self._settled[key].supply)
+        await self._announce(claim, catalogue.CLUSTER, f"refuse-{metadata_of(claim).uid}-{written.revision}", Refusal(reasons=reasons), 0)
+
+    async def _write(self, key: ObjectKey, stored: Stored, value: ApiObject) -> Stored | None:
+        """Write a claim if nobody else did; the world learns it at once, so that the next claim sees what this one took."""
+        written = await self._bus.compare_and_set(catalogue.OBJECT, value, stored.revision, **key._asdict())
+        if isinstance(written, Conflict):
+            self._log.debug("claim.write-lost", claim=name_of(value), revision=stored.revision)
+            return None
+        made = Stored(written.revision, value)
+        self._world.put_object(key, made)
+        return made
+
+    async def _announce(self, claim: ApiObject, node: str, op_id: str, outcome: Placement | Refusal | None, sequence: int) -> None:
+        """Publish the decision; the claim itself is the truth, so an event that cannot be published is only logged."""
+        event = DecisionEvent(
+            id=op_id,
+            verb="allocate",
+            node=node,
+            op_id=op_id,
+            time=rfc3339(self._runtime.clock.now()),
+            owner=claims.owner_of(claim),
+            outcome=outcome,
+            ledger_sequence=sequence,
+        )
+        try:
+            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
+        except PeerUnavailable as err:
+            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+
+    def _is_allocated(self, claim: ApiObject) -> bool:
+        return bool(claim.status.get("allocation"))
+
+
+def _explain(nodes: tuple[str, ...], outcomes: list[Outcome]) -> tuple[str, tuple[Reason, ...]]:
+    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks."""
+    if not nodes:
+        return "NoNode", (Reason(code="no-node", message="no node has published a machine or an inventory yet"),)
+    reasons: list[Reason] = []
+    has_given_up = False
+    for node, outcome in zip(nodes, outcomes, strict=False):
+        if isinstance(outcome, Fault) and not outcome.is_local:
+            return "Invalid", (outcome.reason,)
+        if isinstance(outcome, GaveUp):
+            has_given_up = True
+            message = f"node {node}: the search gave up after {outcome.steps} steps: neither a fit nor a refusal is known"
+            reasons.append(Reason(code="gave-up", message=message, facts={"node": node, "steps": outcome.steps}))
+        elif isinstance(outcome, Fault):
+            reasons.append(outcome.reason)
+        elif not isinstance(outcome, Allocated):
+            reasons.append(Reason(code=outcome.reasons[0].code, message=summarize(outcome.reasons), facts=outcome.reasons[0].facts))
+    if len(reasons) > _SHOWN_NODES:
+        more = len(reasons) - _SHOWN_NODES
+        reasons = [*reasons[:_SHOWN_NODES], Reason(code="more-nodes", message=f"and {more} more nodes", facts={"count": more})]
+    return ("SearchGaveUp" if has_given_up else "DoesNotFit"), tuple(reasons)
+
+
+def _nodes_of(allocation: AllocationResult | None) -> set[str]:
+    """Name the nodes whose devices an allocation has: our pools are named like their nodes."""
+    return {one.pool for one in allocation.devices.results} if allocation is not None else set()

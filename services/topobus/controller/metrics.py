@@ -1,0 +1,24 @@
+"""What the controller counts."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+__all__ = ["ControllerMetrics"]
+
+# From a tenth of a millisecond (a small node, no constraint) to the second at which a search gives up.
+_SECONDS = (0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class ControllerMetrics:
+    """All metrics of one controller, registered once."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.decisions = Counter("topobus_controller_decisions_total", "Decisions on claims, by outcome.", ["outcome"], registry=registry)
+        self.searches = Histogram(
+            "topobus_controller_search_seconds", "Searches of one claim on one node.", buckets=_SECONDS, registry=registry
+        )
+        self.steps = Counter("topobus_controller_search_steps_total", "Steps of all searches.", registry=registry)
+        self.plans = Counter("topobus_controller_plans_total", "Plans answered, by outcome.", ["outcome"], registry=registry)
+        self.waiting = Gauge("topobus_controller_claims_waiting", "Claims that are not allocated.", registry=registry)
+        self.malformed = Counter("topobus_controller_objects_malformed_total", "Stored objects that nobody can read.", registry=registry)

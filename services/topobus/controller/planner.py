@@ -1,0 +1,114 @@
+"""The planner: finds a node for a pod by asking the nodes themselves, and commits at the best one.
+
+Flows in: PLAN requests. Flows out: PLACE requests, first as dry runs when there are several nodes. A node that does not answer is unknown, not refused: it is
+listed as silent. The operation id goes through to the node, so asking again (any replica) gives the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import NodeAnswer, PlaceReply, PlaceRequest, PlanReply, PlanRequest
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.planning import rank_nodes
+from topobus.controller.core.world import World
+from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import PodRequest
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["Planner"]
+
+
+class Planner:
+    """Answers PLAN."""
+
+    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: World, metrics: ControllerMetrics) -> None:
+        self._settings = settings
+        self._bus = runtime.bus
+        self._world = world
+        self._metrics = metrics
+        self._free = asyncio.Semaphore(settings.parallel_asks)
+
+    async def plan(self, request: PlanRequest) -> PlanReply:
+        """Place a pod on the best node, or say what each node said.
+
+        Errors: raises PeerUnavailable when no node is known at all.
+        """
+        reply = await self._plan(request)
+        outcome = "placed" if reply.chosen is not None and isinstance(reply.chosen.result, Placement) else "refused"
+        self._metrics.plans.labels("dry-run" if request.is_dry_run else outcome).inc()
+        get_logger().info(
+            "pod.planned",
+            pod=str(request.pod.owner),
+            outcome=outcome,
+            node=reply.chosen.node if reply.chosen is not None else "",
+            asked=len(reply.answers),
+            silent=list(reply.silent_nodes),
+            is_dry_run=request.is_dry_run,
+            op_id=request.op_id,
+        )
+        return reply
+
+    async def _plan(self, request: PlanRequest) -> PlanReply:
+        known = self._world.nodes()
+        if not known:
+            raise PeerUnavailable("no node has published a machine yet", next_step="is discovery running?")
+        if request.node and request.node not in known:
+            reason = Reason(
+                code="unknown-node",
+                message=f"there is no node {request.node}: known are {', '.join(known)}",
+                facts={"node": request.node, "known": known},
+            )
+            return PlanReply(answers=(NodeAnswer(node=request.node, result=Refusal(reasons=(reason,))),))
+        nodes = self._where_placed(request.pod) or ((request.node,) if request.node else known)
+        if len(nodes) == 1:
+            reply = await self._ask(nodes[0], request.op_id, request.pod, is_dry_run=request.is_dry_run)
+            if reply is None:
+                return PlanReply(silent_nodes=nodes)
+            chosen = reply if isinstance(reply.result, Placement) else None
+            return PlanReply(chosen=chosen, answers=(NodeAnswer(node=reply.node, result=reply.result),))
+        return await self._choose(nodes, request)
+
+    def _where_placed(self, pod: PodRequest) -> tuple[str, ...]:
+        """Name the node that holds the pod already: asking again must not place it twice."""
+        return tuple(node for node, ledger in sorted(self._world.ledgers.items()) if pod.owner.key in ledger.allocations)[:1]
+
+    async def _choose(self, nodes: tuple[str, ...], request: PlanRequest) -> PlanReply:
+        async with asyncio.TaskGroup() as group:
+            tries = {
+                node: group.create_task(self._ask(node, f"{request.op_id}-try-{node}", request.pod, is_dry_run=True)) for node in nodes
+            }
+        replies = {node: reply for node, task in tries.items() if (reply := task.result()) is not None}
+        results = {node: reply.result for node, reply in replies.items()}
+        silent = [node for node in nodes if node not in replies]
+        chosen: PlaceReply | None = None
+        for node in rank_nodes(results):
+            committed = replies[node] if request.is_dry_run else await self._ask(node, request.op_id, request.pod, is_dry_run=False)
+            if committed is None:
+                # It may have been placed there: neither done nor undone. Another node now could place the pod twice, so this plan ends here.
+                silent.append(node)
+                break
+            results[node] = committed.result
+            if isinstance(committed.result, Placement):
+                chosen = committed
+                break
+        answers = tuple(NodeAnswer(node=node, result=results[node]) for node in nodes if node in results and node not in silent)
+        return PlanReply(chosen=chosen, answers=answers, silent_nodes=tuple(sorted(silent)))
+
+    async def _ask(self, node: str, op_id: str, pod: PodRequest, *, is_dry_run: bool) -> PlaceReply | None:
+        """Ask one node; None when it does not answer."""
+        async with self._free:
+            try:
+                return await self._bus.ask(
+                    catalogue.PLACE,
+                    PlaceRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run),
+                    timeout_s=self._settings.ask_timeout_s,
+                    node=node,
+                )
+            except PeerUnavailable as err:
+                get_logger().warning("node.silent", node=node, op_id=op_id, error=str(err))
+                return None

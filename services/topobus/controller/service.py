@@ -1,0 +1,162 @@
+"""The controller: keeps a copy of the world, allocates claims and plans pods.
+
+Any number of replicas may run: plans go to one of them (queue group), claims are guarded by compare-and-set and by operation ids at the nodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from typing import TypeVar
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.objects import name_of
+from topobus.contracts.messages import ApiObject, PlanReply, PlanRequest
+from topobus.controller.cel import CelCompiler
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.keeper import ClaimKeeper
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.planner import Planner
+from topobus.domain.device import Inventory
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.runtime.bus import Change, ChangeKind
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["serve"]
+
+M = TypeVar("M")
+
+_PARTS = ("machines", "inventories", "ledgers", "objects")
+
+
+async def serve(settings: ControllerSettings, runtime: Runtime) -> None:
+    """Serve until cancelled."""
+    controller = _Controller(settings, runtime)
+    await controller.run()
+
+
+class _Controller:
+    def __init__(self, settings: ControllerSettings, runtime: Runtime) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._world = World()
+        metrics = ControllerMetrics(runtime.registry)
+        self._metrics = metrics
+        self._keeper = ClaimKeeper(settings, runtime, self._world, CelCompiler(), metrics)
+        self._planner = Planner(settings, runtime, self._world, metrics)
+        self._changed = asyncio.Event()
+        self._gone: list[ApiObject] = []
+        self._missing = set(_PARTS)
+        for part in _PARTS:
+            runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
+
+    async def run(self) -> None:
+        """Follow all copies and work on what they bring."""
+        bus = self._runtime.bus
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
+            group.create_task(self._follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
+            group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
+            group.create_task(self._follow("objects", bus.watch(catalogue.OBJECT), self._on_object))
+            group.create_task(self._reconcile())
+
+    async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], Awaitable[None]]) -> None:
+        """Keep one copy up to date."""
+        async with aclosing(changes) as items:
+            async for change in items:
+                if change.kind is ChangeKind.SNAPSHOT_END:
+                    self._missing.discard(part)
+                    self._runtime.readiness.set(part, is_ready=True)
+                elif change.kind is ChangeKind.RESET:
+                    # What we knew may be void: no claim is decided on before the new snapshot is whole.
+                    self._missing.add(part)
+                    self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
+                await apply(change)
+                self._changed.set()
+
+    async def _on_machine(self, change: Change[Machine]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._world.machines.clear()
+        elif change.kind is ChangeKind.DELETE:
+            self._world.drop_machine(change.parts["node"])
+        elif change.value is not None:
+            self._world.put_machine(change.value)
+
+    async def _on_inventory(self, change: Change[Inventory]) -> None:
+        if change.kind is ChangeKind.RESET:
+            for node, device_class in tuple(self._world.inventories):
+                self._world.drop_inventory(node, device_class)
+        elif change.kind is ChangeKind.DELETE:
+            self._world.drop_inventory(change.parts["node"], change.parts["device_class"])
+        elif change.value is not None:
+            self._world.put_inventory(change.value)
+
+    async def _on_ledger(self, change: Change[Ledger]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._world.ledgers.clear()
+        elif change.kind is ChangeKind.DELETE:
+            self._world.drop_ledger(change.parts["node"])
+        elif change.value is not None:
+            self._world.put_ledger(change.value)
+
+    async def _on_object(self, change: Change[ApiObject]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._world.forget_objects()
+            return
+        if change.kind is ChangeKind.SNAPSHOT_END:
+            return
+        key = ObjectKey(change.parts["kind"], change.parts["namespace"], change.parts["name"])
+        known = self._world.objects.get(key)
+        if known is not None and known.revision >= change.revision:
+            return  # our own write, which the world learned when it was made
+        if change.kind is ChangeKind.DELETE or change.value is None:
+            gone = self._world.drop_object(key)
+            if gone is not None and key.kind == "resourceclaim":
+                self._gone.append(gone.value)
+            return
+        try:
+            self._world.put_object(key, Stored(change.revision, change.value))
+        except ContractError as err:
+            self._metrics.malformed.inc()
+            get_logger().warning("object.malformed", object=name_of(change.value), error=str(err))
+
+    async def _reconcile(self) -> None:
+        """Work whenever something changed, and after a while when a peer was silent."""
+        is_due = False
+        is_planning = False
+        while True:
+            try:
+                async with asyncio.timeout(self._settings.retry_s if is_due else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            if self._missing:
+                continue
+            if not is_planning:
+                # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
+                await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=catalogue.CLUSTER)
+                is_planning = True
+            is_due = await self._release_gone()
+            is_due = await self._keeper.reconcile_all() or is_due
+
+    async def _plan(self, request: PlanRequest) -> PlanReply:
+        if self._missing:
+            raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
+        return await self._planner.plan(request)
+
+    async def _release_gone(self) -> bool:
+        """Let go of what deleted claims held; True when a node was silent."""
+        waiting, self._gone = self._gone, []
+        for one in waiting:
+            try:
+                await self._keeper.release_gone(one)
+            except PeerUnavailable as err:
+                get_logger().warning("claim.peer-silent", claim=name_of(one), error=str(err))
+                self._gone.append(one)
+        return bool(self._gone)
