@@ -59,7 +59,7 @@ def lay_out(profile: Profile) -> tuple[PlacedFunction, ...]:
 
     Errors: raises ConfigError for a card that cards.toml lacks or an address used twice.
     """
-    cards = load_cards()
+    cards = {**load_cards(), **profile.cards}
     placed = [one for root in profile.roots for one in _lay_out_root(profile, root, cards)]
     seen: set[PciAddress] = set()
     for one in placed:

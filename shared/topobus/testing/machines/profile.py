@@ -190,6 +190,8 @@ class Profile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     numa: NumaPart
     roots: tuple[Root, ...] = ()
     faults: tuple[Fault, ...] = ()
+    cards: dict[str, Card] = {}
+    """Cards of this profile's own, beside those that ship (a vendor's test machine brings the vendor's card)."""
 
 
 def load_profile(name: str | Path) -> Profile:
