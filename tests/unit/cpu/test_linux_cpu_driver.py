@@ -69,27 +69,9 @@ def test_discover_leaves_unknown_facts_out_when_the_machine_does_not_tell() -> N
     assert (found.attributes, found.numa_nodes) == ({}, None)
 
 
-def test_discover_lists_no_cpu_that_was_offline_from_the_start() -> None:
+def test_discover_lists_no_cpu_that_is_offline() -> None:
     """With SMT switched off, half of the CPUs are no devices and nobody is alarmed."""
     assert [one.name for one in LinuxCpuDriver().discover(EMPTY, machine(2, 3))] == ["cpu-0", "cpu-1"]
-
-
-def test_discover_goes_on_listing_a_cpu_as_it_was_when_it_went_offline() -> None:
-    """A CPU that somebody may hold does not vanish when Linux hides its place."""
-    driver = LinuxCpuDriver()
-    before = {one.name: one for one in driver.discover(EMPTY, machine())}
-
-    after = {one.name: one for one in driver.discover(EMPTY, machine(3))}
-
-    assert after["cpu-3"] == before["cpu-3"]
-
-
-def test_discover_lets_a_cpu_go_when_it_is_no_longer_present() -> None:
-    """A CPU that was taken out of the machine is not made up."""
-    driver = LinuxCpuDriver()
-    driver.discover(EMPTY, machine(cores=2))
-
-    assert [one.name for one in driver.discover(EMPTY, machine(cores=1))] == ["cpu-0", "cpu-1"]
 
 
 def test_observe_is_unhealthy_when_a_known_cpu_is_offline(tmp_path: Path) -> None:
@@ -100,7 +82,7 @@ def test_observe_is_unhealthy_when_a_known_cpu_is_offline(tmp_path: Path) -> Non
     seen = driver.observe(tree(tmp_path, "0-2"), devices)
 
     assert {name: [(one.dimension, one.state, one.reason) for one in found] for name, found in seen.items()} == {
-        "cpu-3": [(Dimension.PRESENCE, HealthState.UNHEALTHY, "cpu-offline")]
+        "cpu-3": [(Dimension.PRESENCE, HealthState.UNHEALTHY, "device-gone")]
     }
 
 

@@ -36,18 +36,16 @@ def test_discover_tells_kinds_of_cores_when_the_machine_is_hybrid(tmp_path: Path
 
 
 def test_observe_follows_a_cpu_when_it_goes_offline_and_comes_back(tmp_path: Path) -> None:
-    """A CPU that is taken offline stays listed as Unhealthy and is well again when it is back, over the next discoveries too."""
+    """A CPU that somebody may hold is told of as gone while it is offline, and as it was before when it is back."""
     machine = build("dgx", tmp_path / "machine")
     tree = Tree(HardwareSettings(root=str(machine.root)))
     driver = LinuxCpuDriver()
     before = driver.discover(tree, read_machine(tree, "n"))
 
     machine.set_cpu_online(223, is_online=False)
-    offline = driver.discover(tree, read_machine(tree, "n"))
-    sick = driver.observe(tree, offline)
+    sick = driver.observe(tree, before)
     machine.set_cpu_online(223, is_online=True)
     after = driver.discover(tree, read_machine(tree, "n"))
 
-    assert [one.name for one in offline] == [one.name for one in before]
-    assert {name: [one.reason for one in found] for name, found in sick.items()} == {"cpu-223": ["cpu-offline"]}
+    assert {name: [one.message for one in found] for name, found in sick.items()} == {"cpu-223": ["CPU 223 is offline"]}
     assert (tuple(after), driver.observe(tree, after)) == (tuple(before), {})

@@ -1,7 +1,7 @@
 """Logical CPUs as devices: one for every CPU that Linux has online.
 
 Flows in: the machine as discovery saw it, and the kernel's list of online CPUs. Flows out: devices `cpu-<id>` with core, socket, L3 and NUMA
-node; a CPU that went offline as Unhealthy. It pins nothing: the cpuset is kubelet's or the runtime's to write; a container only learns
+node; a CPU that went offline as gone. It pins nothing: the cpuset is kubelet's or the runtime's to write; a container only learns
 which CPUs were chosen. Source: Documentation/ABI/stable/sysfs-devices-system-cpu, Documentation/core-api/cpu_hotplug.rst.
 """
 
@@ -28,28 +28,20 @@ _MAX_ATTRIBUTE = 64
 
 
 class LinuxCpuDriver:
-    """Finds the online CPUs of any Linux machine. Remembers those that it found, to go on telling of one that goes offline."""
+    """Finds the online CPUs of any Linux machine."""
 
     name = "linux-cpu"
     device_class = "cpu"
 
-    def __init__(self) -> None:
-        self._found: dict[int, Device] = {}
-
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        """List one device for each online CPU, and as it was for each that went offline since; costs no file read.
-
-        CPUs that are offline from the start (SMT switched off) are no devices: nobody was ever offered them.
-        """
+        """List one device for each online CPU; costs no file read, for the machine knows all of it."""
         online = [one for one in machine.cpus if one.online]
         siblings: dict[int, list[int]] = {}
         for one in online:
             if one.core is not None:
                 siblings.setdefault(one.core, []).append(one.id)
         names = {core: str(CpuSet.of(ids)) for core, ids in siblings.items()}
-        offline = {one.id: self._found[one.id] for one in machine.cpus if not one.online and one.is_allowed and one.id in self._found}
-        self._found = {**offline, **{one.id: self._device(one, names) for one in online}}
-        return tuple(self._found[cpu] for cpu in sorted(self._found))
+        return tuple(self._device(one, names) for one in sorted(online, key=lambda one: one.id))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Report the CPUs that are no longer online, by one read of the kernel's list."""
@@ -61,7 +53,8 @@ class LinuxCpuDriver:
                 Observation(
                     dimension=Dimension.PRESENCE,
                     state=HealthState.UNHEALTHY,
-                    reason="cpu-offline",
+                    # The reason that the host gives as well, once the machine no longer has the CPU online: one fault, one event.
+                    reason="device-gone",
                     message=f"CPU {one.cpu} is offline",
                     evidence={"path": _ONLINE, "value": str(online)},
                     action=RecoveryAction.WAIT,
