@@ -21,7 +21,7 @@ from typing import Self
 
 from topobus.domain.errors import PeerUnavailable
 
-__all__ = ["Program", "ProgramState", "ProgramStatus", "Supervisor", "probe_http", "probe_nats"]
+__all__ = ["Program", "ProgramState", "ProgramStatus", "Supervisor", "die_with_parent", "is_alive", "probe_http", "probe_nats"]
 
 # A service promises to stop within 5 s of SIGTERM; one more for a loaded machine, then it is killed.
 _STOP_GRACE_S = 6.0
@@ -145,9 +145,9 @@ class Supervisor:
                         return
         except TimeoutError as err:
             late = [one for one in self.statuses if one.name in wanted and one.state is not ProgramState.READY]
-            what = "; ".join(f"{one.name} is {one.state}, last said: {one.last_line or 'nothing'}" for one in late)
+            what = "".join(f"\n  {one.name} is {one.state}, last said: {one.last_line[:160] or 'nothing'}" for one in late)
             raise PeerUnavailable(
-                f"not ready after {timeout_s:.0f} s: {what}", next_step=f"read {self._logs}/{late[0].name if late else '*'}.log"
+                f"not ready after {timeout_s:.0f} s:{what}", next_step=f"read {self._logs}/{late[0].name if late else '*'}.log"
             ) from err
 
     async def stop(self) -> None:
@@ -205,7 +205,7 @@ class Supervisor:
                 stderr=asyncio.subprocess.STDOUT,
                 start_new_session=True,
                 # Safe although it runs between fork and exec: one system call, no lock, no allocation that another thread could hold.
-                preexec_fn=_die_with_parent,
+                preexec_fn=die_with_parent,
                 limit=1 << 20,
             )
         except OSError as err:
@@ -260,8 +260,20 @@ class Supervisor:
         self._changed.set()
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
+    """Have the kernel end this process when its parent is gone; a `preexec_fn`."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _kill_group(pid: int) -> None:

@@ -135,9 +135,13 @@ async def start_system(
     hardware_root: Path,
     node: str,
     nats_url: str | None = None,
+    environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[System]:
-    """Start NATS (unless one is given) and all services; stop everything at the end, whatever ends it."""
+    """Start NATS (unless one is given) and all services; stop everything at the end, whatever ends it.
+
+    Shapes: environment — settings of services as their variables, on top of what this process's environment says.
+    """
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
         folder.mkdir(parents=True, exist_ok=True)
@@ -149,7 +153,10 @@ async def start_system(
                 Program(
                     name=name,
                     command=(str(_program(f"topobus-{name}")),),
-                    environment=_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=url, port=ports[name]),
+                    environment={
+                        **_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=url, port=ports[name]),
+                        **(environment or {}),
+                    },
                     probe=partial(probe_http, ports[name]),
                 )
             )

@@ -168,3 +168,10 @@ def test_every_command_has_help_when_the_program_is_assembled(capsys: pytest.Cap
         assert "Usage: topobus" in capsys.readouterr().out
 
     assert {"up", "machine", "inventory", "place", "release", "claim", "health", "decisions", "explain", "doctor", "demo"} <= set(names)
+
+
+def test_exit_codes_stand_in_the_reference_when_they_exist() -> None:
+    """docs/reference/cli.md lists every exit code."""
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+
+    assert [code.value for code in ExitCode if f"| {code.value} |" not in page] == []

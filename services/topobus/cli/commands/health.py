@@ -8,6 +8,7 @@ import signal
 from typing import Annotated
 
 from cyclopts import App, Parameter
+from msgspec import Struct
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -18,11 +19,22 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.contracts.catalogue import HEALTH, INVENTORY
 from topobus.contracts.messages import HealthEvent
 from topobus.domain.device import Inventory
-from topobus.runtime.bus import Bus, Received, Start
+from topobus.runtime.bus import Bus, Start
 
-__all__ = ["event_line", "health_app"]
+__all__ = ["WatchedEvent", "event_line", "health_app"]
 
 health_app = App(name="health", help="How devices are.")
+
+
+class WatchedEvent(Struct, frozen=True, kw_only=True):
+    """One line of `topobus health watch --json`."""
+
+    sequence: int
+    """The event's place in the stream; grows."""
+    is_present_state: bool
+    """True for what was so before the watch began."""
+    event: HealthEvent
+
 
 NodeFilter = Annotated[str | None, Parameter(help="Only this node.")]
 ClassFilter = Annotated[str | None, Parameter(name="--class", help="Only this device class.")]
@@ -98,23 +110,20 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
         with contextlib.suppress(asyncio.CancelledError):
             async with contextlib.aclosing(bus.follow(HEALTH, start=Start.PRESENT, **parts)) as events:
                 async for received in events:
+                    watched = WatchedEvent(sequence=received.sequence, is_present_state=received.is_replay, event=received.value)
                     if output.is_json:
-                        output.line(_json_event(received))
+                        output.line(watched)
                     else:
-                        output.show(event_line(received))
+                        output.show(event_line(watched))
     return ExitCode.OK
 
 
-def _json_event(received: Received[HealthEvent]) -> dict[str, object]:
-    return {"sequence": received.sequence, "is_present_state": received.is_replay, "event": received.value}
-
-
-def event_line(received: Received[HealthEvent]) -> Text:
+def event_line(watched: WatchedEvent) -> Text:
     """Write one event in one line: when, which device, from what to what, why, and who is affected."""
-    event = received.value
+    event = watched.event
     worst = event.health.worst
     line = Text.assemble((f"{event.time}  ", "faint"), (f"{event.node}/{event.device}", "name"), "  ")
-    if event.previous is not None and not received.is_replay:
+    if event.previous is not None and not watched.is_present_state:
         line.append(f"{event.previous} -> ", "faint")
     line.append_text(_state_text(event.health.state.value))
     if event.is_removed:
@@ -125,7 +134,7 @@ def event_line(received: Received[HealthEvent]) -> Text:
             line.append(f"  do: {worst.action}", "warn")
     if event.affected:
         line.append(f"  affects {', '.join(map(str, event.affected))}", "fail")
-    if received.is_replay:
+    if watched.is_present_state:
         line.append("  (present state)", "faint")
     return line
 

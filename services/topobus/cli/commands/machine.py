@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from topobus.sysfs.report import machine_report
 
 from topobus.cli.drawing import draw_machine
 from topobus.cli.exits import ExitCode, InputError
@@ -18,6 +18,8 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.runtime.bus import Bus
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.report import machine_report
 from topobus.sysfs.tree import HardwareSettings, Tree
 
 __all__ = ["machine", "node_state", "read_tree"]
@@ -47,7 +49,9 @@ def read_tree(root: Path) -> Machine:
     """
     if not (root / "sys").is_dir():
         raise InputError(f"{root} has no folder sys in it", next_step="give the folder that holds sys and proc, such as / for this machine")
-    return read_machine(Tree(HardwareSettings(root=str(root))), node="")
+    return read_machine(
+        Tree(HardwareSettings(root=str(root))), node=socket.gethostname().lower() if str(root) == "/" else root.absolute().name
+    )
 
 
 async def node_state(bus: Bus, node: str) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:

@@ -1,0 +1,7 @@
+"""Let `python -m topobus.cli.demo` be `topobus demo`."""
+
+import sys
+
+from topobus.cli.main import run
+
+sys.exit(run(["demo", *sys.argv[1:]]))

@@ -1,0 +1,152 @@
+"""The last part of the story: a GPU falls off the bus, a subscriber hears of it, kubelet gets one less, and it comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from topobus.cli.commands.health import WatchedEvent, event_line
+from topobus.cli.commands.inventory import device_table
+from topobus.cli.demo.kubelet import resource
+from topobus.cli.demo.placing import EXPECTED_DEVICES, TRAINER, place_pod, release_owner
+from topobus.cli.demo.scene import Scene, manifest
+from topobus.cli.demo.stage import ExpectationError
+from topobus.cli.holders import holders_of
+from topobus.cli.manifests import read_pod
+from topobus.cli.supervision import die_with_parent
+from topobus.contracts.catalogue import LEDGER
+from topobus.contracts.codec import decode
+from topobus.domain.health import HealthState
+from topobus.domain.outcome import Placement
+from topobus.testing.kubelet import KubeletSimulator
+
+__all__ = ["show_fault"]
+
+_WAIT_S = 15.0
+
+
+class Subscriber:
+    """A `topobus health watch` in a process of its own, as a user would run it; its lines are read one by one."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    @asynccontextmanager
+    async def started(cls, nats_url: str) -> AsyncIterator[Subscriber]:
+        """Run the subscriber as long as the block lasts."""
+        code = "import sys; from topobus.cli.main import run; sys.exit(run(sys.argv[1:]))"
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", code, "health", "watch", "--class", "gpu", "--json", "--nats", nats_url),
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
+        )
+        try:
+            yield cls(process)
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                try:
+                    await asyncio.wait_for(process.wait(), _WAIT_S)
+                except TimeoutError:
+                    process.kill()
+                    await process.wait()
+
+    async def next(self) -> WatchedEvent:
+        """Wait for the next line."""
+        assert self._process.stdout is not None
+        line = await self._process.stdout.readline()
+        if not line:
+            raise ExpectationError("the subscriber ended", next_step="its message stands above")
+        return decode(line, WatchedEvent, where="topobus health watch --json")
+
+    async def until(self, holds: Callable[[WatchedEvent], bool], what: str) -> WatchedEvent:
+        """Read on until a line satisfies `holds`."""
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                while True:
+                    found = await self.next()
+                    if holds(found):
+                        return found
+        except TimeoutError as err:
+            raise ExpectationError(f"the subscriber waited {_WAIT_S:.0f} s for: {what}") from err
+
+
+async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
+    """Let a GPU that is in use fail, and come back."""
+    stage = scene.stage
+    with stage.step("A GPU falls off the bus; a subscriber hears of it", "topobus health watch --class gpu"):
+        pod = read_pod(manifest(TRAINER))
+        placed = await place_pod(scene, pod)
+        if not isinstance(placed.result, Placement):
+            raise ExpectationError("the demo expected: the trainer is placed again", next_step=str(placed.result))
+        victim = placed.result.containers[0].devices["gpu"][0]
+        address = str((await scene.devices())[victim].pci)
+        async with Subscriber.started(scene.system.nats_url) as subscriber:
+            present = [await subscriber.until(lambda one: True, "the present state") for _ in range(EXPECTED_DEVICES["gpu"])]
+            names = {one.event.device for one in present}
+            stage.expect(
+                len(names) == EXPECTED_DEVICES["gpu"] and all(one.is_present_state for one in present),
+                f"a late subscriber first gets the present state: {len(names)} GPUs",
+                names,
+            )
+            await _fail(scene, kubelet, subscriber, victim, address)
+            await _recover(scene, kubelet, subscriber, victim, address)
+        await release_owner(scene, pod.owner)
+
+
+async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber, victim: str, address: str) -> None:
+    stage = scene.stage
+    stage.say(f"the kernel loses {address} now")
+    started_at = time.monotonic()
+    await asyncio.to_thread(scene.hardware.remove_pci, address)
+    heard = await subscriber.until(lambda one: not one.event.health.is_allocatable, f"{victim} to be reported")
+    after_ms = (time.monotonic() - started_at) * 1000
+    stage.show(event_line(heard), indent=4)
+    stage.expect(heard.event.device == victim, f"the subscriber hears of {victim} after {after_ms:.0f} ms", heard.event.device)
+    stage.expect(heard.event.health.state is HealthState.UNHEALTHY, f"it is unhealthy: {reason_of(heard)}", heard.event.health)
+    stage.expect(
+        any(owner.name == "trainer" for owner in heard.event.affected),
+        "the event names who is affected: pod default/trainer",
+        heard.event.affected,
+    )
+    all_but_one = EXPECTED_DEVICES["gpu"] - 1
+    inventory = await scene.inventory(
+        "gpu",
+        lambda one: sum(device.health.is_allocatable for device in one.devices) == all_but_one,
+        f"{all_but_one} allocatable GPUs in the inventory",
+    )
+    ledger = await scene.bus.get(LEDGER, node=scene.node)
+    stage.show(device_table(inventory, holders_of(ledger.value if ledger else None)))
+    capacity = await kubelet.wait_for_resource(resource("gpu"), allocatable=all_but_one)
+    stage.expect(
+        capacity.allocatable == all_but_one,
+        f"kubelet's allocatable {resource('gpu')} falls to {capacity.allocatable} of {capacity.capacity}",
+    )
+
+
+async def _recover(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber, victim: str, address: str) -> None:
+    stage = scene.stage
+    stage.say(f"{address} comes back")
+    started_at = time.monotonic()
+    await asyncio.to_thread(scene.hardware.restore_pci, address)
+    steps: list[WatchedEvent] = []
+    while not steps or steps[-1].event.health.state is not HealthState.HEALTHY:
+        steps.append(await subscriber.until(lambda one: one.event.device == victim, f"{victim} to recover"))
+        stage.show(event_line(steps[-1]), indent=4)
+    took_s = time.monotonic() - started_at
+    stage.expect(len(steps) > 1, f"not at once but after it stayed well for a while: healthy after {took_s:.1f} s", len(steps))
+    capacity = await kubelet.wait_for_resource(resource("gpu"), allocatable=EXPECTED_DEVICES["gpu"])
+    stage.expect(
+        capacity.allocatable == EXPECTED_DEVICES["gpu"], f"kubelet's allocatable {resource('gpu')} is {capacity.allocatable} again"
+    )
+
+
+def reason_of(watched: WatchedEvent) -> str:
+    """Name the condition that decides."""
+    worst = watched.event.health.worst
+    return f"{worst.reason}, {worst.message}" if worst is not None else "no reason given"

@@ -1,0 +1,239 @@
+"""The same through kubelet's door: device plugins for a pod, and the DRA socket for a claim. The kubelet is simulated, its sockets are real."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.columns import Columns
+from rich.panel import Panel
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.commands.claim import apply_object, delete_object, is_allocated
+from topobus.cli.demo.placing import EXPECTED_DEVICES, SEQUENCER, TRAINER
+from topobus.cli.demo.scene import Scene, manifest
+from topobus.cli.demo.stage import ExpectationError
+from topobus.cli.manifests import read_objects, read_pod
+from topobus.contracts.catalogue import LEDGER, OBJECT
+from topobus.contracts.kubernetes.objects import metadata_of, object_parts
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.request import OwnerKind, PodRequest
+from topobus.testing.kubelet import Admission, ClaimReference, Container, ContainerGrant, KubeletEvent, KubeletSimulator, Pod, Rejection
+
+__all__ = ["show_claim", "show_kubelet"]
+
+_CALLS = (
+    "Register.ok",
+    "Register",
+    "GetDevicePluginOptions",
+    "ListAndWatch.send",
+    "GetPreferredAllocation",
+    "Allocate",
+    "PreStartContainer",
+)
+CLASSES = "claims/classes.yaml"
+CLAIM = "claims/gpu-nic-pair.yaml"
+
+
+async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
+    """Let kubelet admit the first pod and reject the second."""
+    stage = scene.stage
+    with stage.step("The same two pods through kubelet's door: device plugins"):
+        for device_class in ("gpu", "nic", "fpga"):
+            await kubelet.wait_for_resource(resource(device_class), allocatable=EXPECTED_DEVICES[device_class])
+        stage.confirm(
+            "the gateway registered with kubelet: "
+            + ", ".join(f"{key} {one.allocatable}" for key, one in sorted(kubelet.capacity().items())),
+        )
+        before = len(kubelet.events)
+        admitted = await kubelet.admit(as_kubelet_pod(read_pod(manifest(TRAINER))))
+        if not isinstance(admitted, Admission):
+            raise ExpectationError("the demo expected: kubelet admits the trainer", next_step=f"{admitted.reason}: {admitted.message}")
+        stage.show(call_table(kubelet.events[before:]), indent=2)
+        grant = admitted.containers[0]
+        stage.show(grant_view(grant), indent=2)
+        await _check_grant(scene, grant)
+        rejected = await kubelet.admit(as_kubelet_pod(read_pod(manifest(SEQUENCER))))
+        if not isinstance(rejected, Rejection):
+            raise ExpectationError("the demo expected: kubelet rejects the sequencer", next_step=f"it was admitted: {rejected}")
+        stage.expect(
+            rejected.reason == "TopologyAffinityError", f"kubelet rejects the second pod: {rejected.reason}: {rejected.message}", rejected
+        )
+        await kubelet.remove(admitted.pod)
+        await scene.ledger(lambda one: not one.allocations, "the ledger to follow kubelet's PodResources")
+        stage.confirm("the pod is removed; kubelet never tells, PodResources does: the ledger is empty again")
+
+
+async def _check_grant(scene: Scene, grant: ContainerGrant) -> None:
+    stage = scene.stage
+    devices = await scene.devices()
+    gpus = [devices[name] for name in grant.devices[resource("gpu")]]
+    nics = [devices[name] for name in grant.devices[resource("nic")]]
+    nodes = {str(one.numa_nodes) for one in (*gpus, *nics)}
+    stage.expect(len(nodes) == 1, f"GPUs and NICs on NUMA node {', '.join(nodes)}", nodes)
+    switches = {one.pcie_switch for one in gpus}
+    stage.expect(
+        all(nic.pcie_switch in switches for nic in nics),
+        "each NIC below the same PCIe switch as a GPU",
+        [one.name for one in (*gpus, *nics)],
+    )
+    ledger = await scene.bus.get(LEDGER, node=scene.node)
+    owners = [one.owner for one in ledger.value.allocations.values()] if ledger else []
+    stage.expect(
+        len(owners) == 2 and all(one.kind is OwnerKind.DEVICE_PLUGIN for one in owners), "the ledger has what kubelet decided", owners
+    )
+    stage.expect(not grant.edits.is_empty and not grant.conflicts, "the container edits of both resources fit together", grant.conflicts)
+
+
+async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
+    """Allocate a claim with a selector and a constraint, prepare it over the DRA socket, and let go of it."""
+    stage = scene.stage
+    title = "A ResourceClaim: CEL selectors, matchAttribute pcieRoot, prepared over the DRA socket"
+    with stage.step(title, "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"):
+        stage.show(Syntax(_spec_of(CLAIM), "yaml", background_color="default"), indent=4)
+        for one in (*read_objects(manifest(CLASSES)), *read_objects(manifest(CLAIM))):
+            await apply_object(scene.bus, one)
+        parts = object_parts(read_objects(manifest(CLAIM))[0])
+        claim = await scene.until(OBJECT, is_allocated, "the controller to allocate the claim", parts)
+        results = claim.status["allocation"]["devices"]["results"]
+        stage.show(_results_table(results), indent=2)
+        devices = await scene.devices()
+        roots = {devices[result["device"]].pcie_root for result in results}
+        stage.expect(
+            len(results) == 2 and len(roots) == 1,
+            f"the controller chose a GPU and a NIC below the same root complex {', '.join(roots)}",
+            results,
+        )
+        uid = metadata_of(claim).uid
+        ledger = await scene.ledger(lambda one: any(held.owner.uid == uid for held in one.allocations.values()), "the claim in the ledger")
+        stage.expect(
+            any(held.owner.kind is OwnerKind.CLAIM for held in ledger.allocations.values()), "the node's ledger holds them for the claim"
+        )
+
+        drivers = tuple(sorted({result["driver"] for result in results}))
+        for driver in drivers:
+            await kubelet.wait_for_driver(driver)
+        reference = ClaimReference(namespace=parts["namespace"], name=parts["name"], uid=uid, drivers=drivers)
+        (prepared,) = await kubelet.prepare_claims([reference])
+        stage.expect(
+            not prepared.error and len(prepared.devices) == 2,
+            "kubelet prepared it: " + ", ".join(i for d in prepared.devices for i in d.cdi_devices),
+            prepared,
+        )
+        files = sorted(scene.system.layout.cdi.glob("*.json"))
+        stage.expect(bool(files), f"CDI files in {scene.system.layout.cdi}: {', '.join(file.name for file in files)}", "none")
+        shown = next((file for file in files if "gpu" in file.name), files[0])
+        stage.show(
+            Panel(
+                Syntax(shown.read_text(encoding="utf-8").strip(), "json", background_color="default", word_wrap=True),
+                title=shown.name,
+                title_align="left",
+            ),
+            indent=2,
+        )
+
+        errors = await kubelet.unprepare_claims([reference])
+        left = sorted(scene.system.layout.cdi.glob("*.json"))
+        stage.expect(not any(errors.values()) and not left, "unprepared: the CDI files are gone", (errors, left))
+        await delete_object(scene.bus, parts)
+        ledger = await scene.ledger(lambda one: not one.allocations, "the claim's devices to be released")
+        stage.expect(not ledger.allocations, "the claim is deleted and its devices are free")
+
+
+def resource(device_class: str) -> str:
+    """Name a class's extended resource.
+
+    >>> resource("gpu")
+    'topobus.dev/gpu'
+    """
+    return f"topobus.dev/{device_class}"
+
+
+def as_kubelet_pod(pod: PodRequest) -> Pod:
+    """Say to kubelet what the manifest says: extended resources and exclusive CPUs."""
+    return Pod(
+        name=pod.owner.name,
+        namespace=pod.owner.namespace,
+        uid=pod.owner.uid,
+        containers=tuple(
+            Container(
+                name=one.name,
+                kind=one.kind,
+                cpus=one.cpus,
+                resources={resource(device.device_class): device.count for device in one.devices},
+            )
+            for one in pod.containers
+        ),
+    )
+
+
+def call_table(events: Sequence[KubeletEvent]) -> Table:
+    """Show kubelet's calls of one admission in order."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="title")
+    table.add_column("ms", justify="right")
+    table.add_column("kubelet called", style="name")
+    table.add_column("resource")
+    table.add_column("with", overflow="fold")
+    start = events[0].t if events else 0.0
+    for event in events:
+        if event.event.split(".")[0] in ("GetPreferredAllocation", "Allocate", "PreStartContainer"):
+            table.add_row(f"{(event.t - start) * 1000:.0f}", event.event, event.subject, _detail(event))
+    return table
+
+
+def _detail(event: KubeletEvent) -> str:
+    parts = []
+    for key, value in sorted(event.detail.items()):
+        text = f"{len(value)} devices" if isinstance(value, list | tuple) and len(value) > 4 else str(value)
+        parts.append(f"{key}={text}")
+    return " ".join(parts)[:160]
+
+
+def grant_view(grant: ContainerGrant) -> Columns:
+    """Show what a container got and how it is edited."""
+    left = Table.grid(padding=(0, 2))
+    left.add_column(style="faint")
+    left.add_column(overflow="fold")
+    for name, ids in sorted(grant.devices.items()):
+        left.add_row(name, "\n".join(ids))
+    if grant.cpus:
+        left.add_row("cpus", str(grant.cpus))
+    if grant.cdi_devices:
+        left.add_row("CDI", "\n".join(grant.cdi_devices))
+    return Columns(
+        [
+            Panel(left, title=f"container {grant.name} gets", title_align="left"),
+            Panel(edits_table(grant.edits), title="container edits", title_align="left"),
+        ]
+    )
+
+
+def edits_table(edits: ContainerEdits) -> Table:
+    """Show container edits: variables, device nodes, mounts."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="faint")
+    table.add_column(overflow="fold")
+    for key, value in sorted(edits.env.items()):
+        table.add_row("env", f"{key}={value}")
+    for node in edits.device_nodes:
+        table.add_row("node", Text(node.path))
+    for mount in edits.mounts:
+        table.add_row("mount", f"{mount.host_path} on {mount.container_path}")
+    return table
+
+
+def _spec_of(path: str) -> str:
+    """Give a manifest from its spec on, without the comment on top."""
+    lines = manifest(path).read_text(encoding="utf-8").splitlines()
+    return "\n".join(lines[lines.index("spec:") :])
+
+
+def _results_table(results: list[dict[str, str]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="title")
+    for title in ("request", "driver", "pool", "device"):
+        table.add_column(title)
+    for result in results:
+        table.add_row(result["request"], result["driver"], result["pool"], Text(result["device"], "name"))
+    return table

@@ -1,0 +1,70 @@
+"""The stage of the demo: numbered steps with their times, what is shown, and what is checked. A check that fails ends the demo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.text import Text
+
+from topobus.domain.errors import TopobusError
+
+__all__ = ["ExpectationError", "Stage"]
+
+
+class ExpectationError(TopobusError):
+    """Raised when what the demo shows is not what it promises."""
+
+
+class Stage:
+    """Prints the demo. `width` bounds all that it shows."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.started_at = time.monotonic()
+        self.checks = 0
+        self.steps: list[tuple[str, float]] = []
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the demo began."""
+        return time.monotonic() - self.started_at
+
+    @contextmanager
+    def step(self, title: str, command: str = "") -> Iterator[None]:
+        """Frame one step; `command` is what a user would type for the same."""
+        number = len(self.steps) + 1
+        started_at = time.monotonic()
+        self.console.print()
+        self.console.print(
+            Rule(Text.assemble((f" {number} ", "reverse bold"), (f" {title} ", "bold")), align="left", style="faint", characters="─")
+        )
+        if command:
+            self.console.print(Text(f"  $ {command}", "name"))
+        yield
+        took_s = time.monotonic() - started_at
+        self.steps.append((title, took_s))
+        self.console.print(Text(f"  {took_s:.2f} s", "faint"))
+
+    def say(self, text: str) -> None:
+        """Tell what happens."""
+        self.console.print(Padding(Text(text), (0, 0, 0, 2)))
+
+    def show(self, part: RenderableType, *, indent: int = 0) -> None:
+        """Show a table, panel or drawing."""
+        self.console.print(Padding(part, (0, 0, 0, indent)) if indent else part)
+
+    def expect(self, is_so: bool, what: str, found: object = "") -> None:
+        """Check a promise and show it; the demo ends when it is broken."""
+        if not is_so:
+            raise ExpectationError(f"the demo expected: {what}", next_step=f"found instead: {found}" if found != "" else "")
+        self.confirm(what)
+
+    def confirm(self, what: str) -> None:
+        """Show a promise that the demo has just waited for."""
+        self.checks += 1
+        self.console.print(Text.assemble(("  ✓ ", "ok"), what))
