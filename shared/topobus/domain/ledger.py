@@ -11,9 +11,10 @@ from msgspec import Struct
 
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import Owner
+from topobus.domain.request import Owner, PodRequest
+from topobus.domain.view import NodeView
 
-__all__ = ["Allocation", "AllocationPhase", "Holding", "Ledger", "OperationRecord"]
+__all__ = ["Allocation", "AllocationPhase", "Holding", "Ledger", "OperationRecord", "PendingDecision"]
 
 
 class AllocationPhase(StrEnum):
@@ -43,15 +44,31 @@ class Allocation(Struct, frozen=True, kw_only=True):
     is_prepared: bool = False
 
 
+class PendingDecision(Struct, frozen=True, kw_only=True):
+    """What a decision event still needs; kept with the effect until the event is out, so that a crash in between loses nothing of it."""
+
+    owner: Owner
+    time: str
+    """RFC 3339, UTC: when it was decided."""
+    ledger_sequence: int
+    request: PodRequest | None = None
+    view: NodeView | None = None
+
+
 class OperationRecord(Struct, frozen=True, kw_only=True):
     """The stored answer of one operation, given again when the operation is asked again."""
 
     verb: str
-    """`place`, `adopt` or `release`."""
+    """`place`, `adopt`, `release` or `commit`."""
     owner_key: str
     decision_id: str = ""
     outcome: Placement | Refusal | None = None
-    """The answer; None for a release."""
+    """The answer; None for an adoption that went well and for a release. Old records keep what was placed and drop the reasons."""
+    devices: dict[str, tuple[str, ...]] = {}
+    """What a release let go: class to device names, CPUs by device name."""
+    displaced: tuple[Owner, ...] = ()
+    """Owners whose holding gave way to an adoption."""
+    pending: PendingDecision | None = None
     is_announced: bool = False
     """True once the decision event is known to be in its stream; a start emits what is missing, once."""
 

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.domain.errors import InvariantError
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord
+from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 
@@ -35,16 +35,17 @@ OPERATIONS_KEPT = 256
 """Answers kept for askers that ask again; an asker gives up long before so many others came."""
 
 
+# Answers kept with their reasons: an asker asks again within seconds. The others keep what was decided, so that the ledger stays small (one write an operation).
+_FULL_OPERATIONS = 16
+
+
 class Step(Struct, frozen=True, kw_only=True):
-    """One transition: the ledger afterwards, the stored answer, and what was let go or displaced on the way."""
+    """One transition: the ledger afterwards, the stored answer, whether or not anything changed."""
 
     ledger: Ledger
     record: OperationRecord
     is_repeat: bool = False
     """True when the operation was known: nothing changed."""
-    displaced: tuple[Owner, ...] = ()
-    released: dict[str, tuple[str, ...]] = {}
-    """Class to device names let go, CPUs by device name."""
 
 
 def known(ledger: Ledger, op_id: str) -> OperationRecord | None:
@@ -60,6 +61,7 @@ def reserve(
     placement: Placement,
     decision_id: str,
     phase: AllocationPhase = AllocationPhase.COMMITTED,
+    pending: PendingDecision | None = None,
 ) -> Step:
     """Write a placement down for its owner; with phase RESERVED it waits for `commit` or `release`.
 
@@ -90,13 +92,13 @@ def reserve(
         for one in placement.containers
     )
     allocation = Allocation(owner=request.owner, phase=phase, holdings=holdings, decision_id=decision_id)
-    record = OperationRecord(verb="place", owner_key=request.owner.key, decision_id=decision_id, outcome=placement)
+    record = OperationRecord(verb="place", owner_key=request.owner.key, decision_id=decision_id, outcome=placement, pending=pending)
     changed = _with(ledger, op_id, record, {**ledger.allocations, request.owner.key: allocation})
     check(changed)
     return Step(ledger=changed, record=record)
 
 
-def commit(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str) -> Step | Refusal:
+def commit(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pending: PendingDecision | None = None) -> Step | Refusal:
     """Make a reservation final; refused when the owner has none. A committed one stays as it is."""
     found = known(ledger, op_id)
     if found is not None:
@@ -105,24 +107,33 @@ def commit(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str) -> Ste
     if held is None:
         message = f"{owner} has no reservation to commit; it was released, or never made"
         return Refusal(reasons=(Reason(code="no-reservation", message=message, facts={"owner": owner.key}),))
-    record = OperationRecord(verb="commit", owner_key=owner.key, decision_id=decision_id)
+    record = OperationRecord(verb="commit", owner_key=owner.key, decision_id=decision_id, pending=pending)
     allocation = structs.replace(held, phase=AllocationPhase.COMMITTED)
     return Step(ledger=_with(ledger, op_id, record, {**ledger.allocations, owner.key: allocation}), record=record)
 
 
-def release(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str) -> Step:
+def release(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pending: PendingDecision | None = None) -> Step:
     """Let go of all that an owner holds (also: abort a reservation); an owner that holds nothing is no error."""
     found = known(ledger, op_id)
     if found is not None:
         return _repeat(ledger, found)
-    record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id)
-    left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
     held = ledger.allocations.get(owner.key)
-    return Step(ledger=_with(ledger, op_id, record, left), record=record, released=_names(held) if held is not None else {})
+    record = OperationRecord(
+        verb="release", owner_key=owner.key, decision_id=decision_id, devices=_names(held) if held is not None else {}, pending=pending
+    )
+    left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
+    return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 
 def adopt(
-    ledger: Ledger, *, op_id: str, owner: Owner, devices: Mapping[str, Iterable[str]], decision_id: str, is_shared: bool = False
+    ledger: Ledger,
+    *,
+    op_id: str,
+    owner: Owner,
+    devices: Mapping[str, Iterable[str]],
+    decision_id: str,
+    is_shared: bool = False,
+    pending: PendingDecision | None = None,
 ) -> Step | Refusal:
     """Write down what kubelet or a claim has decided.
 
@@ -131,11 +142,11 @@ def adopt(
     """
     found = known(ledger, op_id)
     if found is not None:
-        return _repeat(ledger, found) if not isinstance(found.outcome, Refusal) else found.outcome
+        return _repeat(ledger, found)
     wanted = _holding(devices)
     if isinstance(wanted, Refusal):
         return wanted
-    record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id)
+    record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, pending=pending)
     if is_shared:
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
@@ -154,18 +165,21 @@ def adopt(
     for one in clashes:
         del left[one.owner.key]
     left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id)
+    displaced = tuple(one.owner for one in sorted(clashes, key=lambda allocation: allocation.owner.key))
+    record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
     check(changed)
-    displaced = tuple(one.owner for one in sorted(clashes, key=lambda allocation: allocation.owner.key))
-    return Step(ledger=changed, record=record, displaced=displaced)
+    return Step(ledger=changed, record=record)
 
 
-def record_refusal(ledger: Ledger, *, op_id: str, verb: str, owner: Owner, decision_id: str, refusal: Refusal) -> Step:
+def record_refusal(
+    ledger: Ledger, *, op_id: str, verb: str, owner: Owner, decision_id: str, refusal: Refusal, pending: PendingDecision | None = None
+) -> Step:
     """Store a refusal, so that asking again gives the same answer."""
     found = known(ledger, op_id)
     if found is not None:
         return _repeat(ledger, found)
-    record = OperationRecord(verb=verb, owner_key=owner.key, decision_id=decision_id, outcome=refusal)
+    record = OperationRecord(verb=verb, owner_key=owner.key, decision_id=decision_id, outcome=refusal, pending=pending)
     return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
 
 
@@ -207,9 +221,25 @@ def check(ledger: Ledger) -> None:
 
 def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapping[str, Allocation]) -> Ledger:
     operations = {**ledger.operations, op_id: record}
-    for key in list(operations)[: max(0, len(operations) - OPERATIONS_KEPT)]:
+    ages = list(operations)
+    for key in ages[: max(0, len(ages) - OPERATIONS_KEPT)]:
         del operations[key]
+    # One record grows old with each operation, so one is slimmed down each time.
+    if len(ages) > _FULL_OPERATIONS:
+        old = ages[-_FULL_OPERATIONS - 1]
+        operations[old] = _slim(operations[old])
     return structs.replace(ledger, sequence=ledger.sequence + 1, allocations=dict(allocations), operations=operations)
+
+
+def _slim(record: OperationRecord) -> OperationRecord:
+    """Keep the answer and drop what explains it; the decision event, when it is out, has all of it."""
+    outcome = record.outcome
+    if isinstance(outcome, Placement):
+        outcome = Placement(containers=tuple(structs.replace(one, hints=(), reasons=()) for one in outcome.containers))
+    elif isinstance(outcome, Refusal):
+        outcome = Refusal(reasons=tuple(Reason(code=one.code, message=one.message) for one in outcome.reasons[:1]))
+    pending = structs.replace(record.pending, view=None) if record.pending is not None else None
+    return structs.replace(record, outcome=outcome, pending=pending)
 
 
 def _repeat(ledger: Ledger, record: OperationRecord) -> Step:

@@ -12,7 +12,7 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.view import AlignmentOptions, CoreView, NodeView
 
-__all__ = ["CPU_CLASS", "cpu_name", "cpu_of_name", "node_view", "without_owners"]
+__all__ = ["CPU_CLASS", "cpu_name", "cpu_of_name", "node_view", "with_ledger", "without_owners"]
 
 CPU_CLASS = "cpu"
 """The class whose devices are logical CPUs."""
@@ -67,19 +67,10 @@ def node_view(
             places[core] = CoreView(cpus=CpuSet(), numa_node=cpu.numa_node, socket=cpu.socket, l3=cpu.l3)
     cpu_inventory = inventories.get(CPU_CLASS)
     sick = (one.cpu for one in cpu_inventory.devices if not one.health.is_allocatable) if cpu_inventory is not None else ()
-    held_devices: dict[str, dict[str, str]] = {}
-    held_cpus: dict[str, CpuSet] = {}
-    for key, allocation in sorted(ledger.allocations.items()) if ledger is not None else ():
-        for holding in allocation.holdings:
-            for device_class, names in holding.devices.items():
-                held_devices.setdefault(device_class, {}).update(dict.fromkeys(names, key))
-            if holding.cpus:
-                held_cpus[key] = held_cpus.get(key, CpuSet()) | holding.cpus
-    return NodeView(
+    empty = NodeView(
         node=machine.node,
         machine_generation=machine.generation,
         inventory_generations={name: one.generation for name, one in sorted(inventories.items())},
-        ledger_sequence=ledger.sequence if ledger is not None else 0,
         options=options,
         numa_nodes=machine.node_set,
         distances=machine.distances,
@@ -94,10 +85,27 @@ def node_view(
             if name != CPU_CLASS
         },
         unhealthy_cpus=CpuSet.of(one for one in sick if one is not None),
-        held_devices={name: dict(sorted(held.items())) for name, held in sorted(held_devices.items())},
-        held_cpus=held_cpus,
         silent_classes=tuple(sorted(silent_classes)),
         custom_hints=dict(custom_hints or {}),
+    )
+    return with_ledger(empty, ledger) if ledger is not None else empty
+
+
+def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
+    """The same node with what this ledger says is held."""
+    held_devices: dict[str, dict[str, str]] = {}
+    held_cpus: dict[str, CpuSet] = {}
+    for key, allocation in sorted(ledger.allocations.items()):
+        for holding in allocation.holdings:
+            for device_class, names in holding.devices.items():
+                held_devices.setdefault(device_class, {}).update(dict.fromkeys(names, key))
+            if holding.cpus:
+                held_cpus[key] = held_cpus.get(key, CpuSet()) | holding.cpus
+    return structs.replace(
+        view,
+        ledger_sequence=ledger.sequence,
+        held_devices={name: dict(sorted(held.items())) for name, held in sorted(held_devices.items())},
+        held_cpus=held_cpus,
     )
 
 

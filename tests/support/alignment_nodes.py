@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from topobus.domain.device import Device
+from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.machine import Cpu, Machine, NumaNode
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
 from topobus.domain.view import AlignmentOptions, CoreView, NodeView
 
-__all__ = ["container", "dgx", "holding", "owner", "pod"]
+__all__ = ["container", "dgx", "dgx_facts", "holding", "owner", "pod"]
 
 
 def dgx(*, policy: Policy = Policy.BEST_EFFORT, scope: Scope = Scope.CONTAINER) -> NodeView:
@@ -42,6 +43,35 @@ def dgx(*, policy: Policy = Policy.BEST_EFFORT, scope: Scope = Scope.CONTAINER) 
         cores=cores,
         devices=devices,
     )
+
+
+def dgx_facts() -> tuple[Machine, dict[str, Inventory]]:
+    """The same machine as its services publish it."""
+    view = dgx()
+    cpus = tuple(
+        Cpu(id=cpu, online=True, core=core.cpus.lowest, socket=core.socket, numa_node=core.numa_node, l3=core.l3)
+        for core in view.cores
+        for cpu in core.cpus
+    )
+    machine = Machine(
+        node=view.node,
+        numa_nodes=tuple(
+            NumaNode(id=node, cpus=CpuSet.of(one.id for one in cpus if one.numa_node == node), memory_bytes=1 << 40)
+            for node in view.numa_nodes
+        ),
+        cpus=tuple(sorted(cpus, key=lambda one: one.id)),
+        distances=view.distances,
+    )
+    inventories = {
+        name: Inventory(node=view.node, device_class=name, generation=1, devices=devices) for name, devices in view.devices.items()
+    }
+    inventories["cpu"] = Inventory(
+        node=view.node,
+        device_class="cpu",
+        generation=1,
+        devices=tuple(Device(name=f"cpu-{one.id}", device_class="cpu", cpu=one.id) for one in machine.cpus),
+    )
+    return machine, inventories
 
 
 def owner(name: str) -> Owner:

@@ -1,0 +1,95 @@
+"""Decision events: each goes out exactly once, also when the process dies between the ledger's write and the event.
+
+The ledger keeps what an event needs until it is marked as announced. At start, and after every decision, what is unannounced is published in order; what
+the stream holds already (the process died between the event and the mark) is only marked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from topobus.contracts.catalogue import DECISION
+from topobus.contracts.messages import DecisionEvent
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.transitions import unannounced
+from topobus.runtime.bus import Bus
+from topobus.runtime.logging import get_logger
+from topobus.topology.book import Book
+from topobus.topology.core.decisions import event_of
+from topobus.topology.metrics import TopologyMetrics
+
+__all__ = ["Announcer"]
+
+# Events read back at start to find those that are out already; far more than one process can leave unmarked.
+_LOOK_BACK = 64
+_RETRY_S = 1.0
+
+
+class Announcer:
+    """Publishes decision events in the order of the ledger."""
+
+    def __init__(self, bus: Bus, *, node: str, book: Book, metrics: TopologyMetrics) -> None:
+        self._bus = bus
+        self._node = node
+        self._book = book
+        self._metrics = metrics
+        self._wake = asyncio.Event()
+        self._dry_runs: list[DecisionEvent] = []
+        self._out: set[str] = set()
+
+    def wake(self) -> None:
+        """There may be something to announce."""
+        self._wake.set()
+
+    def tell_dry_run(self, event: DecisionEvent) -> None:
+        """Publish a dry run's event when there is time; nothing rests on it, so a crash may lose it."""
+        self._dry_runs.append(event)
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Announce for ever."""
+        await self._recall()
+        self._wake.set()
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._publish_all()
+            except PeerUnavailable as err:
+                get_logger().warning("decision.event-delayed", error=str(err))
+                self._wake.set()
+                await asyncio.sleep(_RETRY_S)
+
+    async def _recall(self) -> None:
+        """Find out which unannounced decisions are in the stream already."""
+        waiting = {record.decision_id for _, record in unannounced(self._book.ledger)}
+        while waiting:
+            try:
+                received = await self._bus.last(DECISION, limit=_LOOK_BACK, node=self._node)
+            except PeerUnavailable as err:
+                get_logger().warning("decision.recall-delayed", error=str(err))
+                await asyncio.sleep(_RETRY_S)
+                continue
+            self._out |= waiting & {one.value.id for one in received}
+            return
+
+    async def _publish_all(self) -> None:
+        while self._dry_runs:
+            await self._publish(self._dry_runs[0])
+            self._dry_runs.pop(0)
+        waiting = unannounced(self._book.ledger)
+        self._metrics.unannounced.set(len(waiting))
+        done: list[str] = []
+        for op_id, record in waiting:
+            event = event_of(self._node, op_id, record)
+            if event is not None and record.decision_id not in self._out:
+                await self._publish(event)
+                self._out.add(record.decision_id)
+            done.append(op_id)
+        if done:
+            await self._book.mark_announced(done)
+            self._out -= {record.decision_id for _, record in waiting}
+            self._metrics.unannounced.set(len(unannounced(self._book.ledger)))
+
+    async def _publish(self, event: DecisionEvent) -> None:
+        await self._bus.publish(DECISION, event, event_id=event.id, node=self._node)

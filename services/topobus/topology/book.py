@@ -1,0 +1,151 @@
+"""The ledger in memory and in its bucket: loaded at start, changed by compare-and-set alone, one change at a time.
+
+Memory holds exactly what the bucket is known to hold. When a write's fate is unknown, the bucket is read again, and the operation id in it says whether
+the write happened; when somebody else wrote first, the decision is made again on what they wrote.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
+
+from msgspec import structs
+
+from topobus.contracts.catalogue import LEDGER
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.transitions import Step, announce, check
+from topobus.runtime.bus import Bus
+from topobus.runtime.failures import AmbiguousWrite
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.state import ChangeKind, Conflict
+from topobus.topology.metrics import TopologyMetrics
+
+__all__ = ["Book", "Decide"]
+
+Decide = Callable[[Ledger], Awaitable[Step]]
+"""Makes a decision on a ledger; called again when the ledger turned out to be another one."""
+
+# Compare-and-sets lost in a row before the asker is told to come again; two instances that run side by side lose one now and then.
+_ROUNDS = 16
+_RETRY_S = 1.0
+
+
+class Book:
+    """The only door to the ledger."""
+
+    def __init__(self, bus: Bus, *, node: str, readiness: Readiness, metrics: TopologyMetrics) -> None:
+        self.ledger = Ledger(node=node)
+        self._bus = bus
+        self._node = node
+        self._revision = 0
+        self._is_known = False
+        self._lock = asyncio.Lock()
+        self._readiness = readiness
+        self._metrics = metrics
+        self._announced: set[str] = set()
+        readiness.set("ledger", is_ready=False, why="reading the ledger")
+
+    async def open(self) -> None:
+        """Load the ledger, or begin one; waits until the bucket can be read.
+
+        Errors: raises ContractError when what stands there is no ledger.
+        """
+        while not self._is_known:
+            try:
+                async with self._lock:
+                    await self._reload()
+            except PeerUnavailable as err:
+                get_logger().warning("ledger.waiting", error=str(err))
+                await asyncio.sleep(_RETRY_S)
+        self._readiness.set("ledger", is_ready=True)
+        get_logger().info("ledger.opened", epoch=self.ledger.epoch, sequence=self.ledger.sequence, owners=len(self.ledger.allocations))
+
+    async def change(self, decide: Decide) -> Step:
+        """Decide and write; the answer is in the bucket when this returns. A repeated operation writes nothing.
+
+        Errors: raises PeerUnavailable when the fate of the write is unknown still, or others keep writing; asking again is safe.
+        """
+        async with self._lock:
+            for _ in range(_ROUNDS):
+                if not self._is_known:
+                    await self._reload()
+                step = await decide(self.ledger)
+                if step.is_repeat or await self._write(step.ledger):
+                    return step
+            raise PeerUnavailable(
+                f"ledger of {self._node}: others wrote {_ROUNDS} times in a row", next_step="run one topology service a node"
+            )
+
+    async def mark_announced(self, op_ids: Iterable[str]) -> None:
+        """Remember that these decisions' events are out; written with the next change, or now when nothing else is under way."""
+        self._announced |= set(op_ids)
+        async with self._lock:
+            for _ in range(_ROUNDS):
+                if not self._announced or (self._is_known and await self._write(self.ledger)):
+                    return
+                await self._reload()
+
+    async def watch(self) -> None:
+        """Follow the bucket, so that what another instance wrote is known before the next decision, not only by losing to it."""
+        async with aclosing(self._bus.watch(LEDGER, node=self._node)) as changes:
+            async for change in changes:
+                async with self._lock:
+                    if change.kind is ChangeKind.PUT and change.value is not None and change.revision > self._revision:
+                        self._take(change.value, change.revision)
+                    elif change.kind in (ChangeKind.RESET, ChangeKind.DELETE) and change.revision >= self._revision:
+                        self._is_known = False
+
+    async def _write(self, ledger: Ledger) -> bool:
+        """Write by compare-and-set, the announcements with it; False when the decision must be made again."""
+        announced = frozenset(self._announced)
+        new = announce(ledger, announced) if announced else ledger
+        try:
+            outcome = await self._bus.compare_and_set(LEDGER, new, self._revision, node=self._node)
+        except AmbiguousWrite:
+            # Neither done nor undone. The reload tells; until it has, nothing is decided.
+            self._is_known = False
+            self._metrics.rewrites.labels("ambiguous").inc()
+            get_logger().warning("ledger.write-unconfirmed", sequence=new.sequence)
+            return False
+        if isinstance(outcome, Conflict):
+            self._is_known = False
+            self._metrics.rewrites.labels("conflict").inc()
+            return False
+        self._take(new, outcome.revision)
+        self._announced -= announced
+        return True
+
+    async def _reload(self) -> None:
+        entry = await self._bus.get(LEDGER, node=self._node)
+        if entry is None:
+            await self._begin()
+            return
+        check(entry.value)
+        self._take(entry.value, entry.revision)
+
+    async def _begin(self) -> None:
+        """Write the first ledger, or, when the store was lost under us, what memory holds, as a new epoch."""
+        first = self.ledger if not self._revision else structs.replace(self.ledger, epoch=self.ledger.epoch + 1)
+        outcome = await self._bus.compare_and_set(LEDGER, first, 0, node=self._node)
+        if isinstance(outcome, Conflict):
+            return
+        if self._revision:
+            get_logger().warning("ledger.rebuilt", epoch=first.epoch, owners=len(first.allocations))
+        self._take(first, outcome.revision)
+
+    def _take(self, ledger: Ledger, revision: int) -> None:
+        self.ledger, self._revision, self._is_known = ledger, revision, True
+        self._announced &= ledger.operations.keys()
+        self._metrics.sequence.set(ledger.sequence)
+        held: dict[str, int] = {}
+        for allocation in ledger.allocations.values():
+            for holding in allocation.holdings:
+                for device_class, names in holding.devices.items():
+                    held[device_class] = held.get(device_class, 0) + len(names)
+                held["cpu"] = held.get("cpu", 0) + len(holding.cpus)
+        self._metrics.held.clear()
+        for device_class, count in held.items():
+            self._metrics.held.labels(device_class).set(count)

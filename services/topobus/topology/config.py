@@ -1,0 +1,98 @@
+"""Settings of the topology service: how this node aligns, by kubelet's names."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from topobus.domain.alignment.cpus import contradiction
+from topobus.domain.idset import CpuSet
+from topobus.domain.request import Policy, Scope
+from topobus.domain.view import AlignmentOptions, CpuOptions
+from topobus.runtime.config import ServiceSettings
+
+__all__ = ["AlignmentSettings", "CpuSettings", "HintSettings", "TopologySettings"]
+
+
+class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The CPU manager's static policy options, by kubelet's names with underscores; all off, as in kubelet."""
+
+    full_pcpus_only: bool = False
+    """Only whole cores: a request that is no multiple of the threads a core is refused."""
+    distribute_cpus_across_numa: bool = False
+    """Share CPUs evenly where more than one NUMA node is needed."""
+    align_by_socket: bool = False
+    """Align CPUs to sockets instead of NUMA nodes."""
+    distribute_cpus_across_cores: bool = False
+    """Spread over cores instead of packing them."""
+    prefer_align_cpus_by_uncorecache: bool = False
+    """Keep CPUs under as few L3 groups as possible."""
+    strict_cpu_reservation: bool = False
+    """Keep the reserved CPUs out of the shared pool."""
+    is_corrected: bool = False
+    """False: kubelet 1.36 to the bit. True: without its known defects; docs/knowledge/kubelet-defects.md lists them."""
+
+    def __post_init__(self) -> None:
+        """Refuse pairs of options that kubelet refuses."""
+        found = contradiction(self.options())
+        if found:
+            raise ValueError(f"{found} exclude each other: turn one of them off")
+
+    def options(self) -> CpuOptions:
+        """The same as the domain's value."""
+        return CpuOptions(
+            full_pcpus_only=self.full_pcpus_only,
+            distribute_cpus_across_numa=self.distribute_cpus_across_numa,
+            align_by_socket=self.align_by_socket,
+            distribute_cpus_across_cores=self.distribute_cpus_across_cores,
+            prefer_align_cpus_by_uncorecache=self.prefer_align_cpus_by_uncorecache,
+            strict_cpu_reservation=self.strict_cpu_reservation,
+            is_corrected=self.is_corrected,
+        )
+
+
+class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How this node aligns pods that do not say otherwise."""
+
+    policy: Policy = Policy.BEST_EFFORT
+    """`none`, `best-effort`, `restricted` or `single-numa-node`. The default aligns where it can and turns no pod away."""
+    scope: Scope = Scope.CONTAINER
+    """Whether each `container` or the `pod` as a whole is aligned; kubelet's default."""
+    prefer_closest_numa_nodes: bool = False
+    """Among equally wide node sets take the nearest by distance; kubelet's default is the lowest ids."""
+    reserved_cpus: str = ""
+    """CPUs never handed out exclusively, as a cpulist (`0,112`): kubelet's --reserved-cpus. Empty: none is reserved."""
+    cpu: CpuSettings = CpuSettings()
+    """How exclusive CPUs are taken."""
+
+    def __post_init__(self) -> None:
+        """Refuse a cpulist that is none, and an option that cannot go with the policy."""
+        try:
+            CpuSet.parse(self.reserved_cpus)
+        except ValueError as err:
+            raise ValueError(f"reserved_cpus is {err}, wanted a cpulist such as 0-1,112-113") from err
+        if self.cpu.align_by_socket and self.policy is Policy.SINGLE_NUMA_NODE:
+            raise ValueError("cpu.align_by_socket cannot go with policy single-numa-node: turn one of them off")
+
+    def options(self) -> AlignmentOptions:
+        """The same as the domain's value."""
+        return AlignmentOptions(
+            policy=self.policy, scope=self.scope, prefer_closest_numa_nodes=self.prefer_closest_numa_nodes, cpu=self.cpu.options()
+        )
+
+
+class HintSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long device services with hints of their own may think."""
+
+    timeout_s: Annotated[float, Meta(gt=0, le=5)] = 0.02
+    """Seconds until silence counts as "no opinion" (and is recorded). 20 ms: a kubelet call has 10 ms to spare at its 99th percentile."""
+
+
+class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the topology service."""
+
+    alignment: AlignmentSettings = AlignmentSettings()
+    """How this node aligns."""
+    hints: HintSettings = HintSettings()
+    """Custom hints."""

@@ -1,0 +1,53 @@
+"""Decisions as values: their ids, and the events that tell of them.
+
+An id is made of what the decision was made on, so that a retry after a crash makes the same id and an event goes out once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+from topobus.contracts.messages import DecisionEvent
+from topobus.domain.ledger import Ledger, OperationRecord
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, PodRequest
+
+__all__ = ["decision_id", "event_of", "request_of_devices"]
+
+
+def decision_id(ledger: Ledger, op_id: str, *, is_dry_run: bool = False) -> str:
+    """Make the id of the decision that is about to be made on this ledger.
+
+    >>> decision_id(Ledger(node="n1"), "op-1") == decision_id(Ledger(node="n1"), "op-1")
+    True
+    """
+    parts = (ledger.node, str(ledger.epoch), str(ledger.sequence), op_id, "dry-run" if is_dry_run else "")
+    return "d-" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def event_of(node: str, op_id: str, record: OperationRecord) -> DecisionEvent | None:
+    """Make the event of a stored operation; None when its particulars are gone (it was announced)."""
+    pending = record.pending
+    if pending is None:
+        return None
+    return DecisionEvent(
+        id=record.decision_id,
+        verb=record.verb,
+        node=node,
+        op_id=op_id,
+        time=pending.time,
+        owner=pending.owner,
+        request=pending.request,
+        view=pending.view,
+        outcome=record.outcome,
+        ledger_sequence=pending.ledger_sequence,
+    )
+
+
+def request_of_devices(owner: Owner, devices: Mapping[str, tuple[str, ...]], *, is_shared: bool = False) -> PodRequest:
+    """Write an adoption as a request, so that its event says what was adopted."""
+    wanted = tuple(
+        DeviceRequest(device_class=device_class, count=len(names), names=tuple(names), is_shared=is_shared)
+        for device_class, names in sorted(devices.items())
+    )
+    return PodRequest(owner=owner, containers=(ContainerRequest(name="", devices=wanted),))

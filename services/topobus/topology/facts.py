@@ -1,0 +1,100 @@
+"""What this node is, as others publish it: the machine and the inventories, kept in memory by watches."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from topobus.contracts.catalogue import INVENTORY, MACHINE
+from topobus.domain.alignment.view import node_view, with_ledger
+from topobus.domain.device import Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.runtime.bus import Bus
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.state import Change, ChangeKind
+
+__all__ = ["Facts"]
+
+
+class Facts:
+    """The machine and the inventories of one node. Watches write it, answers read it."""
+
+    def __init__(self, bus: Bus, *, node: str, options: AlignmentOptions, reserved_cpus: CpuSet, readiness: Readiness) -> None:
+        self.machine: Machine | None = None
+        self.inventories: dict[str, Inventory] = {}
+        self._bus = bus
+        self._node = node
+        self._options = options
+        self._reserved = reserved_cpus
+        self._readiness = readiness
+        self._has_inventories = False
+        self._static: NodeView | None = None
+        readiness.set("machine", is_ready=False, why="waiting for discovery")
+        readiness.set("inventories", is_ready=False, why="reading inventories")
+
+    async def watch(self) -> None:
+        """Follow both for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_machine())
+            group.create_task(self._watch_inventories())
+
+    def view(self, ledger: Ledger) -> NodeView:
+        """The node as a plan sees it now.
+
+        Errors: raises PeerUnavailable before discovery and the inventories have been heard.
+        """
+        if self.machine is None or not self._has_inventories:
+            what = "the machine" if self.machine is None else "the inventories"
+            raise PeerUnavailable(
+                f"node {self._node}: {what} has not been published yet", next_step="see whether discovery and the device services run"
+            )
+        if self._static is None:
+            self._static = node_view(self.machine, self.inventories, None, self._options, self._reserved)
+            self._warn_about_reserved(self._static)
+        return with_ledger(self._static, ledger)
+
+    async def _watch_machine(self) -> None:
+        async with aclosing(self._bus.watch(MACHINE, node=self._node)) as changes:
+            async for change in changes:
+                # A machine that discovery no longer tells stays what it was: silence is not death.
+                if change.kind is ChangeKind.PUT and change.value is not None:
+                    self.machine, self._static = change.value, None
+                    self._readiness.set("machine", is_ready=True)
+                    get_logger().info("machine.heard", generation=change.value.generation, numa_nodes=str(change.value.node_set))
+
+    async def _watch_inventories(self) -> None:
+        fresh: dict[str, Inventory] = {}
+        async with aclosing(self._bus.watch(INVENTORY, node=self._node)) as changes:
+            async for change in changes:
+                if change.kind is ChangeKind.RESET:
+                    fresh, self._has_inventories = {}, False
+                    continue
+                if change.kind is ChangeKind.SNAPSHOT_END:
+                    self.inventories, self._static, self._has_inventories = dict(fresh), None, True
+                    self._readiness.set("inventories", is_ready=True)
+                    continue
+                self._apply(fresh, change)
+                if self._has_inventories:
+                    self.inventories, self._static = dict(fresh), None
+
+    def _apply(self, known: dict[str, Inventory], change: Change[Inventory]) -> None:
+        device_class = change.parts["device_class"]
+        if change.kind is ChangeKind.PUT and change.value is not None:
+            known[device_class] = change.value
+            get_logger().debug(
+                "inventory.heard", device_class=device_class, generation=change.value.generation, devices=len(change.value.devices)
+            )
+        else:
+            known.pop(device_class, None)
+
+    def _warn_about_reserved(self, view: NodeView) -> None:
+        online = CpuSet()
+        for core in view.cores:
+            online |= core.cpus
+        if not self._reserved <= online:
+            get_logger().warning("reserved-cpus.missing", reserved=str(self._reserved), missing=str(self._reserved - online))

@@ -1,0 +1,50 @@
+"""The topology service: the node's ledger and every alignment, over the bus."""
+
+from __future__ import annotations
+
+import asyncio
+
+from topobus.contracts.catalogue import ADOPT, PLACE, PREFER, RELEASE
+from topobus.domain.idset import CpuSet
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+from topobus.topology.announcer import Announcer
+from topobus.topology.answers import Answers
+from topobus.topology.book import Book
+from topobus.topology.config import TopologySettings
+from topobus.topology.facts import Facts
+from topobus.topology.metrics import TopologyMetrics
+
+__all__ = ["serve"]
+
+
+async def serve(settings: TopologySettings, runtime: Runtime) -> None:
+    """Answer place, prefer, adopt and release for this node until cancelled."""
+    bus, node = runtime.bus, runtime.node
+    metrics = TopologyMetrics(runtime.registry)
+    options = settings.alignment.options()
+    facts = Facts(
+        bus, node=node, options=options, reserved_cpus=CpuSet.parse(settings.alignment.reserved_cpus), readiness=runtime.readiness
+    )
+    book = Book(bus, node=node, readiness=runtime.readiness, metrics=metrics)
+    announcer = Announcer(bus, node=node, book=book, metrics=metrics)
+    answers = Answers(
+        bus,
+        node=node,
+        facts=facts,
+        book=book,
+        announcer=announcer,
+        clock=runtime.clock,
+        metrics=metrics,
+        hint_timeout_s=settings.hints.timeout_s,
+    )
+    await book.open()
+    get_logger().info("topology.opened", policy=options.policy.value, scope=options.scope.value)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(facts.watch())
+        group.create_task(book.watch())
+        group.create_task(announcer.run())
+        await bus.answer(PLACE, answers.place, node=node)
+        await bus.answer(PREFER, answers.prefer, node=node)
+        await bus.answer(ADOPT, answers.adopt, node=node)
+        await bus.answer(RELEASE, answers.release, node=node)

@@ -1,0 +1,297 @@
+"""The topology service on a real nats-server: placements, refusals, adoption, the ledger and its events, over crashes and races."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import pytest_asyncio
+
+from support.alignment_nodes import container, dgx_facts, owner, pod
+from topobus.contracts.catalogue import ADOPT, DECISION, INVENTORY, LEDGER, MACHINE, PLACE, PREFER, RELEASE
+from topobus.contracts.messages import Adopted, AdoptRequest, DecisionEvent, PlaceReply, PlaceRequest, PreferRequest, ReleaseRequest
+from topobus.domain import transitions
+from topobus.domain.alignment.place import place
+from topobus.domain.alignment.view import node_view
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Ledger, PendingDecision
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import Owner, OwnerKind, PodRequest, Policy
+from topobus.domain.view import AlignmentOptions
+from topobus.runtime.bus import Bus
+from topobus.runtime.events import Start
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+NODE = "demo-node"
+TRAINER = pod("trainer", container(cpus=16, gpu=2, nic=2))
+SECOND = pod("second", container(gpu=4, fpga=1), policy=Policy.SINGLE_NUMA_NODE)
+LIMIT_S = 30.0
+
+
+@asynccontextmanager
+async def topology(url: str, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """One topology process; ends with the block."""
+    environment = {**os.environ, "TOPOBUS_ALL__NODE": NODE, "TOPOBUS_ALL__NATS__URL": url, "TOPOBUS_ALL__LOG__FORMAT": "json", **settings}
+    process = await asyncio.create_subprocess_exec(sys.executable, "-m", "topobus.topology.main", env=environment)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.terminate()
+        await asyncio.wait_for(process.wait(), LIMIT_S)
+
+
+async def publish_node(bus: Bus) -> None:
+    """Say what discovery and the device services would say of the demo machine."""
+    machine, inventories = dgx_facts()
+    await bus.put(MACHINE, machine, node=NODE)
+    for device_class, inventory in inventories.items():
+        await bus.put(INVENTORY, inventory, node=NODE, device_class=device_class)
+
+
+async def ask_place(bus: Bus, op_id: str, request: PodRequest, *, is_dry_run: bool = False) -> PlaceReply:
+    """Place, and wait for a service that is starting."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                return await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=request, is_dry_run=is_dry_run), node=NODE)
+            except PeerUnavailable:
+                await asyncio.sleep(0.05)
+
+
+async def decisions(bus: Bus, count: int) -> list[DecisionEvent]:
+    """The first `count` decision events of the node, as a follower from the beginning gets them."""
+    found: list[DecisionEvent] = []
+    async with asyncio.timeout(LIMIT_S):
+        async for one in bus.follow(DECISION, start=Start.ALL, node=NODE):
+            found.append(one.value)
+            if len(found) == count:
+                break
+    return found
+
+
+async def no_more_than(bus: Bus, count: int) -> bool:
+    """Say whether the stream holds just so many decisions."""
+    return len(await bus.last(DECISION, limit=count + 1, node=NODE)) == count
+
+
+@pytest_asyncio.fixture
+async def service(nats_server: NatsServer, bus: Bus) -> AsyncIterator[asyncio.subprocess.Process]:
+    """The topology service on the demo machine."""
+    await publish_node(bus)
+    async with topology(nats_server.url) as process:
+        yield process
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_places_the_demo_pod_on_one_node_when_asked(bus: Bus) -> None:
+    """16 CPUs, 2 GPUs and 2 NICs land on NUMA node 0, each NIC under a GPU's switch, and a second pod learns what to free."""
+    first = await ask_place(bus, "op-1", TRAINER)
+    second = await ask_place(bus, "op-2", SECOND)
+
+    assert isinstance(first.result, Placement)
+    placed = first.result.containers[0]
+    assert placed.numa_nodes == NodeSet(0)
+    assert placed.cpus == CpuSet.parse("0-7,112-119")
+    assert placed.devices == {"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0", "nic-1")}
+    assert next(one.facts["count"] for one in placed.reasons if one.code == "same-switch") == 2
+    assert isinstance(second.result, Refusal)
+    assert {"no-common-numa-node", "policy-not-met", "relax"} <= {one.code for one in second.result.reasons}
+    assert [one.facts["owner"] for one in second.result.to_free] == [TRAINER.owner.key]
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_gives_the_same_answer_when_an_operation_is_asked_again(bus: Bus) -> None:
+    """A retried operation changes nothing and answers as before, placements and refusals alike."""
+    placed, refused = await ask_place(bus, "op-1", TRAINER), await ask_place(bus, "op-2", SECOND)
+    again = [await ask_place(bus, "op-1", TRAINER), await ask_place(bus, "op-2", SECOND)]
+    entry = await bus.get(LEDGER, node=NODE)
+
+    assert [one.decision_id for one in again] == [placed.decision_id, refused.decision_id]
+    assert [one.result for one in again] == [placed.result, refused.result]
+    assert entry is not None
+    assert entry.value.sequence == 2
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_announces_each_decision_with_all_its_inputs_when_made(bus: Bus) -> None:
+    """The event of a decision is enough to replay it, and to get the same answer."""
+    await ask_place(bus, "op-1", TRAINER)
+    await ask_place(bus, "op-2", SECOND)
+    await bus.ask(RELEASE, ReleaseRequest(op_id="op-3", owner=TRAINER.owner), node=NODE)
+    events = await decisions(bus, 3)
+
+    assert [one.verb for one in events] == ["place", "place", "release"]
+    for one in events[:2]:
+        assert one.view is not None
+        assert one.request is not None
+        assert place(one.view, one.request) == one.outcome
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_writes_nothing_when_it_is_a_dry_run(bus: Bus) -> None:
+    """A dry run answers and is told of, and leaves the ledger alone."""
+    reply = await ask_place(bus, "op-1", TRAINER, is_dry_run=True)
+    (event,) = await decisions(bus, 1)
+    entry = await bus.get(LEDGER, node=NODE)
+
+    assert isinstance(reply.result, Placement)
+    assert event.is_dry_run
+    assert event.id == reply.decision_id
+    assert entry is not None
+    assert (entry.value.sequence, entry.value.allocations) == (0, {})
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_adopts_what_kubelet_chose_when_allocate_comes(bus: Bus) -> None:
+    """Kubelet's choice displaces its own older holding of a device, but never a pod's."""
+    await ask_place(bus, "op-1", TRAINER)
+    kubelet = [Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=uid) for uid in ("a", "b", "c")]
+    first = await bus.ask(ADOPT, AdoptRequest(op_id="op-2", owner=kubelet[0], devices={"gpu": ("gpu-4", "gpu-5")}), node=NODE)
+    second = await bus.ask(ADOPT, AdoptRequest(op_id="op-3", owner=kubelet[1], devices={"gpu": ("gpu-5",), "cpu": ("cpu-60",)}), node=NODE)
+    third = await bus.ask(ADOPT, AdoptRequest(op_id="op-4", owner=kubelet[2], devices={"gpu": ("gpu-0",)}), node=NODE)
+    unknown = await bus.ask(ADOPT, AdoptRequest(op_id="op-5", owner=kubelet[2], devices={"gpu": ("gpu-99",)}), node=NODE)
+    released = await bus.ask(RELEASE, ReleaseRequest(op_id="op-6", owner=kubelet[1]), node=NODE)
+
+    assert isinstance(first.result, Adopted)
+    assert isinstance(second.result, Adopted)
+    assert second.result.displaced == (kubelet[0],)
+    assert isinstance(third.result, Refusal)
+    assert third.result.reasons[0].facts["owner"] == TRAINER.owner.key
+    assert isinstance(unknown.result, Refusal)
+    assert unknown.result.reasons[0].code == "unknown-device"
+    assert released.devices == {"cpu": ("cpu-60",), "gpu": ("gpu-5",)}
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_prefers_whole_switches_when_kubelet_asks(bus: Bus) -> None:
+    """GetPreferredAllocation's answer keeps what must be included, has the size asked for, and is the closest set."""
+    await ask_place(bus, "op-1", TRAINER)
+    available = tuple(f"gpu-{one}" for one in range(2, 8))
+    reply = await bus.ask(PREFER, PreferRequest(device_class="gpu", available=available, must_include=("gpu-5",), size=2), node=NODE)
+
+    assert sorted(reply.devices) == ["gpu-4", "gpu-5"]
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_keeps_answering_when_requests_are_impossible(bus: Bus) -> None:
+    """Malformed and impossible requests get reasons, and the next request is served."""
+    codes = []
+    for number, request in enumerate([pod("a", container(gpu=0)), pod("b", container(tpu=1)), pod("c", container(gpu=9)), pod("d")]):
+        reply = await ask_place(bus, f"op-{number}", request)
+        assert isinstance(reply.result, Refusal)
+        codes.append(reply.result.reasons[0].code)
+    with pytest.raises(ContractError):
+        await ask_place(bus, "", TRAINER)
+    last = await ask_place(bus, "op-9", TRAINER)
+
+    assert codes == ["count-zero", "unknown-class", "not-enough-devices", "no-containers"]
+    assert isinstance(last.result, Placement)
+
+
+def crashed_ledger() -> tuple[Ledger, DecisionEvent]:
+    """The ledger that a process leaves which died between its write and its event, and the event it owes."""
+    machine, inventories = dgx_facts()
+    view = node_view(machine, inventories, Ledger(node=NODE), AlignmentOptions(), CpuSet())
+    outcome = place(view, TRAINER)
+    assert isinstance(outcome, Placement)
+    pending = PendingDecision(owner=TRAINER.owner, time="2026-01-01T00:00:00.000000Z", ledger_sequence=1, request=TRAINER, view=view)
+    step = transitions.reserve(
+        Ledger(node=NODE), op_id="op-1", request=TRAINER, placement=outcome, decision_id="d-crashed", pending=pending
+    )
+    event = DecisionEvent(
+        id="d-crashed",
+        verb="place",
+        node=NODE,
+        op_id="op-1",
+        time=pending.time,
+        owner=TRAINER.owner,
+        request=TRAINER,
+        view=view,
+        outcome=outcome,
+        ledger_sequence=1,
+    )
+    return step.ledger, event
+
+
+@pytest.mark.parametrize("is_event_out", [False, True], ids=["before-the-event", "after-the-event"])
+async def test_topology_announces_exactly_once_when_it_died_around_the_event(
+    nats_server: NatsServer, bus: Bus, *, is_event_out: bool
+) -> None:
+    """A start emits what the crash left unsaid, complete, and repeats nothing that was said."""
+    await publish_node(bus)
+    ledger, owed = crashed_ledger()
+    await bus.compare_and_set(LEDGER, ledger, 0, node=NODE)
+    if is_event_out:
+        # Another message id, so that the server's own de-duplication cannot hide a repeat.
+        await bus.publish(DECISION, owed, event_id="before-the-crash", node=NODE)
+
+    async with topology(nats_server.url):
+        reply = await ask_place(bus, "op-2", SECOND)
+        events = await decisions(bus, 2)
+
+    assert [one.id for one in events] == ["d-crashed", reply.decision_id]
+    assert events[0] == owed
+    assert await no_more_than(bus, 2)
+
+
+async def test_topology_answers_an_old_operation_when_killed_and_started_again(nats_server: NatsServer, bus: Bus) -> None:
+    """Kill -9 after the answer loses nothing: the operation, the holding and one event are there after the restart."""
+    await publish_node(bus)
+    async with topology(nats_server.url) as process:
+        before = await ask_place(bus, "op-1", TRAINER)
+        process.kill()
+        await process.wait()
+    async with topology(nats_server.url):
+        after = await ask_place(bus, "op-1", TRAINER)
+        await ask_place(bus, "op-2", SECOND)
+        events = await decisions(bus, 2)
+
+    assert (after.decision_id, after.result) == (before.decision_id, before.result)
+    assert [one.op_id for one in events] == ["op-1", "op-2"]
+    assert await no_more_than(bus, 2)
+
+
+async def test_topology_hands_nothing_out_twice_when_two_instances_race(nats_server: NatsServer, bus: Bus) -> None:
+    """Two instances of one node's service (a roll-over that overlaps) never give one device to two pods."""
+    await publish_node(bus)
+    async with topology(nats_server.url), topology(nats_server.url):
+        await ask_place(bus, "warm", pod("warm", container(cpus=2)))
+        replies = await asyncio.gather(*(ask_place(bus, f"op-{n}", pod(f"p{n}", container(cpus=8, gpu=1, nic=1))) for n in range(12)))
+
+    placed = [one.result for one in replies if isinstance(one.result, Placement)]
+    gpus = [name for one in placed for name in one.containers[0].devices["gpu"]]
+    entry = await bus.get(LEDGER, node=NODE)
+    assert entry is not None
+    transitions.check(entry.value)
+    assert sorted(gpus) == [f"gpu-{n}" for n in range(8)]
+    assert sum(isinstance(one.result, Refusal) for one in replies) == 4
+    assert {one.owner.name for one in entry.value.allocations.values()} == {"warm", *(f"p{n}" for n in range(12))} - {
+        f"p{n}" for n, one in enumerate(replies) if isinstance(one.result, Refusal)
+    }
+
+
+async def test_topology_refuses_to_start_when_the_policy_does_not_exist(nats_server: NatsServer) -> None:
+    """An unknown policy is a configuration error with its own exit status, never a default."""
+    async with topology(nats_server.url, TOPOBUS_TOPOLOGY__ALIGNMENT__POLICY="strict") as process:
+        assert await asyncio.wait_for(process.wait(), LIMIT_S) == 78
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_says_when_the_store_was_rolled_back_under_it(bus: Bus) -> None:
+    """A ledger that somebody deleted is written again from memory, as a new epoch, with every holding."""
+    await ask_place(bus, "op-1", TRAINER)
+    await bus.delete(LEDGER, node=NODE)
+    await bus.ask(RELEASE, ReleaseRequest(op_id="op-2", owner=owner("nobody")), node=NODE)
+    entry = await bus.get(LEDGER, node=NODE)
+
+    assert entry is not None
+    assert entry.value.epoch == 2
+    assert TRAINER.owner.key in entry.value.allocations
