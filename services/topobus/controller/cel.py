@@ -114,7 +114,7 @@ class CelCompiler:
             if found is None:
                 return SelectorError(f"cannot be compiled: {_first_line(err)}", line=1, column=1)
             return SelectorError(
-                f"cannot be compiled: {found[3].removesuffix(' [INVALID_ARGUMENT]')}", line=int(found[1]), column=int(found[2]) + 1
+                f"cannot be compiled: {found[3].removesuffix(' [INVALID_ARGUMENT]')}", line=int(found[1]), column=int(found[2])
             )
 
 

@@ -18,6 +18,7 @@ from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, Pla
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
 from topobus.controller.core.claims import Attempt
+from topobus.controller.core.inventory import holders_from_ledger
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.search import allocate
 from topobus.controller.core.selectors import SelectorCompiler
@@ -90,7 +91,7 @@ class ClaimKeeper:
         owner = claims.owner_of(gone)
         for node, ledger in sorted(self._world.ledgers.items()):
             if owner.key in ledger.allocations:
-                await self._release(owner, node)
+                await self._release(owner, node, f"release-{owner.uid}-gone-{ledger.sequence}")
 
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
         claim = stored.value
@@ -148,7 +149,7 @@ class ClaimKeeper:
         claim = stored.value
         op_id = f"allocate-{metadata_of(claim).uid}-{attempt.number}"
         reply = await self._place(claim, attempt, op_id)
-        if reply is not None and isinstance(reply.result, Refusal):
+        if reply is not None and isinstance(reply.result, Refusal) and not await self._holds_already(claim, attempt):
             self._metrics.decisions.labels("refused-by-node").inc()
             self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=summarize(reply.result.reasons))
             dropped = await self._write(key, stored, claims.without_attempt(claim))
@@ -174,6 +175,22 @@ class ClaimKeeper:
             catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=attempt.node
         )
 
+    async def _holds_already(self, claim: ApiObject, attempt: Attempt) -> bool:
+        """Say whether the ledger shows this very attempt as done: a node keeps only the newest operations, the ledger keeps what is held.
+
+        What the claim holds otherwise, from an attempt that nobody remembers, is let go.
+        """
+        owner = claims.owner_of(claim)
+        entry = await self._bus.get(catalogue.LEDGER, node=attempt.node)
+        if entry is None or owner.key not in entry.value.allocations:
+            return False
+        held = {one for one, holder in holders_from_ledger(entry.value, self._world.cpu_devices(attempt.node)).items() if holder == owner}
+        wanted = set(claims.devices_of(attempt.allocation, attempt.node))
+        if held == wanted:
+            return True
+        await self._release(owner, attempt.node, f"release-{owner.uid}-stale-{entry.value.sequence}")
+        return False
+
     async def _finish(self, key: ObjectKey, stored: Stored) -> None:
         """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""
         claim = stored.value
@@ -188,7 +205,8 @@ class ClaimKeeper:
             nodes.add(attempt.node)
         nodes |= _nodes_of(allocation) & set(self._world.nodes())
         for node in sorted(nodes):
-            await self._release(owner, node)
+            # The revision makes a later release another operation: another replica may have placed in between.
+            await self._release(owner, node, f"release-{owner.uid}-{stored.revision}")
         freed = claims.without_protection(claim)
         if not claims.is_finished(freed):
             if freed != claim:
@@ -200,8 +218,8 @@ class ClaimKeeper:
         self._metrics.decisions.labels("released").inc()
         self._log.info("claim.released", claim=name_of(claim), nodes=sorted(nodes))
 
-    async def _release(self, owner: Owner, node: str) -> None:
-        request = ReleaseRequest(op_id=f"release-{owner.uid}", owner=owner)
+    async def _release(self, owner: Owner, node: str, op_id: str) -> None:
+        request = ReleaseRequest(op_id=op_id, owner=owner)
         await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)
 
     async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:

@@ -142,6 +142,7 @@ class _Controller:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
                 await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=catalogue.CLUSTER)
                 is_planning = True
+                get_logger().info("controller.ready", nodes=len(self._world.nodes()), objects=len(self._world.objects))
             is_due = await self._release_gone()
             is_due = await self._keeper.reconcile_all() or is_due
 

@@ -30,6 +30,7 @@ __all__ = [
     "ATTEMPT_ANNOTATION",
     "Attempt",
     "attempt_of",
+    "devices_of",
     "has_condition",
     "held_by",
     "is_finished",
@@ -117,6 +118,15 @@ def held_by(one: ApiObject) -> dict[DeviceId, str]:
     allocation = status_of(one).allocation or (attempt.allocation if attempt is not None else None)
     results = allocation.devices.results if allocation is not None else ()
     return {_device_id(granted): str(owner_of(one)) for granted in results if not granted.admin_access and granted.share_id is None}
+
+
+def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
+    """List the devices of an allocation that the node's ledger is to hold."""
+    return tuple(
+        _device_id(granted)
+        for granted in allocation.devices.results
+        if not granted.admin_access and granted.pool == node and class_of_driver(granted.driver) is not None
+    )
 
 
 def placement_request(one: ApiObject, allocation: AllocationResult, node: str) -> PodRequest | None:

@@ -16,7 +16,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import attempt_of, held_by, owner_of, status_of
 from topobus.controller.core.inventory import holders_from_ledger, slices_from_inventory
 from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Node, Slice, Usage
-from topobus.domain.device import Inventory, driver_name
+from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
@@ -129,6 +129,11 @@ class World:
         """List all nodes that published a machine or an inventory, by name."""
         return tuple(sorted(self.machines.keys() | {node for node, _ in self.inventories}))
 
+    def cpu_devices(self, node: str) -> tuple[Device, ...]:
+        """List a node's CPUs as devices."""
+        cpus = self.inventories.get((node, "cpu"))
+        return cpus.devices if cpus is not None else ()
+
     def input_for(self, node: str, claim: ApiObject, spec: ClaimSpec) -> AllocationInput:
         """Collect what an allocation of one claim on one node depends on."""
         metadata = metadata_of(claim)
@@ -162,8 +167,7 @@ class World:
         ledger = self.ledgers.get(node)
         if ledger is None:
             return held
-        cpus = self.inventories.get((node, "cpu"))
-        in_ledger = holders_from_ledger(ledger, cpus.devices if cpus is not None else ())
+        in_ledger = holders_from_ledger(ledger, self.cpu_devices(node))
         own = {one for one, holder in in_ledger.items() if holder == mine}
         held |= {one: str(holder) for one, holder in in_ledger.items() if one not in own}
         if own:

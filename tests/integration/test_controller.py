@@ -1,0 +1,432 @@
+"""The controller on a real server: claims become allocations at a node, or are told why not; plans find a node."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from support.small_topology import SmallTopology
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
+from topobus.contracts.messages import ApiObject, DecisionEvent, PlanRequest
+from topobus.controller.config import ControllerSettings
+from topobus.controller.service import serve
+from topobus.domain.device import Inventory
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
+from topobus.runtime.bus import Bus, Change, ChangeKind, Conflict, Start
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import build
+from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
+
+pytestmark = pytest.mark.integration
+
+NODE = "demo-node"
+SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
+
+PAIR = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: pair}
+spec:
+  devices:
+    requests:
+    - name: gpu
+      exactly:
+        deviceClassName: gpu.topobus.dev
+        selectors:
+        - cel:
+            expression: >-
+              device.attributes["gpu.topobus.dev"].model.contains("H100") &&
+              device.capacity["gpu.topobus.dev"].memory.compareTo(quantity("40Gi")) >= 0
+    - name: nic
+      exactly:
+        deviceClassName: nic.topobus.dev
+    constraints:
+    - matchAttribute: resource.kubernetes.io/pcieRoot
+"""
+
+
+def claim(name: str, *, device_class: str = "gpu.topobus.dev", count: int = 1, expression: str = "true", **metadata: Any) -> ApiObject:
+    """Make a claim for some devices of one class."""
+    request = {"deviceClassName": device_class, "count": count, "selectors": [{"cel": {"expression": expression}}]}
+    one = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": name, **metadata},
+        spec={"devices": {"requests": [{"name": "r", "exactly": request}]}},
+    )
+    return admit(one, uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+
+
+class Home:
+    """One recorded node on a bus, and a user of the API."""
+
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: SmallTopology, inventories: list[Inventory]) -> None:
+        self.bus = bus
+        self.objects = objects
+        self.topology = topology
+        self.inventories = inventories
+
+    async def apply(self, one: ApiObject) -> None:
+        """Store an object as the CLI does."""
+        await self.bus.put(catalogue.OBJECT, one, **object_parts(one))
+
+    async def until(self, name: str, is_enough: Callable[[ApiObject | None], bool]) -> ApiObject | None:
+        """Wait until the newest version of a claim satisfies the test; None stands for a deleted one."""
+
+        def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
+            mine = [one for one in items if one.parts.get("name") == name and one.parts.get("kind") == "resourceclaim"]
+            return bool(mine), mine[-1].value if mine else None
+
+        await self.objects.until(lambda items: newest(items)[0] and is_enough(newest(items)[1]))
+        return newest(self.objects.items)[1]
+
+    async def allocated(self, name: str) -> list[dict[str, Any]]:
+        """Wait until a claim is allocated; gives its results."""
+        one = await self.until(name, lambda value: value is not None and bool(value.status.get("allocation")))
+        assert one is not None
+        results: list[dict[str, Any]] = one.status["allocation"]["devices"]["results"]
+        return results
+
+    async def told(self, name: str, reason: str) -> str:
+        """Wait until a claim has a condition with this reason; gives the message."""
+        one = await self.until(name, lambda value: _condition(value).get("reason") == reason)
+        return str(_condition(one)["message"])
+
+    async def delete(self, name: str) -> None:
+        """Delete a claim as the CLI does: mark it, or remove it when nothing holds it."""
+        parts = {"kind": "resourceclaim", "namespace": "default", "name": name}
+        while True:
+            entry = await self.bus.get(catalogue.OBJECT, **parts)
+            if entry is None:
+                return
+            marked = ask_deletion(entry.value, now="2026-01-02T00:00:00Z")
+            if marked is None:
+                await self.bus.delete(catalogue.OBJECT, **parts)
+                return
+            if not isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
+                return
+
+
+def _condition(one: ApiObject | None) -> dict[str, Any]:
+    conditions = (one.status.get("conditions") if one is not None else None) or [{}]
+    found: dict[str, Any] = conditions[0]
+    return found
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[Inventory]]:
+    """The demo machine with what its GPU and NIC drivers find."""
+    root = tmp_path_factory.mktemp("dgx")
+    build("dgx", root)
+    tree = Tree(HardwareSettings(root=str(root)))
+    machine = read_machine(tree, NODE)
+    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name)
+    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda one: one.name)
+    return machine, [
+        Inventory(node=NODE, device_class="gpu", generation=1, devices=tuple(gpus)),
+        Inventory(node=NODE, device_class="nic", generation=1, devices=tuple(nics)),
+    ]
+
+
+@asynccontextmanager
+async def controller(url: str) -> AsyncIterator[Readiness]:
+    """Run one replica; gives its readiness."""
+    readiness = Readiness()
+    async with Bus.session(NatsSettings(url=url), name="controller") as bus:
+        runtime = Runtime(
+            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=readiness, registry=CollectorRegistry()
+        )
+        task = asyncio.create_task(serve(SETTINGS, runtime))
+        try:
+            yield readiness
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]  # checked just before
+
+
+@pytest_asyncio.fixture
+async def home(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> AsyncIterator[Home]:
+    """The demo node with its topology, no controller yet."""
+    machine, inventories = recorded
+    await bus.put(catalogue.MACHINE, machine, node=NODE)
+    for one in inventories:
+        await bus.put(catalogue.INVENTORY, one, node=NODE, device_class=one.device_class)
+    topology = SmallTopology(bus, machine, inventories)
+    await topology.start()
+    async with Reader(bus.watch(catalogue.OBJECT)) as objects:
+        yield Home(bus, objects, topology, inventories)
+
+
+@pytest_asyncio.fixture
+async def served(home: Home, nats_server: NatsServer) -> AsyncIterator[Home]:
+    """The demo node with a controller."""
+    async with controller(nats_server.url):
+        yield home
+
+
+async def test_controller_allocates_gpu_and_nic_under_one_root_when_claim_asks_for_it(served: Home) -> None:
+    """A claim with a CEL selector and matchAttribute pcieRoot gets a GPU and a NIC of one root, held at the node and announced."""
+    (one,) = parse_manifest(PAIR, where="pair.yaml")
+
+    async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
+        await served.apply(admit(one, uid="uid-pair", now="2026-01-01T00:00:00Z"))
+        results = await served.allocated("pair")
+        events = await decisions.until(lambda items: any(event.value.verb == "allocate" for event in items))
+
+    roots = {device.name: device.pcie_root for inventory in served.inventories for device in inventory.devices}
+    assert [result["driver"] for result in results] == ["gpu.topobus.dev", "nic.topobus.dev"]
+    assert len({roots[result["device"]] for result in results}) == 1
+    assert {result["pool"] for result in results} == {NODE}
+    owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="pair", uid="uid-pair")
+    held = served.topology.ledger.allocations[owner.key].holdings[0].devices
+    assert held == {"gpu": (results[0]["device"],), "nic": (results[1]["device"],)}
+    event: DecisionEvent = next(event.value for event in events if event.value.verb == "allocate")
+    assert (event.node, event.owner) == (NODE, owner)
+
+
+async def test_controller_writes_kubernetes_status_when_allocated(served: Home) -> None:
+    """The status has Kubernetes' shape: node selector, time, finalizer, and no attempt left behind."""
+    await served.apply(claim("one"))
+    await served.allocated("one")
+
+    one = await served.until("one", lambda value: _condition(value).get("status") == "True")
+
+    assert one is not None
+    field = one.status["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]
+    assert field == {"key": "metadata.name", "operator": "In", "values": [NODE]}
+    assert one.status["allocation"]["allocationTimestamp"]
+    assert one.metadata["finalizers"] == ["resource.kubernetes.io/delete-protection"]
+    assert "topobus.dev/attempt" not in one.metadata["annotations"]
+
+
+async def test_controller_says_why_when_claim_cannot_fit(served: Home) -> None:
+    """A claim for more than there is gets the first failing check of the devices, grouped with numbers."""
+    await served.apply(claim("taker", count=2))
+    await served.allocated("taker")
+    await served.apply(claim("greedy", count=7))
+
+    message = await served.told("greedy", "DoesNotFit")
+
+    assert "wants 7 devices of class gpu.topobus.dev, found 6 of 16" in message
+    assert "2 devices: held by claim default/taker" in message
+    assert '8 devices: class gpu.topobus.dev selector #0: device.driver == "gpu.topobus.dev"' in message
+
+
+async def test_controller_allocates_waiting_claim_when_devices_become_free(served: Home) -> None:
+    """A claim that did not fit is allocated as soon as another one is released."""
+    await served.apply(claim("first", count=8))
+    await served.allocated("first")
+    await served.apply(claim("second", count=8))
+    await served.told("second", "DoesNotFit")
+
+    await served.delete("first")
+
+    assert len(await served.allocated("second")) == 8
+
+
+@pytest.mark.parametrize(
+    ("one", "reason", "wanted"),
+    [
+        pytest.param(
+            claim("bad", expression="device.drivr == 1"), "Invalid", ("line 1, column 7", "device.drivr"), id="cel-does-not-compile"
+        ),
+        pytest.param(
+            claim("bad", expression='device.attributes["gpu.topobus.dev"].colour == "red"'),
+            "Invalid",
+            ("selector #0", "colour"),
+            id="cel-missing-key",
+        ),
+        pytest.param(claim("bad", device_class="tpu"), "Invalid", ("no DeviceClass 'tpu'", "gpu.topobus.dev"), id="no-such-class"),
+        pytest.param(claim("bad", count=0), "Malformed", ("count", "at least 1"), id="breaks-a-limit"),
+        pytest.param(
+            ApiObject(
+                api_version="resource.k8s.io/v1",
+                kind="ResourceClaim",
+                metadata={"name": "bad", "uid": "u"},
+                spec={"devices": {"requests": 5}},
+            ),
+            "Malformed",
+            ("requests", "array"),
+            id="wrong-type",
+        ),
+    ],
+)
+async def test_controller_says_where_when_claim_is_wrong(served: Home, one: ApiObject, reason: str, wanted: tuple[str, ...]) -> None:
+    """A wrong claim is told the place; others are served as before."""
+    await served.apply(one)
+    await served.apply(claim("good"))
+
+    message = await served.told("bad", reason)
+
+    assert [part for part in wanted if part not in message] == []
+    assert len(await served.allocated("good")) == 1
+
+
+async def test_controller_survives_stored_class_that_nobody_can_read(served: Home) -> None:
+    """A malformed DeviceClass counts as absent and takes nobody down."""
+    broken = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "odd"}, spec={"selectors": "x"})
+    await served.apply(broken)
+    await served.apply(claim("user", device_class="odd"))
+
+    assert "no DeviceClass 'odd'" in await served.told("user", "Invalid")
+
+
+async def test_controller_releases_devices_when_claim_is_deleted(served: Home) -> None:
+    """A deleted claim lets go at its node first, and only then the object goes."""
+    await served.apply(claim("gone", count=3))
+    await served.allocated("gone")
+
+    await served.delete("gone")
+    await served.until("gone", lambda value: value is None)
+
+    assert served.topology.ledger.allocations == {}
+
+
+async def test_controller_releases_devices_when_object_is_removed_by_force(served: Home) -> None:
+    """An object deleted past its finalizer does not leak what it held."""
+    await served.apply(claim("forced", count=8))
+    await served.allocated("forced")
+    await served.bus.delete(catalogue.OBJECT, kind="resourceclaim", namespace="default", name="forced")
+
+    await served.apply(claim("next", count=8))
+
+    assert len(await served.allocated("next")) == 8
+
+
+async def test_controller_searches_anew_when_node_refuses(served: Home) -> None:
+    """A node that refuses the attempt is asked again with another operation, never with the refused one."""
+    served.topology.refuse_next = 1
+
+    await served.apply(claim("again"))
+    await served.allocated("again")
+
+    assert [one.op_id for one in served.topology.requests] == ["allocate-uid-again-1", "allocate-uid-again-2"]
+
+
+async def test_controller_completes_attempt_when_another_replica_died_after_placing(home: Home, nats_server: NatsServer) -> None:
+    """What a crash left between the node's ledger and the claim's status is completed with the same devices."""
+    await home.apply(claim("crashed", count=2))
+    async with controller(nats_server.url):
+        await home.allocated("crashed")
+    attempt = next(
+        one.value
+        for one in home.objects.items
+        if one.value is not None and "topobus.dev/attempt" in (one.value.metadata.get("annotations") or {})
+    )
+    await home.apply(attempt)
+
+    async with controller(nats_server.url):
+        one = await home.until("crashed", lambda value: value is not None and "topobus.dev/attempt" not in value.metadata["annotations"])
+
+    assert one is not None
+    held = next(iter(home.topology.ledger.allocations.values())).holdings[0].devices["gpu"]
+    assert sorted(result["device"] for result in one.status["allocation"]["devices"]["results"]) == sorted(held)
+    assert len({request.op_id for request in home.topology.requests}) == 1
+
+
+async def test_controller_never_gives_device_twice_when_three_replicas_compete(home: Home, nats_server: NatsServer) -> None:
+    """Three replicas serve twelve claims for eight GPUs: eight are allocated, each device once."""
+    async with controller(nats_server.url), controller(nats_server.url), controller(nats_server.url):
+        for index in range(12):
+            await home.apply(claim(f"c{index:02d}"))
+        await home.objects.until(lambda items: len(_allocated_devices(items)) == 8, timeout_s=60)
+        for index in range(12):
+            await home.until(f"c{index:02d}", lambda value: bool(_condition(value)))
+
+    devices = _allocated_devices(home.objects.items)
+    assert len(set(devices.values())) == 8
+    assert len(home.topology.ledger.allocations) == 8
+
+
+def _allocated_devices(items: list[Change[ApiObject]]) -> dict[str, str]:
+    newest = {one.parts["name"]: one.value for one in items if one.kind is ChangeKind.PUT}
+    return {
+        name: one.status["allocation"]["devices"]["results"][0]["device"]
+        for name, one in newest.items()
+        if one is not None and one.status.get("allocation")
+    }
+
+
+def _pod(count: int, name: str = "trainer") -> PodRequest:
+    return PodRequest(
+        owner=Owner(kind=OwnerKind.POD, name=name, uid=f"uid-{name}"),
+        containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=count),)),),
+        policy=Policy.SINGLE_NUMA_NODE,
+    )
+
+
+async def _plan_ready(home: Home) -> None:
+    """Wait until a controller answers plans: it does so before it decides on its first claim."""
+    await home.apply(claim("probe", count=9))
+    await home.told("probe", "DoesNotFit")
+
+
+async def test_plan_commits_at_the_node_and_lists_silent_ones_when_asked(served: Home, recorded: tuple[Machine, list[Inventory]]) -> None:
+    """A pod is placed on a node that answers; a node that is silent is listed as unknown, not as refusing."""
+    silent = Machine(node="silent-node", numa_nodes=recorded[0].numa_nodes, cpus=recorded[0].cpus)
+    await served.bus.put(catalogue.MACHINE, silent, node="silent-node")
+    await _plan_ready(served)
+
+    request = PlanRequest(op_id="op-1", pod=_pod(2))
+    reply = await served.bus.ask(catalogue.PLAN, request, node=catalogue.CLUSTER)
+    again = await served.bus.ask(catalogue.PLAN, request, node=catalogue.CLUSTER)
+
+    assert reply.chosen is not None
+    assert reply.chosen.node == NODE
+    assert reply.silent_nodes == ("silent-node",)
+    assert again.chosen is not None
+    assert again.chosen.result == reply.chosen.result
+    assert len(served.topology.ledger.allocations) == 1
+
+
+async def test_plan_tells_each_nodes_reasons_when_none_fits(served: Home) -> None:
+    """A pod that fits nowhere gets what each node said."""
+    await _plan_ready(served)
+
+    reply = await served.bus.ask(catalogue.PLAN, PlanRequest(op_id="op-2", pod=_pod(5)), node=catalogue.CLUSTER)
+    nowhere = await served.bus.ask(catalogue.PLAN, PlanRequest(op_id="op-3", pod=_pod(1), node="elsewhere"), node=catalogue.CLUSTER)
+
+    assert reply.chosen is None
+    assert [(one.node, type(one.result)) for one in reply.answers] == [(NODE, Refusal)]
+    assert isinstance(nowhere.answers[0].result, Refusal)
+    assert nowhere.answers[0].result.reasons[0].code == "unknown-node"
+
+
+async def test_controller_process_says_ready_and_stops_when_told(nats_server: NatsServer, tmp_path: Path) -> None:
+    """The console entry starts, connects, and ends with status 0 on SIGTERM."""
+    environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": nats_server.url, "TOPOBUS_ALL__LOG__FORMAT": "json"}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "topobus.controller.main", env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(20):
+        async for line in process.stdout:
+            if b"controller.ready" in line:
+                break
+    process.send_signal(signal.SIGTERM)
+
+    async with asyncio.timeout(5):
+        assert await process.wait() == 0

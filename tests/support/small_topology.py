@@ -1,0 +1,66 @@
+"""A node's topology on a real bus, as small as can be: the real engine and the real transitions, no crash safety."""
+
+from __future__ import annotations
+
+import asyncio
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
+from topobus.domain import transitions
+from topobus.domain.alignment.place import place
+from topobus.domain.alignment.view import node_view, with_ledger
+from topobus.domain.device import Inventory
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.view import AlignmentOptions
+from topobus.runtime.bus import Bus
+
+
+class SmallTopology:
+    """Answers `place` and `release` for one node and writes its ledger."""
+
+    def __init__(self, bus: Bus, machine: Machine, inventories: list[Inventory]) -> None:
+        self._bus = bus
+        self._node = machine.node
+        self._view = node_view(machine, {one.device_class: one for one in inventories}, None, AlignmentOptions(), CpuSet())
+        self.ledger = Ledger(node=machine.node)
+        self.requests: list[PlaceRequest] = []
+        self.refuse_next = 0
+        """How many commits to refuse, as if the ledger had just changed."""
+        self._turn = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Publish an empty ledger and answer from now on."""
+        await self._bus.put(catalogue.LEDGER, self.ledger, node=self._node)
+        await self._bus.answer(catalogue.PLACE, self._place, node=self._node)
+        await self._bus.answer(catalogue.RELEASE, self._release, node=self._node)
+
+    async def _place(self, request: PlaceRequest) -> PlaceReply:
+        async with self._turn:
+            self.requests.append(request)
+            record = transitions.known(self.ledger, request.op_id)
+            if record is not None and record.outcome is not None:
+                return PlaceReply(decision_id=record.decision_id, node=self._node, result=record.outcome)
+            result = place(with_ledger(self._view, self.ledger), request.pod)
+            if self.refuse_next and not request.is_dry_run:
+                self.refuse_next -= 1
+                result = Refusal(reasons=(Reason(code="test", message="refused by the test"),))
+            if not request.is_dry_run and isinstance(result, Placement):
+                step = transitions.reserve(
+                    self.ledger, op_id=request.op_id, request=request.pod, placement=result, decision_id=f"d-{request.op_id}"
+                )
+                await self._keep(step.ledger)
+            return PlaceReply(decision_id=f"d-{request.op_id}", node=self._node, result=result, ledger_sequence=self.ledger.sequence)
+
+    async def _release(self, request: ReleaseRequest) -> ReleaseReply:
+        async with self._turn:
+            step = transitions.release(self.ledger, op_id=request.op_id, owner=request.owner, decision_id=f"d-{request.op_id}")
+            await self._keep(step.ledger)
+            return ReleaseReply(devices=step.record.devices, ledger_sequence=self.ledger.sequence)
+
+    async def _keep(self, ledger: Ledger) -> None:
+        transitions.check(ledger)
+        self.ledger = ledger
+        await self._bus.put(catalogue.LEDGER, ledger, node=self._node)
