@@ -16,6 +16,12 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.machines import RecordedMachine, build
 
 
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> RecordedMachine:
+    """The demo machine. Building it costs a second, so all tests share it: whoever harms it, mends it."""
+    return build("dgx", tmp_path_factory.mktemp("dgx") / "machine")
+
+
 def discover(machine: RecordedMachine, driver: DeviceDriver) -> tuple[Device, ...]:
     """Find a driver's devices."""
     tree = Tree(HardwareSettings(root=str(machine.root)))
@@ -28,29 +34,28 @@ def look(machine: RecordedMachine, driver: DeviceDriver, devices: tuple[Device, 
     return {name: [(one.state, one.reason) for one in found] for name, found in seen.items() if found}
 
 
-def test_xilinx_finds_two_cards_on_node_0_when_the_machine_is_the_demo(tmp_path: Path) -> None:
+def test_xilinx_finds_two_cards_on_node_0_when_the_machine_is_the_demo(dgx: RecordedMachine) -> None:
     """Four functions are two healthy cards, both on NUMA node 0."""
-    machine = build("dgx", tmp_path / "machine")
     driver = XilinxDriver()
 
-    cards = discover(machine, driver)
+    cards = discover(dgx, driver)
 
     assert [(one.name, str(one.numa_nodes), one.model) for one in cards] == [
         ("fpga-0000-38-00-0", "0", "Alveo U55C"),
         ("fpga-0000-39-00-0", "0", "Alveo U55C"),
     ]
-    assert look(machine, driver, cards) == {}
+    assert look(dgx, driver, cards) == {}
 
 
 @pytest.mark.parametrize("function", [0, 1])
-def test_xilinx_misses_either_function_when_it_falls_off_the_bus(tmp_path: Path, function: int) -> None:
+def test_xilinx_misses_either_function_when_it_falls_off_the_bus(dgx: RecordedMachine, function: int) -> None:
     """A card with half of its functions gone is Unhealthy under its own name; its neighbour is not touched."""
-    machine = build("dgx", tmp_path / "machine")
     driver = XilinxDriver()
-    cards = discover(machine, driver)
-    machine.remove_pci(f"0000:38:00.{function}")
+    cards = discover(dgx, driver)
 
-    sick = look(machine, driver, cards)
+    dgx.remove_pci(f"0000:38:00.{function}")
+    sick = look(dgx, driver, cards)
+    dgx.restore_pci(f"0000:38:00.{function}")
 
     assert {name: {state for state, _ in found} for name, found in sick.items()} == {cards[0].name: {HealthState.UNHEALTHY}}
 

@@ -30,10 +30,10 @@ class Recorded:
         return {name: [(one.state, one.reason) for one in found] for name, found in seen.items() if found}
 
 
-@pytest.fixture
-def dgx(tmp_path: Path) -> Recorded:
-    """The demo machine."""
-    return Recorded(build("dgx", tmp_path / "machine"))
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """The demo machine. Building it costs a second, so all tests share it: whoever harms it, mends it."""
+    return Recorded(build("dgx", tmp_path_factory.mktemp("dgx") / "machine"))
 
 
 def test_discover_finds_eight_rdma_cards_in_pairs_under_switches_when_the_machine_is_the_demo(dgx: Recorded) -> None:
