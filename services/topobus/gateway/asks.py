@@ -1,0 +1,80 @@
+"""What the gateway asks of the node plane: topology's choice and ledger, the device services' preparation. Every ask has our own deadline.
+
+Operation ids are the caller's: the same on a retry, so that asking again gives the same answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from topobus.contracts.catalogue import ADOPT, PREFER, PREPARE, RELEASE, UNPREPARE
+from topobus.contracts.messages import (
+    Adopted,
+    AdoptRequest,
+    PreferRequest,
+    Prepared,
+    PrepareRequest,
+    ReleaseRequest,
+    UnprepareRequest,
+)
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner
+from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.core.preference import fall_back, is_legal
+from topobus.runtime.bus import Bus
+from topobus.runtime.logging import get_logger
+
+__all__ = ["NodeAsks"]
+
+
+class NodeAsks:
+    """Asks of one node."""
+
+    def __init__(self, bus: Bus, node: str, deadlines: DeadlineSettings) -> None:
+        self._bus = bus
+        self._node = node
+        self._deadlines = deadlines
+
+    async def prefer(self, device_class: str, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
+        """Choose devices: topology's choice when it comes in time and is a legal one, else the first by name. Never an error."""
+        request = PreferRequest(
+            device_class=device_class, available=tuple(sorted(available)), must_include=tuple(sorted(must_include)), size=size
+        )
+        why = "the choice is not one of those asked for"
+        try:
+            reply = await self._bus.ask(PREFER, request, timeout_s=self._deadlines.prefer_s, node=self._node)
+            if is_legal(reply.devices, available, must_include, size):
+                return tuple(sorted(reply.devices))
+        except (PeerUnavailable, ContractError) as err:
+            why = str(err)
+        chosen = fall_back(available, must_include, size)
+        get_logger().warning("preference.fell-back", device_class=device_class, size=size, chosen=list(chosen), why=why)
+        return chosen
+
+    async def adopt(
+        self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, is_shared: bool = False
+    ) -> Adopted | Refusal:
+        """Write into the ledger what has been decided elsewhere."""
+        request = AdoptRequest(op_id=op_id, owner=owner, devices=dict(devices), is_shared=is_shared)
+        reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
+        return reply.result
+
+    async def release(self, op_id: str, owner: Owner) -> None:
+        """Let go of all that an owner holds."""
+        await self._bus.ask(RELEASE, ReleaseRequest(op_id=op_id, owner=owner), timeout_s=self._deadlines.adopt_s, node=self._node)
+
+    async def prepare(
+        self, op_id: str, owner: Owner, device_class: str, names: Sequence[str], config: Sequence[dict[str, Any]] = ()
+    ) -> Prepared | Refusal:
+        """Have devices made ready."""
+        request = PrepareRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)), config=tuple(config))
+        reply = await self._bus.ask(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        return reply.result
+
+    async def unprepare(self, op_id: str, owner: Owner, device_class: str, names: Sequence[str]) -> Refusal | None:
+        """Undo prepare; None is done."""
+        request = UnprepareRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)))
+        reply = await self._bus.ask(UNPREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        return reply.refusal

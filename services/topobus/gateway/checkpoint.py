@@ -1,0 +1,109 @@
+"""The node checkpoint: which claims this node has begun to prepare or has prepared, on disk before kubelet hears of it.
+
+Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced whole and synced. A file that cannot be read stops the gateway: it is
+never taken for an empty one, since that would forget what containers use. Fields of newer versions are ignored, so a downgrade works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from msgspec import Struct
+
+from topobus.contracts.codec import decode, encode
+from topobus.devicekit.cdi import CdiSpec
+from topobus.devicekit.cdi_files import write
+from topobus.domain.errors import ConfigError, ContractError
+from topobus.gateway.core.claims import AllocatedDevice
+
+__all__ = ["Checkpoint", "ClaimEntry"]
+
+_VERSION = 1
+
+
+class ClaimEntry(Struct, frozen=True, kw_only=True):
+    """One claim at one driver."""
+
+    namespace: str
+    name: str
+    uid: str
+    device_class: str
+    attempt: str
+    """Part of the operation ids of this preparation: the same on every retry, another one after an unprepare."""
+    devices: tuple[AllocatedDevice, ...] = ()
+    is_prepared: bool = False
+    """False: begun. A retry goes on with the same attempt; an unprepare undoes what may have happened."""
+    cdi: CdiSpec | None = None
+    """The CDI file's content, to write it again after a reboot; None when nothing is to be edited."""
+
+    @property
+    def key(self) -> str:
+        """Where it stands in the file."""
+        return f"{self.uid}/{self.device_class}"
+
+
+class _File(Struct, frozen=True, kw_only=True):
+    version: int
+    entries: tuple[ClaimEntry, ...]
+
+
+class Checkpoint:
+    """All entries, in memory and on disk."""
+
+    def __init__(self, path: Path, entries: dict[str, ClaimEntry]) -> None:
+        self._path = path
+        self._entries = entries
+        self._lock = asyncio.Lock()
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read the file; one that does not exist is a new node.
+
+        Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version, or its folder cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            data = path.read_bytes() if path.exists() else None
+        except OSError as err:
+            raise ConfigError(
+                f"gateway: checkpoint_path: cannot use {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
+            ) from err
+        if data is None:
+            return cls(path, {})
+        mend = f"restore {path}, or move it away when no container on this node uses a claim's device any more"
+        try:
+            file = decode(data, _File, where=str(path))
+        except ContractError as err:
+            raise ConfigError(f"gateway: checkpoint_path: {err.message}", next_step=mend) from err
+        if file.version != _VERSION:
+            raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
+        return cls(path, {one.key: one for one in file.entries})
+
+    def entries(self) -> tuple[ClaimEntry, ...]:
+        """All entries, by claim and class."""
+        return tuple(self._entries[key] for key in sorted(self._entries))
+
+    def get(self, uid: str, device_class: str) -> ClaimEntry | None:
+        """One claim at one driver."""
+        return self._entries.get(f"{uid}/{device_class}")
+
+    async def put(self, entry: ClaimEntry) -> None:
+        """Store an entry; it is on disk when this returns.
+
+        Errors: raises OSError when the disk refuses; memory then is as before.
+        """
+        async with self._lock:
+            await self._save({**self._entries, entry.key: entry})
+
+    async def remove(self, uid: str, device_class: str) -> None:
+        """Forget an entry; one that is not there is no error."""
+        async with self._lock:
+            key = f"{uid}/{device_class}"
+            if key in self._entries:
+                await self._save({other: entry for other, entry in self._entries.items() if other != key})
+
+    async def _save(self, entries: dict[str, ClaimEntry]) -> None:
+        data = encode(_File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries))))
+        await asyncio.to_thread(write, self._path.parent, self._path.name, data)
+        self._entries = entries

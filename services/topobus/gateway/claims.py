@@ -1,0 +1,262 @@
+"""Claims prepared and unprepared: the ledger, the device service, the CDI file and the checkpoint in the one order that survives a crash anywhere.
+
+Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or a sentence. Prepare: begun in the checkpoint -> adopted -> prepared ->
+CDI file on disk -> done in the checkpoint -> answer. Unprepare is the reverse. Both may be asked again at any time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+from msgspec import Struct
+
+from topobus.contracts.catalogue import OBJECT
+from topobus.contracts.messages import ApiObject
+from topobus.devicekit.cdi import file_name, render
+from topobus.devicekit.cdi_files import delete, find_files, write
+from topobus.domain.device import driver_name
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.core.claims import CDI_VENDOR, ClaimAllocation, allocation_of, cdi_device_name, cdi_spec, is_allocated_here
+from topobus.gateway.node_state import NodeState
+from topobus.runtime.bus import Bus
+from topobus.runtime.logging import get_logger
+
+__all__ = ["BusClaims", "ClaimKey", "ClaimPreparer", "ClaimReader", "PreparedDevice"]
+
+
+class ClaimKey(Struct, frozen=True, kw_only=True):
+    """A claim as kubelet names it."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    @property
+    def owner(self) -> Owner:
+        """Who holds the claim's devices."""
+        return Owner(kind=OwnerKind.CLAIM, namespace=self.namespace, name=self.name, uid=self.uid)
+
+
+class PreparedDevice(Struct, frozen=True, kw_only=True):
+    """One device for kubelet."""
+
+    request: str
+    pool: str
+    device: str
+    cdi_devices: tuple[str, ...]
+
+
+class ClaimReader(Protocol):
+    """Where claims are read: the stand-alone store, or a cluster's API server."""
+
+    async def read(self, namespace: str, name: str) -> ApiObject | None:
+        """Read a claim; None when there is none.
+
+        Errors: raises PeerUnavailable or ContractError.
+        """
+        ...
+
+
+class BusClaims:
+    """Claims of the stand-alone store."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    async def read(self, namespace: str, name: str) -> ApiObject | None:
+        """Read a claim from the bucket."""
+        entry = await self._bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
+        return entry.value if entry else None
+
+
+class _ClaimFailed(Exception):
+    """Raised inside for what becomes the claim's own error text."""
+
+
+class ClaimPreparer:
+    """Prepares and unprepares claims of all classes on this node."""
+
+    def __init__(
+        self, *, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, cdi_dir: Path, deadlines: DeadlineSettings
+    ) -> None:
+        self._state = state
+        self._asks = asks
+        self._reader = reader
+        self._checkpoint = checkpoint
+        self._cdi_dir = cdi_dir
+        self._deadlines = deadlines
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    def has_claims(self, device_class: str) -> bool:
+        """Say whether something of a class is still to be undone one day."""
+        return any(entry.device_class == device_class for entry in self._checkpoint.entries())
+
+    async def restore(self) -> None:
+        """Write CDI files that a reboot removed, and remove those that no claim stands behind. Runs before kubelet is served."""
+        wanted = {_file(entry): render(entry.cdi) for entry in self._checkpoint.entries() if entry.is_prepared and entry.cdi is not None}
+        written, orphans = await asyncio.to_thread(_restore_files, self._cdi_dir, wanted)
+        if written or orphans:
+            get_logger().info("claims.restored", written=written, orphans_removed=orphans)
+
+    async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
+        """Prepare a claim's devices of one class; the text is the claim's error."""
+        try:
+            async with asyncio.timeout(self._deadlines.claim_s), self._one_at_a_time(claim.uid):
+                return await self._prepare(device_class, claim)
+        except (_ClaimFailed, PeerUnavailable, ContractError) as err:
+            error = str(err)
+        except TimeoutError:
+            error = f"not prepared within {self._deadlines.claim_s} s"
+        except OSError as err:
+            error = f"cannot write {err.filename}: {err.strerror}"
+        get_logger().warning("claim.prepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
+        return f"claim {claim.namespace}/{claim.name}: {error}"
+
+    async def unprepare(self, device_class: str, claim: ClaimKey) -> str:
+        """Undo a claim; empty when done. A claim that is not known here was undone before."""
+        try:
+            async with asyncio.timeout(self._deadlines.claim_s), self._one_at_a_time(claim.uid):
+                await self._unprepare(device_class, claim)
+                return ""
+        except (_ClaimFailed, PeerUnavailable, ContractError) as err:
+            error = str(err)
+        except TimeoutError:
+            error = f"not undone within {self._deadlines.claim_s} s"
+        except OSError as err:
+            error = f"cannot write {err.filename}: {err.strerror}"
+        get_logger().warning("claim.unprepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
+        return f"claim {claim.namespace}/{claim.name}: {error}"
+
+    async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
+        entry = self._checkpoint.get(claim.uid, device_class)
+        if entry is not None and entry.is_prepared:
+            await self._write_cdi(entry, only_missing=True)
+            return _answer(entry)
+        found = allocation_of(
+            await self._reader.read(claim.namespace, claim.name),
+            namespace=claim.namespace,
+            name=claim.name,
+            uid=claim.uid,
+            driver=driver_name(device_class),
+            node=self._state.node,
+        )
+        if isinstance(found, Refusal):
+            raise _ClaimFailed(_text(found))
+        if entry is None:
+            entry = ClaimEntry(
+                namespace=claim.namespace, name=claim.name, uid=claim.uid, device_class=device_class, attempt=uuid.uuid4().hex
+            )
+        entry = msgspec.structs.replace(entry, devices=found.devices)
+        await self._checkpoint.put(entry)
+        await self._adopt(entry, claim, found)
+        names = tuple(sorted({one.device for one in found.devices}))
+        prepared = await self._asks.prepare(f"{entry.attempt}-prepare", claim.owner, device_class, names, found.config)
+        if isinstance(prepared, Refusal):
+            raise _ClaimFailed(_text(prepared))
+        missing = sorted(set(names) - prepared.edits.keys())
+        if missing:
+            raise _ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
+        entry = msgspec.structs.replace(entry, is_prepared=True, cdi=cdi_spec(claim.uid, device_class, prepared))
+        await self._write_cdi(entry)
+        await self._checkpoint.put(entry)
+        get_logger().info(
+            "claim.prepared", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", device_class=device_class, devices=list(names)
+        )
+        return _answer(entry)
+
+    async def _adopt(self, entry: ClaimEntry, claim: ClaimKey, found: ClaimAllocation) -> None:
+        """Tell the ledger: exclusive devices are held, those of admin access are only looked at."""
+        looked_at = tuple(sorted({one.device for one in found.devices if one.is_shared}))
+        shared = {entry.device_class: looked_at} if looked_at else {}
+        for is_shared, op_id, devices in ((False, f"{entry.attempt}-adopt", found.held), (True, f"{entry.attempt}-adopt-shared", shared)):
+            if not devices:
+                continue
+            adopted = await self._asks.adopt(op_id, claim.owner, devices, is_shared=is_shared)
+            if isinstance(adopted, Refusal):
+                # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
+                await self._checkpoint.remove(entry.uid, entry.device_class)
+                raise _ClaimFailed(_text(adopted))
+            for device_class, names in devices.items() if not is_shared else ():
+                self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence)
+
+    async def _unprepare(self, device_class: str, claim: ClaimKey) -> None:
+        entry = self._checkpoint.get(claim.uid, device_class)
+        if entry is None:
+            return
+        names = tuple(sorted({one.device for one in entry.devices}))
+        refusal = await self._asks.unprepare(f"{entry.attempt}-unprepare", claim.owner, device_class, names)
+        if refusal is not None:
+            raise _ClaimFailed(_text(refusal))
+        await asyncio.to_thread(delete, self._cdi_dir, _file(entry))
+        is_last = not any(one.uid == claim.uid and one.device_class != device_class for one in self._checkpoint.entries())
+        if is_last and not is_allocated_here(await self._reader.read(entry.namespace, entry.name), claim.uid, self._state.node):
+            # While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them.
+            await self._asks.release(f"{entry.attempt}-release", claim.owner)
+        await self._checkpoint.remove(claim.uid, device_class)
+        get_logger().info(
+            "claim.unprepared", claim_uid=claim.uid, claim=f"{entry.namespace}/{entry.name}", device_class=device_class, devices=list(names)
+        )
+
+    async def _write_cdi(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
+        if entry.cdi is None or (only_missing and await asyncio.to_thread((self._cdi_dir / _file(entry)).is_file)):
+            return
+        await asyncio.to_thread(write, self._cdi_dir, _file(entry), render(entry.cdi))
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, uid: str) -> AsyncIterator[None]:
+        """Serialize what happens to one claim; other claims go on beside a hung one."""
+        lock, waiting = self._locks.get(uid, (asyncio.Lock(), 0))
+        self._locks[uid] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._locks[uid]
+            if waiting == 1:
+                del self._locks[uid]
+            else:
+                self._locks[uid] = (lock, waiting - 1)
+
+
+def _answer(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
+    return tuple(
+        PreparedDevice(request=one.request, pool=one.pool, device=one.device, cdi_devices=_cdi_names(entry, one.device))
+        for one in entry.devices
+    )
+
+
+def _cdi_names(entry: ClaimEntry, device: str) -> tuple[str, ...]:
+    name = cdi_device_name(entry.uid, device)
+    return (entry.cdi.qualified_name(name),) if entry.cdi and any(one.name == name for one in entry.cdi.devices) else ()
+
+
+def _file(entry: ClaimEntry) -> str:
+    return file_name(CDI_VENDOR, entry.device_class, entry.uid)
+
+
+def _text(refusal: Refusal) -> str:
+    return "; ".join(one.message for one in refusal.reasons)
+
+
+def _restore_files(folder: Path, wanted: dict[str, bytes]) -> tuple[list[str], list[str]]:
+    written: list[str] = []
+    for name, data in sorted(wanted.items()):
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != data:
+            write(folder, name, data)
+            written.append(name)
+    orphans = [name for name in find_files(folder, CDI_VENDOR) if name not in wanted]
+    for name in orphans:
+        delete(folder, name)
+    return written, orphans

@@ -1,0 +1,113 @@
+"""Settings of the gateway: kubelet's folders, where its own files go, how devices are offered, and how long it waits for whom."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+from topobus.domain.device import driver_name
+from topobus.domain.errors import ConfigError
+from topobus.domain.names import is_dns_label, is_extended_resource_name
+from topobus.runtime.config import ServiceSettings
+
+__all__ = ["DeadlineSettings", "Exposure", "GatewaySettings", "KubeletSettings", "check"]
+
+Exposure = Literal["both", "dra", "device-plugin", "none"]
+"""How a class is offered to kubelet."""
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+# sun_path of unix(7) has 108 bytes, the last one NUL. A longer name fails only at bind, with a message that helps nobody.
+_SOCKET_PATH_LIMIT = 107
+
+
+class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where kubelet keeps its sockets. The defaults are kubelet's own, which it does not move with --root-dir."""
+
+    device_plugin_dir: str = "/var/lib/kubelet/device-plugins"
+    """kubelet.sock stands here, and our device plugin sockets beside it."""
+    plugins_registry_dir: str = "/var/lib/kubelet/plugins_registry"
+    """Registration sockets of DRA drivers, which kubelet watches."""
+    plugins_dir: str = "/var/lib/kubelet/plugins"
+    """Service sockets of DRA drivers, a folder each; made when missing."""
+
+
+class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long the gateway waits, in seconds. kubelet sets no deadline for Allocate and 45 s for claims, so ours are what ends a hang."""
+
+    register_s: Seconds = 15.0
+    """Register. kubelet dials us back for up to 10 s before it answers."""
+    first_list_s: Seconds = 5.0
+    """Between Register and kubelet's ListAndWatch; later we register again (kubelets before 1.36 lose a plugin that replaces another)."""
+    retry_s: Seconds = 1.0
+    """Pause after a registration that failed."""
+    watchdog_s: Seconds = 1.0
+    """How often sockets are looked at, besides the file system's own events."""
+    prefer_s: Seconds = 0.25
+    """The topology service's choice of devices; later the gateway chooses by name. A slow answer holds up all admissions."""
+    adopt_s: Seconds = 3.0
+    """Writing the ledger."""
+    prepare_s: Seconds = 10.0
+    """A device service's prepare or unprepare, drivers included."""
+    claim_s: Seconds = 40.0
+    """All of one claim; below kubelet's 45 s, so that our error arrives and not a broken call."""
+    health_refresh_s: Annotated[float, Meta(gt=0, lt=30)] = 10.0
+    """How often DRA health is sent again without news. kubelet calls a device Unknown after 30 s."""
+    reconcile_s: Seconds = 10.0
+    """How often kubelet's PodResources are compared with what device plugin allocations hold: that API has no deallocate."""
+
+
+class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the gateway service."""
+
+    kubelet: KubeletSettings = KubeletSettings()
+    deadlines: DeadlineSettings = DeadlineSettings()
+    pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    """kubelet's PodResources service."""
+    cdi_dir: str = "/var/run/cdi"
+    """Where CDI files of claims are written: the folder of highest priority, emptied at boot and then written again from the checkpoint."""
+    checkpoint_path: str = "/var/lib/topobus/gateway/checkpoint.json"
+    """What is prepared on this node; must survive a reboot."""
+    resource_prefix: str = "topobus.dev"
+    """Prefix of the device plugin's resource names: `topobus.dev/gpu`."""
+    exposure: dict[str, Exposure] = field(default_factory=dict)
+    """How a class is offered, by class: `{"cpu": "dra"}`."""
+    default_exposure: Exposure = "both"
+    """For classes not named in `exposure`. `both`: a pod may take a device either way; the ledger keeps it from being given twice."""
+
+    def offers_plugin(self, device_class: str) -> bool:
+        """Say whether a class is offered as a device plugin."""
+        return self.exposure.get(device_class, self.default_exposure) in ("both", "device-plugin")
+
+    def offers_dra(self, device_class: str) -> bool:
+        """Say whether a class is offered as a DRA driver."""
+        return self.exposure.get(device_class, self.default_exposure) in ("both", "dra")
+
+
+def check(settings: GatewaySettings) -> None:
+    """Refuse what would only fail later, at a socket or at kubelet.
+
+    Errors: raises ConfigError that names the key.
+    """
+    if not is_extended_resource_name(f"{settings.resource_prefix}/x"):
+        raise ConfigError(
+            f"gateway: resource_prefix: got {settings.resource_prefix!r}, wanted a DNS subdomain that is not Kubernetes' own",
+            next_step="set TOPOBUS_GATEWAY__RESOURCE_PREFIX",
+        )
+    for device_class in settings.exposure:
+        if not is_dns_label(device_class):
+            raise ConfigError(f"gateway: exposure: got the class {device_class!r}, wanted a DNS label such as gpu")
+    # The longest names that we make: a class is a DNS label, in practice short; sixteen characters leave room for plugins' own classes.
+    longest_class = "c" * 16
+    kubelet = settings.kubelet
+    for key, path in (
+        ("kubelet.device_plugin_dir", f"{kubelet.device_plugin_dir}/topobus-{longest_class}-00000000-00.sock"),
+        ("kubelet.plugins_registry_dir", f"{kubelet.plugins_registry_dir}/{driver_name(longest_class)}-reg.sock"),
+        ("kubelet.plugins_dir", f"{kubelet.plugins_dir}/{driver_name(longest_class)}/dra.sock"),
+    ):
+        if len(path.encode()) > _SOCKET_PATH_LIMIT:
+            raise ConfigError(
+                f"gateway: {key}: {path} has {len(path.encode())} bytes, a unix socket's path may have {_SOCKET_PATH_LIMIT}",
+                next_step="use a shorter folder",
+            )

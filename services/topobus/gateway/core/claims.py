@@ -1,0 +1,142 @@
+"""A claim's allocation as one driver on one node reads it, and the CDI file that comes out.
+
+Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is read here). Flows out: the devices of this driver on this
+node, or a Refusal with the place of the first thing that is wrong: an unreadable claim must never prepare something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.contracts.messages import ApiObject, Prepared
+from topobus.devicekit.cdi import CdiDevice, CdiSpec
+from topobus.domain.device import driver_name
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.outcome import Reason, Refusal
+
+__all__ = ["CDI_VENDOR", "AllocatedDevice", "ClaimAllocation", "allocation_of", "cdi_device_name", "cdi_spec", "is_allocated_here"]
+
+CDI_VENDOR = "topobus.dev"
+
+
+class AllocatedDevice(Struct, frozen=True, kw_only=True):
+    """One device of the allocation."""
+
+    request: str
+    """The request's name, without the part of an alternative that was chosen."""
+    pool: str
+    device: str
+    is_shared: bool = False
+    """Admin access: looks at the device, holds nothing."""
+
+
+class ClaimAllocation(Struct, frozen=True, kw_only=True):
+    """What one driver must prepare."""
+
+    devices: tuple[AllocatedDevice, ...]
+    held: dict[str, tuple[str, ...]] = {}
+    """Class to devices that the claim holds on this node, of all our drivers: the ledger's entry of a claim is one whole."""
+    config: tuple[dict[str, Any], ...] = ()
+    """Opaque parameters for this driver, class configs before claim configs, as the allocation lists them."""
+
+
+def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: str, driver: str, node: str) -> ClaimAllocation | Refusal:
+    """Read what a driver must prepare of a claim on this node.
+
+    Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated, claim-malformed, claim-elsewhere.
+    """
+    where = f"claim {namespace}/{name}"
+    if claim is None:
+        return _refuse("claim-missing", f"{where} does not exist")
+    found_uid = claim.metadata.get("uid", "")
+    if found_uid != uid:
+        return _refuse("claim-replaced", f"{where} has uid {found_uid or 'none'}, kubelet asked for {uid}", wanted=uid, got=str(found_uid))
+    results = _results(claim)
+    if results is None:
+        return _refuse("claim-unallocated", f"{where} is not allocated")
+    devices: list[AllocatedDevice] = []
+    held: dict[str, set[str]] = {}
+    for index, result in enumerate(results):
+        fields = [result.get(key) for key in ("request", "driver", "pool", "device")] if isinstance(result, Mapping) else []
+        if not fields or not all(isinstance(one, str) and one for one in fields):
+            text = f"{where}: status.allocation.devices.results[{index}] needs request, driver, pool and device, got {result!r}"
+            return _refuse("claim-malformed", text)
+        request, its_driver, pool, device = (str(one) for one in fields)
+        is_shared = result.get("adminAccess") is True
+        device_class = _class_of(its_driver)
+        if device_class and pool == node and not is_shared:
+            held.setdefault(device_class, set()).add(device)
+        if its_driver != driver:
+            continue
+        if pool != node:
+            return _refuse("claim-elsewhere", f"{where}: device {device} is in pool {pool}, this node is {node}", pool=pool, node=node)
+        devices.append(AllocatedDevice(request=request.partition("/")[0], pool=pool, device=device, is_shared=is_shared))
+    if not devices:
+        return _refuse("claim-elsewhere", f"{where} has no device of driver {driver}")
+    sorted_held = {device_class: tuple(sorted(names)) for device_class, names in sorted(held.items())}
+    return ClaimAllocation(devices=tuple(devices), held=sorted_held, config=_config(claim, driver))
+
+
+def is_allocated_here(claim: ApiObject | None, uid: str, node: str) -> bool:
+    """Say whether the claim of this uid still has devices on this node: then they stay its own after an unprepare."""
+    if claim is None or claim.metadata.get("uid") != uid:
+        return False
+    return any(isinstance(one, Mapping) and one.get("pool") == node for one in _results(claim) or ())
+
+
+def cdi_device_name(uid: str, device: str) -> str:
+    """Name a claim's device in CDI.
+
+    The claim's uid is in it, since two files that define one name cancel each other out. It begins with a letter, which every CDI version takes.
+
+    >>> cdi_device_name("3cec", "gpu-0")
+    'claim-3cec-gpu-0'
+    """
+    return f"claim-{uid}-{device}"
+
+
+def cdi_spec(uid: str, device_class: str, prepared: Prepared) -> CdiSpec | None:
+    """Describe a claim's CDI file; None when nothing is to be edited (a runtime refuses an empty file)."""
+    common = prepared.common
+    devices = tuple(
+        CdiDevice(name=cdi_device_name(uid, name), edits=common if edits.is_empty else edits)
+        for name, edits in sorted(prepared.edits.items())
+        if not (edits.is_empty and common.is_empty)
+    )
+    if not devices:
+        return None
+    return CdiSpec(vendor=CDI_VENDOR, device_class=device_class, devices=devices, common=_without_annotations(common))
+
+
+def _class_of(driver: str) -> str:
+    """Class of one of our drivers; empty for somebody else's."""
+    suffix = driver_name("")
+    return driver.removesuffix(suffix) if driver.endswith(suffix) else ""
+
+
+def _without_annotations(edits: ContainerEdits) -> ContainerEdits:
+    return ContainerEdits(env=edits.env, device_nodes=edits.device_nodes, mounts=edits.mounts)
+
+
+def _results(claim: ApiObject) -> list[Any] | None:
+    allocation = claim.status.get("allocation")
+    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
+    results = devices.get("results") if isinstance(devices, Mapping) else None
+    return results if isinstance(results, list) else None
+
+
+def _config(claim: ApiObject, driver: str) -> tuple[dict[str, Any], ...]:
+    entries = claim.status["allocation"]["devices"].get("config") or []
+    found: list[dict[str, Any]] = []
+    for entry in entries if isinstance(entries, list) else ():
+        opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
+        if isinstance(opaque, Mapping) and opaque.get("driver") == driver and isinstance(opaque.get("parameters"), dict):
+            found.append(opaque["parameters"])
+    return tuple(found)
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -1,0 +1,55 @@
+"""What a container gets: edits of several devices joined into one, for the Allocate answer and for a claim's CDI file.
+
+Flows in: what a device service prepared. Flows out: one edit, or a Refusal when two devices contradict each other: kubelet and runtimes would keep
+one of two values in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from topobus.contracts.messages import Prepared
+from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.outcome import Reason, Refusal
+
+__all__ = ["container_edits", "foreign_variables", "join"]
+
+
+def container_edits(prepared: Prepared, names: Iterable[str]) -> ContainerEdits | Refusal:
+    """Join the common edits and those of the named devices; refused when a device is missing or two of them disagree."""
+    wanted = sorted(names)
+    missing = tuple(name for name in wanted if name not in prepared.edits)
+    if missing:
+        text = f"the device service prepared nothing for {', '.join(missing)}"
+        return Refusal(reasons=(Reason(code="prepare-incomplete", message=text, facts={"devices": missing}),))
+    return join((prepared.common, *(prepared.edits[name] for name in wanted)))
+
+
+def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
+    """Join edits of one container; what is said twice alike comes once.
+
+    >>> join([ContainerEdits(env={"A": "1"}), ContainerEdits(env={"B": "2"})]).env
+    {'A': '1', 'B': '2'}
+    """
+    env: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    nodes: dict[str, DeviceNode] = {}
+    mounts: dict[str, Mount] = {}
+    conflicts: list[str] = []
+    for one in parts:
+        conflicts += [f"variable {key}" for key, value in one.env.items() if env.setdefault(key, value) != value]
+        conflicts += [f"annotation {key}" for key, value in one.annotations.items() if annotations.setdefault(key, value) != value]
+        conflicts += [f"device node {node.path}" for node in one.device_nodes if nodes.setdefault(node.path, node) != node]
+        conflicts += [f"mount {mount.container_path}" for mount in one.mounts if mounts.setdefault(mount.container_path, mount) != mount]
+    if conflicts:
+        text = f"two devices of one container contradict each other in {', '.join(sorted(set(conflicts)))}"
+        return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"edits": tuple(sorted(set(conflicts)))}),))
+    return ContainerEdits(env=env, annotations=annotations, device_nodes=tuple(nodes.values()), mounts=tuple(mounts.values()))
+
+
+def foreign_variables(edits: ContainerEdits, device_class: str, owners: Mapping[str, str]) -> tuple[str, ...]:
+    """List variables that another class has set before: in one container kubelet would keep only the first of the two.
+
+    Shapes: owners — variable to the class that set it first.
+    """
+    return tuple(key for key in sorted(edits.env) if owners.get(key, device_class) != device_class)

@@ -1,0 +1,31 @@
+"""Which device plugin allocations nobody uses any more, as kubelet tells it.
+
+Flows in: the ledger, and the ids that kubelet's pods have. Flows out: allocations to let go. Claims and placed pods are none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.request import OwnerKind
+
+__all__ = ["idle_allocations"]
+
+
+def idle_allocations(ledger: Ledger, in_use: Mapping[str, frozenset[str]]) -> tuple[Allocation, ...]:
+    """Find device plugin allocations of which no device is in use; one device in use keeps all of them.
+
+    Shapes: in_use — resource name to device ids. The owner's name is the resource.
+    """
+    return tuple(
+        allocation
+        for _, allocation in sorted(ledger.allocations.items())
+        if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN and not _devices(allocation) & in_use.get(allocation.owner.name, frozenset())
+    )
+
+
+def _devices(allocation: Allocation) -> frozenset[str]:
+    named = {name for holding in allocation.holdings for names in holding.devices.values() for name in names}
+    cpus = {f"cpu-{cpu}" for holding in allocation.holdings for cpu in holding.cpus}
+    return frozenset(named | cpus)

@@ -1,0 +1,157 @@
+"""Registration of one class as a device plugin, kept up for ever.
+
+Flows in: the state of kubelet's folder and of our own streams. Flows out: a served socket and Register calls. Rules that kubelet forces on us: serve before
+Register; a socket name of our own for each server, since kubelets before 1.36 mix up two of one resource; register again when kubelet.sock is another
+one, when our socket vanished (kubelet deletes all at its start), when the streams ended, or when no stream came at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from topobus.domain.errors import ConfigError
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.device_plugin import DevicePlugin
+from topobus.gateway.node_state import NodeState
+from topobus.gateway.sockets import CallMetrics, FolderWatch, identity, serving
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.runtime.logging import get_logger
+
+__all__ = ["KUBELET_SOCKET", "PluginRegistrar", "socket_pattern"]
+
+KUBELET_SOCKET = "kubelet.sock"
+# Long enough that a kubelet that keeps closing its streams is not answered by a busy loop.
+_QUICK_S = 0.05
+
+
+def socket_pattern() -> str:
+    """Match the sockets that gateways make in kubelet's folder."""
+    return "topobus-*-*.sock"
+
+
+class PluginRegistrar:
+    """Serves one class and keeps it registered."""
+
+    def __init__(
+        self,
+        device_class: str,
+        resource: str,
+        *,
+        watch: FolderWatch,
+        state: NodeState,
+        asks: NodeAsks,
+        metrics: CallMetrics,
+        variables: dict[str, str],
+        deadlines: DeadlineSettings,
+    ) -> None:
+        self.device_class = device_class
+        self.resource = resource
+        self.status = "waiting for kubelet"
+        """`registered`, or what stands in the way."""
+        self._watch = watch
+        self._state = state
+        self._asks = asks
+        self._metrics = metrics
+        self._variables = variables
+        self._deadlines = deadlines
+        # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
+        self._token = uuid.uuid4().hex[:8]
+        self._turn = 0
+
+    async def run(self) -> None:
+        """Serve and register, again and again."""
+        while True:
+            await self._watch.until(self._watch.folder.is_dir)
+            try:
+                why, pause_s = await self._one_registration()
+            except (ConfigError, OSError) as err:
+                why, pause_s = str(err), self._deadlines.retry_s
+                get_logger().error("plugin.serve-failed", resource=self.resource, error=why)
+            self._say(why)
+            await asyncio.sleep(pause_s)
+
+    async def _one_registration(self) -> tuple[str, float]:
+        """Serve on a new socket until it is of no use any more; the reason why, and how long to wait before the next."""
+        self._turn += 1
+        path = self._watch.folder / f"topobus-{self.device_class}-{self._token}-{self._turn % 100:02d}.sock"
+        plugin = DevicePlugin(self.device_class, self.resource, self._state, self._asks, self._metrics, self._variables)
+        async with serving(path, lambda server: rpc.add_DevicePluginServicer_to_server(plugin, server)):
+            own, kubelet_path = identity(path), self._watch.folder / KUBELET_SOCKET
+            await self._watch.until(lambda: identity(kubelet_path) is not None or identity(path) != own)
+            if identity(path) != own:
+                return "kubelet removed our socket", _QUICK_S
+            kubelet = identity(kubelet_path)
+            refusal = await self._register(kubelet_path, path)
+            if refusal:
+                return refusal, self._deadlines.retry_s
+            if not await self._wait_for_first_list(plugin):
+                get_logger().warning("plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s)
+                return f"kubelet did not ask for the list within {self._deadlines.first_list_s} s", _QUICK_S
+            self._say("registered")
+            return await self._stay(plugin, path, own, kubelet_path, kubelet), _QUICK_S
+
+    async def _register(self, kubelet_path: Path, path: Path) -> str:
+        """Call Register; the refusal's text, empty when kubelet took it."""
+        request = pb.RegisterRequest(version="v1beta1", endpoint=path.name, resource_name=self.resource)
+        async with grpc.aio.insecure_channel(f"unix:{kubelet_path}") as channel:
+            try:
+                await rpc.RegistrationStub(channel).Register(request, timeout=self._deadlines.register_s)
+            except grpc.aio.AioRpcError as err:
+                text = err.details() or err.code().name
+                get_logger().warning("plugin.register-failed", resource=self.resource, code=err.code().name, error=text)
+                return f"registration failed: {text}"
+        get_logger().info(
+            "plugin.registered", resource=self.resource, endpoint=path.name, devices=len(self._state.entries(self.device_class))
+        )
+        return ""
+
+    async def _wait_for_first_list(self, plugin: DevicePlugin) -> bool:
+        try:
+            async with asyncio.timeout(self._deadlines.first_list_s):
+                while not plugin.streams_seen:
+                    await plugin.streams_changed.ticket().wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _stay(
+        self,
+        plugin: DevicePlugin,
+        path: Path,
+        own: tuple[int, int, int] | None,
+        kubelet_path: Path,
+        kubelet: tuple[int, int, int] | None,
+    ) -> str:
+        """Wait for whatever ends this registration."""
+
+        async def wake_on_stream_end() -> None:
+            while True:
+                await plugin.streams_changed.ticket().wait()
+                self._watch.wake()
+
+        waker = asyncio.create_task(wake_on_stream_end())
+        try:
+            await self._watch.until(
+                lambda: not plugin.open_streams or identity(path) != own or identity(kubelet_path) not in (kubelet, None)
+            )
+        finally:
+            waker.cancel()
+        if identity(kubelet_path) not in (kubelet, None):
+            why = "kubelet was started again"
+        elif identity(path) != own:
+            why = "kubelet removed our socket"
+        else:
+            why = "kubelet closed its stream"
+        get_logger().info("plugin.lost", resource=self.resource, why=why)
+        return why
+
+    def _say(self, status: str) -> None:
+        self.status = status
+        self._watch.wake()

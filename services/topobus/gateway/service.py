@@ -1,0 +1,134 @@
+"""The gateway's shell: one task for each thing that must be kept up, for each class as soon as it has devices.
+
+Flows in: settings and the bus. Flows out: kubelet's sockets served. Ready when inventories and ledger were seen once; whether kubelet took us is part of
+readiness only where there is a kubelet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.checkpoint import Checkpoint
+from topobus.gateway.claims import BusClaims, ClaimPreparer
+from topobus.gateway.config import GatewaySettings, check
+from topobus.gateway.dra_plugin import DraDriver
+from topobus.gateway.node_state import NodeState
+from topobus.gateway.reconciliation import Reconciler
+from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
+from topobus.gateway.sockets import CallMetrics, FolderWatch, identity, remove_stale
+from topobus.runtime.service import Runtime
+
+__all__ = ["serve"]
+
+
+async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
+    """Run the gateway until cancelled.
+
+    Errors: raises ConfigError for settings or a checkpoint that cannot be used.
+    """
+    check(settings)
+    await _Gateway(settings, runtime, Checkpoint.load(Path(settings.checkpoint_path))).run()
+
+
+class _Gateway:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, checkpoint: Checkpoint) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._readiness = runtime.readiness
+        self._state = NodeState(runtime.bus, runtime.node)
+        self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines)
+        self._metrics = CallMetrics(runtime.registry)
+        self._checkpoint = checkpoint
+        self._preparer = ClaimPreparer(
+            state=self._state,
+            asks=self._asks,
+            reader=BusClaims(runtime.bus),
+            checkpoint=checkpoint,
+            cdi_dir=Path(settings.cdi_dir),
+            deadlines=settings.deadlines,
+        )
+        watchdog_s = settings.deadlines.watchdog_s
+        self._plugin_watch = FolderWatch(Path(settings.kubelet.device_plugin_dir), watchdog_s)
+        self._registry_watch = FolderWatch(Path(settings.kubelet.plugins_registry_dir), watchdog_s)
+        self._plugins: dict[str, PluginRegistrar] = {}
+        self._drivers: dict[str, DraDriver] = {}
+        self._variables: dict[str, str] = {}
+
+    async def run(self) -> None:
+        self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
+        await self._preparer.restore()
+        await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._state.follow_inventories())
+            group.create_task(self._state.follow_ledger())
+            await self._state.wait_until_seen()
+            self._readiness.set("inventories", is_ready=True)
+            group.create_task(self._plugin_watch.run())
+            group.create_task(self._registry_watch.run())
+            group.create_task(self._report_registration())
+            group.create_task(
+                Reconciler(Path(self._settings.pod_resources_socket), self._state, self._asks, self._settings.deadlines).run()
+            )
+            await self._open_doors(group)
+
+    async def _open_doors(self, group: asyncio.TaskGroup) -> None:
+        """Serve each class from its first device on (or its first claim still to be undone); a class is never closed again while we run."""
+        while True:
+            ticket = self._state.changed.ticket()
+            with_devices = set(self._state.classes())
+            with_claims = {entry.device_class for entry in self._checkpoint.entries()}
+            for device_class in sorted(with_devices - self._plugins.keys()):
+                if self._settings.offers_plugin(device_class):
+                    self._plugins[device_class] = self._make_plugin(device_class)
+                    group.create_task(self._plugins[device_class].run())
+            for device_class in sorted((with_devices | with_claims) - self._drivers.keys()):
+                # A class no longer offered must still let go of what was prepared.
+                if self._settings.offers_dra(device_class) or device_class in with_claims:
+                    self._drivers[device_class] = self._make_driver(device_class)
+                    group.create_task(self._drivers[device_class].run())
+            await ticket.wait()
+
+    def _make_plugin(self, device_class: str) -> PluginRegistrar:
+        return PluginRegistrar(
+            device_class,
+            f"{self._settings.resource_prefix}/{device_class}",
+            watch=self._plugin_watch,
+            state=self._state,
+            asks=self._asks,
+            metrics=self._metrics,
+            variables=self._variables,
+            deadlines=self._settings.deadlines,
+        )
+
+    def _make_driver(self, device_class: str) -> DraDriver:
+        return DraDriver(
+            device_class,
+            kubelet=self._settings.kubelet,
+            watch=self._registry_watch,
+            state=self._state,
+            preparer=self._preparer,
+            metrics=self._metrics,
+            deadlines=self._settings.deadlines,
+            clock=self._runtime.clock,
+        )
+
+    async def _report_registration(self) -> None:
+        """Keep the readiness part `registration`, where and while there is a kubelet."""
+        kubelet = self._plugin_watch.folder / KUBELET_SOCKET
+        said: tuple[bool, str] | None = None
+        while True:
+            here = identity(kubelet) is not None
+            missing = [f"{one.resource}: {one.status}" for one in self._plugins.values() if one.status != "registered"]
+            # A kubelet without DRA is an ordinary one, so a driver counts only where it is the class's one door.
+            missing += [
+                f"{one.driver}: {one.status}"
+                for name, one in self._drivers.items()
+                if one.status != "registered" and not self._settings.offers_plugin(name)
+            ]
+            news = (not missing, "; ".join(missing)) if here else (True, "no kubelet here")
+            if news != said and (here or said is not None):
+                said = news
+                self._readiness.set("registration", *news)
+            await self._plugin_watch.next()
