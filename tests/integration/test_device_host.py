@@ -1,0 +1,353 @@
+"""The device host against a real NATS server: inventories, health events, restarts, and drivers that hang."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, UNPREPARE
+from topobus.contracts.messages import HealthEvent, HintsReply, HintsRequest, Prepared, PrepareRequest, UnprepareRequest
+from topobus.devicekit.host import serve_devices
+from topobus.devicekit.registry import DriverRegistry
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
+from topobus.domain.device import Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.outcome import Refusal
+from topobus.domain.pci import PciAddress
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import RecordedMachine, build
+from topobus.testing.nats import NatsServer
+from topobus.testing.toy_driver import ToyDriver
+
+pytestmark = pytest.mark.integration
+
+_NODE = "n1"
+_PROFILES = Path(__file__).parent.parent / "data" / "profiles"
+_OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
+# Longer than anything here takes on a busy machine; a test that hangs fails with this.
+_LIMIT_S = 20.0
+
+
+class _Bench:
+    """One service under test, the machine it runs on, and what it says."""
+
+    def __init__(self, bus: Bus, url: str, recorded: RecordedMachine) -> None:
+        self.bus = bus
+        self.url = url
+        self.recorded = recorded
+        self.hardware = HardwareSettings(root=str(recorded.root), rescan_s=0.2)
+        self._generation = 0
+
+    async def publish_machine(self) -> None:
+        """Do discovery's work."""
+        self._generation += 1
+        machine = read_machine(Tree(self.hardware), _NODE)
+        await self.bus.put(MACHINE, type(machine)(**{**_fields(machine), "generation": self._generation}), node=_NODE)
+
+    @asynccontextmanager
+    async def service(
+        self,
+        *drivers: ToyDriver | NvidiaDriver,
+        health: HealthSettings | None = None,
+        timeout_s: float = 5.0,
+        readiness: Readiness | None = None,
+    ) -> AsyncIterator[None]:
+        """Run the gpu service with these drivers on a connection of its own."""
+        settings = DeviceServiceSettings(
+            node=_NODE,
+            hardware=self.hardware,
+            drivers=DriverSettings(timeout_s=timeout_s, first_wait_s=2.0),
+            health=health or HealthSettings(poll_s=0.05, hold_s=0.2),
+        )
+        async with Bus.session(NatsSettings(url=self.url), name="gpu") as bus:
+            runtime = Runtime(
+                name="gpu",
+                node=_NODE,
+                bus=bus,
+                clock=SystemClock(),
+                readiness=readiness or Readiness(),
+                registry=CollectorRegistry(),
+            )
+            task = asyncio.create_task(serve_devices(settings, runtime, "gpu", registry=DriverRegistry(drivers=drivers)))
+            try:
+                yield
+            finally:
+                task.cancel()
+                result = (await asyncio.gather(task, return_exceptions=True))[0]
+                if not isinstance(result, asyncio.CancelledError):
+                    raise AssertionError("the service ended by itself") from result
+
+    async def inventory(self, wanted: Callable[[Inventory], bool]) -> Inventory:
+        """Wait for an inventory as wanted."""
+        seen: Inventory | None = None
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                async for change in self.bus.watch(INVENTORY, node=_NODE, device_class="gpu"):
+                    seen = change.value or seen
+                    if change.value is not None and wanted(change.value):
+                        return change.value
+        except TimeoutError as err:
+            raise AssertionError(f"no such inventory; the last was {seen}") from err
+        raise AssertionError("the watch ended")
+
+    async def event(self, wanted: Callable[[HealthEvent], bool]) -> HealthEvent:
+        """Wait for a health event as wanted; old ones count, too."""
+        async with asyncio.timeout(_LIMIT_S):
+            async for received in self.bus.follow(HEALTH, node=_NODE, device_class="gpu"):
+                if wanted(received.value):
+                    return received.value
+        raise AssertionError("the stream ended")
+
+    async def hints_once_up(self, *available: str) -> HintsReply:
+        """Ask for hints until the service answers: from then on it is up."""
+        async with asyncio.timeout(_LIMIT_S):
+            while True:
+                try:
+                    request = HintsRequest(count=1, available=available)
+                    return await self.bus.ask(HINTS, request, timeout_s=5, node=_NODE, device_class="gpu")
+                except PeerUnavailable:
+                    # Each round is a round trip to the server, so this loop does not spin.
+                    continue
+
+    async def events(self, device: str) -> list[HealthEvent]:
+        """Give all events of a device so far."""
+        return [one.value for one in await self.bus.last(HEALTH, limit=64, node=_NODE, device_class="gpu", device=device)]
+
+
+def _fields(value: object) -> dict[str, object]:
+    return {name: getattr(value, name) for name in value.__struct_fields__}  # type: ignore[attr-defined]
+
+
+def _states(inventory: Inventory) -> dict[str, HealthState]:
+    return {one.name: one.health.state for one in inventory.devices}
+
+
+def _is(state: HealthState, device: str) -> Callable[[Inventory], bool]:
+    return lambda inventory: _states(inventory).get(device) is state
+
+
+@pytest.fixture
+def bench(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> _Bench:
+    """Give a bench with two GPUs and a NIC under one switch."""
+    return _Bench(bus, nats_server.url, build(_PROFILES / "h100-pair.toml", tmp_path / "machine"))
+
+
+@pytest.fixture
+def gpus(bench: _Bench) -> tuple[str, str]:
+    """Give the names of the bench's GPUs."""
+    first, second = (f"gpu-{one.replace(':', '-').replace('.', '-')}" for one in bench.recorded.pci("h100"))
+    return first, second
+
+
+async def test_inventory_lists_eight_gpus_in_place_when_the_machine_is_a_dgx(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
+    """The demo machine's GPUs come in one inventory: four a NUMA node, two a switch, each under its root complex, healthy."""
+    bench = _Bench(bus, nats_server.url, build("dgx", tmp_path / "machine"))
+    await bench.publish_machine()
+
+    async with bench.service(NvidiaDriver()):
+        inventory = await bench.inventory(lambda one: bool(one.devices))
+
+    assert inventory.generation == 1
+    assert [(str(one.pci), one.numa_nodes, one.pcie_root, str(one.pcie_switch)) for one in inventory.devices] == [
+        ("0000:18:00.0", NodeSet(0), "pci0000:15", "0000:16:00.0"),
+        ("0000:1a:00.0", NodeSet(0), "pci0000:15", "0000:16:00.0"),
+        ("0000:4b:00.0", NodeSet(0), "pci0000:48", "0000:49:00.0"),
+        ("0000:4d:00.0", NodeSet(0), "pci0000:48", "0000:49:00.0"),
+        ("0000:9a:00.0", NodeSet(1), "pci0000:97", "0000:98:00.0"),
+        ("0000:9c:00.0", NodeSet(1), "pci0000:97", "0000:98:00.0"),
+        ("0000:ca:00.0", NodeSet(1), "pci0000:c7", "0000:c8:00.0"),
+        ("0000:cc:00.0", NodeSet(1), "pci0000:c7", "0000:c8:00.0"),
+    ]
+    assert set(_states(inventory).values()) == {HealthState.HEALTHY}
+
+
+async def test_service_is_not_ready_when_the_machine_is_missing(bench: _Bench, gpus: tuple[str, str]) -> None:
+    """Without discovery's word the service publishes nothing, says what it waits for, and goes on as soon as the word comes."""
+    readiness = Readiness()
+
+    async with bench.service(NvidiaDriver(), readiness=readiness):
+        answer = await bench.hints_once_up(*gpus)
+        early = readiness.report()
+        published_early = await bench.bus.get(INVENTORY, node=_NODE, device_class="gpu")
+        await bench.publish_machine()
+        await bench.inventory(lambda one: len(one.devices) == 2)
+
+    assert early["machine"] == "waiting for discovery to publish the machine"
+    assert answer.hints is None
+    assert published_early is None
+    assert readiness.report() == {"inventory": "ready", "machine": "ready"}
+
+
+async def test_inventory_is_empty_and_says_who_looked_when_there_is_no_hardware(bench: _Bench) -> None:
+    """No hardware is an ordinary state: an empty inventory with the names of the drivers that looked."""
+    await bench.publish_machine()
+
+    async with bench.service(ToyDriver("acme"), ToyDriver("other")):
+        inventory = await bench.inventory(lambda _: True)
+
+    assert (inventory.devices, inventory.drivers, inventory.generation) == ((), ("acme", "other"), 1)
+
+
+async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(bench: _Bench, gpus: tuple[str, str]) -> None:
+    """Gone: Unhealthy, with the owner who is hit; back: Recovering, then Healthy. Events are numbered; the inventory agrees; the neighbour is left alone."""
+    gpu, neighbour = gpus
+    address = bench.recorded.pci("h100")[0]
+    allocation = Allocation(owner=_OWNER, holdings=(Holding(devices={"gpu": (gpu,)}),))
+    await bench.bus.put(LEDGER, Ledger(node=_NODE, allocations={_OWNER.key: allocation}), node=_NODE)
+    await bench.publish_machine()
+
+    async with bench.service(NvidiaDriver()):
+        await bench.inventory(_is(HealthState.HEALTHY, gpu))
+        bench.recorded.remove_pci(address)
+        await bench.publish_machine()
+        sick = await bench.inventory(_is(HealthState.UNHEALTHY, gpu))
+        bench.recorded.restore_pci(address)
+        await bench.publish_machine()
+        await bench.inventory(_is(HealthState.RECOVERING, gpu))
+        await bench.inventory(_is(HealthState.HEALTHY, gpu))
+        await bench.event(lambda one: one.device == gpu and one.generation == 4)
+
+    events = await bench.events(gpu)
+    device = sick.device(gpu)
+    assert device is not None
+    assert device.pci == PciAddress.parse(address), "a vanished device keeps its facts"
+    assert _states(sick)[neighbour] is HealthState.HEALTHY
+    assert [(one.generation, one.previous, one.health.state) for one in events] == [
+        (1, None, HealthState.HEALTHY),
+        (2, HealthState.HEALTHY, HealthState.UNHEALTHY),
+        (3, HealthState.UNHEALTHY, HealthState.RECOVERING),
+        (4, HealthState.RECOVERING, HealthState.HEALTHY),
+    ]
+    assert [one.reason for one in events[1].health.conditions] == ["fell-off-bus"]
+    assert events[1].affected == (_OWNER,)
+    assert len(await bench.events(neighbour)) == 1
+
+
+async def test_restart_repeats_nothing_when_nothing_changed(bench: _Bench, gpus: tuple[str, str]) -> None:
+    """A second life publishes no inventory and no event that says the same again, and numbers on from the first."""
+    gpu, _ = gpus
+    await bench.publish_machine()
+    async with bench.service(NvidiaDriver()):
+        await bench.event(lambda one: one.device == gpu)
+        first = await bench.inventory(lambda one: len(one.devices) == 2)
+
+    readiness = Readiness()
+    async with bench.service(NvidiaDriver(), readiness=readiness):
+        async with asyncio.timeout(_LIMIT_S):
+            while not readiness.is_ready:
+                await bench.hints_once_up(gpu)
+        bench.recorded.remove_pci(bench.recorded.pci("h100")[0])
+        await bench.publish_machine()
+        second = await bench.inventory(_is(HealthState.UNHEALTHY, gpu))
+        await bench.event(lambda one: one.device == gpu and one.generation == 2)
+
+    assert (first.generation, second.generation) == (1, 2)
+    assert [one.generation for one in await bench.events(gpu)] == [1, 2]
+
+
+async def test_hung_driver_hurts_nobody_else_when_it_hangs(bench: _Bench) -> None:
+    """A hung driver's devices become Unknown and stay listed; another driver's faults are told as ever; when it returns, its devices are back."""
+    hung, well = ToyDriver("hung", count=1), ToyDriver("well", count=1)
+    await bench.publish_machine()
+
+    async with bench.service(hung, well, timeout_s=0.3):
+        await bench.inventory(lambda one: set(_states(one).values()) == {HealthState.HEALTHY} and len(one.devices) == 2)
+        hung.go.clear()
+        unknown = await bench.inventory(_is(HealthState.UNKNOWN, "hung-0"))
+        well.faults = {"well-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)}
+        both = await bench.inventory(_is(HealthState.UNHEALTHY, "well-0"))
+        hung.go.set()
+        back = await bench.inventory(_is(HealthState.HEALTHY, "hung-0"))
+
+    assert _states(unknown) == {"hung-0": HealthState.UNKNOWN, "well-0": HealthState.HEALTHY}
+    assert _states(both) == {"hung-0": HealthState.UNKNOWN, "well-0": HealthState.UNHEALTHY}
+    assert back.warnings == ()
+
+
+async def test_first_inventory_comes_when_one_driver_hangs_from_the_start(bench: _Bench) -> None:
+    """The first inventory waits for a slow driver only as long as first_wait_s: registration never hangs on one vendor."""
+    hung, well = ToyDriver("hung", count=1), ToyDriver("well", count=1)
+    hung.go.clear()
+    await bench.publish_machine()
+
+    async with bench.service(hung, well):
+        early = await bench.inventory(lambda _: True)
+        hung.go.set()
+        late = await bench.inventory(lambda one: len(one.devices) == 2)
+
+    assert list(_states(early)) == ["well-0"]
+    assert list(_states(late)) == ["hung-0", "well-0"]
+
+
+async def test_failing_driver_is_named_in_warnings_when_it_raises(bench: _Bench) -> None:
+    """A driver that raises makes its own devices Unknown, and the inventory says why."""
+    toy = ToyDriver("acme", count=1)
+    await bench.publish_machine()
+
+    async with bench.service(toy):
+        await bench.inventory(_is(HealthState.HEALTHY, "acme-0"))
+        toy.error = RuntimeError("firmware said no")
+        inventory = await bench.inventory(_is(HealthState.UNKNOWN, "acme-0"))
+
+    assert "firmware said no" in inventory.warnings[0]
+
+
+async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(bench: _Bench) -> None:
+    """After forget_s a free device leaves with an is_removed event; a held one stays listed as Unhealthy."""
+    toy = ToyDriver("acme", count=2)
+    allocation = Allocation(owner=_OWNER, holdings=(Holding(devices={"gpu": ("acme-0",)}),))
+    await bench.bus.put(LEDGER, Ledger(node=_NODE, allocations={_OWNER.key: allocation}), node=_NODE)
+    await bench.publish_machine()
+
+    async with bench.service(toy, health=HealthSettings(poll_s=0.05, hold_s=0.2, forget_s=0.2)):
+        await bench.inventory(lambda one: len(one.devices) == 2)
+        toy.names = ()
+        left = await bench.inventory(lambda one: len(one.devices) == 1)
+        event = await bench.event(lambda one: one.device == "acme-1" and one.is_removed)
+        toy.names = ("acme-1",)
+        again = await bench.event(lambda one: one.device == "acme-1" and not one.is_removed and one.generation > event.generation)
+
+    assert _states(left) == {"acme-0": HealthState.UNHEALTHY}
+    assert event.health.state is HealthState.UNHEALTHY
+    assert (again.previous, again.generation) == (None, event.generation + 1)
+
+
+async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: _Bench, gpus: tuple[str, str]) -> None:
+    """Prepare gives edits of each GPU and the variable for all; hints follow the devices' NUMA node; unknown devices are refused."""
+    await bench.publish_machine()
+
+    async with bench.service(NvidiaDriver()):
+        await bench.inventory(lambda one: len(one.devices) == 2)
+        where = {"node": _NODE, "device_class": "gpu"}
+        request = PrepareRequest(op_id="op-1", owner=_OWNER, devices=gpus)
+        first = await bench.bus.ask(PREPARE, request, **where)
+        again = await bench.bus.ask(PREPARE, request, **where)
+        unknown = await bench.bus.ask(PREPARE, PrepareRequest(op_id="op-2", owner=_OWNER, devices=("gpu-x",)), **where)
+        undone = await bench.bus.ask(UNPREPARE, UnprepareRequest(op_id="op-3", owner=_OWNER, devices=gpus), **where)
+        hints = await bench.bus.ask(HINTS, HintsRequest(count=2, available=gpus), timeout_s=5, **where)
+
+    assert isinstance(first.result, Prepared)
+    assert first.result.edits[gpus[0]].device_nodes[0].path == "/dev/nvidia0"
+    assert first.result.common.env["TOPOBUS_GPU_DEVICES"] == ",".join(gpus)
+    assert first.result.common.env["NVIDIA_VISIBLE_DEVICES"].startswith("GPU-")
+    assert again == first
+    assert isinstance(unknown.result, Refusal)
+    assert undone.refusal is None
+    assert hints.hints == (Hint(NodeSet(0), True),)  # noqa: FBT003 - Hint's own shape
