@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from topobus.domain.alignment.cpus import take_cpus
 from topobus.domain.alignment.devices import choose_devices
 from topobus.domain.alignment.locality import pairs_by_switch
 from topobus.domain.alignment.merge import Merged, merge_hints
@@ -18,7 +19,6 @@ from topobus.domain.alignment.refusals import Conflict, explain_conflict
 from topobus.domain.alignment.room import ResourceHints, Room, Taken
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.domain.alignment.wants import Want, pod_total, read_wants
-from topobus.domain.health import HealthState
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
@@ -84,28 +84,37 @@ def prefer(
         return _prefer_cpus(view, pool, musts, size)
     room = Room(view)
     known = room.devices.get(device_class, {})
-    # kubelet may offer a device that went sick a moment ago; it comes after all healthy ones.
-    fit = [known[name] for name in pool if name in known and known[name].health.state is not HealthState.UNHEALTHY]
+    spoken_for = _spoken_for(view, device_class)
+    # kubelet knows neither pods placed without it nor what went sick a moment ago: such devices come after all others.
+    fit = [known[name] for name in pool if name in known and known[name].health.is_allocatable and name not in spoken_for]
     kept = [known[name] for name in musts if name in known]
     strangers = len(musts) - len(kept)
     choice = choose_devices(fit, room.sites(device_class), size - strangers, must_include=kept, free=fit)
     chosen = [*musts, *(name for name in choice.names if name not in musts)]
-    rest = [name for name in pool if name not in chosen]
+    rest = sorted((name for name in pool if name not in chosen), key=lambda name: (name in spoken_for, name not in known, name))
     chosen += rest[: max(0, size - len(chosen))]
     why = f"widest bottleneck {choice.bottleneck.value}" if choice.bottleneck is not None else "least fragmentation"
     tied = f", {choice.tied} other choices tied and lost by name" if choice.tied else ""
     return tuple(chosen), f"{why}{tied}"
 
 
+def _spoken_for(view: NodeView, device_class: str) -> set[str]:
+    """Devices of live pods and claims; what kubelet's own allocations hold is free when kubelet offers it again."""
+    stale = f"{OwnerKind.DEVICE_PLUGIN}/"
+    if device_class == CPU_CLASS:
+        return {cpu_name(cpu) for owner, cpus in view.held_cpus.items() if not owner.startswith(stale) for cpu in cpus}
+    return {name for name, owner in view.held_devices.get(device_class, {}).items() if not owner.startswith(stale)}
+
+
 def _prefer_cpus(view: NodeView, pool: Sequence[str], musts: tuple[str, ...], size: int) -> tuple[tuple[str, ...], str]:
     """Whole free cores first, as the static policy packs."""
-    from topobus.domain.alignment.cpus import take_cpus
-
     room = Room(view)
-    offered = CpuSet.of(cpu for name in pool if (cpu := cpu_of_name(name)) is not None and cpu in room.online)
+    spoken_for = _spoken_for(view, CPU_CLASS)
+    offered = CpuSet.of(cpu for name in pool if (cpu := cpu_of_name(name)) is not None and cpu in room.online and name not in spoken_for)
     taken = take_cpus(room.topology, offered, min(size - len(musts), len(offered)), view.options.cpu) or CpuSet()
     chosen = [*musts, *(cpu_name(cpu) for cpu in taken)]
-    rest = [name for name in pool if name not in set(chosen)]
+    taken_names = set(chosen)
+    rest = sorted((name for name in pool if name not in taken_names), key=lambda name: (name in spoken_for, name))
     chosen += rest[: max(0, size - len(chosen))]
     return tuple(chosen), "whole free cores first"
 

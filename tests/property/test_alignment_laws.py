@@ -1,0 +1,190 @@
+"""Laws of the merge and of `place`, on random inputs, and a brute-force twin of kubelet's merge."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from support.alignment_nodes import container, dgx, holding, pod
+from topobus.domain.alignment.merge import Merged, fit_order, merge_hints
+from topobus.domain.alignment.place import place
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import PodRequest, Policy, Scope
+from topobus.domain.view import NodeView
+
+HintLists = list[list[Hint] | None]
+
+# Sparse ids on purpose, one of them above 63, and one (9) that the machine lacks.
+MACHINE = NodeSet(0, 2, 3, 70)
+DISTANCES = ((10, 21, 31, 12), (21, 10, 21, 31), (31, 21, 10, 21), (12, 31, 21, 10))
+
+masks = st.one_of(st.none(), st.frozensets(st.sampled_from([0, 2, 3, 70, 9]), max_size=4).map(NodeSet.of))
+hints = st.builds(Hint, masks, st.booleans())
+hint_lists = st.lists(st.one_of(st.none(), st.lists(hints, max_size=5)), max_size=4)
+policies = st.sampled_from(list(Policy))
+
+
+def brute(lists: HintLists, policy: Policy, *, prefer_closest: bool) -> tuple[Hint, bool]:
+    """Kubelet's merge as kubelet does it: every permutation, one comparison after the other."""
+    if policy is Policy.NONE:
+        return Hint(None, preferred=False), True
+    flat = [[Hint(None, preferred=True)] if one is None else one or [Hint(None, preferred=False)] for one in lists]
+    is_single = policy is Policy.SINGLE_NUMA_NODE
+    if is_single:
+        flat = [[one for one in hints_ if one.preferred and (one.nodes is None or len(one.nodes) == 1)] for hints_ in flat]
+    fit = fit_order(MACHINE, DISTANCES if prefer_closest and not is_single else ())
+    widths = [min((len(one.nodes) for one in hints_ if one.nodes is not None), default=0) for hints_ in flat]
+    width = max(widths, default=0)
+    best: Hint | None = None
+    for combination in itertools.product(*flat):
+        merged = MACHINE
+        for one in combination:
+            merged = merged if one.nodes is None else merged & one.nodes
+        raw = {one.nodes for one in combination if one.nodes is not None}
+        if merged:
+            best = _better(best, Hint(merged, all(one.preferred for one in combination) and len(raw) <= 1), width, fit)
+    answer = best if best is not None else Hint(MACHINE, preferred=not lists)
+    if is_single and answer.nodes == MACHINE:
+        answer = Hint(None, answer.preferred)
+    return answer, policy is Policy.BEST_EFFORT or answer.preferred
+
+
+def _better(current: Hint | None, candidate: Hint, width: int, fit: object) -> Hint:
+    assert callable(fit)
+    assert candidate.nodes is not None
+    if current is None or current.nodes is None:
+        return candidate
+    if candidate.preferred != current.preferred:
+        return candidate if candidate.preferred else current
+    fitter = candidate if fit(candidate.nodes.bits) < fit(current.nodes.bits) else current
+    if candidate.preferred:
+        return fitter
+    ours, theirs = len(candidate.nodes), len(current.nodes)
+    if theirs > width:
+        return fitter
+    if theirs == width:
+        return fitter if ours == width else current
+    if ours > width:
+        return current
+    if ours == width:
+        return candidate
+    if ours == theirs:
+        return fitter
+    return candidate if ours > theirs else current
+
+
+def merge(lists: Sequence[Sequence[Hint] | None], policy: Policy, *, prefer_closest: bool = False) -> Merged:
+    """The merge on the sparse machine."""
+    return merge_hints(lists, MACHINE, policy, distances=DISTANCES, prefer_closest=prefer_closest)
+
+
+@settings(max_examples=600, deadline=None)
+@given(hint_lists, policies, st.booleans())
+def test_merge_equals_kubelets_own_walk(lists: HintLists, policy: Policy, prefer_closest: bool) -> None:
+    """The merge without permutations gives what walking all of them gives."""
+    merged = merge(lists, policy, prefer_closest=prefer_closest)
+
+    assert (merged.hint, merged.is_admitted) == brute(lists, policy, prefer_closest=prefer_closest)
+
+
+@settings(max_examples=200, deadline=None)
+@given(hint_lists, policies, st.randoms(use_true_random=False))
+def test_merge_ignores_the_order_of_resources_and_of_hints(lists: HintLists, policy: Policy, drawn: object) -> None:
+    """Neither the order of resources nor that of their hints changes the answer."""
+    import random
+
+    assert isinstance(drawn, random.Random)
+    shuffled = [one if one is None else drawn.sample(one, k=len(one)) for one in drawn.sample(lists, k=len(lists))]
+
+    assert merge(shuffled, policy).hint == merge(lists, policy).hint
+
+
+@settings(max_examples=200, deadline=None)
+@given(hint_lists)
+def test_merge_admits_no_less_when_the_policy_is_wider(lists: HintLists) -> None:
+    """What single-numa-node admits, restricted admits; what restricted admits, best-effort admits."""
+    order = (Policy.SINGLE_NUMA_NODE, Policy.RESTRICTED, Policy.BEST_EFFORT, Policy.NONE)
+    admitted = [merge(lists, policy).is_admitted for policy in order]
+
+    assert admitted == sorted(admitted)
+
+
+@settings(max_examples=200, deadline=None)
+@given(hint_lists)
+def test_merge_never_loses_a_preferred_answer(lists: HintLists) -> None:
+    """If one mask is preferred by every resource, the answer is preferred."""
+    common = [
+        mask
+        for mask in (NodeSet.from_bits(bits) for bits in {one.nodes.bits for hints_ in lists for one in hints_ or () if one.nodes})
+        if not mask.isdisjoint(MACHINE) and all(hints_ is not None and Hint(mask, preferred=True) in hints_ for hints_ in lists)
+    ]
+
+    assert not common or merge(lists, Policy.RESTRICTED).hint.preferred
+
+
+@st.composite
+def requests(draw: st.DrawFn, name: str = "asked") -> PodRequest:
+    """A pod of one to three containers."""
+    amounts = {"gpu": st.integers(0, 5), "nic": st.integers(0, 4), "fpga": st.integers(0, 2)}
+    containers = tuple(
+        container(
+            f"c{place}",
+            cpus=draw(st.integers(0, 60)),
+            **{device_class: count for device_class, amount in amounts.items() if (count := draw(amount))},
+        )
+        for place in range(draw(st.integers(1, 3)))
+    )
+    return pod(name, *containers, policy=draw(policies), scope=draw(st.sampled_from(list(Scope))))
+
+
+@st.composite
+def busy_nodes(draw: st.DrawFn) -> NodeView:
+    """The demo machine with some of it held by two pods."""
+    view = dgx()
+    gpus = draw(st.permutations([f"gpu-{one}" for one in range(8)]))
+    cut, end = draw(st.integers(0, 3)), draw(st.integers(3, 6))
+    first = draw(st.integers(0, 80))
+    view = holding(view, "one", cpus=f"{first}-{first + 15}", gpu=tuple(gpus[:cut]))
+    return holding(view, "two", gpu=tuple(gpus[cut:end]), fpga=draw(st.sampled_from([(), ("fpga-0",)])))
+
+
+@settings(max_examples=120, deadline=None)
+@given(busy_nodes(), requests())
+def test_place_gives_all_that_is_asked_or_reasons(view: NodeView, request: PodRequest) -> None:
+    """A placement has every count, nothing held, nothing twice among app containers; a refusal has a reason; both come out again the same."""
+    outcome = place(view, request)
+
+    assert place(view, request) == outcome
+    if isinstance(outcome, Refusal):
+        assert outcome.reasons
+        return
+    taken: list[str] = []
+    for want, got in zip(request.containers, outcome.containers, strict=True):
+        assert len(got.cpus) == want.cpus
+        assert {one.device_class: one.count for one in want.devices} == {name: len(names) for name, names in got.devices.items()}
+        taken += [f"{name}/{device}" for name, names in got.devices.items() for device in names]
+        taken += [f"cpu/{cpu}" for cpu in got.cpus]
+        for cpus in view.held_cpus.values():
+            assert cpus.isdisjoint(got.cpus)
+        for name, names in got.devices.items():
+            assert not set(names) & view.held_devices.get(name, {}).keys()
+    assert len(taken) == len(set(taken))
+
+
+@settings(max_examples=60, deadline=None)
+@given(busy_nodes(), requests())
+def test_place_is_right_about_what_to_free(view: NodeView, request: PodRequest) -> None:
+    """Freeing exactly the owners that a refusal names makes the pod fit."""
+    from topobus.domain.alignment.view import without_owners
+
+    outcome = place(view, request)
+    if isinstance(outcome, Placement) or not outcome.to_free:
+        return
+    freed = frozenset(str(one.facts["owner"]) for one in outcome.to_free)
+
+    assert isinstance(place(without_owners(view, freed), request), Placement)

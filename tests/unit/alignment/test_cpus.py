@@ -1,0 +1,90 @@
+"""Promises of CPU assignment: kubelet's static policy, its options, and what `corrected` changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from topobus.domain.alignment.cpu_topology import CpuPlace, CpuTopology
+from topobus.domain.alignment.cpus import assign_cpus, contradiction, take_cpus
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.view import CpuOptions
+
+
+def machine(nodes: int, cores_a_node: int, threads: int = 2, *, offline: tuple[int, ...] = ()) -> CpuTopology:
+    """One socket a node; siblings are numbered after all first threads; one L3 a node."""
+    cores = nodes * cores_a_node
+    places = (
+        CpuPlace(cpu=core + thread * cores, core=core, socket=core // cores_a_node, numa_node=core // cores_a_node, l3=core // cores_a_node)
+        for thread in range(threads)
+        for core in range(cores)
+    )
+    return CpuTopology(one for one in places if one.cpu not in offline)
+
+
+def test_take_cpus_takes_whole_cores_first_when_some_are_broken() -> None:
+    """Whole free cores go first, single threads last."""
+    topology = machine(1, 4)
+
+    assert take_cpus(topology, CpuSet.parse("0-3,5-7"), 3) == CpuSet(0, 1, 5)
+
+
+def test_assign_cpus_stays_inside_the_alignment_when_it_can() -> None:
+    """CPUs outside the mask are used only for what does not fit inside."""
+    topology = machine(2, 4)
+
+    assert assign_cpus(topology, CpuSet.parse("0-15"), 4, NodeSet(1)) == CpuSet(4, 5, 12, 13)
+    assert assign_cpus(topology, CpuSet.parse("0-15"), 10, NodeSet(1)) == CpuSet.parse("0,4-8,12-15")
+
+
+def test_assign_cpus_is_none_when_there_are_too_few() -> None:
+    """Too few free CPUs give no partial answer."""
+    assert assign_cpus(machine(1, 2), CpuSet(0), 2, None) is None
+
+
+def test_take_cpus_spreads_evenly_when_told_to_distribute() -> None:
+    """distribute-cpus-across-numa takes equal shares where more than one node is needed."""
+    taken = take_cpus(machine(2, 4), CpuSet.parse("0-15"), 10, CpuOptions(distribute_cpus_across_numa=True))
+
+    assert taken is not None
+    assert len(taken & CpuSet.parse("0-3,8-11")) == 5
+
+
+@pytest.mark.parametrize(("is_corrected", "nodes"), [(False, {0, 1, 2, 7}), (True, {0, 1, 2, 3})], ids=["compatible", "corrected"])
+def test_take_cpus_lands_where_kubelets_defect_leads_when_compatible(is_corrected: bool, nodes: set[int]) -> None:
+    """k/k 141237: with 8 free nodes of 8 CPUs, 32 CPUs land on nodes 0, 1, 2 and 7; corrected uses the nodes that were scored."""
+    topology = machine(8, 8, threads=1)
+
+    taken = take_cpus(topology, CpuSet.parse("0-63"), 32, CpuOptions(distribute_cpus_across_numa=True, is_corrected=is_corrected))
+
+    assert taken is not None
+    assert set(topology.nodes_of(taken)) == nodes
+
+
+@pytest.mark.parametrize(("is_corrected", "wanted"), [(False, "1,5"), (True, "1,5")], ids=["compatible", "corrected"])
+def test_take_cpus_finds_a_whole_core_when_another_cores_sibling_is_offline(is_corrected: bool, wanted: str) -> None:
+    """k/k 124066: an offline sibling lowers kubelet's average to one thread a core; the answer must still be given."""
+    topology = machine(1, 4, offline=(4,))
+
+    taken = take_cpus(topology, CpuSet.parse("1-3,5-7"), 2, CpuOptions(is_corrected=is_corrected))
+
+    assert taken is not None
+    assert len(taken) == 2
+    assert is_corrected is False or taken == CpuSet.parse(wanted)
+
+
+def test_contradiction_names_the_pair_when_options_exclude_each_other() -> None:
+    """Options that kubelet refuses together are named."""
+    assert contradiction(CpuOptions(full_pcpus_only=True, distribute_cpus_across_numa=True)) == ""
+    assert (
+        contradiction(CpuOptions(prefer_align_cpus_by_uncorecache=True, distribute_cpus_across_numa=True))
+        == "prefer-align-cpus-by-uncorecache and distribute-cpus-across-numa"
+    )
+
+
+def test_take_cpus_never_loops_when_leftovers_are_smaller_than_a_core() -> None:
+    """k/k 140730: full-pcpus-only and distribute-cpus-across-numa with odd leftovers ends with an answer."""
+    options = CpuOptions(distribute_cpus_across_numa=True, full_pcpus_only=True)
+
+    taken = take_cpus(machine(2, 4), CpuSet.parse("0-2,8-9,4-6,12-13"), 10, options)
+
+    assert taken is None or len(taken) == 10

@@ -1,0 +1,299 @@
+"""Promises of `place`: whole pods, exact devices, stable reasons, and what would have to be freed."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from support.alignment_nodes import container, dgx, holding, owner, pod
+from topobus.domain.alignment.explain import explain_text
+from topobus.domain.alignment.place import place, prefer
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.hint import Hint
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import ContainerPlacement, Placement, Refusal
+from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
+from topobus.domain.view import AlignmentOptions, CpuOptions, NodeView
+
+TRAINER = pod("trainer", container(cpus=16, gpu=2, nic=2))
+
+
+def placed(outcome: Placement | Refusal) -> tuple[ContainerPlacement, ...]:
+    """The containers of a placement; a refusal fails the test with its text."""
+    assert isinstance(outcome, Placement), explain_text(outcome)
+    return outcome.containers
+
+
+def codes(outcome: Placement | Refusal) -> list[str]:
+    """The reason codes of a refusal."""
+    assert isinstance(outcome, Refusal), explain_text(outcome)
+    return [one.code for one in outcome.reasons]
+
+
+def sick(view: NodeView, device_class: str, *names: str) -> NodeView:
+    """The same node with these devices unhealthy."""
+    health = DeviceHealth(
+        state=HealthState.UNHEALTHY,
+        conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="fell-off-bus"),),
+    )
+    devices = tuple(structs.replace(one, health=health) if one.name in names else one for one in view.devices[device_class])
+    return structs.replace(view, devices={**view.devices, device_class: devices})
+
+
+def test_place_puts_each_nic_under_a_gpus_switch_when_both_are_asked_for() -> None:
+    """The demo pod lands on node 0, whole cores, both NICs beside both GPUs, and says so."""
+    (one,) = placed(place(dgx(policy=Policy.RESTRICTED), TRAINER))
+
+    assert one.alignment == Hint(NodeSet(0), preferred=True)
+    assert one.cpus == CpuSet.parse("0-7,112-119")
+    assert one.devices == {"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0", "nic-1")}
+    assert [reason.code for reason in one.reasons] == ["aligned", "cpus-taken", "devices-chosen", "devices-chosen", "same-switch"]
+    assert one.reasons[0].facts["tied"] == ("1",)
+
+
+def test_place_looks_ahead_to_free_nics_when_it_chooses_gpus() -> None:
+    """GPUs are taken where NICs are still free under the same switch, though other GPUs come first by name."""
+    view = holding(dgx(), "busy", nic=("nic-0", "nic-1"))
+
+    (one,) = placed(place(view, TRAINER))
+
+    assert one.devices == {"gpu": ("gpu-2", "gpu-3"), "nic": ("nic-2", "nic-3")}
+
+
+def test_place_takes_a_broken_pair_when_one_gpu_is_asked_for() -> None:
+    """A single GPU comes from a switch that has lost one already, so that pairs stay whole."""
+    view = holding(dgx(), "busy", gpu=("gpu-2",))
+
+    (one,) = placed(place(view, pod("small", container(gpu=1))))
+
+    assert one.devices == {"gpu": ("gpu-3",)}
+
+
+def test_place_names_what_to_free_when_no_node_has_all() -> None:
+    """FPGAs only on node 0 and free GPUs only on node 1: the owner on node 0 is named, with what it holds where."""
+    (one,) = placed(place(dgx(), TRAINER))
+    view = holding(dgx(), "trainer", cpus=str(one.cpus), **one.devices)
+
+    outcome = place(view, pod("second", container(gpu=4, fpga=1), policy=Policy.SINGLE_NUMA_NODE))
+
+    assert codes(outcome) == ["no-common-numa-node", "policy-not-met", "resource-nodes", "resource-nodes", "relax"]
+    assert isinstance(outcome, Refusal)
+    assert outcome.reasons[-1].facts["resources"] == ("fpga",)
+    (free,) = outcome.to_free
+    assert (free.facts["owner"], free.facts["devices"], free.facts["numa_nodes"]) == (owner("trainer").key, ("gpu-0", "gpu-1"), "0")
+    assert "pod default/trainer holds gpu-0, gpu-1 on NUMA node 0" in explain_text(outcome)
+
+
+def test_place_names_the_fewest_owners_when_several_stand_in_the_way() -> None:
+    """Of all sets of owners that would do, the smallest is named, and of those the one that holds least."""
+    view = holding(dgx(), "big", gpu=("gpu-0", "gpu-1", "gpu-2"))
+    view = holding(view, "small-a", gpu=("gpu-4",))
+    view = holding(view, "small-b", gpu=("gpu-5",))
+
+    outcome = place(view, pod("wanting", container(gpu=4), policy=Policy.SINGLE_NUMA_NODE))
+
+    assert isinstance(outcome, Refusal)
+    assert [one.facts["owner"] for one in outcome.to_free] == [owner("big").key]
+
+
+def test_place_names_nobody_to_free_when_freeing_would_not_help() -> None:
+    """A request beyond the machine has nobody to blame."""
+    outcome = place(holding(dgx(), "busy", gpu=("gpu-0",)), pod("huge", container(gpu=9)))
+
+    assert codes(outcome) == ["not-enough-devices"]
+    assert isinstance(outcome, Refusal)
+    assert outcome.to_free == ()
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        pytest.param(pod("x", container(gpu=0)), "count-zero", id="zero-devices"),
+        pytest.param(pod("x", container(gpu=-1)), "count-zero", id="negative-devices"),
+        pytest.param(pod("x", container(cpus=-1)), "count-zero", id="negative-cpus"),
+        pytest.param(pod("x", container(tpu=1)), "unknown-class", id="unknown-class"),
+        pytest.param(pod("x", container(gpu=9)), "not-enough-devices", id="more-than-exist"),
+        pytest.param(pod("x", container(cpus=225)), "not-enough-cpus", id="more-cpus-than-exist"),
+        pytest.param(pod("x"), "no-containers", id="no-containers"),
+        pytest.param(pod("x", container("a"), container("a")), "duplicate-container", id="duplicate-container"),
+        pytest.param(pod("x", container(gpu=10**18)), "not-enough-devices", id="absurd-count"),
+    ],
+)
+def test_place_refuses_with_a_stable_code_when_the_request_is_impossible(request_: PodRequest, code: str) -> None:
+    """Impossible requests are refused by name of the fault, never a crash and never a default."""
+    assert codes(place(dgx(), request_))[0] == code
+
+
+def named(
+    device_class: str, *names: str, count: int | None = None, is_shared: bool = False, kind: OwnerKind = OwnerKind.CLAIM
+) -> PodRequest:
+    """A claim of exactly these devices."""
+    wanted = DeviceRequest(device_class=device_class, count=len(names) if count is None else count, names=names, is_shared=is_shared)
+    return PodRequest(owner=Owner(kind=kind, name="claim", uid="c1"), containers=(ContainerRequest(name="", devices=(wanted,)),))
+
+
+@pytest.mark.parametrize(
+    ("claim", "code"),
+    [
+        pytest.param(named("gpu", "gpu-9"), "unknown-device", id="no-such-device"),
+        pytest.param(named("gpu", "gpu-1"), "device-unhealthy", id="sick"),
+        pytest.param(named("gpu", "gpu-2"), "device-held", id="held"),
+        pytest.param(named("gpu", "gpu-3", count=2), "count-mismatch", id="count-differs"),
+        pytest.param(named("gpu", "gpu-3", "gpu-3"), "duplicate-device", id="named-twice"),
+        pytest.param(named("gpu", count=1, is_shared=True), "shared-needs-names", id="shared-without-names"),
+        pytest.param(named("cpu", "cpu-0"), "device-held", id="cpu-held"),
+        pytest.param(named("cpu", "cpu-x"), "unknown-device", id="no-cpu-name"),
+        pytest.param(named("cpu", "cpu-999"), "unknown-device", id="no-such-cpu"),
+    ],
+)
+def test_place_refuses_named_devices_when_one_cannot_be_had(claim: PodRequest, code: str) -> None:
+    """Named devices are checked one by one; the reason names the device."""
+    view = holding(sick(dgx(), "gpu", "gpu-1"), "other", cpus="0-3", gpu=("gpu-2",))
+
+    assert codes(place(view, claim))[0] == code
+
+
+def test_place_gives_exactly_the_named_devices_when_a_claim_has_chosen() -> None:
+    """A claim's devices are taken as named, across nodes too, whatever the node's policy: DRA is no hint provider."""
+    (one,) = placed(place(dgx(policy=Policy.SINGLE_NUMA_NODE), named("gpu", "gpu-1", "gpu-6")))
+
+    assert one.devices == {"gpu": ("gpu-1", "gpu-6")}
+    assert one.numa_nodes == NodeSet(0, 1)
+
+
+def test_place_holds_nothing_back_when_a_device_is_shared() -> None:
+    """Admin access sees a held and sick device without taking it."""
+    view = holding(sick(dgx(), "gpu", "gpu-1"), "other", gpu=("gpu-1",))
+
+    (one,) = placed(place(view, named("gpu", "gpu-1", is_shared=True)))
+
+    assert one.devices == {"gpu": ("gpu-1",)}
+
+
+def test_place_reuses_what_init_containers_held_when_app_containers_come() -> None:
+    """An app container takes the CPUs and devices of the init container before it; a sidecar's stay its own."""
+    request = pod(
+        "phased",
+        container("prepare", kind=ContainerKind.INIT, cpus=4, gpu=2),
+        container("proxy", kind=ContainerKind.SIDECAR, cpus=2, gpu=1),
+        container("train", cpus=4, gpu=1),
+    )
+
+    prepare, proxy, train = placed(place(dgx(), request))
+
+    assert set(proxy.devices["gpu"]) <= set(prepare.devices["gpu"])
+    assert set(train.devices["gpu"]) <= set(prepare.devices["gpu"]) - set(proxy.devices["gpu"])
+    assert train.cpus.isdisjoint(proxy.cpus)
+    assert len(prepare.cpus | proxy.cpus | train.cpus) == 6
+
+
+def test_place_keeps_nothing_when_one_container_fails() -> None:
+    """All containers or none: a second container that does not fit refuses the pod."""
+    outcome = place(dgx(), pod("pair", container("a", gpu=5), container("b", gpu=4)))
+
+    assert codes(outcome) == ["not-enough-devices"]
+    assert isinstance(outcome, Refusal)
+    assert outcome.reasons[0].facts["container"] == "b"
+
+
+def test_place_aligns_the_pod_as_a_whole_when_scope_is_pod() -> None:
+    """Scope pod merges once: containers that would fit on different nodes stay together, or are refused together."""
+    two = (container("a", gpu=2), container("b", gpu=2))
+    view = holding(dgx(), "busy", gpu=("gpu-0",))
+
+    together = placed(place(view, pod("p", *two, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD)))
+    refused = place(holding(view, "more", gpu=("gpu-4",)), pod("p", *two, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD))
+
+    assert [one.numa_nodes for one in together] == [NodeSet(1), NodeSet(1)]
+    assert "policy-not-met" in codes(refused)
+
+
+def test_place_overrides_the_nodes_policy_when_the_pod_has_its_own() -> None:
+    """A pod's policy goes over the node's."""
+    view = holding(dgx(policy=Policy.NONE), "busy", gpu=("gpu-0", "gpu-4"))
+    wide = container(gpu=4)
+
+    assert isinstance(place(view, pod("p", wide)), Placement)
+    assert "policy-not-met" in codes(place(view, pod("p", wide, policy=Policy.SINGLE_NUMA_NODE)))
+
+
+def test_place_goes_outside_the_alignment_and_says_so_when_best_effort_must() -> None:
+    """best-effort takes what is aligned first, the rest elsewhere, and names the strays."""
+    view = holding(dgx(), "busy", gpu=("gpu-0", "gpu-1", "gpu-4", "gpu-5"))
+
+    (one,) = placed(place(view, pod("wide", container(gpu=3))))
+
+    assert set(one.devices["gpu"]) < {"gpu-2", "gpu-3", "gpu-6", "gpu-7"}
+    assert len(one.devices["gpu"]) == 3
+
+
+def test_place_never_hands_out_sick_or_reserved_units_when_free_ones_are_few() -> None:
+    """Sick devices and CPUs, and reserved CPUs, are not free."""
+    view = structs.replace(sick(dgx(), "gpu", "gpu-0"), reserved_cpus=CpuSet(0, 112), unhealthy_cpus=CpuSet(1))
+
+    (one,) = placed(place(view, pod("p", container(cpus=221, gpu=7))))
+
+    assert one.cpus == CpuSet.parse("2-111,113-223")
+    assert "gpu-0" not in one.devices["gpu"]
+
+
+def test_place_refuses_odd_cpus_when_only_whole_cores_are_given() -> None:
+    """full-pcpus-only wants a multiple of the threads a core."""
+    view = structs.replace(dgx(), options=AlignmentOptions(cpu=CpuOptions(full_pcpus_only=True)))
+
+    assert codes(place(view, pod("p", container(cpus=3)))) == ["smt-alignment"]
+
+
+def test_place_refuses_when_the_owner_holds_something_already() -> None:
+    """An owner is placed once; a retry is recognised by its operation id, not here."""
+    view = holding(dgx(), "trainer", gpu=("gpu-0",))
+
+    assert codes(place(view, TRAINER)) == ["already-placed"]
+
+
+def test_place_records_a_silent_service_when_its_hints_did_not_come() -> None:
+    """A class whose service kept silent has no opinion, and the placement says so."""
+    (one,) = placed(place(structs.replace(dgx(), silent_classes=("gpu",)), TRAINER))
+
+    assert [hint.hints for hint in one.hints if hint.resource == "gpu"] == [None]
+    assert "no-opinion" in [reason.code for reason in one.reasons]
+
+
+def test_place_follows_custom_hints_when_a_service_gave_some() -> None:
+    """Hints from the service itself replace those by kubelet's rules."""
+    view = structs.replace(dgx(policy=Policy.RESTRICTED), custom_hints={"gpu/2": ((NodeSet(1), True),)})
+
+    (one,) = placed(place(view, TRAINER))
+
+    assert one.numa_nodes == NodeSet(1)
+
+
+@pytest.mark.parametrize(
+    ("available", "must", "size", "wanted"),
+    [
+        pytest.param(("gpu-0", "gpu-2", "gpu-3"), (), 2, {"gpu-2", "gpu-3"}, id="whole-switch"),
+        pytest.param(("gpu-0", "gpu-2", "gpu-3"), ("gpu-0",), 1, {"gpu-0"}, id="must-alone"),
+        pytest.param(("gpu-0", "gpu-2", "gpu-3"), ("gpu-0",), 2, {"gpu-0", "gpu-2"}, id="must-and-nearest"),
+        pytest.param(("gpu-0",), (), 3, {"gpu-0"}, id="too-few"),
+        pytest.param(("stranger", "gpu-4"), (), 1, {"gpu-4"}, id="strangers-last"),
+        pytest.param(("stranger", "gpu-4"), ("other",), 3, {"other", "gpu-4", "stranger"}, id="strangers-count"),
+        pytest.param((), (), 2, set(), id="nothing"),
+        pytest.param(("gpu-6", "gpu-7", "gpu-4"), (), 2, {"gpu-4", "gpu-6"}, id="live-pods-last"),
+    ],
+)
+def test_prefer_keeps_must_and_size_whatever_it_is_offered(
+    available: tuple[str, ...], must: tuple[str, ...], size: int, wanted: set[str]
+) -> None:
+    """The preference is total: what must be in is in, the size is kept, what a live pod holds comes last."""
+    chosen, reason = prefer(holding(dgx(), "live", gpu=("gpu-7",)), "gpu", available, must, size)
+
+    assert set(chosen) == wanted
+    assert len(chosen) == len(wanted)
+    assert reason
+
+
+def test_prefer_packs_cores_when_cpus_are_devices() -> None:
+    """CPU devices are preferred as whole cores."""
+    chosen, _ = prefer(dgx(), "cpu", ("cpu-0", "cpu-1", "cpu-113", "cpu-2"), (), 2)
+
+    assert set(chosen) == {"cpu-1", "cpu-113"}

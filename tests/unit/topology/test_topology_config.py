@@ -1,0 +1,52 @@
+"""Promises of the topology service's settings: a mistake is named, never replaced by a default."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topobus.domain.errors import ConfigError
+from topobus.domain.request import Policy, Scope
+from topobus.runtime.config import load_settings
+from topobus.topology.config import TopologySettings
+
+
+def load(text: str, tmp_path: Path) -> TopologySettings:
+    """Load settings from a file with this text."""
+    file = tmp_path / "topology.toml"
+    file.write_text(text)
+    return load_settings(TopologySettings, "topology", file=file, environ={})
+
+
+def test_topology_settings_read_kubelets_names_when_given(tmp_path: Path) -> None:
+    """Policy, scope, options and the reserved CPUs come through as they stand."""
+    settings = load(
+        '[alignment]\npolicy = "restricted"\nscope = "pod"\nreserved_cpus = "0,112"\n[alignment.cpu]\nfull_pcpus_only = true\n', tmp_path
+    )
+
+    options = settings.alignment.options()
+    assert (options.policy, options.scope, options.cpu.full_pcpus_only) == (Policy.RESTRICTED, Scope.POD, True)
+    assert settings.alignment.reserved_cpus == "0,112"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        pytest.param('[alignment]\npolicy = "strict"\n', "policy", id="unknown-policy"),
+        pytest.param('[alignment]\nscope = "node"\n', "scope", id="unknown-scope"),
+        pytest.param('[alignment]\nreserved_cpus = "0-x"\n', "cpulist", id="no-cpulist"),
+        pytest.param("[alignment]\nprefer_closest = true\n", "prefer_closest", id="typo"),
+        pytest.param(
+            "[alignment.cpu]\nfull_pcpus_only = true\ndistribute_cpus_across_cores = true\n", "exclude each other", id="contradiction"
+        ),
+        pytest.param(
+            '[alignment]\npolicy = "single-numa-node"\n[alignment.cpu]\nalign_by_socket = true\n', "single-numa-node", id="socket-and-node"
+        ),
+        pytest.param("[hints]\ntimeout_s = 0\n", "timeout_s", id="no-time"),
+    ],
+)
+def test_topology_settings_name_the_mistake_when_there_is_one(text: str, says: str, tmp_path: Path) -> None:
+    """Every wrong or contradictory setting is a ConfigError that names it."""
+    with pytest.raises(ConfigError, match=says):
+        load(text, tmp_path)
