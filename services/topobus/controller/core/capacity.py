@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 from topobus.contracts.kubernetes.resource import Capacity, CapacityRequirements, RequestPolicy, ValidRange
 from topobus.controller.core.pools import Candidate, Pool
-from topobus.controller.core.values import DeviceId
+from topobus.controller.core.values import DeviceId, PoolId
 from topobus.domain.quantity import Quantity
 
 __all__ = ["CounterBook", "amounts_taken", "fits_capacity"]
@@ -41,33 +41,48 @@ def fits_capacity(candidate: Candidate, taken: Mapping[str, Quantity], *in_use: 
 
 
 class CounterBook:
-    """The counters of all pools during one search: what allocated devices left, and what the search holds."""
+    """The counters of all pools during one search: what allocated devices left, and what the search holds.
 
-    def __init__(self, pools: tuple[Pool, ...], taken: Collection[DeviceId]) -> None:
-        self._left: list[dict[tuple[str, str], int]] = []
-        for pool in pools:
-            left = {(name, counter): amount.nano for name, counters in pool.counters.items() for counter, amount in counters.items()}
-            for one in (*pool.candidates, *pool.elsewhere):
-                if one.id in taken:
-                    for key, amount in _consumption(one).items():
-                        left[key] = left.get(key, 0) - amount
-            self._left.append(left)
+    kubernetes/kubernetes#140434: upstream knows pools by name alone, so two drivers whose pools share a name (that of the node, say) share one account, that
+    of the pool it meets first. Mode `compatible` does too.
+    """
+
+    def __init__(self, pools: tuple[Pool, ...], taken: Collection[DeviceId], *, is_corrected: bool) -> None:
+        self._pools = pools
+        self._taken = taken
+        self._is_corrected = is_corrected
+        self._accounts: dict[PoolId | str, dict[tuple[str, str], int]] = {}
 
     def take(self, candidate: Candidate) -> bool:
         """Take what the device consumes, or nothing when any counter of its pool would be short."""
-        left = self._left[candidate.pool_index]
-        for key, amount in _consumption(candidate).items():
-            left[key] -= amount
+        left = self._account(candidate)
+        self._add(left, candidate, -1)
         if min(left.values(), default=0) >= 0:
             return True
-        self.give_back(candidate)
+        self._add(left, candidate, 1)
         return False
 
     def give_back(self, candidate: Candidate) -> None:
         """Undo a take."""
-        left = self._left[candidate.pool_index]
+        self._add(self._account(candidate), candidate, 1)
+
+    def _account(self, candidate: Candidate) -> dict[tuple[str, str], int]:
+        """Find what is left of a pool; worked out when it is first needed."""
+        pool = self._pools[candidate.pool_index]
+        name = pool.id if self._is_corrected else pool.id.pool
+        left = self._accounts.get(name)
+        if left is None:
+            left = {(counters, counter): amount.nano for counters, found in pool.counters.items() for counter, amount in found.items()}
+            for one in (*pool.candidates, *pool.elsewhere):
+                if one.id in self._taken:
+                    self._add(left, one, -1)
+            self._accounts[name] = left
+        return left
+
+    def _add(self, left: dict[tuple[str, str], int], candidate: Candidate, factor: int) -> None:
         for key, amount in _consumption(candidate).items():
-            left[key] += amount
+            if key in left:
+                left[key] += factor * amount
 
 
 def _consumption(candidate: Candidate) -> dict[tuple[str, str], int]:

@@ -16,7 +16,7 @@ from topobus.controller.core.reasons import Blocker
 from topobus.controller.core.requests import FaultError, PreparedRequest
 from topobus.controller.core.results import Grant
 from topobus.controller.core.selectors import Selector, SelectorCompiler, SelectorError
-from topobus.controller.core.values import AllocationInput, DeviceId, Gate
+from topobus.controller.core.values import AllocationInput, DeviceId, Gate, Mode
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
 
@@ -33,10 +33,11 @@ class Checks:
         self._selectors: dict[str, Selector | SelectorError] = {}
         self._verdicts: dict[tuple[str, Candidate], bool | SelectorError] = {}
         self._amounts: dict[tuple[PreparedRequest, Candidate], dict[str, Quantity] | None] = {}
+        self._is_corrected = given.mode is Mode.CORRECTED
         self._has = {gate: gate in given.gates for gate in Gate}
         self._held: dict[DeviceId, list[int]] = {}
         self._sharing: dict[DeviceId, list[Mapping[str, Quantity]]] = {}
-        self._counters = CounterBook(pools, given.usage.holders.keys() | given.usage.consumed.keys())
+        self._counters = CounterBook(pools, given.usage.holders.keys() | given.usage.consumed.keys(), is_corrected=self._is_corrected)
         self._constraints: tuple[tuple[ActiveConstraint, ...], ...] = tuple(
             tuple(made for one in claim.spec.devices.constraints if (made := make_constraint(one, given.gates, given.mode)) is not None)
             for claim in given.claims
@@ -124,8 +125,12 @@ class Checks:
             return False
         return not (self._is_shared(candidate) and (candidate.id in self._given.usage.consumed or self._sharing.get(candidate.id)))
 
-    def take(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
-        """Take counters and constraints for a selected device, ready to be granted; or name what stands in the way and take nothing."""
+    def take(self, request: PreparedRequest, candidate: Candidate, *, is_trial: bool = False) -> Blocker | None:
+        """Take counters and constraints for a selected device, ready to be granted; or name what stands in the way and take nothing.
+
+        kubernetes/kubernetes#140436: upstream keeps the counters of a device that a taint or a constraint then refuses, so mode `compatible` does too,
+        but for a trial.
+        """
         if self.is_in_use(request, candidate):
             return self._explain_use(candidate)
         if candidate.device.consumes_counters and not self._has[Gate.PARTITIONABLE_DEVICES]:
@@ -137,7 +142,7 @@ class Checks:
         if blocker is None and not self.is_large_enough(request, candidate):
             self._remove_constraints(request)
             blocker = Blocker("capacity", "its free capacity is too small")
-        if blocker is not None and pays:
+        if blocker is not None and pays and (self._is_corrected or is_trial):
             self._counters.give_back(candidate)
         return blocker
 
@@ -156,15 +161,15 @@ class Checks:
     def _add_constraints(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
         constraints = self._constraints[request.claim_index]
         for count, index in enumerate(request.constraints):
-            if not constraints[index].add(candidate):
+            if not constraints[index].add(candidate, request.base):
                 for earlier in request.constraints[:count]:
-                    constraints[earlier].remove()
+                    constraints[earlier].remove(request.base)
                 return Blocker("constraint", f"constraint #{index} wants {constraints[index].wanted}")
         return None
 
     def _remove_constraints(self, request: PreparedRequest) -> None:
         for index in request.constraints:
-            self._constraints[request.claim_index][index].remove()
+            self._constraints[request.claim_index][index].remove(request.base)
 
     def grant(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
         """Record a device that `take` let pass."""
@@ -177,10 +182,13 @@ class Checks:
         self.grants[claim_index].append(Grant(request, candidate, amounts, is_shared))
 
     def take_back(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
-        """Undo the newest grant."""
+        """Undo the newest grant.
+
+        kubernetes/kubernetes#134100: upstream does not give back the counters of a device that is shared by capacity.
+        """
         self.grants[claim_index].pop()
         (self._sharing if self._is_shared(candidate) else self._held)[candidate.id].pop()
-        if self._pays_counters(candidate):
+        if self._pays_counters(candidate) and (self._is_corrected or not self._is_shared(candidate)):
             self._counters.give_back(candidate)
         self._remove_constraints(request)
 
@@ -195,7 +203,7 @@ class Checks:
             return Blocker("selector", failing) if failing is not None else Blocker("node", "it serves other nodes")
         if not self.is_large_enough(request, candidate):
             return Blocker("capacity", "its free capacity is too small")
-        blocker = self.take(request, candidate)
+        blocker = self.take(request, candidate, is_trial=True)
         if blocker is None:
             self._remove_constraints(request)
             if self._pays_counters(candidate):

@@ -24,12 +24,12 @@ class ActiveConstraint(Protocol):
     requests: frozenset[str]
     attribute: str
 
-    def add(self, candidate: Candidate) -> bool:
-        """Take a device, or say that it breaks the constraint."""
+    def add(self, candidate: Candidate, request: str) -> bool:
+        """Take a device for a request, or say that it breaks the constraint."""
         ...
 
-    def remove(self) -> None:
-        """Give the newest device back."""
+    def remove(self, request: str) -> None:
+        """Give the newest device of a request back."""
         ...
 
     @property
@@ -41,10 +41,11 @@ class ActiveConstraint(Protocol):
 def make_constraint(one: Constraint, gates: frozenset[Gate], mode: Mode) -> ActiveConstraint | None:
     """Make a constraint ready for a search; None for a kind that we do not know."""
     has_lists = Gate.LIST_ATTRIBUTES in gates
+    is_corrected = mode is Mode.CORRECTED
     if one.match_attribute is not None:
-        return MatchAttribute(frozenset(one.requests), one.match_attribute, has_lists=has_lists, is_corrected=mode is Mode.CORRECTED)
+        return MatchAttribute(frozenset(one.requests), one.match_attribute, has_lists=has_lists, is_corrected=is_corrected)
     if one.distinct_attribute is not None:
-        return DistinctAttribute(frozenset(one.requests), one.distinct_attribute, has_lists=has_lists)
+        return DistinctAttribute(frozenset(one.requests), one.distinct_attribute, has_lists=has_lists, is_corrected=is_corrected)
     return None
 
 
@@ -58,7 +59,7 @@ class MatchAttribute:
         self._is_corrected = is_corrected
         self._common: list[Values] = []
 
-    def add(self, candidate: Candidate) -> bool:
+    def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device that shares a value with all others."""
         values = _values(candidate, self.attribute, has_lists=self._has_lists)
         if not values:
@@ -69,7 +70,7 @@ class MatchAttribute:
         self._common.append(common)
         return True
 
-    def remove(self) -> None:
+    def remove(self, request: str) -> None:
         """Give the newest device back."""
         narrowed = self._common.pop()
         if not self._is_corrected and self._common:
@@ -87,28 +88,41 @@ class MatchAttribute:
 class DistinctAttribute:
     """No two devices share a value."""
 
-    def __init__(self, requests: frozenset[str], attribute: str, *, has_lists: bool) -> None:
+    def __init__(self, requests: frozenset[str], attribute: str, *, has_lists: bool, is_corrected: bool) -> None:
         self.requests = requests
         self.attribute = attribute
         self._has_lists = has_lists
-        self._taken: list[Values] = []
+        self._is_corrected = is_corrected
+        self._taken: list[tuple[str, Values]] = []
 
-    def add(self, candidate: Candidate) -> bool:
+    def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device that shares no value with any other."""
         values = _values(candidate, self.attribute, has_lists=self._has_lists)
-        if not values or any(values & one for one in self._taken):
+        if not values or any(values & one for _, one in self._compared()):
             return False
-        self._taken.append(values)
+        self._taken.append((request, values))
         return True
 
-    def remove(self) -> None:
+    def remove(self, request: str) -> None:
         """Give the newest device back."""
-        self._taken.pop()
+        if self._is_corrected:
+            self._taken.pop()
+        else:
+            self._taken = [one for one in self._taken if one[0] != request]
 
     @property
     def wanted(self) -> str:
         """Say what is taken."""
-        return f"another {self.attribute} than {', '.join(sorted(str(value) for one in self._taken for _, value in one)) or 'none'}"
+        return (
+            f"another {self.attribute} than {', '.join(sorted({str(value) for _, one in self._compared() for _, value in one})) or 'none'}"
+        )
+
+    def _compared(self) -> list[tuple[str, Values]]:
+        """List the devices that a new one is compared with.
+
+        kubernetes/kubernetes#140438: upstream remembers one device a request, the newest, and forgets the request when one of its devices goes back.
+        """
+        return self._taken if self._is_corrected else list({request: (request, values) for request, values in self._taken}.values())
 
 
 def _values(candidate: Candidate, name: str, *, has_lists: bool) -> Values:

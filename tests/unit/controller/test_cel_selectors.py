@@ -1,0 +1,155 @@
+"""CEL selectors: what an expression sees, what it may do, and what a wrong one is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from topobus.controller.cel import CelCompiler
+from topobus.controller.core.selectors import DeviceFacts, SelectorError, Version
+from topobus.domain.quantity import Quantity
+
+DEVICE = DeviceFacts(
+    driver="gpu.example.com",
+    attributes={
+        "gpu.example.com": {
+            "model": "H100",
+            "numa": 1,
+            "ok": True,
+            "fw": Version("1.10.0"),
+            "nodes": (0, 1),
+            "tags": ("a", "b"),
+            "blank": "",
+        },
+        "resource.kubernetes.io": {"pcieRoot": "pci0000:17"},
+    },
+    capacity={"gpu.example.com": {"memory": Quantity.parse("80Gi"), "share": Quantity.parse("1500m")}},
+)
+
+
+@pytest.fixture(scope="module")
+def compiler() -> CelCompiler:
+    """One compiler for all cases, as in a controller."""
+    return CelCompiler()
+
+
+@pytest.mark.parametrize(
+    ("expression", "verdict"),
+    [
+        ("true", True),
+        ('device.driver == "gpu.example.com"', True),
+        ("device.allowMultipleAllocations", False),
+        ('device.attributes["gpu.example.com"].model == "H100"', True),
+        ('device.attributes["gpu.example.com"].model in ["A100", "L4"]', False),
+        ('device.attributes["gpu.example.com"].model.startsWith("H") && device.attributes["gpu.example.com"].ok', True),
+        ('device.attributes["gpu.example.com"].model.lowerAscii() == "h100"', True),
+        ('device.attributes["gpu.example.com"].model.matches("^H[0-9]+$")', True),
+        ('device.attributes["gpu.example.com"].ok', True),
+        ('device.attributes["gpu.example.com"].numa < 1.5', True),
+        ('device.attributes["gpu.example.com"].numa != 1', False),
+        ('device.attributes["resource.kubernetes.io"].pcieRoot == "pci0000:17"', True),
+        ('has(device.attributes["gpu.example.com"].model)', True),
+        ('has(device.attributes["gpu.example.com"].nothing)', False),
+        ('"gpu.example.com" in device.attributes', True),
+        ('"other.example.com" in device.attributes', False),
+        ('has(device.attributes["other.example.com"].model)', False),
+        ('!("other.example.com" in device.attributes) || device.attributes["other.example.com"].model == "x"', True),
+        ('"other.example.com" in device.attributes || has(device.attributes["other.example.com"].model)', False),
+        ('device.attributes.exists(domain, domain == "other.example.com") || has(device.attributes["other.example.com"].x)', False),
+        ('size(device.attributes) == 2 && !has(device.attributes["other.example.com"].x)', True),
+        ("has(device.attributes[device.driver].model)", True),
+        ("device.attributes /* not a comment in CEL */ ", None),
+        ('device.attributes // a comment with device.attributes["x"]\n["gpu.example.com"].ok', True),
+        ('device.attributes["gpu.example.com"].model == "device.attributes[1]"', False),
+        ('device.capacity["gpu.example.com"].memory.compareTo(quantity("40Gi")) >= 0', True),
+        ('device.capacity["gpu.example.com"].memory.isGreaterThan(quantity("80Gi"))', False),
+        ('device.capacity["gpu.example.com"].memory == quantity("81920Mi")', True),
+        ('device.capacity["gpu.example.com"].memory.asInteger() == 85899345920', True),
+        ('device.capacity["gpu.example.com"].memory.sub(quantity("79Gi")).compareTo(quantity("1Gi")) == 0', True),
+        ('device.capacity["gpu.example.com"].memory.add(1).isLessThan(quantity("80Gi"))', False),
+        ('device.capacity["gpu.example.com"].share.isInteger()', False),
+        ('device.capacity["gpu.example.com"].share.asApproximateFloat() == 1.5', True),
+        ('has(device.capacity["other.example.com"].memory)', False),
+        ('quantity("1Ki").sign() == 1 && isQuantity("1Ki") && !isQuantity("1KiB")', True),
+        ('device.attributes["gpu.example.com"].fw.isGreaterThan(semver("1.9.0"))', True),
+        ('device.attributes["gpu.example.com"].fw == semver("1.10.0")', True),
+        ('device.attributes["gpu.example.com"].fw.compareTo(semver("v1.10", true)) == 0', True),
+        ('device.attributes["gpu.example.com"].fw.minor() == 10', True),
+        ('semver("1.0.0-rc.1").isLessThan(semver("1.0.0")) && !isSemver("1.0")', True),
+        ('device.attributes["gpu.example.com"].nodes.includes(1)', True),
+        ('device.attributes["gpu.example.com"].numa.includes(1)', True),
+        ('device.attributes["gpu.example.com"].tags.includes("c")', False),
+        ('cel.bind(mine, device.attributes["gpu.example.com"], mine.numa == 1 && mine.ok)', True),
+        ('device.attributes["gpu.example.com"].?nothing.orValue(7) == 7', True),
+        ("[1, 2, 3].exists(one, one == 2)", True),
+    ],
+)
+def test_selector_gives_verdict_when_expression_is_legal(compiler: CelCompiler, expression: str, verdict: bool | None) -> None:
+    """Each expression answers as Kubernetes' environment does; None marks one that Kubernetes refuses to compile."""
+    selector = compiler.compile(expression)
+
+    if verdict is None:
+        assert isinstance(selector, SelectorError)
+    else:
+        assert not isinstance(selector, SelectorError), selector
+        assert selector.matches(DEVICE) is verdict
+
+
+@pytest.mark.parametrize(
+    ("expression", "line", "column", "wanted"),
+    [
+        ("device.drivr == 1", 1, 7, "device.drivr"),
+        ('true &&\n  device.driver = "x"', 2, 17, "Syntax error"),
+        ('device.capacity["x"].memory > 5', 1, 29, "no matching overload"),
+        ('device.driver + "x"', 1, 1, "wanted true or false"),
+        ("nothing()", 1, 8, "nothing"),
+        ("", 1, 0, ""),
+        ("x" * 10241, 0, 0, "longer than 10240"),
+    ],
+)
+def test_compiler_names_the_position_when_expression_is_wrong(
+    compiler: CelCompiler, expression: str, line: int, column: int, wanted: str
+) -> None:
+    """A wrong expression is told line and column, and never raises."""
+    answer = compiler.compile(expression)
+
+    assert isinstance(answer, SelectorError)
+    assert wanted in answer.message
+    assert answer.line == line
+    assert column in (0, answer.column)
+
+
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [
+        ('device.attributes["gpu.example.com"].colour == "red"', "colour"),
+        ('device.attributes["other.example.com"].colour == "red"', "colour"),
+        ('device.capacity["gpu.example.com"].speed == quantity("1")', "speed"),
+        ('device.attributes["gpu.example.com"].model', "wanted true or false"),
+        ('device.attributes["gpu.example.com"].model.isGreaterThan(semver("1.0.0"))', "H100"),
+        ('quantity("1KiB") == quantity("1")', "quantity"),
+        ('device.attributes["gpu.example.com"].numa / 0 == 1', "zero"),
+    ],
+)
+def test_selector_says_why_when_evaluation_fails(compiler: CelCompiler, expression: str, wanted: str) -> None:
+    """A run-time error is an answer with the cause, never an exception and never a silent no."""
+    selector = compiler.compile(expression)
+
+    assert not isinstance(selector, SelectorError)
+    answer = selector.matches(DEVICE)
+    assert isinstance(answer, SelectorError)
+    assert wanted in answer.message
+
+
+def test_selector_stops_when_expression_is_a_bomb(compiler: CelCompiler) -> None:
+    """An expression of nested loops ends by the engine's budget."""
+    numbers = str(list(range(10)))
+    expression = f"{numbers}.all(a, {numbers}.all(b, {numbers}.all(c, {numbers}.all(d, {numbers}.all(e, {numbers}.all(f, a + f >= 0))))))"
+    selector = compiler.compile(expression)
+
+    assert not isinstance(selector, SelectorError)
+    assert isinstance(selector.matches(DEVICE), SelectorError)
+
+
+def test_compiler_gives_the_same_selector_when_asked_again(compiler: CelCompiler) -> None:
+    """An expression is compiled once."""
+    assert compiler.compile("1 == 1") is compiler.compile("1 == 1")
