@@ -21,13 +21,13 @@ __all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "reason_lines
 _SHOWN_HINTS = 12
 
 
-def answer_view(result: Placement | Refusal) -> RenderableType:
-    """Show an answer in full."""
+def answer_view(result: Placement | Refusal, *, has_facts: bool = False) -> RenderableType:
+    """Show an answer in full; with `has_facts` each reason shows its facts, too."""
     if isinstance(result, Placement):
-        return Group(*(_container_view(one) for one in result.containers))
-    lines: list[RenderableType] = [Text("why not", "title"), *reason_lines(result.reasons)]
+        return Group(*(_container_view(one, has_facts=has_facts) for one in result.containers))
+    lines: list[RenderableType] = [Text("why not", "title"), *reason_lines(result.reasons, has_facts=has_facts)]
     if result.to_free:
-        lines += [Text("what would have to be freed", "title"), *reason_lines(result.to_free)]
+        lines += [Text("what would have to be freed", "title"), *reason_lines(result.to_free, has_facts=has_facts)]
     else:
         lines.append(Text("nothing that is held stands in the way: freeing would not help", "faint"))
     return Group(*lines)
@@ -38,7 +38,7 @@ def summary(result: Placement | Refusal | None) -> str:
     if result is None:
         return "done"
     if isinstance(result, Refusal):
-        return "refused: " + "; ".join(reason.code for reason in result.reasons)
+        return "refused: " + ", ".join(dict.fromkeys(reason.code for reason in result.reasons))
     parts = []
     for one in result.containers:
         held = [f"{len(names)} {device_class}" for device_class, names in sorted(one.devices.items())]
@@ -48,15 +48,15 @@ def summary(result: Placement | Refusal | None) -> str:
     return "placed: " + "; ".join(parts)
 
 
-def reason_lines(reasons: Iterable[Reason]) -> list[RenderableType]:
-    """List reasons: the sentence for people, the code and the facts for those who look them up."""
+def reason_lines(reasons: Iterable[Reason], *, has_facts: bool = False) -> list[RenderableType]:
+    """List reasons: the sentence for people, the code (and the facts, when wanted) for those who look them up."""
     lines: list[RenderableType] = []
     for reason in reasons:
         grid = Table.grid(padding=(0, 1))
         grid.add_column(width=2)
         grid.add_column(overflow="fold")
         text = Text(reason.message or reason.code)
-        text.append(f"  [{reason.code}{' ' + facts_text(reason) if reason.facts else ''}]", "faint")
+        text.append(f"  [{reason.code}{' ' + facts_text(reason) if has_facts and reason.facts else ''}]", "faint")
         grid.add_row(" -", text)
         lines.append(grid)
     return lines
@@ -99,7 +99,7 @@ def _hints(hints: tuple[Hint, ...] | None) -> str:
     return " ".join(map(hint_text, ordered[:_SHOWN_HINTS])) + more
 
 
-def _container_view(one: ContainerPlacement) -> RenderableType:
+def _container_view(one: ContainerPlacement, *, has_facts: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="faint")
     grid.add_column(overflow="fold")
@@ -111,4 +111,4 @@ def _container_view(one: ContainerPlacement) -> RenderableType:
         grid.add_row("cpus", f"{len(one.cpus)}: {one.cpus}")
     for device_class, names in sorted(one.devices.items()):
         grid.add_row(device_class, ", ".join(names))
-    return Group(grid, *([Text("why", "title"), *reason_lines(one.reasons)] if one.reasons else []))
+    return Group(grid, *([Text("why", "title"), *reason_lines(one.reasons, has_facts=has_facts)] if one.reasons else []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from rich import box
 from rich.table import Table
@@ -28,6 +29,8 @@ _SIGNS = {
     ProgramState.RESTARTING: "!",
     ProgramState.STOPPED: "-",
 }
+# How nats-server begins each line: process id, date, time, level.
+_NATS_PREFIX = re.compile(r"^\[\d+\] \S+ \S+ \[\w+\] ")
 # Present in every line of a service's log and said elsewhere in the table already.
 _KNOWN_KEYS = ("ts", "level", "event", "service", "node", "logger")
 
@@ -65,7 +68,7 @@ def exit_text(code: int | None) -> str:
 
 
 def log_text(line: str) -> str:
-    """Shorten a JSON log line to its event and facts; any other line stays as it is.
+    """Shorten a JSON log line to its event and facts, and a line of nats-server's to its message; any other line stays as it is.
 
     >>> log_text('{"ts": "x", "level": "info", "event": "bus.connected", "url": "u"}')
     'bus.connected url=u'
@@ -73,7 +76,7 @@ def log_text(line: str) -> str:
     try:
         parsed = json.loads(line)
     except ValueError:
-        return line
+        return _NATS_PREFIX.sub("", line)
     if not isinstance(parsed, dict) or "event" not in parsed:
         return line
     facts = " ".join(f"{key}={value}" for key, value in parsed.items() if key not in _KNOWN_KEYS)

@@ -30,9 +30,9 @@ __all__ = ["DEMO_NODE", "SERVICES", "Layout", "System", "start_system", "state_f
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 DEMO_NODE = "demo-node"
 
-# AF_UNIX paths end at 108 bytes (sun_path, unix(7)). The longest socket below a state folder is kubelet/plugins/<class>.topobus.dev/dra.sock with room
-# for a plugin's class name; a longer path fails only at bind, so it is checked before anything starts.
-_LONGEST_SOCKET = "kubelet/plugins_registry/some-class.topobus.dev-reg.sock"
+# AF_UNIX paths end at 108 bytes (sun_path, unix(7)). This is the longest socket below a state folder, with room for a plugin's class name as the gateway
+# leaves it; a longer path fails only at bind, so it is checked before anything starts.
+_LONGEST_SOCKET = "kubelet/device-plugins/topobus-cccccccccccccccc-00000000-00.sock"
 _SOCKET_BYTES = 107
 _DEFAULT_NATS_PORT = 4222
 _NATS_READY_S = 15.0
@@ -220,9 +220,12 @@ def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path
 def _folders(layout: Layout) -> dict[tuple[str, str], str]:
     """The gateway's folders, by the names of its settings."""
     return {
-        ("GATEWAY", "KUBELET__ROOT"): str(layout.kubelet),
-        ("GATEWAY", "CDI__DIRECTORY"): str(layout.cdi),
-        ("GATEWAY", "STATE__DIRECTORY"): str(layout.gateway),
+        ("GATEWAY", "KUBELET__DEVICE_PLUGIN_DIR"): str(layout.kubelet / "device-plugins"),
+        ("GATEWAY", "KUBELET__PLUGINS_REGISTRY_DIR"): str(layout.kubelet / "plugins_registry"),
+        ("GATEWAY", "KUBELET__PLUGINS_DIR"): str(layout.kubelet / "plugins"),
+        ("GATEWAY", "POD_RESOURCES_SOCKET"): str(layout.kubelet / "pod-resources" / "kubelet.sock"),
+        ("GATEWAY", "CDI_DIR"): str(layout.cdi),
+        ("GATEWAY", "CHECKPOINT_PATH"): str(layout.gateway / "checkpoint.json"),
     }
 
 

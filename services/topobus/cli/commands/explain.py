@@ -12,7 +12,6 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
-from topobus.domain.alignment.place import place
 
 from topobus.cli.answers import answer_view, hint_table, hint_text, summary
 from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
@@ -20,6 +19,7 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.contracts.catalogue import DECISION
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent
+from topobus.domain.alignment.place import place
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView
@@ -79,7 +79,7 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list
     if event.outcome is not None:
         parts.append(
             Panel(
-                answer_view(event.outcome),
+                answer_view(event.outcome, has_facts=True),
                 title=Text(summary(event.outcome)),
                 title_align="left",
                 border_style="ok" if isinstance(event.outcome, Placement) else "fail",

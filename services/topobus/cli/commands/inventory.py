@@ -87,19 +87,19 @@ def device_table(inventory: Inventory, holders: Holders) -> Table:
     """List the devices of one inventory; CPUs core by core would be hundreds of lines, so they are summed up a NUMA node."""
     if inventory.device_class == "cpu":
         return _cpu_table(inventory, holders)
-    table = Table(box=box.SIMPLE_HEAD, header_style="title", title=f"{inventory.node}: {inventory.device_class}", title_justify="left")
-    for title in ("device", "model", "NUMA", "switch", "root", "health", "held by"):
-        table.add_column(title)
+    title = f"{inventory.node}: {inventory.device_class}"
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", title=title, title_justify="left", pad_edge=False, collapse_padding=True)
+    for column in ("device", "model", "NUMA", "below", "health", "held by"):
+        table.add_column(column, no_wrap=column != "model", overflow="ellipsis" if column == "held by" else "fold")
     for device in inventory.devices:
         holder = holders.by_device.get((device.device_class, device.name))
         worst = device.health.worst
-        health = device.health.state.value + (f" {worst.reason}" if worst else "")
+        health = device.health.state.value + (f": {worst.reason}" if worst else "")
         table.add_row(
             Text(device.name, "name"),
             device.model or device.vendor or "-",
             str(device.numa_nodes) if device.numa_nodes is not None else "?",
-            short_address(str(device.pcie_switch)) if device.pcie_switch else "-",
-            device.pcie_root.removeprefix("pci") or "-",
+            short_address(str(device.pcie_switch)) if device.pcie_switch else device.pcie_root.removeprefix("pci") or "-",
             Text(health, HEALTH_STYLES[device.health.state] or "ok"),
             Text(holder.name, holder.style) if holder else Text("-", "faint"),
         )

@@ -119,11 +119,12 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
         (prepared,) = await kubelet.prepare_claims([reference])
         stage.expect(
             not prepared.error and len(prepared.devices) == 2,
-            "kubelet prepared it: " + ", ".join(i for d in prepared.devices for i in d.cdi_devices),
+            "kubelet prepared it and hands these CDI names to the runtime:\n"
+            + "\n".join(i for d in prepared.devices for i in d.cdi_devices),
             prepared,
         )
         files = sorted(scene.system.layout.cdi.glob("*.json"))
-        stage.expect(bool(files), f"CDI files in {scene.system.layout.cdi}: {', '.join(file.name for file in files)}", "none")
+        stage.expect(bool(files), f"{len(files)} CDI files in {scene.system.layout.cdi}", "none")
         shown = next((file for file in files if "gpu" in file.name), files[0])
         stage.show(
             Panel(
@@ -184,11 +185,12 @@ def call_table(events: Sequence[KubeletEvent]) -> Table:
 
 
 def _detail(event: KubeletEvent) -> str:
-    parts = []
-    for key, value in sorted(event.detail.items()):
-        text = f"{len(value)} devices" if isinstance(value, list | tuple) and len(value) > 4 else str(value)
-        parts.append(f"{key}={text}")
-    return " ".join(parts)[:160]
+    """Say what kubelet asked for in one call, in the words of its messages."""
+    request = (event.detail.get("container_requests") or [event.detail])[0]
+    available = request.get("available_deviceIDs")
+    if available is not None:
+        return f"{request.get('allocation_size')} of {', '.join(available)}"
+    return ", ".join(request.get("devices_ids") or ()) or str(event.detail)
 
 
 def grant_view(grant: ContainerGrant) -> Columns:
@@ -199,7 +201,7 @@ def grant_view(grant: ContainerGrant) -> Columns:
     for name, ids in sorted(grant.devices.items()):
         left.add_row(name, "\n".join(ids))
     if grant.cpus:
-        left.add_row("cpus", str(grant.cpus))
+        left.add_row("cpus", f"{grant.cpus} (by kubelet's own CPU manager)")
     if grant.cdi_devices:
         left.add_row("CDI", "\n".join(grant.cdi_devices))
     return Columns(

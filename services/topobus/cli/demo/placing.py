@@ -87,7 +87,8 @@ async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
         stage.show(reply_view(pod, reply))
         if not isinstance(reply.result, Refusal):
             raise ExpectationError("the demo expected: the sequencer is refused", next_step=f"it was placed: {reply.result}")
-        stage.expect(bool(reply.result.reasons), "the refusal says why: " + ", ".join(reason.code for reason in reply.result.reasons))
+        codes = ", ".join(dict.fromkeys(reason.code for reason in reply.result.reasons))
+        stage.expect(bool(codes), f"the refusal says why: {codes}")
         named = [str(reason.facts) + reason.message for reason in reply.result.to_free]
         stage.expect(any(holder.owner.name in one for one in named), f"it names who is in the way: {holder.owner}", reply.result.to_free)
         ledger = await scene.bus.get(LEDGER, node=scene.node)

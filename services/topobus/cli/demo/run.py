@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -39,6 +40,7 @@ _QUICK = {
     "TOPOBUS_ALL__HARDWARE__RESCAN_S": "1",
     "TOPOBUS_GPU__HEALTH__POLL_S": "0.2",
     "TOPOBUS_GPU__HEALTH__HOLD_S": "1.5",
+    "TOPOBUS_GATEWAY__DEADLINES__RECONCILE_S": "0.5",
 }
 _READY_S = 40.0
 _TAIL_LINES = 12
@@ -46,6 +48,8 @@ _TAIL_LINES = 12
 
 def demo() -> int:
     """Show the main job on a recorded 8-GPU machine in under a minute; every step is checked, nothing is left behind."""
+    # gRPC's core tells on stderr of every plugin that goes away, which is what they do at the end.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     output = Output()
     stage = Stage(output.console)
     stage.show(

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
+from rich.table import Table
 from rich.text import Text
 
 from topobus.domain.errors import TopobusError
@@ -67,4 +68,8 @@ class Stage:
     def confirm(self, what: str) -> None:
         """Show a promise that the demo has just waited for."""
         self.checks += 1
-        self.console.print(Text.assemble(("  ✓ ", "ok"), what))
+        line = Table.grid(padding=(0, 1))
+        line.add_column(width=3, justify="right")
+        line.add_column(overflow="fold")
+        line.add_row(Text("✓", "ok"), Text(what))
+        self.console.print(line)

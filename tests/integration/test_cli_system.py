@@ -1,0 +1,255 @@
+"""`topobus` against the whole system: `topobus up` runs it, other `topobus` processes ask it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_TOPOBUS = (sys.executable, "-m", "topobus.cli.main")
+_LIMIT_S = 60.0
+
+
+@dataclass(kw_only=True)
+class Running:
+    """A `topobus up` that is ready."""
+
+    process: subprocess.Popen[str]
+    state: Path
+    nats_url: str
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def next_line(self) -> dict[str, Any]:
+        """Wait for the next status line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "topobus up ended"
+        found = json.loads(line)
+        assert isinstance(found, dict)
+        if "pid" in found:
+            self.pids[found["service"]] = found["pid"]
+        return found
+
+    def topobus(self, *arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run one command against the system and check its exit code."""
+        done = subprocess.run(
+            [*_TOPOBUS, *map(str, arguments)], env=self.environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+        assert "Traceback" not in done.stderr
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *arguments: object, code: int = 0) -> Any:
+        """Run one command with --json and read its answer."""
+        return json.loads(self.topobus(*arguments, "--json", code=code).stdout)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The caller's environment, pointed at this system."""
+        return {**os.environ, "TOPOBUS_ALL__NATS__URL": self.nats_url}
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[Running]:
+    """Run the system on the recorded dgx. Not below pytest's folders: unix socket paths are short."""
+    state = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state), "--json"], stdout=subprocess.PIPE, text=True)
+    running = Running(process=process, state=state, nats_url="")
+    try:
+        while "system" not in (line := running.next_line()) or line["system"] != "ready":
+            pass
+        running.nats_url = line["nats"]
+        yield running
+    finally:
+        process.terminate()
+        process.wait(_LIMIT_S)
+        shutil.rmtree(state, ignore_errors=True)
+
+
+def pod(name: str, **limits: object) -> str:
+    """Write a pod with one container."""
+    wanted = ", ".join(f"{key.replace('__', '/').replace('topobus/', 'topobus.dev/')}: {value}" for key, value in limits.items())
+    return f"apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec:\n  containers:\n    - name: main\n      resources: {{limits: {{{wanted}}}}}\n"
+
+
+def test_machine_prints_the_report_and_the_drawing_when_the_system_runs(system: Running) -> None:
+    """JSON has the recorded machine's fields, and the drawing shows both sockets and a GPU within 100 columns."""
+    report = system.json("machine")
+    drawing = system.topobus("machine").stdout
+
+    assert [one["id"] for one in report["numa"]] == [0, 1]
+    assert "socket 1 · NUMA node 1" in drawing
+    assert "gpu-0000-18-00-0" in drawing
+    assert max(map(len, drawing.splitlines())) <= 100
+    assert "\x1b" not in drawing
+
+
+def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> None:
+    """The summary has all classes; one class has its devices; JSON has the inventories themselves."""
+    counts = {one["device_class"]: len(one["devices"]) for one in system.json("inventory")["inventories"]}
+
+    assert counts == {"cpu": 224, "fpga": 2, "gpu": 8, "nic": 8}
+    assert "gpu-0000-18-00-0" in system.topobus("inventory", "gpu").stdout
+    assert "0-55,112-167" in system.topobus("inventory", "cpu").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["inventory", "gpus"], 2, "cpu, fpga, gpu, nic"),
+        (["machine", "--node", "elsewhere"], 2, "demo-node"),
+        (["place", _EXAMPLES / "pods/trainer.yaml", "--node", "elsewhere"], 2, "demo-node"),
+        (["explain", "d-nowhere"], 1, "topobus decisions"),
+        (["release", "pod", "nobody"], 1, "default/nobody"),
+        (["claim", "get", "nothing"], 1, "default/nothing"),
+        (["claim", "delete", "nothing"], 1, "default/nothing"),
+        (["health", "--class", "gpus"], 2, "gpu"),
+    ],
+    ids=lambda one: " ".join(map(str, one[:2])) if isinstance(one, list) else "",
+)
+def test_command_names_what_exists_when_it_is_asked_for_what_does_not(
+    system: Running, arguments: list[object], code: int, said: str
+) -> None:
+    """An unknown class, node, decision, pod or claim is named on stderr with a way on, and nothing is printed to stdout."""
+    done = system.topobus(*arguments, code=code)
+
+    assert said in done.stderr
+    assert done.stdout == ""
+
+
+def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_path: Path) -> None:
+    """A dry run holds nothing; a placement does; the same pod again is refused; release gives all back."""
+    manifest = _EXAMPLES / "pods/trainer.yaml"
+
+    assert system.json("place", manifest, "--dry-run")["chosen"]["result"]["outcome"] == "placement"
+    assert "default/trainer" not in system.topobus("machine").stdout
+
+    placed = system.json("place", manifest)["chosen"]
+    assert placed["result"]["containers"][0]["cpus"] == "0-7,112-119"
+    assert "A gpu-0000-18-00-0" in system.topobus("machine").stdout
+    refused = system.json("place", manifest, "--node", "demo-node", code=1)
+    assert [one["code"] for one in refused["result"]["reasons"]] == ["already-placed"]
+
+    released = system.json("release", "pod", "default/trainer")["released"]
+    assert {key: len(names) for key, names in released[0]["devices"].items()} == {"cpu": 16, "gpu": 2, "nic": 2}
+
+
+def test_place_answers_the_same_when_an_operation_is_asked_again(system: Running) -> None:
+    """`--operation` of an earlier try gives that try's answer instead of a second placement."""
+    manifest = _EXAMPLES / "pods/trainer.yaml"
+
+    first = system.json("place", manifest, "--node", "demo-node", "--operation", "again-1")
+    second = system.json("place", manifest, "--node", "demo-node", "--operation", "again-1")
+    system.topobus("release", "pod", "trainer")
+
+    assert first == second
+
+
+def test_place_says_why_not_when_a_pod_asks_too_much(system: Running, tmp_path: Path) -> None:
+    """An impossible request is a refusal with reasons and exit code 1, not an error."""
+    manifest = tmp_path / "greedy.yaml"
+    manifest.write_text(pod("greedy", topobus__gpu=9))
+
+    refused = system.json("place", manifest, code=1)
+    shown = system.topobus("place", manifest, code=1).stdout
+
+    assert refused["answers"][0]["result"]["outcome"] == "refusal"
+    assert "why not" in shown
+
+
+def test_place_says_that_a_class_is_unknown_when_no_service_serves_it(system: Running, tmp_path: Path) -> None:
+    """A typo in a resource's name is a refusal that names the class."""
+    manifest = tmp_path / "typo.yaml"
+    manifest.write_text(pod("typo", topobus__gpux=1))
+
+    assert "gpux" in system.topobus("place", manifest, code=1).stdout
+
+
+def test_explain_replays_a_decision_when_given_its_id_or_its_file(system: Running, tmp_path: Path) -> None:
+    """The replay gives the same answer; a file that was tampered with gives another one and exit code 1."""
+    chosen = system.json("place", _EXAMPLES / "pods/trainer.yaml", "--dry-run")["chosen"]
+
+    explained = system.json("explain", chosen["decision_id"])
+    assert explained["replay"] == {"is_replayable": True, "is_same": True, "outcome": chosen["result"]}
+    assert "the same answer" in system.topobus("explain", chosen["decision_id"]).stdout
+    assert chosen["decision_id"] in system.topobus("decisions").stdout
+
+    event = explained["decision"]
+    kept = tmp_path / "decision.json"
+    kept.write_text(json.dumps(event))
+    system.topobus("explain", "--file", kept)
+    event["request"]["containers"][0]["cpus"] = 4
+    kept.write_text(json.dumps(event))
+    assert "another answer" in system.topobus("explain", "--file", kept, code=1).stdout
+
+
+def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: Running) -> None:
+    """`claim apply` makes class and claim, the controller allocates it, `claim delete` lets go of it."""
+    system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml")
+    system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/gpu-nic-pair.yaml")
+
+    claim = wait_until(lambda: system.json("claim", "get", "gpu-nic-pair"), lambda one: bool(one["status"].get("allocation")))
+    assert [one["request"] for one in claim["status"]["allocation"]["devices"]["results"]] == ["gpu", "nic"]
+    assert "allocated" in system.topobus("claim", "get").stdout
+    assert "unchanged" in system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml").stdout
+
+    system.topobus("claim", "delete", "gpu-nic-pair")
+    left = wait_until(lambda: system.json("claim", "get"), lambda one: all(item["kind"] != "ResourceClaim" for item in one["items"]))
+    assert left["items"]
+
+
+def test_health_watch_tells_the_present_state_when_it_begins(system: Running) -> None:
+    """The first eight lines are the eight GPUs, and SIGTERM ends the watch with 0."""
+    watch = subprocess.Popen(
+        [*_TOPOBUS, "health", "watch", "--class", "gpu", "--json"], env=system.environment, stdout=subprocess.PIPE, text=True
+    )
+    assert watch.stdout is not None
+    lines = [json.loads(watch.stdout.readline()) for _ in range(8)]
+    watch.send_signal(signal.SIGTERM)
+
+    assert watch.wait(_LIMIT_S) == 0
+    assert len({one["event"]["device"] for one in lines}) == 8
+    assert all(one["is_present_state"] for one in lines)
+    assert "8 devices are well" in system.topobus("health", "--class", "gpu").stdout
+
+
+def test_doctor_finds_nothing_to_mend_when_the_system_is_well(system: Running) -> None:
+    """No check fails; kubelet, which does not run here, is a warning."""
+    findings = system.json("doctor", "--dir", system.state)["findings"]
+
+    assert [one for one in findings if one["level"] == "fail" and "sockets" not in one["what"]] == []
+    assert {"nats", "streams", "controller", "demo-node: ledger"} <= {one["what"] for one in findings}
+
+
+def test_up_restarts_a_service_when_it_is_killed(system: Running) -> None:
+    """A service that dies comes back under another pid, and the status says so."""
+    pid = system.pids["nic"]
+
+    os.kill(pid, signal.SIGKILL)
+    while (line := system.next_line()).get("service") != "nic" or line["state"] != "ready":
+        pass
+
+    assert line["restarts"] == 1
+    assert line["pid"] != pid
+
+
+def wait_until(ask: Any, holds: Any) -> Any:
+    """Ask again until the answer holds; each ask is a process of its own and takes its time, so no pause is needed."""
+    for _ in range(60):
+        found = ask()
+        if holds(found):
+            return found
+    raise AssertionError(f"never came true; the last answer was {found}")
