@@ -111,7 +111,8 @@ def _differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[
     """Name each field that differs, with what was found and what is wanted."""
     for field, want in wanted.items():
         value = got.get(field, _absent(want))
-        if value != want:
+        # Other words for people are no other stream: an upgrade that mends a sentence must not stop every service.
+        if value != want and field != "description":
             yield field, f"{field} is {value!r}, wanted {want!r}"
 
 

@@ -1,0 +1,83 @@
+"""Generated pages and configuration say what the code says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from topobus.contracts.catalogue import ALL, ASKS, DEVICE_SERVICES
+from topobus.contracts.render_asyncapi import render_asyncapi
+from topobus.contracts.render_nats import PRINCIPALS, render_server, rights
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _references(value: Any) -> list[str]:
+    if isinstance(value, dict):
+        own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
+        return own + [one for inner in value.values() for one in _references(inner)]
+    return [one for inner in value for one in _references(inner)] if isinstance(value, list) else []
+
+
+def test_pages_are_current_when_the_code_has_changed() -> None:
+    """Every generated file equals what tools/render-docs writes now."""
+    done = subprocess.run([sys.executable, "tools/render-docs", "--check"], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, f"run `.venv/bin/python tools/render-docs` and commit what it writes:\n{done.stderr}"
+
+
+def test_asyncapi_references_exist_when_the_document_is_rendered() -> None:
+    """Each $ref leads somewhere in the document, and every noun is a channel."""
+    document = render_asyncapi("1")
+    for reference in _references(document):
+        here: Any = document
+        for step in reference.removeprefix("#/").split("/"):
+            here = here[step]
+
+        assert here, reference
+    assert {one.name for one in ALL} <= document["channels"].keys()
+    assert yaml.safe_load((ROOT / "docs/reference/asyncapi.yaml").read_text(encoding="utf-8"))["asyncapi"] == "3.0.0"
+
+
+@pytest.mark.parametrize("principal", PRINCIPALS)
+def test_rights_never_reach_everything_when_they_are_rendered(principal: str) -> None:
+    """Nobody may publish or hear all subjects, all inboxes, or delete and change streams."""
+    mine = rights(principal)
+    for subject in (*mine["publish"], *mine["subscribe"]):
+        assert subject not in (">", "_INBOX.>", "$JS.API.>", "$KV.>", "topobus.v1.>")
+    for verb in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.UPDATE", "STREAM.RESTORE", "STREAM.MSG.DELETE"):
+        assert not any(verb in subject for subject in mine["publish"])
+
+
+def test_rights_are_one_nodes_and_one_classs_when_a_node_is_given() -> None:
+    """A device service of one node writes its own class's inventory there, and nobody else's."""
+    for one in DEVICE_SERVICES:
+        written = [
+            subject for subject in rights(one, node="n1.example.com")["publish"] if subject.startswith(("$KV.", "topobus.v1.health"))
+        ]
+
+        assert written == [f"$KV.topobus_inventories.n1_example_com.{one}", f"topobus.v1.health.n1_example_com.{one}.*"]
+
+
+def test_rights_let_askers_ask_and_answerers_answer_when_the_catalogue_says_so() -> None:
+    """Each ask's readers may publish its subject, its writers may hear it."""
+    for ask in ASKS:
+        subject = ".".join(("topobus.v1", ask.name, *(["*"] * len(ask.parts))))
+        for reader in ask.readers:
+            assert subject in rights(reader)["publish"], (ask.name, reader)
+        for writer in ask.writer:
+            assert any(one.startswith(f"topobus.v1.{ask.name}.") for one in rights(writer)["subscribe"]), (ask.name, writer)
+
+
+@pytest.mark.parametrize(("version", "has_sync", "has_flag"), [((2, 9), False, False), ((2, 10), True, False), ((2, 14), True, True)])
+def test_server_configuration_has_only_options_that_the_version_knows(version: tuple[int, int], has_sync: bool, has_flag: bool) -> None:
+    """An option from the future keeps a server from starting."""
+    text = render_server(version)
+
+    assert ("sync_interval" in text) is has_sync
+    assert ("feature_flags" in text) is has_flag

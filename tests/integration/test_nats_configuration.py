@@ -1,0 +1,112 @@
+"""The rendered server configuration and permissions on real servers: they start, and honest processes can work under them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from integration.values import health, inventory, release, released
+from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, MACHINE, RELEASE
+from topobus.contracts.render_nats import PRINCIPALS, render_permissions, render_server
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.runtime.bus import Bus, ChangeKind
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
+
+pytestmark = pytest.mark.integration
+
+_KEY = {"node": "n1", "device_class": "gpu"}
+
+
+@pytest_asyncio.fixture
+async def guarded(nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsServer]:
+    """A server with the rendered permissions; every principal's password is its name."""
+    for principal in PRINCIPALS:
+        monkeypatch.setenv(f"TOPOBUS_{principal.upper()}_PASSWORD", principal)
+        (tmp_path / principal).write_text(principal)
+    async with NatsServer(binary=nats_binary, config=render_permissions()) as server:
+        yield server
+
+
+async def _enter(server: NatsServer, tmp_path: Path, principal: str, readiness: Readiness, **options: float) -> Bus:
+    settings = NatsSettings(url=server.url, user=principal, password_file=str(tmp_path / principal), **options)  # type: ignore[arg-type]  # timeout_s only
+    return await Bus.connect(settings, name=principal, readiness=readiness)
+
+
+def _version(binary: Path) -> tuple[int, int]:
+    text = subprocess.run([binary, "--version"], check=True, capture_output=True, text=True).stdout.split("v")[-1].strip()
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+@pytest.mark.parametrize("version", [(2, 9), (2, 10), (2, 14)])
+async def test_server_accepts_its_configuration_when_it_is_new_enough(nats_binary: Path, tmp_path: Path, version: tuple[int, int]) -> None:
+    """Each rendered file is taken by the servers that it is for."""
+    if _version(nats_binary) < version:
+        pytest.skip(f"this server is older than {version}")
+    file = tmp_path / "nats.conf"
+    file.write_text(render_server(version))
+    checked = await asyncio.to_thread(subprocess.run, [nats_binary, "-t", "-c", str(file)], capture_output=True, text=True, check=False)
+
+    assert checked.returncode == 0, checked.stderr
+
+
+async def test_services_can_work_when_permissions_are_on(guarded: NatsServer, tmp_path: Path) -> None:
+    """Under the rendered rights each does its part and none is denied anything: provision, watch, write, publish, follow, ask, answer."""
+    readiness = {name: Readiness() for name in ("discovery", "gpu", "topology", "gateway", "cli")}
+    buses = {name: await _enter(guarded, tmp_path, name, readiness[name]) for name in readiness if name != "cli"}
+    settings = NatsSettings(url=guarded.url, user="cli", password_file=str(tmp_path / "cli"))
+    buses["cli"] = await Bus.connect(settings, name="topobus-cli", readiness=readiness["cli"])
+    try:
+        for bus in buses.values():
+            await bus.provision()
+        await buses["discovery"].put(MACHINE, Machine(node="n1", numa_nodes=(), cpus=()), node="n1")
+        async with Reader(buses["gpu"].watch(MACHINE, node="n1")) as machines:
+            await machines.until(lambda items: ChangeKind.SNAPSHOT_END in [item.kind for item in items])
+        await buses["gpu"].compare_and_set(INVENTORY, inventory(1), 0, **_KEY)
+        await buses["gpu"].publish(HEALTH, health(1), event_id="1", device="gpu-0", **_KEY)
+        async with Reader(buses["gateway"].follow(HEALTH)) as events:
+            await events.until(lambda items: len(items) == 1)
+        assert len(await buses["topology"].list(INVENTORY)) == 1
+        await buses["topology"].compare_and_set(LEDGER, Ledger(node="n1"), 0, node="n1")
+
+        async def handle(_request: object) -> object:
+            return released()
+
+        await buses["topology"].answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
+        for asker in ("gateway", "cli"):
+            assert await buses[asker].ask(RELEASE, release(), node="n1") == released()
+
+        assert [name for name, one in readiness.items() if not one.is_ready] == []
+    finally:
+        for bus in buses.values():
+            await bus.close()
+
+
+async def test_service_is_denied_when_it_writes_what_is_not_its_own(guarded: NatsServer, tmp_path: Path) -> None:
+    """The gpu service cannot write a ledger, nor another class's inventory; it learns of it by its readiness."""
+    topology = await _enter(guarded, tmp_path, "topology", Readiness())
+    readiness = Readiness()
+    gpu = await _enter(guarded, tmp_path, "gpu", readiness, timeout_s=0.5)
+    try:
+        await topology.provision()
+        with pytest.raises(PeerUnavailable):
+            await gpu.put(LEDGER, Ledger(node="n1"), node="n1")
+        with pytest.raises(PeerUnavailable):
+            await gpu.put(INVENTORY, inventory(1), node="n1", device_class="nic")
+
+        assert await topology.get(LEDGER, node="n1") is None
+        assert await topology.list(INVENTORY) == ()
+        assert "Permissions Violation" in readiness.report()["bus-permissions"].title()
+    finally:
+        await gpu.close()
+        await topology.close()
