@@ -1,0 +1,121 @@
+"""What makes a machine a new one, and how to say what changed.
+
+Flows in: the machine as published and as just read. Flows out: the machine to publish (or none) and changes in words and codes. Values that move by
+themselves (free huge pages, a link that slows down to save power) make no new machine: they would wake every reader for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Machine
+
+__all__ = ["MachineChange", "describe_changes", "machine_to_publish", "steady"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class MachineChange(Struct, frozen=True, kw_only=True):
+    """One difference: a stable code, what it is about, and the values before and after where they say more."""
+
+    code: str
+    what: str
+    before: str = ""
+    after: str = ""
+
+    def __str__(self) -> str:
+        values = f" ({self.before or 'none'} -> {self.after or 'none'})" if self.before or self.after else ""
+        return f"{self.code} {self.what}{values}"
+
+
+def steady(machine: Machine) -> Machine:
+    """Take out what counts for no change: the generation, free huge pages, the present speed of links."""
+    return replace(
+        machine,
+        generation=0,
+        numa_nodes=tuple(replace(node, hugepages=tuple(replace(pool, free=0) for pool in node.hugepages)) for node in machine.numa_nodes),
+        pci_devices=tuple(one if one.link is None else replace(one, link=replace(one.link, speed_gts=0.0)) for one in machine.pci_devices),
+    )
+
+
+def machine_to_publish(stored: Machine | None, found: Machine) -> Machine | None:
+    """Give the machine to publish with its generation, or None when the stored one says the same.
+
+    >>> empty = Machine(node="n", numa_nodes=(), cpus=())
+    >>> machine_to_publish(replace(empty, generation=4), replace(empty, boot_id="b")).generation
+    5
+    """
+    if stored is None:
+        return replace(found, generation=1)
+    if steady(stored) == steady(found):
+        return None
+    return replace(found, generation=stored.generation + 1)
+
+
+def describe_changes(before: Machine, after: Machine) -> tuple[MachineChange, ...]:
+    """Name all differences between two machines, CPUs first, then memory, then PCI functions by address."""
+    changes: list[MachineChange] = []
+    if before.boot_id != after.boot_id:
+        changes.append(MachineChange(code="booted", what="machine", before=before.boot_id, after=after.boot_id))
+    changes.extend(_cpu_changes(before, after))
+    changes.extend(_node_changes(before, after))
+    if before.distances != after.distances:
+        changes.append(MachineChange(code="distances-changed", what="numa"))
+    changes.extend(_pci_changes(before, after))
+    changes.extend(MachineChange(code="warning-new", what=one) for one in after.warnings if one not in before.warnings)
+    changes.extend(MachineChange(code="warning-gone", what=one) for one in before.warnings if one not in after.warnings)
+    return tuple(changes)
+
+
+def _cpu_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
+    old, new = before.online_cpus, after.online_cpus
+    if gone := old - new:
+        yield MachineChange(code="cpus-offline", what=str(gone))
+    if come := new - old:
+        yield MachineChange(code="cpus-online", what=str(come))
+    places = {one.id: one for one in before.cpus if one.online}
+    moved = CpuSet.of(one.id for one in after.cpus if one.online and one.id in places and places[one.id] != one)
+    # A core whose lowest thread went offline gets another name: that follows from the change told above.
+    if moved and not gone and not come:
+        yield MachineChange(code="cpus-changed", what=str(moved))
+
+
+def _node_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
+    old, new = {one.id: one for one in before.numa_nodes}, {one.id: one for one in after.numa_nodes}
+    yield from _came_and_went("numa", old, new)
+    for node in sorted(old.keys() & new.keys()):
+        if old[node].memory_bytes != new[node].memory_bytes:
+            yield MachineChange(
+                code="memory-changed", what=f"node{node}", before=str(old[node].memory_bytes), after=str(new[node].memory_bytes)
+            )
+        pools = [{pool.page_bytes: pool.total for pool in side[node].hugepages} for side in (old, new)]
+        if pools[0] != pools[1]:
+            yield MachineChange(code="hugepages-changed", what=f"node{node}", before=str(pools[0]), after=str(pools[1]))
+
+
+def _pci_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
+    old, new = {one.address: one for one in steady(before).pci_devices}, {one.address: one for one in steady(after).pci_devices}
+    yield from _came_and_went("pci", old, new)
+    for address in sorted(old.keys() & new.keys()):
+        one, other = old[address], new[address]
+        if one == other:
+            continue
+        fields = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
+        # What is near follows the CPUs, which are told above.
+        if fields != ["near_cpus"]:
+            yield MachineChange(code="pci-changed", what=str(address), after=", ".join(fields))
+
+
+def _came_and_went(kind: str, old: Mapping[K, V], new: Mapping[K, V]) -> Iterable[MachineChange]:
+    for key in old:
+        if key not in new:
+            yield MachineChange(code=f"{kind}-gone", what=f"node{key}" if kind == "numa" else str(key))
+    for key in new:
+        if key not in old:
+            yield MachineChange(code=f"{kind}-new", what=f"node{key}" if kind == "numa" else str(key))

@@ -1,0 +1,176 @@
+"""Keeps the machine's entry on the bus equal to the tree: reads, compares, publishes.
+
+Flows in: the hardware tree, looked at every `hardware.rescan_s` and after each kernel event. Flows out: one KV entry, written only when it changed, with a
+generation that goes on from the stored one. An unreadable tree changes nothing: the last good machine stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from prometheus_client import Counter, Gauge, Histogram
+
+from topobus.contracts.catalogue import MACHINE
+from topobus.discovery.config import DiscoverySettings
+from topobus.discovery.core.changes import describe_changes, machine_to_publish, steady
+from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.machine import Machine
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import Tree
+from topobus.sysfs.uevent import UeventsUnavailable, open_uevents
+
+__all__ = ["serve"]
+
+_READY_PART = "machine"
+# Kernel events come in bursts (a card is tens of devices); one look after so long catches the whole burst.
+_SETTLE_S = 0.1
+# A tree may change while it is read, and show half of a change. So a changed machine must look the same twice; not for ever, though.
+_MAX_LOOKS = 5
+# Events of these subsystems can change the machine; network and block events come by the hundred and do not.
+_SUBSYSTEMS = frozenset({"cpu", "pci", "memory", "node"})
+
+
+async def serve(settings: DiscoverySettings, runtime: Runtime) -> None:
+    """Publish this node's machine until cancelled."""
+    runtime.readiness.set(_READY_PART, is_ready=False, why="not read yet")
+    publisher = _Publisher(settings, runtime)
+    wake = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_listen(Tree(settings.hardware), wake), name="uevents")
+        while True:
+            await publisher.look()
+            try:
+                async with asyncio.timeout(settings.hardware.rescan_s):
+                    await wake.wait()
+                    await asyncio.sleep(_SETTLE_S)
+            except TimeoutError:
+                pass
+            wake.clear()
+
+
+class _Publisher:
+    def __init__(self, settings: DiscoverySettings, runtime: Runtime) -> None:
+        self._tree = Tree(settings.hardware)
+        self._runtime = runtime
+        self._node = runtime.node
+        self._last: Machine | None = None
+        self._unreadable = ""
+        self._unpublished = ""
+        self._looks = Counter("topobus_discovery_looks_total", "Looks at the tree.", ["outcome"], registry=runtime.registry)
+        self._seconds = Histogram("topobus_discovery_look_seconds", "How long one look at the tree takes.", registry=runtime.registry)
+        self._generation = Gauge("topobus_discovery_machine_generation", "The published machine's generation.", registry=runtime.registry)
+
+    async def look(self) -> None:
+        """Read once and publish when something changed; what fails is logged once and tried again at the next look."""
+        found = await self._read()
+        if found is None:
+            return
+        try:
+            await self._publish(found)
+        except PeerUnavailable as err:
+            self._looks.labels(outcome="unpublished").inc()
+            if self._unpublished != err.message:
+                self._unpublished = err.message
+                get_logger().warning("machine.kept-back", reason=err.message, next_step="nothing to do: it is published when NATS is back")
+        else:
+            self._unpublished = ""
+
+    async def _read(self) -> Machine | None:
+        try:
+            found = await self._read_steady()
+        except HardwareError as err:
+            self._looks.labels(outcome="unreadable").inc()
+            if self._unreadable != err.message:
+                self._unreadable = err.message
+                keeps = "the last good machine stays published" if self._last else "nothing is published"
+                get_logger().warning("machine.unreadable", reason=err.message, next_step=err.next_step, effect=keeps)
+            if self._last is None:
+                self._runtime.readiness.set(_READY_PART, is_ready=False, why=str(err))
+            return None
+        if self._unreadable:
+            self._unreadable = ""
+            get_logger().info("machine.readable-again")
+        return found
+
+    async def _read_steady(self) -> Machine:
+        found = await self._read_once()
+        for _ in range(_MAX_LOOKS - 1):
+            if self._last is not None and steady(found) == steady(self._last):
+                return found
+            again = await self._read_once()
+            if steady(again) == steady(found):
+                return again
+            found = again
+        return found
+
+    async def _read_once(self) -> Machine:
+        read: Callable[[Tree, str], Machine] = read_machine
+        with self._seconds.time():
+            return await asyncio.to_thread(read, self._tree, self._node)
+
+    async def _publish(self, found: Machine) -> None:
+        bus = self._runtime.bus
+        try:
+            entry = await bus.get(MACHINE, node=self._node)
+        except ContractError as err:
+            # Written by a version that we cannot read: ours replaces it.
+            get_logger().warning("machine.misread", reason=err.message)
+            entry = None
+        # A store that was lost must not send generations back while we remember the last one.
+        stored = entry.value if entry else None
+        new = machine_to_publish(stored if stored is not None else self._last, found)
+        if new is None and entry is None:
+            assert self._last is not None
+            new = self._last
+        if new is None:
+            assert stored is not None
+            self._looks.labels(outcome="same").inc()
+            if self._last is None:
+                get_logger().info("machine.unchanged", generation=stored.generation)
+            self._remember(stored)
+            return
+        await bus.put(MACHINE, new, node=self._node)
+        self._looks.labels(outcome="published").inc()
+        before = stored or self._last
+        if before is None or before is new:
+            get_logger().info("machine.published", **_summary(new))
+        else:
+            changes = [str(one) for one in describe_changes(before, new)]
+            get_logger().info("machine.changed", generation=new.generation, changes=changes)
+        if new.warnings and (before is None or before.warnings != new.warnings):
+            get_logger().warning("machine.contradictory", warnings=list(new.warnings))
+        self._remember(new)
+
+    def _remember(self, machine: Machine) -> None:
+        self._last = machine
+        self._generation.set(machine.generation)
+        self._runtime.readiness.set(_READY_PART, is_ready=True)
+
+
+async def _listen(tree: Tree, wake: asyncio.Event) -> None:
+    """Set `wake` at each kernel event that can change the machine; ends (once said why) where there are none."""
+    source = open_uevents(tree)
+    if isinstance(source, UeventsUnavailable):
+        get_logger().info("uevents.unavailable", reason=source.reason, rescan_s=tree.settings.rescan_s)
+        return
+    with source:
+        while True:
+            try:
+                event = await source.next()
+            except OSError as err:
+                get_logger().warning("uevents.lost", reason=str(err), rescan_s=tree.settings.rescan_s)
+                return
+            if event.is_lost or event.subsystem in _SUBSYSTEMS:
+                wake.set()
+
+
+def _summary(machine: Machine) -> dict[str, object]:
+    return {
+        "generation": machine.generation,
+        "numa_nodes": str(machine.node_set),
+        "cpus": len(machine.online_cpus),
+        "pci_functions": len(machine.pci_devices),
+    }

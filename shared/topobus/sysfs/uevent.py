@@ -1,0 +1,102 @@
+"""Kernel events: a device or CPU came, went or changed. They only say "look again"; what is true stands in the tree.
+
+Flows in: a NETLINK_KOBJECT_UEVENT socket, for the live tree only (a recorded machine has none, and in a network namespace other than the host's the
+kernel sends none: then the regular look is all there is). Source: netlink(7), lib/kobject_uevent.c of the Linux kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+from types import TracebackType
+from typing import Self
+
+from msgspec import Struct
+
+from topobus.sysfs.tree import Tree
+
+__all__ = ["Uevent", "UeventSource", "UeventsUnavailable", "open_uevents", "parse_uevent"]
+
+_NETLINK_KOBJECT_UEVENT = 15
+# Group 1 is the kernel's own, group 2 udev's.
+_KERNEL_GROUP = 1
+# The kernel's own limit (UEVENT_BUFFER_SIZE) is 2 KiB and a header; room for one that grows.
+_MAX_BYTES = 16 * 1024
+# A hot-plugged card sends hundreds of events; what does not fit is told as `is_lost`.
+_BUFFER_BYTES = 1024 * 1024
+
+
+class Uevent(Struct, frozen=True, kw_only=True):
+    """One event. `path` is the device's folder below sys (`/devices/pci0000:15/…`); `is_lost` stands for events that we missed."""
+
+    action: str
+    path: str = ""
+    subsystem: str = ""
+    is_lost: bool = False
+
+
+class UeventsUnavailable(Struct, frozen=True, kw_only=True):
+    """Why there are no events here."""
+
+    reason: str
+
+
+class UeventSource:
+    """Receives events until closed."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._channel.close()
+
+    async def next(self) -> Uevent:
+        """Wait for the next event of the kernel's. OSError when the socket breaks for good."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                data, sender = await loop.sock_recvfrom(self._channel, _MAX_BYTES)
+            except OSError as err:
+                if err.errno == errno.ENOBUFS:
+                    return Uevent(action="change", is_lost=True)
+                raise
+            # Anybody with the right may send to the group; the kernel's port is 0.
+            if sender[0] == 0 and (event := parse_uevent(data)) is not None:
+                return event
+
+
+def open_uevents(tree: Tree) -> UeventSource | UeventsUnavailable:
+    """Open the kernel's event socket for a live tree; a value that says why when there is none to have."""
+    if not tree.is_live:
+        return UeventsUnavailable(reason=f"{tree.root} is a recorded tree")
+    try:
+        channel = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, _NETLINK_KOBJECT_UEVENT)
+    except OSError as err:
+        return UeventsUnavailable(reason=f"no uevent socket: {os.strerror(err.errno or 0)}")
+    try:
+        channel.settimeout(0.0)
+        channel.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)
+        channel.bind((0, _KERNEL_GROUP))
+    except OSError as err:
+        channel.close()
+        return UeventsUnavailable(reason=f"cannot listen to uevents: {os.strerror(err.errno or 0)}")
+    return UeventSource(channel)
+
+
+def parse_uevent(data: bytes) -> Uevent | None:
+    r"""Read one message of the kernel's: `ACTION@PATH`, then `KEY=value` fields, each ended by a NUL. None for anything else.
+
+    >>> parse_uevent(b"remove@/devices/pci0000:15/0000:15:01.0\0ACTION=remove\0SUBSYSTEM=pci\0").subsystem
+    'pci'
+    """
+    head, *fields = data.decode("utf-8", errors="replace").split("\0")
+    action, at, path = head.partition("@")
+    if not at or not action.isalpha() or not path.startswith("/"):
+        return None
+    values = dict(field.split("=", 1) for field in fields if "=" in field)
+    return Uevent(action=action, path=path, subsystem=values.get("SUBSYSTEM", ""))

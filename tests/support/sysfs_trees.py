@@ -1,0 +1,52 @@
+"""Small trees for the readers' tests, written from a few words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from topobus.domain.idset import CpuSet
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+CPU = "sys/devices/system/cpu"
+NODE = "sys/devices/system/node"
+
+
+def write(root: Path, files: dict[str, object]) -> Tree:
+    """Write files below a root and give the tree."""
+    for path, text in files.items():
+        file = root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(text, bytes):
+            file.write_bytes(text)
+        else:
+            file.write_text(f"{text}\n")
+    return Tree(HardwareSettings(root=str(root)))
+
+
+def mask(*cpus: int) -> str:
+    """Write CPUs as a mask of one word."""
+    return f"{CpuSet(*cpus).bits:08x}"
+
+
+def cpu_files(cpus: int = 4, *, threads: int = 1, sockets: int = 1, is_old: bool = False) -> dict[str, object]:
+    """Describe CPUs numbered core by core, socket by socket; `is_old`: with the file names and masks of kernels before 4.20."""
+    files: dict[str, object] = {f"{CPU}/online": f"0-{cpus - 1}", "proc/meminfo": "MemTotal:  1024 kB"}
+    for cpu in range(cpus):
+        core = [one for one in range(cpus) if one // threads == cpu // threads]
+        width = cpus // sockets
+        socket = [one for one in range(cpus) if one // width == cpu // width]
+        topology = f"{CPU}/cpu{cpu}/topology"
+        files[f"{topology}/core_id"] = cpu // threads
+        files[f"{topology}/physical_package_id"] = cpu // width
+        files[f"{topology}/{'thread_siblings' if is_old else 'core_cpus'}"] = mask(*core)
+        files[f"{topology}/{'core_siblings' if is_old else 'package_cpus'}"] = mask(*socket)
+    return files
+
+
+def node_files(node: int, cpus: tuple[int, ...], *, distance: str = "", memory_kib: int = 1024) -> dict[str, object]:
+    """Describe a NUMA node."""
+    folder = f"{NODE}/node{node}"
+    files: dict[str, object] = {f"{folder}/cpumap": mask(*cpus), f"{folder}/meminfo": f"Node {node} MemTotal:  {memory_kib} kB"}
+    if distance:
+        files[f"{folder}/distance"] = distance
+    return files
