@@ -1,0 +1,125 @@
+"""Promises of the checkpoint: on disk when said so, never taken for empty, readable by older and newer versions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from topobus.domain.errors import ConfigError
+from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.config import GatewaySettings, KubeletSettings, check
+from topobus.gateway.core.claims import AllocatedDevice
+
+
+def entry(uid: str = "u-1", device_class: str = "gpu", *, is_prepared: bool = False) -> ClaimEntry:
+    """An entry."""
+    devices = (AllocatedDevice(request="r", pool="n1", device="gpu-0"),)
+    return ClaimEntry(
+        namespace="default", name="c", uid=uid, device_class=device_class, attempt="a-1", devices=devices, is_prepared=is_prepared
+    )
+
+
+async def test_checkpoint_gives_back_what_was_stored_when_loaded_again(tmp_path: Path) -> None:
+    """A restarted gateway knows each claim and class as it left them; the folder is made."""
+    path = tmp_path / "new" / "checkpoint.json"
+    before = Checkpoint.load(path)
+    await before.put(entry())
+    await before.put(entry(device_class="nic"))
+    await before.put(entry(is_prepared=True))
+    await before.remove("u-1", "nic")
+    await before.remove("u-1", "never-there")
+
+    after = Checkpoint.load(path)
+
+    assert after.entries() == (entry(is_prepared=True),)
+    assert after.get("u-1", "nic") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        pytest.param('{"version": 1, "entr', "checkpoint.json", id="cut-off"),
+        pytest.param("", "checkpoint.json", id="empty"),
+        pytest.param('{"version": 1, "entries": [{"uid": 7}]}', "entries[0]", id="wrong-type"),
+        pytest.param('{"version": 2, "entries": []}', "version 2", id="newer-version"),
+    ],
+)
+def test_checkpoint_stops_the_gateway_when_it_cannot_be_read(tmp_path: Path, text: str, part: str) -> None:
+    """A corrupt file is never an empty one: the operator is told which file, what is wrong and what to do, and the file stays."""
+    path = tmp_path / "checkpoint.json"
+    path.write_text(text)
+
+    with pytest.raises(ConfigError) as refused:
+        Checkpoint.load(path)
+
+    assert part in refused.value.message
+    assert "move it away" in refused.value.next_step
+    assert path.read_text() == text
+
+
+async def test_checkpoint_reads_a_file_with_fields_of_a_newer_version(tmp_path: Path) -> None:
+    """A downgrade works: fields that are not known are ignored."""
+    path = tmp_path / "checkpoint.json"
+    await Checkpoint.load(path).put(entry())
+    raw = json.loads(path.read_text())
+    raw["entries"][0]["fromTheFuture"] = True
+    path.write_text(json.dumps(raw))
+
+    assert Checkpoint.load(path).entries() == (entry(),)
+
+
+async def test_checkpoint_keeps_its_memory_when_the_disk_refuses(tmp_path: Path) -> None:
+    """What is not on disk is not remembered either, so nobody is told of it."""
+    path = tmp_path / "folder" / "checkpoint.json"
+    checkpoint = Checkpoint.load(path)
+    path.parent.rmdir()
+    path.parent.write_text("a file where the folder was")
+
+    with pytest.raises(OSError, match="folder"):
+        await checkpoint.put(entry())
+
+    assert checkpoint.entries() == ()
+
+
+@pytest.mark.parametrize(
+    ("settings", "part"),
+    [
+        pytest.param(GatewaySettings(resource_prefix="kubernetes.io"), "resource_prefix", id="kubernetes-own-prefix"),
+        pytest.param(GatewaySettings(resource_prefix="Not A Domain"), "resource_prefix", id="no-domain"),
+        pytest.param(GatewaySettings(exposure={"GPU 1": "dra"}), "GPU 1", id="class-that-is-no-label"),
+        pytest.param(
+            GatewaySettings(kubelet=KubeletSettings(device_plugin_dir="/" + "x" * 80)),
+            "kubelet.device_plugin_dir",
+            id="socket-path-too-long",
+        ),
+    ],
+)
+def test_settings_are_refused_early_when_they_would_fail_at_kubelet(settings: GatewaySettings, part: str) -> None:
+    """What kubelet or bind would refuse later is refused at the start, with the key."""
+    with pytest.raises(ConfigError) as refused:
+        check(settings)
+
+    assert part in refused.value.message
+
+
+def test_settings_are_good_when_nothing_is_set() -> None:
+    """The defaults are kubelet's own folders and offer each class both ways."""
+    settings = GatewaySettings()
+
+    check(settings)
+
+    assert settings.offers_plugin("gpu")
+    assert settings.offers_dra("gpu")
+
+
+@pytest.mark.parametrize(
+    ("exposure", "doors"),
+    [("both", (True, True)), ("dra", (False, True)), ("device-plugin", (True, False)), ("none", (False, False))],
+)
+def test_class_is_offered_as_told_when_exposure_is_set(exposure: str, doors: tuple[bool, bool]) -> None:
+    """One word a class decides its doors."""
+    settings = GatewaySettings(exposure={"cpu": exposure})  # type: ignore[dict-item]  # the table holds plain words
+
+    assert (settings.offers_plugin("cpu"), settings.offers_dra("cpu")) == doors

@@ -1,0 +1,138 @@
+"""Promises of reading a claim: exactly this driver's devices on this node, or a refusal that names the place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topobus.contracts.messages import ApiObject, Prepared
+from topobus.devicekit.cdi import problems
+from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.domain.outcome import Refusal
+from topobus.gateway.core.claims import AllocatedDevice, ClaimAllocation, allocation_of, cdi_spec, is_allocated_here
+
+UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
+
+
+def result(device: str = "gpu-0", request: str = "gpus", driver: str = "gpu.topobus.dev", pool: str = "n1", **more: Any) -> dict[str, Any]:
+    """One line of an allocation."""
+    return {"request": request, "driver": driver, "pool": pool, "device": device, **more}
+
+
+def claim(*results: Any, config: list[Any] | None = None, uid: str = UID) -> ApiObject:
+    """An allocated claim."""
+    devices: dict[str, Any] = {"results": list(results)}
+    if config is not None:
+        devices["config"] = config
+    return ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "c", "namespace": "default", "uid": uid},
+        status={"allocation": {"devices": devices}},
+    )
+
+
+def read(found: ApiObject | None) -> ClaimAllocation | Refusal:
+    """Read it as the gpu driver of node n1."""
+    return allocation_of(found, namespace="default", name="c", uid=UID, driver="gpu.topobus.dev", node="n1")
+
+
+def test_allocation_gives_this_drivers_devices_when_several_drivers_share_a_claim() -> None:
+    """Other drivers' lines are left to them; an alternative's name is cut; what the ledger must hold covers all our classes."""
+    found = read(
+        claim(
+            result("gpu-1", "main/big"),
+            result("gpu-0"),
+            result("nic-0", "net", "nic.topobus.dev"),
+            result("x", "other", "gpu.example.com"),
+            result("gpu-2", "watch", adminAccess=True),
+        )
+    )
+
+    assert found == ClaimAllocation(
+        devices=(
+            AllocatedDevice(request="main", pool="n1", device="gpu-1"),
+            AllocatedDevice(request="gpus", pool="n1", device="gpu-0"),
+            AllocatedDevice(request="watch", pool="n1", device="gpu-2", is_shared=True),
+        ),
+        held={"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0",)},
+    )
+
+
+def test_allocation_keeps_this_drivers_config_in_order_when_given() -> None:
+    """Class configs precede claim configs, as the allocation lists them; other drivers' are none of ours."""
+    config = [
+        {"source": "FromClass", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"a": 1}}},
+        {"source": "FromClaim", "opaque": {"driver": "nic.topobus.dev", "parameters": {"b": 2}}},
+        {"source": "FromClaim", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"c": 3}}},
+    ]
+
+    found = read(claim(result(), config=config))
+
+    assert isinstance(found, ClaimAllocation)
+    assert found.config == ({"a": 1}, {"c": 3})
+
+
+@pytest.mark.parametrize(
+    ("found", "code", "part"),
+    [
+        pytest.param(None, "claim-missing", "default/c", id="missing"),
+        pytest.param(claim(result(), uid="another"), "claim-replaced", "another", id="same-name-other-claim"),
+        pytest.param(
+            ApiObject(api_version="v1", kind="ResourceClaim", metadata={"uid": UID}), "claim-unallocated", "not allocated", id="unallocated"
+        ),
+        pytest.param(claim(result(driver="nic.topobus.dev")), "claim-elsewhere", "gpu.topobus.dev", id="no-device-of-this-driver"),
+        pytest.param(claim(result(pool="n2")), "claim-elsewhere", "n2", id="other-node"),
+        pytest.param(claim(result(), {"request": "r"}), "claim-malformed", "results[1]", id="line-without-device"),
+        pytest.param(claim("nonsense"), "claim-malformed", "results[0]", id="line-that-is-no-object"),
+        pytest.param(
+            ApiObject(api_version="v1", kind="ResourceClaim", metadata={"uid": UID}, status={"allocation": []}),
+            "claim-unallocated",
+            "not allocated",
+            id="allocation-that-is-no-object",
+        ),
+    ],
+)
+def test_allocation_is_refused_with_the_place_when_unusable(found: ApiObject | None, code: str, part: str) -> None:
+    """Nothing is prepared by guess."""
+    refused = read(found)
+
+    assert isinstance(refused, Refusal)
+    assert refused.reasons[0].code == code
+    assert part in refused.reasons[0].message
+
+
+@pytest.mark.parametrize(
+    ("found", "is_here"),
+    [
+        pytest.param(claim(result()), True, id="still-allocated"),
+        pytest.param(claim(result(pool="n2")), False, id="allocated-elsewhere"),
+        pytest.param(claim(result(), uid="another"), False, id="another-claim-of-the-name"),
+        pytest.param(ApiObject(api_version="v1", kind="ResourceClaim", metadata={"uid": UID}), False, id="deallocated"),
+        pytest.param(None, False, id="gone"),
+    ],
+)
+def test_claim_keeps_its_devices_only_when_still_allocated_here(found: ApiObject | None, *, is_here: bool) -> None:
+    """An unprepare releases only what the claim does not own any more."""
+    assert is_allocated_here(found, UID, "n1") is is_here
+
+
+def test_cdi_spec_has_unique_names_and_passes_a_runtime_when_devices_have_no_edits_of_their_own() -> None:
+    """Names carry the claim's uid, a device without edits takes the common ones, and every rule of CDI holds."""
+    prepared = Prepared(
+        edits={"gpu-1": ContainerEdits(), "gpu-0": ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia0"),))},
+        common=ContainerEdits(env={"ALL": "gpu-0,gpu-1"}, annotations={"note": "not for CDI"}),
+    )
+
+    spec = cdi_spec(UID, "gpu", prepared)
+
+    assert spec is not None
+    assert [one.name for one in spec.devices] == [f"claim-{UID}-gpu-0", f"claim-{UID}-gpu-1"]
+    assert problems(spec) == ()
+    assert spec.common == ContainerEdits(env={"ALL": "gpu-0,gpu-1"})
+
+
+def test_cdi_spec_is_none_when_nothing_is_edited() -> None:
+    """A runtime refuses an empty file, so none is written."""
+    assert cdi_spec(UID, "gpu", Prepared(edits={"gpu-0": ContainerEdits()})) is None

@@ -1,0 +1,125 @@
+"""Promises of what kubelet is told: complete, sorted, and never without a device that somebody holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from topobus.domain.device import Device, Inventory
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.holdings import idle_allocations
+from topobus.gateway.core.lists import DraHealth, HealthEntry, health_list, holders_of, plugin_list
+
+CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u-1")
+PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="h-1")
+
+
+def gpu(name: str, nodes: NodeSet | None = None, state: HealthState = HealthState.HEALTHY) -> Device:
+    """A GPU in a state of health."""
+    conditions = (
+        () if state is HealthState.HEALTHY else (Condition(dimension=Dimension.MEMORY, state=state, reason="ecc", message="row 7"),)
+    )
+    return Device(name=name, device_class="gpu", numa_nodes=nodes, health=DeviceHealth(state=state, conditions=conditions))
+
+
+def inventory(*devices: Device) -> Inventory:
+    """An inventory of GPUs."""
+    return Inventory(node="n1", device_class="gpu", generation=1, devices=devices)
+
+
+def ledger(owner: Owner, *holdings: Holding) -> Ledger:
+    """A ledger with one owner."""
+    return Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=holdings)})
+
+
+@pytest.mark.parametrize(
+    ("state", "is_healthy"),
+    [
+        (HealthState.HEALTHY, True),
+        (HealthState.DEGRADED, True),
+        (HealthState.UNHEALTHY, False),
+        (HealthState.UNKNOWN, False),
+        (HealthState.RECOVERING, False),
+    ],
+)
+def test_list_calls_a_device_healthy_only_when_it_may_be_handed_out(state: HealthState, *, is_healthy: bool) -> None:
+    """The one bit that this API has is whether kubelet may choose the device."""
+    (entry,) = plugin_list(inventory(gpu("gpu-0", state=state)), {})
+
+    assert entry.is_healthy is is_healthy
+    assert ("ecc" in entry.reason) is not is_healthy or state is HealthState.DEGRADED
+
+
+def test_list_sends_no_topology_when_the_machine_does_not_tell() -> None:
+    """Unknown is no opinion, several nodes are all told, and order is by name."""
+    entries = plugin_list(inventory(gpu("gpu-2"), gpu("gpu-1", NodeSet(0, 3)), gpu("gpu-0", NodeSet(0))), {})
+
+    assert [(one.id, one.nodes) for one in entries] == [("gpu-0", (0,)), ("gpu-1", (0, 3)), ("gpu-2", None)]
+
+
+def test_list_keeps_a_held_device_where_it_was_when_it_left_the_inventory() -> None:
+    """A vanished id would read as healthy in kubelet, so it stays, not healthy, on its NUMA node, until nobody holds it."""
+    before = plugin_list(inventory(gpu("gpu-0", NodeSet(1)), gpu("gpu-1")), {"gpu-0": PLUGIN})
+
+    held = plugin_list(inventory(gpu("gpu-1")), {"gpu-0": PLUGIN}, before)
+    free = plugin_list(inventory(gpu("gpu-1")), {}, held)
+
+    assert [(one.id, one.is_healthy, one.nodes) for one in held] == [("gpu-0", False, (1,)), ("gpu-1", True, None)]
+    assert [one.id for one in free] == ["gpu-1"]
+
+
+def test_list_hides_a_device_from_kubelet_when_another_door_gave_it_out() -> None:
+    """What a claim holds is not healthy for the device plugin; what kubelet itself allocated keeps its real health."""
+    entries = plugin_list(inventory(gpu("gpu-0"), gpu("gpu-1")), {"gpu-0": CLAIM, "gpu-1": PLUGIN})
+
+    assert [one.is_healthy for one in entries] == [False, True]
+    assert entries[0].reason == "claim default/training holds it"
+
+
+def test_list_is_what_it_was_when_the_service_never_spoke() -> None:
+    """No inventory and no holder is an empty list."""
+    assert plugin_list(None, {}) == ()
+
+
+def test_holders_name_cpus_as_devices_when_a_pod_holds_them() -> None:
+    """The ledger keeps CPUs as a set; kubelet's list needs their names."""
+    held = ledger(CLAIM, Holding(devices={"gpu": ("gpu-0",)}, cpus=CpuSet(2, 4)))
+
+    assert sorted(holders_of(held, "cpu")) == ["cpu-2", "cpu-4"]
+    assert holders_of(held, "gpu") == {"gpu-0": CLAIM}
+    assert holders_of(None, "gpu") == {}
+
+
+def test_health_tells_state_and_reason_when_devices_differ() -> None:
+    """Unknown stays Unknown on the DRA door, and a held device that is gone is unhealthy."""
+    entries = health_list(
+        inventory(gpu("gpu-0"), gpu("gpu-1", state=HealthState.UNHEALTHY), gpu("gpu-2", state=HealthState.UNKNOWN)), {"gpu-9": CLAIM}
+    )
+
+    assert entries == (
+        HealthEntry(device="gpu-0", health=DraHealth.HEALTHY),
+        HealthEntry(device="gpu-1", health=DraHealth.UNHEALTHY, message="ecc: row 7"),
+        HealthEntry(device="gpu-2", health=DraHealth.UNKNOWN, message="ecc: row 7"),
+        HealthEntry(device="gpu-9", health=DraHealth.UNHEALTHY, message="not in the inventory any more"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("owner", "in_use", "is_idle"),
+    [
+        pytest.param(PLUGIN, {}, True, id="no-pod-at-all"),
+        pytest.param(PLUGIN, {"topobus.dev/gpu": frozenset({"gpu-1"})}, False, id="one-of-two-in-use"),
+        pytest.param(PLUGIN, {"topobus.dev/gpu": frozenset({"gpu-7"})}, True, id="others-in-use"),
+        pytest.param(PLUGIN, {"other.example/gpu": frozenset({"gpu-1"})}, True, id="same-id-of-another-resource"),
+        pytest.param(CLAIM, {}, False, id="claims-are-not-kubelets"),
+    ],
+)
+def test_allocation_is_idle_only_when_kubelet_lists_none_of_its_devices(
+    owner: Owner, in_use: dict[str, frozenset[str]], *, is_idle: bool
+) -> None:
+    """One device in use keeps the whole allocation; claims and placed pods are never judged by PodResources."""
+    held = ledger(owner, Holding(devices={"gpu": ("gpu-0", "gpu-1")}))
+
+    assert bool(idle_allocations(held, in_use)) is is_idle
