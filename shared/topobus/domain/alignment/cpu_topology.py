@@ -83,6 +83,12 @@ class CpuTopology:
         """CPUs of each NUMA node that has some."""
         return {node: CpuSet.from_bits(bits) for node, bits in sorted(self.by_numa.items())}
 
+    def sockets_by_node(self) -> Mapping[int, frozenset[int]]:
+        """Sockets that each NUMA node with CPUs lies on."""
+        return {
+            node: frozenset(socket for socket, cpus in self.by_socket.items() if cpus & bits) for node, bits in sorted(self.by_numa.items())
+        }
+
     def cpus_of_nodes(self, nodes: NodeSet) -> int:
         """Bits of all CPUs on these NUMA nodes."""
         bits = 0

@@ -29,11 +29,17 @@ _MASK_BUDGET = 50_000
 
 
 def cpu_hints(
-    cpus_by_node: Mapping[int, CpuSet], available: CpuSet, request: int, *, reusable: CpuSet = _NO_CPUS
+    cpus_by_node: Mapping[int, CpuSet],
+    available: CpuSet,
+    request: int,
+    *,
+    reusable: CpuSet = _NO_CPUS,
+    sockets: Mapping[int, frozenset[int]] | None = None,
 ) -> tuple[Hint, ...] | None:
     """Give hints for `request` exclusive CPUs.
 
-    Shapes:  cpus_by_node — all online CPUs by NUMA node, reserved and busy ones included; nodes without CPUs are no candidates.
+    Shapes:  cpus_by_node — all online CPUs by NUMA node, reserved and busy ones included; nodes without CPUs are no candidates;
+             sockets — by NUMA node, with option align-by-socket only: masks on as few sockets as the narrowest ones need are preferred, too.
     Result:  None when no CPU is asked for.
 
     >>> cpu_hints({0: CpuSet(0, 1), 1: CpuSet(2, 3)}, CpuSet(1, 2, 3), 2)
@@ -49,7 +55,8 @@ def cpu_hints(
     # A reusable CPU outside every node (it went offline) is in no mask, so kubelet drops them all.
     if not reusable <= CpuSet.from_bits(sum(cpus.bits for cpus in groups.values())):
         return ()
-    return _enumerate(NodeSet.from_bits(sum(groups)), total, free, musts, request)
+    hints = _enumerate(NodeSet.from_bits(sum(groups)), total, free, musts, request)
+    return hints if sockets is None else _prefer_sockets(hints, sockets, _narrowest(total, request))
 
 
 def device_hints(
@@ -95,6 +102,24 @@ def _enumerate(
         if _touching(free, mask) >= request and all(must & mask for must in musts):
             feasible.append(mask)
     return tuple(Hint(NodeSet.from_bits(mask), mask.bit_count() == width) for mask in feasible)
+
+
+def _prefer_sockets(hints: Sequence[Hint], sockets: Mapping[int, frozenset[int]], narrowest: int) -> tuple[Hint, ...]:
+    """Prefer, too, every mask on exactly the sockets that the narrowest masks need on average."""
+    count = len(frozenset().union(*sockets.values())) if sockets else 0
+    nodes_a_socket = len(sockets) // count if count else 1
+    # kubelet divides by it; more sockets than nodes makes it zero, and kubelet refuses the option there.
+    wanted = -(-narrowest // max(nodes_a_socket, 1))
+    return tuple(
+        Hint(hint.nodes, hint.preferred or len(frozenset().union(*(sockets.get(node, frozenset()) for node in hint.nodes or ()))) == wanted)
+        for hint in hints
+    )
+
+
+def _narrowest(total: Mapping[int, int], request: int) -> int:
+    """How many nodes the request needs at least by capacity; all of them when it is beyond it."""
+    amounts = sorted(total.values(), reverse=True)
+    return next((size for size in range(1, len(amounts) + 1) if sum(amounts[:size]) >= request), len(amounts))
 
 
 def _touching(units: Mapping[int, int], mask: int) -> int:

@@ -103,7 +103,11 @@ class Room:
         reusable_cpus = CpuSet() if is_pod else self.reusable_cpus
         if want.cpus:
             hints = cpu_hints(
-                self.topology.cpus_by_node(), self.free_cpus - want.named_cpus, want.cpus, reusable=reusable_cpus - want.named_cpus
+                self.topology.cpus_by_node(),
+                self.free_cpus - want.named_cpus,
+                want.cpus,
+                reusable=reusable_cpus - want.named_cpus,
+                sockets=self.topology.sockets_by_node() if self.view.options.cpu.align_by_socket else None,
             )
             lists.append(ResourceHints(resource=CPU_CLASS, hints=hints if self.topology.by_numa else None))
         if want.named_cpus:
