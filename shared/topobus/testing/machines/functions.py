@@ -66,6 +66,8 @@ def function_contents(profile: Profile, placed: Iterable[PlacedFunction]) -> dic
             _add_gpu(content, profile, one, counters)
         if one.function.fpga is not None:
             _add_fpga(content, profile, one, counters)
+        if one.function.files or one.function.nodes:
+            _add_own(content, one, counters)
         contents[one.address] = content
     return contents
 
@@ -315,6 +317,14 @@ def _add_dfl(content: Content, one: PlacedFunction, model: str, identity: uuid.U
     content.link(f"sys/bus/dfl/devices/dfl_dev.{number}", device)
     content.text(f"dev/dfl-fme.{number}", "")
     content.text(f"dev/dfl-port.{number}", "")
+
+
+def _add_own(content: Content, one: PlacedFunction, counters: _Counters) -> None:
+    number = str(counters.take(f"driver/{one.function.driver}"))
+    for path, text in one.function.files.items():
+        content.text(f"{one.folder}/{path}", text.replace("{number}", number))
+    for node in one.function.nodes:
+        content.text(f"dev/{node.replace('{number}', number)}", "")
 
 
 def _config(one: PlacedFunction) -> bytes:

@@ -90,6 +90,10 @@ class CardFunction(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gpu: Gpu | None = None
     nic: Nic | None = None
     fpga: Fpga | None = None
+    files: dict[str, str] = {}
+    """What the card's own kernel driver shows in the function's folder: path to text; `{number}` counts the functions of that driver from 0."""
+    nodes: tuple[str, ...] = ()
+    """Its device nodes, relative to dev; `{number}` as above."""
 
 
 class Card(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,124 @@
+"""Topobus driver for the Acme A1 FPGA card: all that a vendor writes, in one file.
+
+The card is made up. Its kernel driver `acme` shows, in the card's PCI folder:
+acme/serial (text), acme/minor (the N of /dev/acmeN), acme/state (`ready`, or what is wrong), acme/temperature_c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.pci import (
+    PciHealth,
+    device_variable,
+    gone_refusal,
+    observe_kernel_driver,
+    pci_device,
+    pci_folder,
+    select_functions,
+    unreadable,
+)
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Refusal
+from topobus.domain.pci import PciAddress
+from topobus.sysfs.nodes import device_node
+from topobus.sysfs.tree import Tree
+
+__all__ = ["AcmeDriver"]
+
+_VENDOR = 0xACE1
+# Processing accelerator.
+_CLASS = 0x1200
+# The card's data sheet: it lowers its clock above this, in degrees Celsius.
+_HOT_C = 95
+
+
+class AcmeDriver:
+    """Finds, watches and hands out Acme cards."""
+
+    name = "acme"
+    device_class = "fpga"
+
+    def __init__(self) -> None:
+        self._pci_health = PciHealth(is_speed_steady=True)
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """Pick our functions out of the machine; the kit fills in NUMA node, root, switch and name."""
+        found = []
+        for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=(_CLASS,)):
+            try:
+                serial = tree.read(f"{pci_folder(function.address)}/acme/serial") or ""
+            except HardwareError:
+                # Still a card, and its neighbours are fine: `observe` tells what is wrong with it.
+                serial = ""
+            found.append(
+                pci_device(
+                    function,
+                    device_class=self.device_class,
+                    driver=self.name,
+                    vendor="acme",
+                    model="Acme A1",
+                    uuid=serial,
+                    attributes={"family": "a1"},
+                    capacity={"logicElements": 1_100_000},
+                )
+            )
+        return found
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look at what every PCI card tells, and at our own two files."""
+        return {one.name: self._observe_one(tree, one.pci) for one in devices if one.pci is not None}
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Give each card's node; the number is read anew, for it may change with a reboot."""
+        if (refusal := gone_refusal(tree, devices)) is not None:
+            return refusal
+        edits = {}
+        for device in devices:
+            minor = tree.read_int(f"{pci_folder(device.pci)}/acme/minor") if device.pci else None
+            nodes = () if minor is None else (device_node(f"acme{minor}"),)
+            edits[device.name] = ContainerEdits(env={device_variable(device.name): str(device.pci)}, device_nodes=nodes)
+        return edits
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Undo nothing: preparing changes nothing on the card."""
+
+    def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
+        folder = pci_folder(address)
+        try:
+            seen = self._pci_health.observe(tree, address)
+            if any(one.dimension is Dimension.PRESENCE for one in seen):
+                return seen
+            seen += observe_kernel_driver(tree, address)
+            state = tree.read(f"{folder}/acme/state")
+            temperature_c = tree.read_int(f"{folder}/acme/temperature_c")
+        except HardwareError as err:
+            return [unreadable(err)]
+        if state is not None and state != "ready":
+            seen.append(
+                Observation(
+                    dimension=Dimension.FIRMWARE,
+                    state=HealthState.UNHEALTHY,
+                    reason="not-ready",
+                    message=f"the card says {state[:60]!r}",
+                    evidence={"path": f"{folder}/acme/state", "value": state[:60]},
+                    action=RecoveryAction.RESET_DEVICE,
+                )
+            )
+        if temperature_c is not None and temperature_c > _HOT_C:
+            seen.append(
+                Observation(
+                    dimension=Dimension.THERMAL,
+                    state=HealthState.DEGRADED,
+                    reason="too-hot",
+                    message=f"{temperature_c} degrees Celsius, the card lowers its clock above {_HOT_C}",
+                    evidence={"path": f"{folder}/acme/temperature_c", "value": str(temperature_c)},
+                    action=RecoveryAction.WAIT,
+                )
+            )
+        return seen
