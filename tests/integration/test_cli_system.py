@@ -75,7 +75,7 @@ def system() -> Iterator[Running]:
         yield running
     finally:
         process.terminate()
-        process.wait(_LIMIT_S)
+        process.communicate(timeout=_LIMIT_S)
         shutil.rmtree(state, ignore_errors=True)
 
 
@@ -219,6 +219,7 @@ def test_health_watch_tells_the_present_state_when_it_begins(system: Running) ->
     assert watch.stdout is not None
     lines = [json.loads(watch.stdout.readline()) for _ in range(8)]
     watch.send_signal(signal.SIGTERM)
+    watch.stdout.close()
 
     assert watch.wait(_LIMIT_S) == 0
     assert len({one["event"]["device"] for one in lines}) == 8
@@ -230,7 +231,7 @@ def test_doctor_finds_nothing_to_mend_when_the_system_is_well(system: Running) -
     """No check fails; kubelet, which does not run here, is a warning."""
     findings = system.json("doctor", "--dir", system.state)["findings"]
 
-    assert [one for one in findings if one["level"] == "fail" and "sockets" not in one["what"]] == []
+    assert [one for one in findings if one["level"] == "fail"] == []
     assert {"nats", "streams", "controller", "demo-node: ledger"} <= {one["what"] for one in findings}
 
 

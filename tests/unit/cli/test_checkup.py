@@ -95,15 +95,23 @@ def test_check_folders_fails_when_nobody_listens_at_a_plugin_s_socket(tmp_path: 
     """A socket file that outlived its process is found out by connecting."""
     plugins = tmp_path / "device-plugins"
     plugins.mkdir()
+    with socket.socket(socket.AF_UNIX) as kubelet:
+        kubelet.bind(str(plugins / "kubelet.sock"))
+        kubelet.listen()
+        by_path = sockets_found(tmp_path, plugins)
+
+    assert by_path == {str(plugins / "topobus-gpu.sock"): Level.FAIL, str(plugins / "topobus-nic.sock"): Level.OK}
+
+
+def sockets_found(root: Path, plugins: Path) -> dict[str, Level]:
+    """Leave one dead and one living device plugin socket and judge the folder."""
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(plugins / "topobus-gpu.sock"))
     with socket.socket(socket.AF_UNIX) as alive:
         alive.bind(str(plugins / "topobus-nic.sock"))
         alive.listen()
-        findings = check_folders(tmp_path, tmp_path / "cdi")
-
-    by_path = {one.found.split(":")[0]: one.level for one in findings if one.what == "device plugin"}
-    assert by_path == {str(plugins / "topobus-gpu.sock"): Level.FAIL, str(plugins / "topobus-nic.sock"): Level.OK}
+        findings = check_folders(root, root / "cdi")
+    return {one.found.split(":")[0]: one.level for one in findings if one.what == "device plugin"}
 
 
 def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:

@@ -153,27 +153,15 @@ def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
                 next_step="run this on a node, or give --dir of a `topobus up`",
             )
         ]
-    findings = [
-        _socket_finding(
-            "kubelet's registration",
-            kubelet / "device-plugins" / "kubelet.sock",
-            Level.WARN,
-            "start kubelet, or the simulator: the gateway registers as soon as it is there",
-        )
-    ]
-    plugins = sorted((kubelet / "device-plugins").glob("topobus*.sock"))
-    drivers = sorted((kubelet / "plugins").glob("*.topobus.dev/dra.sock"))
-    for what, sockets in (("device plugin", plugins), ("DRA driver", drivers)):
-        if not sockets:
-            findings.append(
-                Finding(
-                    level=Level.FAIL,
-                    what=f"{what} sockets",
-                    found=f"none below {kubelet}",
-                    next_step="is topobus-gateway running on this machine, with this kubelet folder?",
-                )
-            )
-        findings += [_socket_finding(what, path, Level.FAIL, "restart topobus-gateway: nobody listens there") for path in sockets]
+    registration = _socket_finding(
+        "kubelet",
+        kubelet / "device-plugins" / "kubelet.sock",
+        Level.WARN,
+        "start kubelet: the gateway registers as soon as it is there",
+    )
+    findings = [registration]
+    if registration.level is Level.OK:
+        findings += _plugin_findings(kubelet)
     if cdi.is_dir():
         specs = len(list(cdi.glob("*.json")))
         findings.append(Finding(level=Level.OK, what="CDI folder", found=f"{cdi}, {specs} files"))
@@ -186,6 +174,17 @@ def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
                 next_step="it is made with the first claim that is prepared",
             )
         )
+    return findings
+
+
+def _plugin_findings(kubelet: Path) -> list[Finding]:
+    findings: list[Finding] = []
+    for what, pattern in (("device plugin", "device-plugins/topobus*.sock"), ("DRA driver", "plugins/*.topobus.dev/dra.sock")):
+        sockets = sorted(kubelet.glob(pattern))
+        if not sockets:
+            step = "is topobus-gateway running on this machine, with this kubelet folder?"
+            findings.append(Finding(level=Level.FAIL, what=f"{what} sockets", found=f"none below {kubelet}", next_step=step))
+        findings += [_socket_finding(what, path, Level.FAIL, "restart topobus-gateway: nobody listens there") for path in sockets]
     return findings
 
 

@@ -90,7 +90,8 @@ def device_table(inventory: Inventory, holders: Holders) -> Table:
     title = f"{inventory.node}: {inventory.device_class}"
     table = Table(box=box.SIMPLE_HEAD, header_style="title", title=title, title_justify="left", pad_edge=False, collapse_padding=True)
     for column in ("device", "model", "NUMA", "below", "health", "held by"):
-        table.add_column(column, no_wrap=column != "model", overflow="ellipsis" if column == "held by" else "fold")
+        # Who holds a device may have a long name; where it sits and how it is must not be pushed out by it.
+        table.add_column(column, no_wrap=True, overflow="ellipsis", max_width=24 if column in ("model", "held by") else None)
     for device in inventory.devices:
         holder = holders.by_device.get((device.device_class, device.name))
         worst = device.health.worst

@@ -81,6 +81,9 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
     """Let a GPU that is in use fail, and come back."""
     stage = scene.stage
     with stage.step("A GPU falls off the bus; a subscriber hears of it", "topobus health watch --class gpu"):
+        for device_class in ("gpu", "nic"):
+            # The gateway hands the claim's devices back to kubelet a moment after the ledger let go of them.
+            await kubelet.wait_for_resource(resource(device_class), allocatable=EXPECTED_DEVICES[device_class])
         admitted = await kubelet.admit(as_kubelet_pod(read_pod(manifest(TRAINER))))
         if not isinstance(admitted, Admission):
             raise ExpectationError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -33,7 +32,7 @@ from topobus.runtime.logging import setup_logging
 from topobus.testing.kubelet import KubeletSimulator
 from topobus.testing.machines import RecordedMachine, build
 
-__all__ = ["demo"]
+__all__ = ["run_demo"]
 
 # The demo has no 30 seconds to wait until a recovered device counts as healthy, nor for the periodic looks at the tree.
 _QUICK = {
@@ -46,10 +45,8 @@ _READY_S = 40.0
 _TAIL_LINES = 12
 
 
-def demo() -> int:
-    """Show the main job on a recorded 8-GPU machine in under a minute; every step is checked, nothing is left behind."""
-    # gRPC's core tells on stderr of every plugin that goes away, which is what they do at the end.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+def run_demo() -> int:
+    """Run the demo and give its exit code."""
     output = Output()
     stage = Stage(output.console)
     stage.show(
