@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from topobus.runtime.bus import Bus
-
 from topobus.contracts.catalogue import HEALTH
 from topobus.contracts.messages import HealthEvent
 from topobus.devicekit.health import is_same_to_readers
 from topobus.domain.device import Device
+from topobus.domain.health import HealthState
 from topobus.domain.request import Owner
+from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 
 __all__ = ["HealthAnnouncer"]
@@ -80,7 +80,10 @@ class HealthAnnouncer:
 
     def _log(self, event: HealthEvent) -> None:
         worst = event.health.worst
-        get_logger().info(
+        # A healthy device's first event is no decision: a node has hundreds of CPUs.
+        is_news = event.is_removed or event.previous is not None or event.health.state is not HealthState.HEALTHY
+        tell = get_logger().info if is_news else get_logger().debug
+        tell(
             "device.removed" if event.is_removed else "health.changed",
             device=event.device,
             state=str(event.health.state),
