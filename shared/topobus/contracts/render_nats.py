@@ -75,7 +75,11 @@ def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subsc
     publish.add(f"$JS.API.CONSUMER.CREATE.{stream}.*.{filter_subject}")
     publish.add(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
     publish.add(f"$JS.API.CONSUMER.DELETE.{stream}.*")
-    if principal == "user" and isinstance(noun, Event):
+    if principal == "user":
+        # Users bring clients of their own: these find the stream by its subject, make unnamed push consumers and answer their flow control.
+        publish.update(
+            {"$JS.API.STREAM.NAMES", f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.CONSUMER.INFO.{stream}.*", f"$JS.FC.{stream}.>"}
+        )
         subscribe.add(filter_subject)
 
 
