@@ -89,9 +89,10 @@ def device_table(inventory: Inventory, holders: Holders) -> Table:
         return _cpu_table(inventory, holders)
     title = f"{inventory.node}: {inventory.device_class}"
     table = Table(box=box.SIMPLE_HEAD, header_style="title", title=title, title_justify="left", pad_edge=False, collapse_padding=True)
-    for column in ("device", "model", "NUMA", "below", "health", "held by"):
-        # Who holds a device may have a long name; where it sits and how it is must not be pushed out by it.
-        table.add_column(column, no_wrap=True, overflow="ellipsis", max_width=24 if column in ("model", "held by") else None)
+    # Who holds a device may have a long name; where it sits and how it is must not be pushed out by it.
+    for column, least in (("device", 16), ("model", 10), ("NUMA", 4), ("below", 7), ("health", 10), ("held by", 10)):
+        is_elastic = column in ("model", "held by")
+        table.add_column(column, no_wrap=is_elastic, overflow="ellipsis" if is_elastic else "fold", min_width=least, max_width=24)
     for device in inventory.devices:
         holder = holders.by_device.get((device.device_class, device.name))
         worst = device.health.worst

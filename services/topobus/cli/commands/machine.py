@@ -12,6 +12,8 @@ from cyclopts import Parameter
 from topobus.cli.drawing import draw_machine
 from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
+from topobus.cli.output import DRAWING_WIDTH
+from topobus.cli.picture import recording_console, save_picture
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
@@ -31,6 +33,7 @@ def machine(
         Path | None, Parameter(help="Read this hardware tree (a folder with sys and proc; / is this machine) instead of the bus.")
     ] = None,
     node: Annotated[str | None, Parameter(help="The node; needed only where several report.")] = None,
+    svg: Annotated[Path | None, Parameter(help="Also save the drawing as a picture.")] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Draw a machine: sockets, NUMA nodes, CPUs, PCI switches and devices, and who holds what."""
@@ -38,7 +41,11 @@ def machine(
     found, inventories, ledger = (read_tree(root), (), None) if root is not None else asyncio.run(_ask(options, node))
     if output.is_json:
         output.document(machine_report(found))
-    output.show(draw_machine(found, inventories, ledger, width=min(output.console.width, 100)))
+    output.show(draw_machine(found, inventories, ledger, width=min(output.console.width, DRAWING_WIDTH)))
+    if svg is not None:
+        picture = recording_console()
+        picture.print(draw_machine(found, inventories, ledger))
+        save_picture(picture, svg, title=f"topobus machine --node {found.node}")
     return ExitCode.OK
 
 

@@ -43,10 +43,8 @@ async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
     with stage.step("The same two pods through kubelet's door: device plugins"):
         for device_class in ("gpu", "nic", "fpga"):
             await kubelet.wait_for_resource(resource(device_class), allocatable=EXPECTED_DEVICES[device_class])
-        stage.confirm(
-            "the gateway registered with kubelet: "
-            + ", ".join(f"{key} {one.allocatable}" for key, one in sorted(kubelet.capacity().items())),
-        )
+        allocatable = ", ".join(f"{key.partition('/')[2]} {one.allocatable}" for key, one in sorted(kubelet.capacity().items()))
+        stage.confirm(f"the gateway registered with kubelet; allocatable topobus.dev/ {allocatable}")
         before = len(kubelet.events)
         admitted = await kubelet.admit(as_kubelet_pod(read_pod(manifest(TRAINER))))
         if not isinstance(admitted, Admission):
@@ -92,7 +90,7 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
     stage = scene.stage
     title = "A ResourceClaim: CEL selectors, matchAttribute pcieRoot, prepared over the DRA socket"
     with stage.step(title, "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"):
-        stage.show(Syntax(_spec_of(CLAIM), "yaml", background_color="default"), indent=4)
+        stage.show(Syntax(_spec_of(CLAIM), "yaml", background_color="default", word_wrap=True), indent=2)
         for one in (*read_objects(manifest(CLASSES)), *read_objects(manifest(CLAIM))):
             await apply_object(scene.bus, one)
         parts = object_parts(read_objects(manifest(CLAIM))[0])

@@ -19,6 +19,7 @@ from topobus.cli.demo.scene import Scene
 from topobus.cli.demo.stage import ExpectationError, Stage
 from topobus.cli.exits import ExitCode, code_of
 from topobus.cli.output import Output
+from topobus.cli.picture import save_picture
 from topobus.cli.status import log_text, status_table
 from topobus.cli.supervision import is_alive
 from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system, state_folder
@@ -45,8 +46,8 @@ _READY_S = 40.0
 _TAIL_LINES = 12
 
 
-def run_demo() -> int:
-    """Run the demo and give its exit code."""
+def run_demo(svg: Path | None = None) -> int:
+    """Run the demo and give its exit code; `svg` is where a picture of the central steps goes."""
     output = Output()
     stage = Stage(output.console)
     stage.show(
@@ -65,6 +66,8 @@ def run_demo() -> int:
         return ExitCode.NO
     if code == ExitCode.OK:
         stage.show(_summary(stage))
+        if svg is not None:
+            save_picture(stage.picture, svg, title="topobus demo")
     return code
 
 

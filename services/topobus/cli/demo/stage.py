@@ -12,9 +12,13 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from topobus.cli.picture import recording_console
 from topobus.domain.errors import TopobusError
 
 __all__ = ["ExpectationError", "Stage"]
+
+# The pod that is placed and the one that is refused: what Topobus is for, on one page.
+_PICTURED_STEPS = (3, 4)
 
 
 class ExpectationError(TopobusError):
@@ -26,9 +30,12 @@ class Stage:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.picture = recording_console()
+        """Records the steps that make a good picture."""
         self.started_at = time.monotonic()
         self.checks = 0
         self.steps: list[tuple[str, float]] = []
+        self._is_pictured = False
 
     @property
     def elapsed_s(self) -> float:
@@ -39,25 +46,31 @@ class Stage:
     def step(self, title: str, command: str = "") -> Iterator[None]:
         """Frame one step; `command` is what a user would type for the same."""
         number = len(self.steps) + 1
+        self._is_pictured = number in _PICTURED_STEPS
         started_at = time.monotonic()
-        self.console.print()
-        self.console.print(
+        self._print()
+        self._print(
             Rule(Text.assemble((f" {number} ", "reverse bold"), (f" {title} ", "bold")), align="left", style="faint", characters="─")
         )
         if command:
-            self.console.print(Text(f"  $ {command}", "name"))
+            self._print(Text(f"  $ {command}", "name"))
         yield
         took_s = time.monotonic() - started_at
         self.steps.append((title, took_s))
-        self.console.print(Text(f"  {took_s:.2f} s", "faint"))
+        self._print(Text(f"  {took_s:.2f} s", "faint"))
+
+    def _print(self, *parts: RenderableType) -> None:
+        self.console.print(*parts)
+        if self._is_pictured:
+            self.picture.print(*parts)
 
     def say(self, text: str) -> None:
         """Tell what happens."""
-        self.console.print(Padding(Text(text), (0, 0, 0, 2)))
+        self._print(Padding(Text(text), (0, 0, 0, 2)))
 
     def show(self, part: RenderableType, *, indent: int = 0) -> None:
         """Show a table, panel or drawing."""
-        self.console.print(Padding(part, (0, 0, 0, indent)) if indent else part)
+        self._print(Padding(part, (0, 0, 0, indent)) if indent else part)
 
     def expect(self, is_so: bool, what: str, found: object = "") -> None:
         """Check a promise and show it; the demo ends when it is broken."""
@@ -72,4 +85,4 @@ class Stage:
         line.add_column(width=3, justify="right")
         line.add_column(overflow="fold")
         line.add_row(Text("✓", "ok"), Text(what))
-        self.console.print(line)
+        self._print(line)
