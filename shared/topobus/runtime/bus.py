@@ -13,9 +13,10 @@ from topobus.contracts.catalogue import Ask, Event, State
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.runtime import provision
 from topobus.runtime.asks import Asks
+from topobus.runtime.backoff import full_jitter
 from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import NatsSettings
-from topobus.runtime.connection import Connection, full_jitter
+from topobus.runtime.connection import Connection
 from topobus.runtime.events import Events, Received, Start
 from topobus.runtime.failures import AmbiguousWrite, JetStreamError
 from topobus.runtime.jetstream import JetStream

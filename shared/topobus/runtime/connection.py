@@ -9,13 +9,9 @@ each 2 s a message to ourselves must come back. Subscriptions made here move to 
 from __future__ import annotations
 
 import asyncio
-import random
 import secrets
-import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from pathlib import Path
-from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -23,19 +19,23 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
+from topobus.runtime.asides import Asides, say
+from topobus.runtime.backoff import full_jitter
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
-from topobus.runtime.failures import ConnectionLost, NobodyThere
+from topobus.runtime.endpoint import read_secret, read_url, tls_context
+from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
+from topobus.runtime.mailbox import Mailbox, new_inbox
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["Connection", "Headers", "Lasting", "full_jitter"]
+__all__ = ["Connection", "Headers", "Lasting"]
 
 Headers = dict[str, str]
 Callback = Callable[[Msg], Awaitable[None]]
 
-# Watchdog: a message to ourselves each 2 s, lost after 2 s. 4 s in all, half of what the server's own pings would take.
+# Watchdog: a message to ourselves each 2 s, given up after twice 2 s: 6 s in all, where nats-py's own pings would take 15.
 _CANARY_EVERY_S = 2.0
 _CANARY_TIMEOUT_S = 2.0
 # Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more memory than a whole service may use.
@@ -44,13 +44,6 @@ PENDING_BYTES = 8 * 1024 * 1024
 # The server's max_payload counts headers too, nats-py's own check does not, and the server then closes the connection.
 _HEADER_OVERHEAD = 16
 _CONNECT_TIMEOUT_S = 2
-# A slow consumer reports each dropped message; one line a kind in so many seconds tells as much.
-_REPORT_EVERY_S = 5.0
-
-
-def full_jitter(attempt: int, *, least_s: float = 0.1, most_s: float = 10.0) -> float:
-    """Give how long to wait before an attempt: anything up to the doubled ceiling, so that a thousand clients do not come back at once."""
-    return random.uniform(least_s / 2, min(most_s, least_s * 2 ** min(attempt, 16)))
 
 
 class Lasting:
@@ -73,7 +66,7 @@ class Connection:
         self.clock = clock
         self.metrics = metrics
         self.readiness = readiness
-        self._servers, self._url = _read_url(settings.url)
+        self._servers, self._url = read_url(settings.url)
         self.instance = f"{name}-{secrets.token_hex(4)}"
         # `_INBOX.<service>.…`: one wildcard per principal suffices in the server's permissions.
         self.inbox_prefix = f"_INBOX.{name}"
@@ -81,15 +74,12 @@ class Connection:
         self._client: Client | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._up: asyncio.Event = asyncio.Event()
-        self._pending: dict[str, asyncio.Future[Msg]] = {}
-        self._replies = ""
+        self._mailbox = Mailbox(self.inbox_prefix)
+        self._asides = Asides(metrics, readiness, clock)
         self._lasting: list[Lasting] = []
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
-        self._is_denied = False
-        self._reported: dict[str, float] = {}
-        self._last_error = ""
         self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when this process has broken its own promise and must end."""
 
@@ -115,8 +105,7 @@ class Connection:
         """Stop the supervision and the client; what still waits fails with ConnectionLost."""
         if self._supervisor is not None:
             self._supervisor.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._supervisor
+            await asyncio.wait({self._supervisor})
             self._supervisor = None
         self._drop("closed")
         if self._closing:
@@ -154,7 +143,7 @@ class Connection:
 
     def new_inbox(self) -> str:
         """Give a fresh subject that only we listen at."""
-        return f"{self.inbox_prefix}.{secrets.token_hex(11)}"
+        return new_inbox(self.inbox_prefix)
 
     async def publish(self, subject: str, payload: bytes = b"", *, headers: Headers | None = None, reply: str = "") -> None:
         """Send, or fail at once: nothing is kept for later.
@@ -175,24 +164,17 @@ class Connection:
         try:
             await client.publish(subject, payload, reply=reply, headers=headers)
         except nats.errors.Error as err:
-            raise PeerUnavailable(f"cannot send to {subject}: {_say(err)}", subject=subject) from err
+            raise PeerUnavailable(f"cannot send to {subject}: {say(err)}", subject=subject) from err
 
     async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float, headers: Headers | None = None) -> Msg:
         """Send and await one answer.
 
         Errors: NobodyThere and plain PeerUnavailable when surely nothing happened; ConnectionLost and TimeoutError when that is not known.
         """
-        token = secrets.token_hex(11)
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._pending[token] = future
-        try:
-            await self.publish(subject, payload, headers=headers, reply=f"{self._replies}.{token}")
+        with self._mailbox.expect() as (reply, future):
+            await self.publish(subject, payload, headers=headers, reply=reply)
             async with asyncio.timeout(timeout_s):
                 answer = await future
-        finally:
-            self._pending.pop(token, None)
-            if future.done() and not future.cancelled():
-                future.exception()
         if answer.headers and answer.headers.get("Status") == "503" and not answer.data:
             raise NobodyThere(f"nobody answers at {subject}", subject=subject)
         return answer
@@ -233,7 +215,7 @@ class Connection:
         if live is None:
             return
         # A task of its own, never cancelled: cancelling nats-py's flush inside kills the client's read loop (see the module's docstring).
-        task = asyncio.create_task(self._drain_quietly(live))
+        task = asyncio.create_task(_drain_quietly(live))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
         await asyncio.wait({task}, timeout=timeout_s)
@@ -248,7 +230,7 @@ class Connection:
             except (OSError, TimeoutError, nats.errors.Error, PeerUnavailable, ConfigError) as err:
                 if isinstance(err, ConfigError) and self.generation == 0:
                     raise
-                error = self._last_error or _say(err)
+                error = self._asides.last or say(err)
                 # The first try and then every tenth: a wait of hours must show, and must not fill the disk.
                 (get_logger().info if attempt % 10 == 0 else get_logger().debug)("bus.waiting", url=self._url, error=error, attempt=attempt)
                 self.readiness.set("bus", is_ready=False, why=f"waiting for NATS at {self._url}: {error}")
@@ -267,19 +249,18 @@ class Connection:
     async def _connect(self) -> Client:
         client = Client()
         self._lost = lost = asyncio.Event()
-        self._last_error = ""
 
         async def on_closed() -> None:
             lost.set()
 
         async def on_error(err: Exception) -> None:
-            self._note_error(client, err)
+            self._asides.note(err, is_current=client is self._client)
 
         settings = self.settings
-        password = _read_secret(settings.password_file, "nats.password_file") if settings.password_file else None
+        password = read_secret(settings.password_file, "nats.password_file") if settings.password_file else None
         if settings.credentials_file:
             # nats-py would retry an unreadable file for ever as if the network were down.
-            _read_secret(settings.credentials_file, "nats.credentials_file")
+            read_secret(settings.credentials_file, "nats.credentials_file")
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S * 3):
                 await client.connect(
@@ -297,14 +278,17 @@ class Connection:
                     user=settings.user or None,
                     password=password,
                     user_credentials=settings.credentials_file or None,
-                    tls=_tls_context(settings),
+                    tls=tls_context(settings),
                     closed_cb=on_closed,
                     error_cb=on_error,
                 )
             self._client = client
-            self._replies = self.new_inbox()
+            self._mailbox.renew()
             await client.subscribe(
-                f"{self._replies}.*", cb=self._on_reply, pending_msgs_limit=PENDING_MESSAGES, pending_bytes_limit=8 * PENDING_BYTES
+                f"{self._mailbox.subject}.*",
+                cb=self._mailbox.on_message,
+                pending_msgs_limit=PENDING_MESSAGES,
+                pending_bytes_limit=8 * PENDING_BYTES,
             )
             for lasting in list(self._lasting):
                 await self._attach(client, lasting)
@@ -314,9 +298,7 @@ class Connection:
             self._drop("connect")
             raise
         self.generation += 1
-        if self._is_denied:
-            self._is_denied = False
-            self.readiness.set("bus-permissions", is_ready=True)
+        self._asides.forgive()
         self.metrics.connects.inc()
         self.metrics.is_connected.set(1)
         self._up.set()
@@ -334,14 +316,24 @@ class Connection:
                 async with asyncio.timeout(_CANARY_EVERY_S):
                     await lost.wait()
             except TimeoutError:
-                try:
-                    await self._echo(client, _CANARY_TIMEOUT_S)
-                except (TimeoutError, PeerUnavailable):
+                if not await self._is_alive(client):
                     reason = "closed" if lost.is_set() else "canary"
                     break
         get_logger().warning("bus.lost", url=self._url, reason=reason, error=str(client.last_error or ""))
         self.readiness.set("bus", is_ready=False, why=f"lost NATS at {self._url}")
         self._drop(reason)
+
+    async def _is_alive(self, client: Client) -> bool:
+        # Twice: when our own process stood still, the first timeout comes due before the echo that lies in the socket has been read.
+        for _ in range(2):
+            try:
+                await self._echo(client, _CANARY_TIMEOUT_S)
+            except TimeoutError:
+                continue
+            except PeerUnavailable:
+                return False
+            return True
+        return False
 
     def _drop(self, reason: str) -> None:
         """Give a client up: fail what waits on it, and close it aside, since closing may hang with the server."""
@@ -351,9 +343,7 @@ class Connection:
         self.metrics.is_connected.set(0)
         for lasting in self._lasting:
             lasting.client = lasting.live = None
-        for future in list(self._pending.values()):
-            if not future.done():
-                future.set_exception(ConnectionLost("the connection to NATS went away before the answer came"))
+        self._mailbox.fail_all()
         if client is not None:
             self.metrics.losses.labels(reason).inc()
             task = asyncio.create_task(_close_quietly(client))
@@ -376,52 +366,27 @@ class Connection:
                 pending_bytes_limit=PENDING_BYTES,
             )
         except nats.errors.Error as err:
-            raise PeerUnavailable(f"cannot listen at {lasting.subject}: {_say(err)}") from err
+            raise PeerUnavailable(f"cannot listen at {lasting.subject}: {say(err)}") from err
 
     async def _echo(self, client: Client, timeout_s: float) -> None:
-        token = secrets.token_hex(11)
-        future: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
-        self._pending[token] = future
         started = self.clock.monotonic()
-        try:
-            await client.publish(f"{self._replies}.{token}", b"")
+        with self._mailbox.expect() as (subject, future):
+            try:
+                await client.publish(subject, b"")
+            except nats.errors.Error as err:
+                raise PeerUnavailable(f"cannot reach NATS: {say(err)}") from err
             async with asyncio.timeout(timeout_s):
                 await future
-        except nats.errors.Error as err:
-            raise PeerUnavailable(f"cannot reach NATS: {_say(err)}") from err
-        finally:
-            self._pending.pop(token, None)
         self.metrics.echo_s.observe(self.clock.monotonic() - started)
-
-    async def _on_reply(self, message: Msg) -> None:
-        future = self._pending.get(message.subject.rpartition(".")[2])
-        if future is not None and not future.done():
-            future.set_result(message)
-
-    @staticmethod
-    async def _drain_quietly(live: Subscription) -> None:
-        with suppress(nats.errors.Error, OSError, asyncio.TimeoutError):
-            await live.drain()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped
-
-    def _note_error(self, client: Client, err: Exception) -> None:
-        kind = type(err).__name__
-        text = self._last_error = _say(err)
-        self.metrics.errors.labels(kind).inc()
-        if client is not self._client:
-            return
-        is_denial = "permissions violation" in text.lower()
-        if is_denial:
-            # The server refuses and nats-py goes on: without this the process would wait for ever and call itself ready.
-            self._is_denied = True
-            self.readiness.set("bus-permissions", is_ready=False, why=text)
-        now = self.clock.monotonic()
-        if now - self._reported.get(kind, -_REPORT_EVERY_S) >= _REPORT_EVERY_S:
-            self._reported[kind] = now
-            (get_logger().error if is_denial else get_logger().warning)("bus.error-reported", kind=kind, error=text)
 
     def _tell(self) -> None:
         for listener in list(self._listeners):
             listener()
+
+
+async def _drain_quietly(live: Subscription) -> None:
+    with suppress(nats.errors.Error, OSError, TimeoutError):
+        await live.drain()  # type: ignore[no-untyped-call]  # nats-py leaves it untyped
 
 
 async def _close_quietly(client: Client) -> None:
@@ -433,35 +398,3 @@ async def _close_quietly(client: Client) -> None:
 def _say(err: Exception) -> str:
     """Give an error's text, or its kind: several of nats-py's and asyncio's have no text."""
     return str(err) or type(err).__name__
-
-
-def _read_url(text: str) -> tuple[list[str], str]:
-    """Split the servers, and give a form without passwords for logs."""
-    servers = [part.strip() for part in text.split(",") if part.strip()]
-    shown = []
-    for server in servers or [text]:
-        parts = urlsplit(server if "://" in server else f"nats://{server}")
-        try:
-            is_good = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
-        except ValueError:
-            is_good = False
-        if not is_good:
-            raise ConfigError(f"nats.url: got {server!r}, wanted nats://HOST:PORT", next_step="several servers are separated by commas")
-        shown.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
-    return servers, ",".join(shown)
-
-
-def _read_secret(path: str, key: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError as err:
-        raise ConfigError(f"{key}: cannot read {path}: {err.strerror}", next_step="mount the secret, or leave the key out") from err
-
-
-def _tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
-    if not settings.tls_ca_file:
-        return None
-    try:
-        return ssl.create_default_context(cafile=settings.tls_ca_file)
-    except OSError as err:
-        raise ConfigError(f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}", next_step="give a PEM file") from err

@@ -19,7 +19,8 @@ from msgspec import Struct
 from nats.aio.msg import Msg
 
 from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.runtime.connection import Connection, Headers, Lasting, full_jitter
+from topobus.runtime.backoff import full_jitter
+from topobus.runtime.connection import Connection, Headers, Lasting
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger

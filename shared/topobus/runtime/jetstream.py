@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Struct
 
 from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.runtime.connection import Connection, Headers, full_jitter
+from topobus.runtime.backoff import full_jitter
+from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import AmbiguousWrite, ConnectionLost, JetStreamError, NobodyThere
 
 __all__ = ["JetStream", "StoredMessage", "StreamInfo"]

@@ -68,8 +68,7 @@ class NatsServer:
 
     async def start(self) -> None:
         """Start on the same port and store; returns when a client would be served."""
-        file = self.folder / "nats.conf"
-        file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._config}\n', encoding="utf-8")
+        file = self._write_config()
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(str(self.binary), "-c", str(file), stdout=log, stderr=log)
         try:
@@ -102,8 +101,7 @@ class NatsServer:
     def reload(self, config: str) -> None:
         """Make a running server read other configuration (SIGHUP)."""
         self._config = config
-        file = self.folder / "nats.conf"
-        file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._config}\n', encoding="utf-8")
+        self._write_config()
         os.kill(self.pid, signal.SIGHUP)
 
     def read_log(self) -> str:
@@ -125,6 +123,11 @@ class NatsServer:
         else:
             # Kept for whoever looks at the failure.
             print(f"nats-server's log: {self.log}\n{self.read_log()[-2000:]}")  # noqa: T201 - pytest shows it with the failure
+
+    def _write_config(self) -> Path:
+        file = self.folder / "nats.conf"
+        file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._config}\n', encoding="utf-8")
+        return file
 
     async def _end(self, how: signal.Signals) -> None:
         process, self._process = self._process, None

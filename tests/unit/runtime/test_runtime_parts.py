@@ -11,8 +11,8 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry, Counter
 
 from topobus.domain.errors import ConfigError, ContractError
+from topobus.runtime.backoff import full_jitter
 from topobus.runtime.config import HttpSettings
-from topobus.runtime.connection import full_jitter
 from topobus.runtime.feed import Place
 from topobus.runtime.http import Endpoint, probe
 from topobus.runtime.readiness import Readiness

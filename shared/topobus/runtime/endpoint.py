@@ -1,0 +1,46 @@
+"""Where NATS is and as whom we come: the settings' text turned into servers, secrets and certificates, or a ConfigError that names the key."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from topobus.domain.errors import ConfigError
+from topobus.runtime.config import NatsSettings
+
+__all__ = ["read_secret", "read_url", "tls_context"]
+
+
+def read_url(text: str) -> tuple[list[str], str]:
+    """Split the servers, and give a form without passwords for logs."""
+    servers = [part.strip() for part in text.split(",") if part.strip()]
+    shown = []
+    for server in servers or [text]:
+        parts = urlsplit(server if "://" in server else f"nats://{server}")
+        try:
+            is_good = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_good = False
+        if not is_good:
+            raise ConfigError(f"nats.url: got {server!r}, wanted nats://HOST:PORT", next_step="several servers are separated by commas")
+        shown.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
+    return servers, ",".join(shown)
+
+
+def read_secret(path: str, key: str) -> str:
+    """Read a secret's file, stripped; `key` is the setting that named it."""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as err:
+        raise ConfigError(f"{key}: cannot read {path}: {err.strerror}", next_step="mount the secret, or leave the key out") from err
+
+
+def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
+    """Give what to trust; None: the client's own choice."""
+    if not settings.tls_ca_file:
+        return None
+    try:
+        return ssl.create_default_context(cafile=settings.tls_ca_file)
+    except OSError as err:
+        raise ConfigError(f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}", next_step="give a PEM file") from err
