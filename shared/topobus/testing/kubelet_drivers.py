@@ -202,16 +202,17 @@ class Drivers:
                 await driver.channel.close()
 
     async def _register(self, path: Path) -> _Driver | None:
+        """Ask who is there, connect to its service, and tell it the outcome; None when it must be tried again."""
         try:
             channel = await dial(path, self._timings.dial_s)
         except DialError:
             return None
+        driver: _Driver | None = None
         try:
             stub = registration_rpc.RegistrationStub(channel)
             self._log.add("GetInfo", path.name, deadline_s=self._timings.get_info_s)
             info = await stub.GetInfo(registration.InfoRequest(), timeout=self._timings.get_info_s)
             error = _validate(info)
-            driver = None
             if not error:
                 socket = Path(info.endpoint) if info.endpoint else path
                 try:
@@ -220,16 +221,21 @@ class Drivers:
                     error = f"RegisterPlugin error -- dial {socket} failed with err: {err}"
                 else:
                     driver = _Driver(info.name, socket, service, tuple(info.supported_versions))
-                    self._drivers[info.name] = driver
             status = registration.RegistrationStatus(plugin_registered=not error, error=error)
             self._log.add("NotifyRegistrationStatus", info.name, to_plain(status), self._timings.notify_s)
             await stub.NotifyRegistrationStatus(status, timeout=self._timings.notify_s)
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as err:
+            if driver is not None:
+                await driver.channel.close()
+            if isinstance(err, asyncio.CancelledError):
+                raise
             return None
-        else:
-            return driver
         finally:
             await channel.close()
+        if driver is not None:
+            self._drivers[driver.name] = driver
+            self._log.wake()
+        return driver
 
     async def _stream_health(self, driver: _Driver) -> None:
         """Hold the health stream, opened again after a pause whenever it ends; nothing to do for a driver that offers none."""

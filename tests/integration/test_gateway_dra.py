@@ -1,0 +1,353 @@
+"""The gateway at kubelet's DRA door: claims prepared and undone over crashes, reboots and refusals, CDI files on disk, device health."""
+
+# ruff: noqa: ASYNC240  (a test may read a small file)
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, claim, device, no
+from topobus.devicekit.cdi import parse
+from topobus.domain.errors import ConfigError
+from topobus.domain.health import HealthState
+from topobus.kubeletpb.dra.v1beta1 import api_pb2 as dra_beta
+from topobus.kubeletpb.dra.v1beta1 import api_pb2_grpc as dra_beta_rpc
+from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
+from topobus.kubeletpb.drahealth.v1 import api_pb2_grpc as health_rpc
+from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+DRIVER = "gpu.topobus.dev"
+UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
+FILE = f"topobus.dev-gpu_{UID}.json"
+TRAINING = ClaimReference(name="training", uid=UID, drivers=(DRIVER,))
+BOTH = ClaimReference(name="both", uid="u-both", drivers=(DRIVER, "nic.topobus.dev"))
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """Two GPUs and two NICs, a claim for both GPUs; kubelet and gateway are started by the test."""
+    async with make_rig(nats_server.url) as made:
+        await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
+        await made.plane.show("nic", device("nic-0", 0), device("nic-1", 1))
+        await made.plane.store(claim("training", UID, "gpu-0", "gpu-1"))
+        yield made
+
+
+async def prepare(rig: Rig, reference: ClaimReference = TRAINING) -> PreparedClaim:
+    """Prepare one claim through kubelet."""
+    for driver in reference.drivers:
+        await rig.kubelet.wait_for_driver(driver)
+    (prepared,) = await rig.kubelet.prepare_claims([reference])
+    return prepared
+
+
+def cdi_file(rig: Rig, name: str = FILE) -> Path:
+    """One CDI file."""
+    return rig.cdi_dir / name
+
+
+async def test_gateway_prepares_a_claim_and_writes_its_cdi_file_when_kubelet_asks(rig: Rig) -> None:
+    """The answer names CDI devices that stand on disk, the ledger holds the devices for the claim, and undoing leaves nothing."""
+    async with rig.kubelet, rig.gateway():
+        prepared = await prepare(rig)
+        spec = parse(cdi_file(rig).read_bytes())
+        held = {key: one.holdings[0].devices for key, one in rig.plane.ledger.allocations.items()}
+        await rig.plane.drop("training")
+        errors = await rig.kubelet.unprepare_claims([TRAINING])
+
+    names = [name for one in prepared.devices for name in one.cdi_devices]
+    assert prepared.error == ""
+    assert [(one.pool, one.device, one.requests) for one in prepared.devices] == [
+        (NODE, "gpu-0", ("want-gpu",)),
+        (NODE, "gpu-1", ("want-gpu",)),
+    ]
+    assert names == [spec.qualified_name(one.name) for one in spec.devices]
+    assert spec.devices[0].edits.env == {"GPU_0": "1"}
+    assert spec.common.env == {"TOPOBUS_GPU_DEVICES": "gpu-0,gpu-1"}
+    assert held == {f"claim/default/training/{UID}": {"gpu": ("gpu-0", "gpu-1")}}
+    assert errors == {}
+    assert not cdi_file(rig).exists()
+    assert rig.plane.ledger.allocations == {}
+
+
+async def test_gateway_answers_the_same_and_asks_nobody_when_a_claim_is_prepared_twice(rig: Rig) -> None:
+    """Kubelet repeats itself after timeouts and restarts: the second time costs nothing and changes nothing, and a lost file is there again."""
+    async with rig.kubelet, rig.gateway():
+        first = await prepare(rig)
+        asked = len(rig.plane.asked)
+        cdi_file(rig).unlink()
+        second = await prepare(rig)
+
+    assert first == second
+    assert len(rig.plane.asked) == asked
+    assert cdi_file(rig).exists()
+
+
+async def test_gateway_serves_v1beta1_with_the_same_answer_when_an_older_kubelet_asks(rig: Rig) -> None:
+    """Both versions are one handler behind two names."""
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        async with grpc.aio.insecure_channel(f"unix:{rig.kubelet.plugins_dir / DRIVER / 'dra.sock'}") as channel:
+            stub = dra_beta_rpc.DRAPluginStub(channel)
+            wanted = dra_beta.Claim(namespace="default", name="training", uid=UID)
+            prepared = await stub.NodePrepareResources(dra_beta.NodePrepareResourcesRequest(claims=[wanted]), timeout=45)
+            undone = await stub.NodeUnprepareResources(dra_beta.NodeUnprepareResourcesRequest(claims=[wanted]), timeout=45)
+
+    assert [one.device_name for one in prepared.claims[UID].devices] == ["gpu-0", "gpu-1"]
+    assert prepared.claims[UID].devices[0].cdi_device_ids == [f"topobus.dev/gpu=claim-{UID}-gpu-0"]
+    assert dict(undone.claims) == {UID: dra_beta.NodeUnprepareResourceResponse()}
+
+
+async def test_gateway_fails_only_the_claim_that_is_wrong_when_several_are_asked(rig: Rig) -> None:
+    """A missing claim, another claim of the name and an unallocated one each have their own text; the good one is prepared."""
+    await rig.plane.store(claim("replaced", "new-uid", "gpu-0"))
+    await rig.plane.store(claim("waiting", "u-3"))
+    bad = [
+        ClaimReference(name=name, uid=uid, drivers=(DRIVER,))
+        for name, uid in (("gone", "u-1"), ("replaced", "old-uid"), ("waiting", "u-3"))
+    ]
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        answers = {one.uid: one for one in await rig.kubelet.prepare_claims([*bad, TRAINING])}
+
+    assert "does not exist" in answers["u-1"].error
+    assert "has uid new-uid, kubelet asked for old-uid" in answers["old-uid"].error
+    assert "is not allocated" in answers["u-3"].error
+    assert answers[UID].error == ""
+    assert len(answers[UID].devices) == 2
+
+
+async def test_gateway_refuses_a_claim_when_another_one_holds_its_device(rig: Rig) -> None:
+    """The node is the last defence: two live claims never get one device, and the refused one leaves no trace."""
+    await rig.plane.store(claim("second", "u-2", "gpu-0"))
+    second = ClaimReference(name="second", uid="u-2", drivers=(DRIVER,))
+    async with rig.kubelet, rig.gateway():
+        await prepare(rig)
+        refused = await prepare(rig, second)
+        await rig.plane.drop("training")
+        await rig.kubelet.unprepare_claims([TRAINING])
+        later = await prepare(rig, second)
+
+    assert "claim default/training holds gpu-0" in refused.error
+    assert later.error == ""
+
+
+async def test_gateway_goes_on_with_the_same_operation_when_a_preparation_failed_halfway(rig: Rig) -> None:
+    """A retry continues what was begun: the ledger is asked under the same id, and unprepare undoes a half-done claim as well."""
+    rig.plane.prepare_refusal = no("driver-failed", "firmware is loading")
+    async with rig.kubelet, rig.gateway():
+        first = await prepare(rig)
+    async with rig.kubelet, rig.gateway():
+        rig.plane.prepare_refusal = None
+        second = await prepare(rig)
+
+    adopted = [one.op_id for one in rig.plane.requests("adopt")]
+    assert "firmware is loading" in first.error
+    assert second.error == ""
+    assert len(adopted) == 2
+    assert len(set(adopted)) == 1
+
+
+async def test_gateway_undoes_a_half_done_claim_when_kubelet_gives_it_up(rig: Rig) -> None:
+    """What was adopted and never prepared is let go, also by a gateway that was started since."""
+    rig.plane.prepare_refusal = no("driver-failed", "no")
+    async with rig.kubelet:
+        async with rig.gateway():
+            await prepare(rig)
+        await rig.kubelet.wait_for_event("Deregistered", subject=DRIVER)
+        await rig.plane.drop("training")
+        async with rig.gateway():
+            await rig.kubelet.wait_for_driver(DRIVER)
+            errors = await rig.kubelet.unprepare_claims([TRAINING])
+
+    assert errors == {}
+    assert rig.plane.ledger.allocations == {}
+    assert [one.devices for one in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
+
+
+async def test_gateway_writes_files_again_and_removes_orphans_when_started_after_a_reboot(rig: Rig) -> None:
+    """A reboot empties the CDI folder: it is whole again before kubelet is served, and files without a claim are gone."""
+    async with rig.kubelet:
+        async with rig.gateway():
+            prepared = await prepare(rig)
+            before = cdi_file(rig).read_bytes()
+        cdi_file(rig).unlink()
+        orphan = cdi_file(rig, "topobus.dev-nic_u-9.json")
+        foreign = cdi_file(rig, "nvidia.com-gpu_u-9.json")
+        for path in (orphan, foreign):
+            path.write_text("{}")
+        await rig.kubelet.wait_for_event("Deregistered", subject=DRIVER)
+        async with rig.gateway():
+            again = await prepare(rig)
+
+    assert cdi_file(rig).read_bytes() == before
+    assert again == prepared
+    assert (orphan.exists(), foreign.exists()) == (False, True)
+    assert len(rig.plane.requests("adopt")) == 1
+
+
+async def test_gateway_keeps_a_claims_devices_when_it_is_unprepared_but_still_allocated(rig: Rig) -> None:
+    """Unprepared is not deallocated: another pod of the claim may come, so nobody else may take its devices."""
+    async with rig.kubelet, rig.gateway():
+        await prepare(rig)
+        await rig.kubelet.unprepare_claims([TRAINING])
+        held = [one.owner.uid for one in rig.plane.ledger.allocations.values()]
+        again = await prepare(rig)
+
+    assert held == [UID]
+    assert again.error == ""
+    assert len({one.op_id for one in rig.plane.requests("adopt")}) == 2
+
+
+async def test_gateway_calls_it_success_when_an_unknown_claim_is_unprepared(rig: Rig) -> None:
+    """Kubelet may repeat an unprepare for ever: nothing known is nothing to do, and nobody is asked."""
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        errors = await rig.kubelet.unprepare_claims([ClaimReference(name="never", uid="u-0", drivers=(DRIVER,))])
+
+    assert errors == {}
+    assert rig.plane.requests("unprepare") == []
+
+
+async def test_gateway_keeps_a_claim_whole_when_two_drivers_share_it(rig: Rig) -> None:
+    """Each driver prepares its own class; the ledger holds all of the claim, until the last of them has undone its part."""
+    await rig.plane.store(claim("both", "u-both", "gpu-0", "nic-1"))
+    pod = Pod(name="p", uid="p-1", containers=(Container(name="main"),), claims=(BOTH,))
+    async with rig.kubelet, rig.gateway():
+        for driver in BOTH.drivers:
+            await rig.kubelet.wait_for_driver(driver)
+        admitted = await rig.kubelet.admit(pod)
+        held = [one.holdings[0].devices for one in rig.plane.ledger.allocations.values()]
+        await rig.plane.drop("both")
+        errors = await rig.kubelet.remove(pod)
+
+    assert isinstance(admitted, Admission), admitted
+    assert [(one.driver, one.device) for one in admitted.claims[0].devices] == [(DRIVER, "gpu-0"), ("nic.topobus.dev", "nic-1")]
+    assert held == [{"gpu": ("gpu-0",), "nic": ("nic-1",)}]
+    assert errors == {}
+    assert len(rig.plane.requests("release")) == 1
+    assert rig.plane.ledger.allocations == {}
+
+
+async def test_gateway_prepares_other_claims_when_one_hangs_in_its_driver(rig: Rig) -> None:
+    """A hung device service costs its own claim an error within our deadline; a claim of another class is done meanwhile."""
+    await rig.plane.store(claim("net", "u-net", "nic-0"))
+    rig.plane.hung_devices.add("gpu-0")
+    async with rig.kubelet, rig.gateway():
+        net = ClaimReference(name="net", uid="u-net", drivers=("nic.topobus.dev",))
+        await rig.kubelet.wait_for_driver("nic.topobus.dev")
+        async with asyncio.timeout(10):
+            hung, good = await asyncio.gather(prepare(rig), prepare(rig, net))
+
+    assert "prepare" in hung.error
+    assert good.error == ""
+
+
+async def test_gateway_streams_health_when_a_device_gets_sick_and_recovers(rig: Rig) -> None:
+    """Kubelet sees a device Unhealthy with the reason, and Healthy again."""
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_health(DRIVER, NODE, "gpu-0", "Healthy")
+        await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 1))
+        sick = await rig.kubelet.wait_for_health(DRIVER, NODE, "gpu-0", "Unhealthy")
+        neighbour = rig.kubelet.device_health(DRIVER, NODE, "gpu-1")
+        await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
+        await rig.kubelet.wait_for_health(DRIVER, NODE, "gpu-0", "Healthy")
+
+    assert sick.message == "ecc"
+    assert neighbour.state == "Healthy"
+
+
+async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) -> None:
+    """Kubelet turns silence into Unknown after 30 s, so the same list comes again well before; v1 is served as v1alpha1 is."""
+    fast = msgspec.structs.replace(rig.settings.deadlines, health_refresh_s=0.1)
+    async with rig.kubelet, rig.gateway(deadlines=fast):
+        await rig.kubelet.wait_for_driver(DRIVER)
+        async with grpc.aio.insecure_channel(f"unix:{rig.kubelet.plugins_dir / DRIVER / 'dra.sock'}") as channel, asyncio.timeout(10):
+            stream = aiter(health_rpc.DRAResourceHealthStub(channel).NodeWatchResources(health.NodeWatchResourcesRequest()))
+            first, second = await anext(stream), await anext(stream)
+
+    assert [one.device.device_name for one in first.devices] == ["gpu-0", "gpu-1"]
+    assert [one.health for one in second.devices] == [health.HEALTHY, health.HEALTHY]
+    assert second.devices[0].last_updated_time > 0
+
+
+async def test_gateway_serves_its_driver_again_when_its_socket_is_removed(rig: Rig) -> None:
+    """A registration socket that somebody deleted comes back, and kubelet registers the driver anew."""
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        (rig.kubelet.plugins_registry_dir / f"{DRIVER}-reg.sock").unlink()
+        await rig.kubelet.wait_for_event("Deregistered", subject=DRIVER)
+        await rig.kubelet.wait_for_driver(DRIVER)
+
+        again = await prepare(rig)
+
+    assert again.error == ""
+
+
+async def test_gateway_registers_its_driver_with_a_kubelet_that_restarts(rig: Rig) -> None:
+    """Claims go on after kubelet's restart, without a restart of ours."""
+    async with rig.kubelet, rig.gateway():
+        first = await prepare(rig)
+        await rig.kubelet.restart()
+        second = await prepare(rig)
+
+    assert first == second
+
+
+@pytest.fixture
+def checkpoint_path(rig: Rig) -> Path:
+    """The checkpoint's place, its folder made."""
+    path = Path(rig.settings.checkpoint_path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+async def test_gateway_refuses_to_start_when_the_checkpoint_is_corrupt(rig: Rig, checkpoint_path: Path) -> None:
+    """Forgetting what containers use would be worse than not starting: the error names the file and what to do."""
+    checkpoint_path.write_text("{broken")
+    with pytest.raises(ConfigError) as refused:
+        async with rig.gateway() as task:
+            await asyncio.wait_for(task, 10)
+
+    assert str(checkpoint_path) in refused.value.message
+    assert checkpoint_path.read_text() == "{broken"
+
+
+@pytest.mark.parametrize(("exposure", "plugins", "drivers"), [("dra", [], [DRIVER]), ("device-plugin", ["topobus.dev/gpu"], [])])
+async def test_gateway_opens_only_the_doors_that_are_told(rig: Rig, exposure: Any, plugins: list[str], drivers: list[str]) -> None:
+    """Exposure decides a class's doors; the other class shows when all is served."""
+    async with rig.kubelet, rig.gateway(exposure={"gpu": exposure}):
+        await rig.kubelet.wait_for_resource("topobus.dev/nic", allocatable=2)
+        await rig.kubelet.wait_for_driver("nic.topobus.dev")
+        if plugins:
+            await rig.kubelet.wait_for_resource(plugins[0], allocatable=2)
+        for one in drivers:
+            await rig.kubelet.wait_for_driver(one)
+
+        found = (sorted(rig.kubelet.capacity()), sorted(rig.kubelet.drivers()))
+
+    assert found == (sorted([*plugins, "topobus.dev/nic"]), sorted([*drivers, "nic.topobus.dev"]))
+
+
+async def test_gateway_keeps_the_checkpoint_readable_when_claims_are_prepared(rig: Rig, checkpoint_path: Path) -> None:
+    """The file is versioned JSON that a person can read in an emergency."""
+    async with rig.kubelet, rig.gateway():
+        await prepare(rig)
+
+    raw = json.loads(checkpoint_path.read_text())
+    assert raw["version"] == 1
+    assert [(one["uid"], one["device_class"], one["is_prepared"]) for one in raw["entries"]] == [(UID, "gpu", True)]

@@ -1,0 +1,116 @@
+"""A gateway, a kubelet and a node plane in one folder, on a real nats-server, for integration tests."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from support.node_plane import NODE, NodePlane
+from topobus.domain.idset import NodeSet
+from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings
+from topobus.gateway.node_state import Broadcast
+from topobus.gateway.service import serve
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.kubelet import KubeletSimulator
+
+# Short where a test waits for it, long where a busy machine must not matter.
+DEADLINES = DeadlineSettings(retry_s=0.05, watchdog_s=0.1, first_list_s=5.0, prefer_s=1.0, adopt_s=1.0, prepare_s=1.0, reconcile_s=0.2)
+
+
+class WatchedReadiness(Readiness):
+    """Readiness that a test can wait for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = Broadcast()
+
+    def set(self, part: str, is_ready: bool, why: str = "") -> None:
+        """Say it, and wake who waits."""
+        super().set(part, is_ready, why)
+        self._changed.announce()
+
+    async def until(self, holds: Callable[[dict[str, str]], bool], timeout_s: float = 10.0) -> dict[str, str]:
+        """Wait until the report is as wanted."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                ticket = self._changed.ticket()
+                if holds(self.report()):
+                    return self.report()
+                await ticket.wait()
+
+
+@dataclass
+class Rig:
+    """Everything around one gateway."""
+
+    root: Path
+    url: str
+    bus: Bus
+    plane: NodePlane
+    kubelet: KubeletSimulator
+    settings: GatewaySettings
+    readiness: WatchedReadiness
+
+    @property
+    def cdi_dir(self) -> Path:
+        """Where CDI files go."""
+        return Path(self.settings.cdi_dir)
+
+    @asynccontextmanager
+    async def gateway(self, **changes: object) -> AsyncIterator[asyncio.Task[None]]:
+        """Run a gateway for the length of a block, on a connection of its own."""
+        settings = msgspec.structs.replace(self.settings, **changes)
+        self.readiness = WatchedReadiness()
+        async with Bus.session(NatsSettings(url=self.url), name="gateway") as bus:
+            runtime = Runtime(
+                name="gateway", node=NODE, bus=bus, clock=SystemClock(), readiness=self.readiness, registry=CollectorRegistry()
+            )
+            task = asyncio.create_task(serve(settings, runtime))
+            try:
+                yield task
+            finally:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+
+@asynccontextmanager
+async def make_rig(url: str, **kubelet_options: object) -> AsyncIterator[Rig]:
+    """Make the folder, the bus and the node plane; kubelet and gateway are started by the test."""
+    # Short: a unix socket's path ends at 107 bytes.
+    root = Path(tempfile.mkdtemp(prefix="gw"))
+    try:
+        async with Bus.session(NatsSettings(url=url), name="plane") as bus:
+            await bus.provision()
+            plane = NodePlane(bus)
+            await plane.start()
+            options: dict[str, object] = {"numa_nodes": NodeSet(0, 1), **kubelet_options}
+            kubelet = KubeletSimulator(root / "kubelet", **options)  # type: ignore[arg-type]  # a test's own options
+            settings = GatewaySettings(
+                node=NODE,
+                kubelet=KubeletSettings(
+                    device_plugin_dir=str(kubelet.device_plugin_dir),
+                    plugins_registry_dir=str(kubelet.plugins_registry_dir),
+                    plugins_dir=str(kubelet.plugins_dir),
+                ),
+                pod_resources_socket=str(kubelet.pod_resources_socket),
+                cdi_dir=str(root / "cdi"),
+                checkpoint_path=str(root / "state" / "checkpoint.json"),
+                deadlines=DEADLINES,
+            )
+            yield Rig(root, url, bus, plane, kubelet, settings, WatchedReadiness())
+    finally:
+        shutil.rmtree(root)

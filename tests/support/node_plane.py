@@ -1,0 +1,177 @@
+"""The node plane around a gateway, on a real bus: a topology service with the real ledger algebra, device services that prepare by rule."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from topobus.contracts.catalogue import ADOPT, INVENTORY, LEDGER, OBJECT, PREFER, PREPARE, RELEASE, UNPREPARE
+from topobus.contracts.messages import (
+    Adopted,
+    AdoptReply,
+    AdoptRequest,
+    ApiObject,
+    PreferReply,
+    PreferRequest,
+    Prepared,
+    PrepareReply,
+    PrepareRequest,
+    ReleaseReply,
+    ReleaseRequest,
+    UnprepareReply,
+    UnprepareRequest,
+)
+from topobus.domain import transitions
+from topobus.domain.device import Device, Inventory
+from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.idset import NodeSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner
+from topobus.runtime.bus import Bus
+
+NODE = "demo-node"
+
+
+def device(name: str, node: int | None = None, state: HealthState = HealthState.HEALTHY) -> Device:
+    """A device of the class that its name begins with."""
+    conditions = () if state is HealthState.HEALTHY else (Condition(dimension=Dimension.MEMORY, state=state, reason="ecc"),)
+    return Device(
+        name=name,
+        device_class=name.partition("-")[0],
+        numa_nodes=None if node is None else NodeSet(node),
+        health=DeviceHealth(state=state, conditions=conditions),
+    )
+
+
+def no(code: str, message: str) -> Refusal:
+    """A refusal with one reason."""
+    return Refusal(reasons=(Reason(code=code, message=message),))
+
+
+def claim(name: str, uid: str, *devices: str, node: str = NODE) -> ApiObject:
+    """An allocated claim; a device's class is its name's first part."""
+    results = [
+        {"request": f"want-{one.partition('-')[0]}", "driver": f"{one.partition('-')[0]}.topobus.dev", "pool": node, "device": one}
+        for one in devices
+    ]
+    status: dict[str, Any] = {"allocation": {"devices": {"results": results}}} if devices else {}
+    metadata = {"name": name, "namespace": "default", "uid": uid}
+    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status)
+
+
+class NodePlane:
+    """Answers what a gateway asks. Set the fields to make a peer refuse, hang or choose."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.bus = bus
+        self.ledger = Ledger(node=NODE)
+        self.asked: list[tuple[str, Any]] = []
+        self.prefers: tuple[str, ...] | None = None
+        self.adopt_refusal: Refusal | None = None
+        self.prepare_refusal: Refusal | None = None
+        self.hung: set[str] = set()
+        self.hung_devices: set[str] = set()
+        self._generation = 0
+        self._lock = asyncio.Lock()
+        self._noted = asyncio.Condition()
+
+    async def start(self, classes: Iterable[str] = ("gpu", "nic")) -> None:
+        """Answer from now on."""
+        await self.bus.put(LEDGER, self.ledger, node=NODE)
+        await self.bus.answer(PREFER, self._prefer, node=NODE)
+        await self.bus.answer(ADOPT, self._adopt, node=NODE)
+        await self.bus.answer(RELEASE, self._release, node=NODE)
+        for one in classes:
+            await self.bus.answer(PREPARE, self._prepare, node=NODE, device_class=one)
+            await self.bus.answer(UNPREPARE, self._unprepare, node=NODE, device_class=one)
+
+    async def show(self, device_class: str, *devices: Device) -> None:
+        """Publish an inventory."""
+        self._generation += 1
+        value = Inventory(node=NODE, device_class=device_class, generation=self._generation, devices=tuple(devices))
+        await self.bus.put(INVENTORY, value, node=NODE, device_class=device_class)
+
+    async def hold(self, owner: Owner, **devices: tuple[str, ...]) -> None:
+        """Write a holding into the ledger, as another door would."""
+        await self._adopt(AdoptRequest(op_id=f"hold-{owner.uid}", owner=owner, devices=devices))
+
+    async def let_go(self, owner: Owner) -> None:
+        """Take it out again."""
+        await self._release(ReleaseRequest(op_id=f"let-go-{owner.uid}", owner=owner))
+
+    async def store(self, value: ApiObject) -> None:
+        """Write a claim as the controller would."""
+        await self.bus.put(OBJECT, value, kind="resourceclaim", namespace="default", name=value.metadata["name"])
+
+    async def drop(self, name: str) -> None:
+        """Delete a claim."""
+        await self.bus.delete(OBJECT, kind="resourceclaim", namespace="default", name=name)
+
+    def requests(self, verb: str) -> list[Any]:
+        """What was asked of one verb, in order."""
+        return [request for name, request in self.asked if name == verb]
+
+    async def wait_for(self, verb: str, count: int = 1, timeout_s: float = 10.0) -> Any:
+        """Wait until a verb was asked so often; the last of these requests."""
+        async with asyncio.timeout(timeout_s), self._noted:
+            await self._noted.wait_for(lambda: len(self.requests(verb)) >= count)
+        return self.requests(verb)[count - 1]
+
+    async def _prefer(self, request: PreferRequest) -> PreferReply:
+        await self._note("prefer", request)
+        return PreferReply(devices=self.prefers if self.prefers is not None else request.available[-request.size :])
+
+    async def _adopt(self, request: AdoptRequest) -> AdoptReply:
+        await self._note("adopt", request)
+        if self.adopt_refusal is not None:
+            return AdoptReply(result=self.adopt_refusal)
+        async with self._lock:
+            step = transitions.adopt(
+                self.ledger,
+                op_id=request.op_id,
+                owner=request.owner,
+                devices=request.devices,
+                decision_id=f"d-{request.op_id}",
+                is_shared=request.is_shared,
+            )
+            if isinstance(step, Refusal):
+                return AdoptReply(result=step)
+            self.ledger = step.ledger
+            await self.bus.put(LEDGER, self.ledger, node=NODE)
+        return AdoptReply(result=Adopted(decision_id=f"d-{request.op_id}", ledger_sequence=self.ledger.sequence))
+
+    async def _release(self, request: ReleaseRequest) -> ReleaseReply:
+        await self._note("release", request)
+        async with self._lock:
+            self.ledger = transitions.release(self.ledger, op_id=request.op_id, owner=request.owner, decision_id="d").ledger
+            await self.bus.put(LEDGER, self.ledger, node=NODE)
+        await self._note("released", request)
+        return ReleaseReply(ledger_sequence=self.ledger.sequence)
+
+    async def _prepare(self, request: PrepareRequest) -> PrepareReply:
+        await self._note("prepare", request)
+        if self.hung_devices & set(request.devices):
+            await asyncio.Event().wait()
+        if self.prepare_refusal is not None:
+            return PrepareReply(result=self.prepare_refusal)
+        device_class = request.devices[0].partition("-")[0].upper()
+        edits = {
+            name: ContainerEdits(env={f"{name.upper().replace('-', '_')}": "1"}, device_nodes=(DeviceNode(path=f"/dev/{name}"),))
+            for name in request.devices
+        }
+        common = ContainerEdits(env={f"TOPOBUS_{device_class}_DEVICES": ",".join(request.devices)})
+        return PrepareReply(result=Prepared(edits=edits, common=common))
+
+    async def _unprepare(self, request: UnprepareRequest) -> UnprepareReply:
+        await self._note("unprepare", request)
+        return UnprepareReply()
+
+    async def _note(self, verb: str, request: object) -> None:
+        async with self._noted:
+            self.asked.append((verb, request))
+            self._noted.notify_all()
+        if verb in self.hung:
+            await asyncio.Event().wait()
