@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from topobus.cli.application import application, run
 from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError, code_of
-from topobus.cli.main import application, run
+from topobus.cli.main import main
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 
 # Nothing listens at port 1 of the loopback interface (tcpmux is unused since decades); the connection is refused at once.
@@ -175,3 +177,15 @@ def test_exit_codes_stand_in_the_reference_when_they_exist() -> None:
     page = (Path(__file__).parents[3] / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
 
     assert [code.value for code in ExitCode if f"| {code.value} |" not in page] == []
+
+
+def test_main_names_the_package_when_it_is_not_installed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base installation without the extra `cli` says what to install, without a traceback."""
+    monkeypatch.setitem(sys.modules, "cyclopts", None)
+    monkeypatch.delitem(sys.modules, "topobus.cli.application")
+
+    with pytest.raises(SystemExit) as ended:
+        main()
+
+    assert ended.value.code == ExitCode.CONFIG
+    assert "pip install 'topobus[cli]'" in capsys.readouterr().err

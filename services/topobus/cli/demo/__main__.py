@@ -2,6 +2,6 @@
 
 import sys
 
-from topobus.cli.main import run
+from topobus.cli.application import run
 
 sys.exit(run(["demo", *sys.argv[1:]]))

@@ -38,7 +38,7 @@ class Subscriber:
         """Run the subscriber as long as the block lasts."""
         # No preexec_fn here: it makes Python fork in full, and gRPC, which runs in this process by now, complains about every fork on stderr.
         code = (
-            "import sys; from topobus.cli.main import run; from topobus.cli.supervision import die_with_parent; "
+            "import sys; from topobus.cli.application import run; from topobus.cli.supervision import die_with_parent; "
             "die_with_parent(); sys.exit(run(sys.argv[1:]))"
         )
         process = await asyncio.create_subprocess_exec(

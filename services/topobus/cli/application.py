@@ -1,0 +1,95 @@
+"""The operator's program: reads the command line, runs one command, ends with a documented exit code and never with a traceback."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from cyclopts import App, CycloptsError
+from rich.markup import escape
+
+from topobus.cli.exits import ExitCode, code_of
+from topobus.cli.output import Output, error_console
+from topobus.domain.errors import TopobusError
+
+__all__ = ["application", "run"]
+
+# Name, where it is below topobus.cli, and what the overview says of it; in the order of a first walk through the system.
+_COMMANDS = (
+    ("demo", "demo:demo", "The whole story in under a minute: start, place, refuse, kubelet, claim, fault."),
+    ("up", "commands.up:up", "Start NATS and the eight services and keep them running; Ctrl-C stops everything."),
+    ("machine", "commands.machine:machine", "Draw a machine: sockets, NUMA nodes, CPUs, devices, and who holds what."),
+    ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
+    ("place", "commands.place:place", "Place a pod and say where and why, or why not and what would have to be freed."),
+    ("release", "commands.place:release_app", "Let go of what an owner holds."),
+    ("claim", "commands.claim:claim_app", "Device classes, claims and pods of the stand-alone API."),
+    ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
+    ("decisions", "commands.decisions:decisions", "What was decided lately."),
+    ("explain", "commands.explain:explain", "Take one decision apart and replay it offline."),
+    ("doctor", "commands.doctor:doctor", "Check a deployment, with a next step for each finding."),
+)
+
+
+def application() -> App:
+    """Assemble the program. Commands are named by import path, so that only the one that runs is loaded."""
+    app = App(
+        name="topobus",
+        version=f"topobus {version('topobus')}",
+        help="Place pods on GPUs, NICs, FPGAs and CPUs that sit close to each other.",
+        help_epilogue="Exit codes: 0 yes, 1 no, 2 usage, 65 bad content, 66 no such file, 69 unavailable, 70 our defect, 74 hardware, 78 setting.",
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for name, path, text in _COMMANDS:
+        app.command(f"topobus.cli.{path}", name=name, help=text)
+    return app
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line and give its exit code."""
+    try:
+        answer = application()(list(arguments), exit_on_error=False, print_error=False, error_console=error_console())
+    except CycloptsError as err:
+        console = error_console()
+        console.print(f"[fail]error:[/fail] {escape(str(err))}")
+        console.print(f"  [name]next:[/name] topobus {' '.join((*_command_of(arguments), '--help'))}")
+        return ExitCode.USAGE
+    except TopobusError as err:
+        Output().error(err)
+        return code_of(err)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our stdout is gone (`| head`): what it wanted it has. Point stdout away, or the interpreter complains at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except Exception as err:  # noqa: BLE001 - boundary: the operator's program, as runtime.run is for a service
+        _report_defect(err)
+        return ExitCode.INTERNAL
+    return int(answer) if isinstance(answer, int) else ExitCode.OK
+
+
+def _command_of(arguments: Sequence[str]) -> list[str]:
+    """Take the leading words: for `place --nod x` the help that is meant is place's."""
+    words: list[str] = []
+    known = application()
+    for word in arguments:
+        if word.startswith("-") or word not in known:
+            break
+        words.append(word)
+        known = known[word]
+    return words
+
+
+def _report_defect(error: Exception) -> None:
+    """Keep the traceback in a file for the report; the terminal gets two lines."""
+    with tempfile.NamedTemporaryFile("w", prefix="topobus-defect-", suffix=".txt", delete=False) as file:
+        traceback.print_exception(error, file=file)
+    console = error_console()
+    console.print(f"[fail]error:[/fail] a defect of topobus: {escape(type(error).__name__)}: {escape(str(error))}")
+    console.print(f"  [name]next:[/name] report it with {escape(str(Path(file.name)))}")
