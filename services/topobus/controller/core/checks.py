@@ -6,11 +6,11 @@ which error is met first, so it is part of the answer. Source: knowledge note dy
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from topobus.contracts.kubernetes.resource import Taint, Toleration
 from topobus.controller.core.capacity import CounterBook, amounts_taken, fits_capacity
-from topobus.controller.core.constraints import ActiveConstraint, make_constraint
+from topobus.controller.core.constraints import ActiveConstraint, DistinctAttribute, make_constraint
 from topobus.controller.core.pools import Candidate, Pool
 from topobus.controller.core.reasons import Blocker
 from topobus.controller.core.requests import FaultError, PreparedRequest
@@ -29,6 +29,7 @@ class Checks:
     def __init__(self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler) -> None:
         self.grants: tuple[list[Grant], ...] = tuple([] for _ in given.claims)
         self._given = given
+        self._pools = pools
         self._compiler = compiler
         self._selectors: dict[str, Selector | SelectorError] = {}
         self._verdicts: dict[tuple[str, Candidate], bool | SelectorError] = {}
@@ -106,6 +107,32 @@ class Checks:
         if key not in self._amounts:
             self._amounts[key] = amounts_taken(candidate, request.capacity)
         return self._amounts[key]
+
+    def would_select(self, request: PreparedRequest, candidate: Candidate) -> bool | None:
+        """Say whether a device is selected, without ending the search; None when its selector fails."""
+        try:
+            return self.is_selected(request, candidate)
+        except FaultError:
+            return None
+
+    def can_count(self, request: PreparedRequest, candidate: Candidate) -> bool | None:
+        """Say whether a device could serve the request by itself, constraints and counters aside; None when its selector fails."""
+        if self.is_in_use(request, candidate):
+            return False
+        verdict = self.would_select(request, candidate)
+        return self.is_large_enough(request, candidate) if verdict else verdict
+
+    def constraint_state(self, claim_index: int) -> Hashable:
+        """Tell states of a claim's constraints apart."""
+        return tuple(one.state for one in self._constraints[claim_index]) if claim_index < len(self._constraints) else ()
+
+    @property
+    def is_reversible(self) -> bool:
+        """Say whether backtracking restores everything: so it is in mode `corrected`, and without what upstream's defects concern."""
+        return self._is_corrected or not (
+            any(isinstance(one, DistinctAttribute) for constraints in self._constraints for one in constraints)
+            or any(one.device.consumes_counters or _has_lists(one) for pool in self._pools for one in pool.candidates)
+        )
 
     def is_large_enough(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether the amounts asked go into what is left of the device."""
@@ -209,6 +236,12 @@ class Checks:
             if self._pays_counters(candidate):
                 self._counters.give_back(candidate)
         return blocker
+
+
+def _has_lists(candidate: Candidate) -> bool:
+    return any(
+        values is not None for one in candidate.device.attributes.values() for values in (one.ints, one.bools, one.strings, one.versions)
+    )
 
 
 def _tolerates(one: Toleration, taint: Taint) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.contracts.codec import decode, encode, to_builtins
+from topobus.contracts.codec import decode, encode
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import DELETE_PROTECTION, metadata_of, name_of
 from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimStatus, Condition, GrantedDevice
@@ -169,7 +169,7 @@ def with_allocation(one: ApiObject, allocation: AllocationResult, *, now: str) -
     """Write the result of an attempt into the status."""
     annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key != ATTEMPT_ANNOTATION}
     stamped = msgspec.structs.replace(allocation, allocation_timestamp=now)
-    done = _replace(one, metadata={**one.metadata, "annotations": annotations}, status={**one.status, "allocation": to_builtins(stamped)})
+    done = _replace(one, metadata={**one.metadata, "annotations": annotations}, status={**one.status, "allocation": _wire(stamped)})
     devices = len(allocation.devices.results)
     return with_condition(
         done, is_allocated=True, reason="Allocated", message=f"{devices} device{'s' if devices != 1 else ''} allocated", now=now
@@ -201,7 +201,7 @@ def with_condition(one: ApiObject, *, is_allocated: bool, reason: str, message: 
         last_transition_time=since,
         observed_generation=metadata_of(one).generation or None,
     )
-    return _replace(one, status={**one.status, "conditions": [*others, to_builtins(made)]})
+    return _replace(one, status={**one.status, "conditions": [*others, _wire(made)]})
 
 
 def has_condition(one: ApiObject, *, reason: str, message: str) -> bool:
@@ -225,6 +225,11 @@ def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult
         for one in allocation.devices.results
     )
     return msgspec.structs.replace(allocation, devices=msgspec.structs.replace(allocation.devices, results=results))
+
+
+def _wire(value: object) -> Any:
+    """Give a value the very shape that it has when it is read again: lists, not tuples."""
+    return decode(encode(value), object, where="status")
 
 
 def _shorten(message: str) -> str:

@@ -13,7 +13,7 @@ from topobus.contracts.kubernetes.resource import Attribute, Constraint
 from topobus.controller.core.pools import Candidate
 from topobus.controller.core.values import Gate, Mode
 
-__all__ = ["ActiveConstraint", "DistinctAttribute", "MatchAttribute", "make_constraint"]
+__all__ = ["ActiveConstraint", "DistinctAttribute", "MatchAttribute", "attribute_values", "make_constraint"]
 
 Values = frozenset[tuple[str, Hashable]]
 
@@ -35,6 +35,11 @@ class ActiveConstraint(Protocol):
     @property
     def wanted(self) -> str:
         """Say what a device must have, for people."""
+        ...
+
+    @property
+    def state(self) -> Hashable:
+        """Tell states apart in which different devices would be taken."""
         ...
 
 
@@ -61,7 +66,7 @@ class MatchAttribute:
 
     def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device that shares a value with all others."""
-        values = _values(candidate, self.attribute, has_lists=self._has_lists)
+        values = attribute_values(candidate, self.attribute, has_lists=self._has_lists)
         if not values:
             return False
         common = values & self._common[-1] if self._common else values
@@ -84,6 +89,11 @@ class MatchAttribute:
             return f"a value of {self.attribute}"
         return f"{self.attribute} = {' or '.join(sorted(str(value) for _, value in self._common[-1]))}"
 
+    @property
+    def state(self) -> Hashable:
+        """The values still possible; None when any is."""
+        return self._common[-1] if self._common else None
+
 
 class DistinctAttribute:
     """No two devices share a value."""
@@ -97,7 +107,7 @@ class DistinctAttribute:
 
     def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device that shares no value with any other."""
-        values = _values(candidate, self.attribute, has_lists=self._has_lists)
+        values = attribute_values(candidate, self.attribute, has_lists=self._has_lists)
         if not values or any(values & one for _, one in self._compared()):
             return False
         self._taken.append((request, values))
@@ -117,6 +127,11 @@ class DistinctAttribute:
             f"another {self.attribute} than {', '.join(sorted({str(value) for _, one in self._compared() for _, value in one})) or 'none'}"
         )
 
+    @property
+    def state(self) -> Hashable:
+        """The values that are taken."""
+        return frozenset(value for _, one in self._taken for value in one)
+
     def _compared(self) -> list[tuple[str, Values]]:
         """List the devices that a new one is compared with.
 
@@ -125,7 +140,7 @@ class DistinctAttribute:
         return self._taken if self._is_corrected else list({request: (request, values) for request, values in self._taken}.values())
 
 
-def _values(candidate: Candidate, name: str, *, has_lists: bool) -> Values:
+def attribute_values(candidate: Candidate, name: str, *, has_lists: bool = True) -> Values:
     """Look an attribute up: by its full name, else without the domain when that is the driver's."""
     attributes = candidate.device.attributes
     found = attributes.get(name)

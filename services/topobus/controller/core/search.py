@@ -9,7 +9,7 @@ The recursion runs on an explicit stack of generators: a pod with many claims wo
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from topobus.controller.core.reasons import Blocker, describe_miss
 from topobus.controller.core.requests import Alternatives, FaultError, PreparedRequest, prepare
 from topobus.controller.core.results import assemble
 from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.symmetry import Symmetry
 from topobus.controller.core.values import Allocated, AllocationInput, Fault, GaveUp, NoFit, Outcome
 from topobus.domain.outcome import Reason
 
@@ -29,10 +30,18 @@ __all__ = ["DEFAULT_STEP_BUDGET", "allocate"]
 DEFAULT_STEP_BUDGET = 200_000
 """Steps of one search on one node. A step costs some microseconds, so this is about a second: what is not found by then is worth an answer, not a wait."""
 
+# Most searches end within a few dozen steps; only beyond these is it worth while to find out which devices are equal.
+_HARD_STEPS = 256
+# Failures remembered at most: some 20 MB. What is forgotten is only proved again.
+_REMEMBERED = 50_000
 
-def allocate(given: AllocationInput, compiler: SelectorCompiler, *, step_budget: int = DEFAULT_STEP_BUDGET) -> Outcome:
+
+def allocate(
+    given: AllocationInput, compiler: SelectorCompiler, *, step_budget: int = DEFAULT_STEP_BUDGET, is_clever: bool = True
+) -> Outcome:
     """Find devices for all claims on one node, or say why there are none.
 
+    Shapes: is_clever — leave out what is proved to fail; False takes every step that upstream takes, and gives the same answer later.
     Order: claims, requests and devices as given; the first complete solution wins, so equal inputs give equal answers.
     Errors: raises nothing for anything that a claim, class or slice can contain.
     Cost: O(devices x requests) selector evaluations; steps grow exponentially in the worst case and end at the budget.
@@ -41,7 +50,7 @@ def allocate(given: AllocationInput, compiler: SelectorCompiler, *, step_budget:
         pools = gather_pools(given.slices, given.node, given.gates)
     except ValueError as err:
         return Fault(Reason(code="malformed-slice", message=f"node {given.node.name}: {err}"), 0, is_local=True)
-    search = _Search(given, pools, compiler, step_budget)
+    search = _Search(given, pools, compiler, step_budget, is_clever=is_clever)
     try:
         return search.run()
     except FaultError as err:
@@ -85,10 +94,13 @@ class _Best:
 class _Search:
     """One search; its state is what backtracking gives back."""
 
-    def __init__(self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler, step_budget: int) -> None:
+    def __init__(
+        self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler, step_budget: int, *, is_clever: bool
+    ) -> None:
         self.steps = 0
         self._given = given
         self._budget = step_budget
+        self._is_clever = is_clever
         self._pools = pools
         self._candidates = tuple(one for pool in pools if pool.state is PoolState.READY for one in pool.candidates)
         self._invalid = tuple(pool for pool in pools if pool.state is PoolState.INVALID)
@@ -96,10 +108,14 @@ class _Search:
         self._chosen: dict[tuple[int, int], int] = {}
         self._best = _Best()
         self._requests: tuple[tuple[Alternatives, ...], ...] = ()
+        self._can_prune = False
+        self._symmetry: Symmetry | None = None
+        self._failed: dict[Hashable, _End] = {}
 
     def run(self) -> Outcome:
         """Search until done, exhausted, or out of budget."""
         self._requests = prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough)
+        self._can_prune = self._is_clever and self._checks.is_reversible
         end = self._walk()
         if end is None:
             return GaveUp(self.steps)
@@ -131,6 +147,19 @@ class _Search:
         """Serve one device more. `is_inside` says that an alternative was entered already."""
         if at.claim == len(self._requests):
             return _End.DONE
+        if at.device or is_inside or not self._is_hard():
+            return (yield from self._serve(at, is_inside=is_inside))
+        symmetry = self._symmetry_now()
+        key = (at.claim, at.request, symmetry.signature(at.claim, at.request, self._checks.grants), self._checks.constraint_state(at.claim))
+        known = self._failed.get(key)
+        if known is not None:
+            return known
+        end = yield from self._serve(at, is_inside=False)
+        if end is not _End.DONE and len(self._failed) < _REMEMBERED:
+            self._failed[key] = end
+        return end
+
+    def _serve(self, at: _At, *, is_inside: bool) -> _Visit:
         requests = self._requests[at.claim]
         if at.request == len(requests):
             end = yield _At(claim=at.claim + 1), False
@@ -181,13 +210,17 @@ class _Search:
         return end
 
     def _take_one(self, at: _At, request: PreparedRequest, *, is_inside: bool) -> _Visit:
-        for index in range(at.start, len(self._candidates)):
+        missing = self._count_missing(at, request) if self._can_prune else 0
+        failed: set[int | None] = set()
+        for index in range(at.start, 0 if missing else len(self._candidates)):
             candidate = self._candidates[index]
             if (
                 self._checks.is_in_use(request, candidate)
                 or not self._checks.is_selected(request, candidate)
                 or not self._checks.is_large_enough(request, candidate)
             ):
+                continue
+            if failed and self._symmetry_now().class_of(at.claim, at.request, candidate) in failed:
                 continue
             if self._checks.take(request, candidate) is not None:
                 continue
@@ -198,6 +231,8 @@ class _Search:
             self._checks.take_back(at.claim, request, candidate)
             if end is _End.TOO_LARGE:
                 return end
+            if self._is_hard():
+                failed.add(self._symmetry_now().class_of(at.claim, at.request, candidate))
         if self._invalid:
             pool = self._invalid[0]
             raise FaultError(
@@ -208,8 +243,31 @@ class _Search:
                 ),
                 is_local=True,
             )
-        self._note_miss(request, at.device)
+        self._note_miss(request, request.count - missing if missing else at.device)
         return _End.MISS
+
+    def _count_missing(self, at: _At, request: PreparedRequest) -> int:
+        """Count how many devices the request lacks however they are combined; 0 when that cannot be told.
+
+        A selector that fails ends a search where it is met, so nothing is concluded past one.
+        """
+        wanted = request.count - at.device
+        for index in range(at.start, len(self._candidates)):
+            verdict = self._checks.can_count(request, self._candidates[index])
+            if verdict is None:
+                return 0
+            wanted -= verdict
+            if wanted == 0:
+                return 0
+        return wanted
+
+    def _is_hard(self) -> bool:
+        return self._can_prune and self.steps > _HARD_STEPS
+
+    def _symmetry_now(self) -> Symmetry:
+        if self._symmetry is None:
+            self._symmetry = Symmetry(self._given, self._requests, self._checks.would_select)
+        return self._symmetry
 
     def _note_miss(self, request: PreparedRequest, found: int) -> None:
         """Remember what stood in the way where the search got furthest: that is the nearest miss."""
