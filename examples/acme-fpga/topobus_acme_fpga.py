@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from topobus.devicekit.answers import gone, own_variable, unreadable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import (
     PciHealth,
-    device_variable,
-    gone_refusal,
     observe_kernel_driver,
     pci_device,
     pci_folder,
     select_functions,
-    unreadable,
 )
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
@@ -76,13 +74,13 @@ class AcmeDriver:
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each card's node; the number is read anew, for it may change with a reboot."""
-        if (refusal := gone_refusal(tree, devices)) is not None:
+        if (refusal := gone(tree, devices)) is not None:
             return refusal
         edits = {}
         for device in devices:
             minor = tree.read_int(f"{pci_folder(device.pci)}/acme/minor") if device.pci else None
             nodes = () if minor is None else (device_node(f"acme{minor}"),)
-            edits[device.name] = ContainerEdits(env={device_variable(device.name): str(device.pci)}, device_nodes=nodes)
+            edits[device.name] = ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=nodes)
         return edits
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:

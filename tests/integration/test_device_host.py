@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -327,6 +328,47 @@ async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(
     assert _states(left) == {"acme-0": HealthState.UNHEALTHY}
     assert event.health.state is HealthState.UNHEALTHY
     assert (again.previous, again.generation) == (None, event.generation + 1)
+
+
+async def test_sticky_fault_heals_when_the_operator_forgives_it(bench: _Bench) -> None:
+    """A sticky fault outlives its evidence and a restart; a start with health.forgive lets it heal."""
+    toy = ToyDriver("acme", count=1)
+    fault = Observation(dimension=Dimension.COMPUTE, state=HealthState.UNHEALTHY, reason="xid", is_sticky=True)
+    await bench.publish_machine()
+
+    async with bench.service(toy):
+        await bench.inventory(_is(HealthState.HEALTHY, "acme-0"))
+        toy.faults = {"acme-0": (fault,)}
+        await bench.event(lambda one: one.generation == 2)
+    toy.faults = {}
+    async with bench.service(toy, health=HealthSettings(poll_s=0.05, hold_s=0.2, forgive=("acme-0",))):
+        await bench.event(lambda one: one.generation == 4)
+
+    assert [one.health.state for one in await bench.events("acme-0")] == [
+        HealthState.HEALTHY,
+        HealthState.UNHEALTHY,
+        HealthState.RECOVERING,
+        HealthState.HEALTHY,
+    ]
+
+
+async def test_inventory_comes_back_when_the_store_is_lost(bench: _Bench, nats_server: NatsServer) -> None:
+    """A server that comes back with an empty store gets inventory and events again, without a restart of the service."""
+    toy = ToyDriver("acme", count=1)
+    await bench.publish_machine()
+
+    async with bench.service(toy):
+        await bench.event(lambda one: one.device == "acme-0")
+        await nats_server.stop()
+        shutil.rmtree(nats_server.store)
+        await nats_server.start()
+        await bench.bus.provision()
+        await bench.publish_machine()
+        inventory = await bench.inventory(lambda one: len(one.devices) == 1)
+        event = await bench.event(lambda one: one.device == "acme-0")
+
+    assert _states(inventory) == {"acme-0": HealthState.HEALTHY}
+    assert event.generation == 1
 
 
 async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: _Bench, gpus: tuple[str, str]) -> None:

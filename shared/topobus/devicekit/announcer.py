@@ -44,6 +44,10 @@ class HealthAnnouncer:
                 reads = {name: group.create_task(self._read(name)) for name in batch}
             self._last.update({name: task.result() for name, task in reads.items()})
 
+    def forget(self) -> None:
+        """Read the stream again before the next word: it may have lost what was said."""
+        self._last.clear()
+
     async def announce(
         self, device: Device, *, affected: Sequence[Owner], inventory_generation: int, time: str, is_removed: bool = False
     ) -> bool:

@@ -12,13 +12,11 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 from prometheus_client import Counter, Gauge
-from topobus.runtime.bus import ChangeKind
-from topobus.runtime.service import Runtime
 
 from topobus.contracts.catalogue import HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, UNPREPARE
 from topobus.contracts.messages import HintsReply, HintsRequest
 from topobus.devicekit.announcer import HealthAnnouncer
-from topobus.devicekit.health import silence
+from topobus.devicekit.health import forgive, silence
 from topobus.devicekit.hints import hinting_driver, hints_of
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.preparing import Preparer
@@ -31,8 +29,10 @@ from topobus.domain.health import HealthState, Observation
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.request import Owner
+from topobus.runtime.bus import ChangeKind
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
 from topobus.sysfs.tree import Tree
 
 __all__ = ["DeviceServiceSettings", "DriverSettings", "HealthSettings", "serve_devices"]
@@ -73,7 +73,6 @@ class _DeviceHost:
         self._stored: Inventory | None = None
         self._generation = 0
         self._devices: tuple[Device, ...] = ()
-        self._forgiven = frozenset(settings.health.forgive)
         self._has_news = asyncio.Event()
         self._has_published = False
         self._announcer = HealthAnnouncer(self._bus, node=self._node, device_class=device_class)
@@ -116,9 +115,17 @@ class _DeviceHost:
             if entry is not None:
                 self._stored = entry.value
                 self._generation = entry.value.generation
-                self._devices = entry.value.devices
+                self._devices = tuple(self._forgive(one) for one in entry.value.devices)
                 self._log.info("inventory.recalled", generation=entry.value.generation, devices=len(entry.value.devices))
+            for name in sorted(set(self._settings.health.forgive) - {one.name for one in self._devices}):
+                self._log.warning("forgiveness.unused", device=name, next_step="health.forgive names a device that this node does not know")
             return
+
+    def _forgive(self, device: Device) -> Device:
+        """Lift the sticky faults of a device that the operator says is repaired."""
+        if device.name not in self._settings.health.forgive:
+            return device
+        return msgspec.structs.replace(device, health=forgive(device.health))
 
     async def _watch_machine(self) -> None:
         self._log.info("machine.awaited", node=self._node)
@@ -130,6 +137,11 @@ class _DeviceHost:
                 async with self._machine_changes:
                     self._machine = change.value
                     self._machine_changes.notify_all()
+            elif change.kind is ChangeKind.RESET:
+                # The store lost its history: what we said may be lost with it, so all is said again (what is not lost is not repeated).
+                self._stored = None
+                self._announcer.forget()
+                self._has_news.set()
             elif change.kind is ChangeKind.SNAPSHOT_END and self._machine is None:
                 self._log.info("machine.missing", node=self._node, next_step="start topobus-discovery on this node")
 
@@ -190,9 +202,9 @@ class _DeviceHost:
         except (DriverHung, DriverFailed) as err:
             self._tell_silence(name, verb, err, before)
             reason = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
-            return DriverView(
-                devices=devices, observations=before.observations, silence=silence(reason, err.message), warnings=before.warnings
-            )
+            # The first word stands as long as the driver is silent: the inventory must not change with each new attempt.
+            told = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
+            return DriverView(devices=devices, observations=before.observations, silence=told, warnings=before.warnings)
         if before.silence is not None:
             self._log.info("driver.recovered", driver=name)
         return DriverView(devices=devices, observations=observations, warnings=warnings)
@@ -241,7 +253,6 @@ class _DeviceHost:
             held=None if self._owners is None else self._owners.keys(),
             now=now,
             settings=self._settings.health,
-            forgiven=self._forgiven,
         )
         await self._announcer.recall([one.name for one in (*roster.devices, *roster.removed)])
         # A removal is told first: after a crash in between, the device is still listed and leaves (silently) at the next start.
@@ -249,7 +260,6 @@ class _DeviceHost:
             await self._announce(device, self._generation + 1, rfc3339(now), is_removed=True)
         await self._put(roster, machine)
         self._devices = roster.devices
-        self._forgiven = frozenset()
         for device in roster.devices:
             await self._announce(device, self._generation, rfc3339(now))
 

@@ -6,29 +6,24 @@ Source: Documentation/ABI/testing/sysfs-bus-pci and sysfs-bus-pci-devices-aer_st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 
 from topobus.domain.device import AttributeValue, Device, Link
-from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.idset import NodeSet
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.names import to_dns_label
-from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
 
 __all__ = [
     "PCI_DEVICES",
     "PciHealth",
-    "device_variable",
-    "gone_refusal",
     "observe_kernel_driver",
     "pci_device",
     "pci_device_name",
     "pci_folder",
     "select_functions",
-    "unreadable",
 ]
 
 PCI_DEVICES = "sys/bus/pci/devices"
@@ -123,35 +118,6 @@ def pci_device(
         attributes={**common, **(attributes or {})},
         capacity=capacity or {},
         near_cpus=function.near_cpus,
-    )
-
-
-def device_variable(name: str) -> str:
-    """Name the environment variable that stands for one device, unique on the node.
-
-    >>> device_variable("gpu-0000-3b-00-0")
-    'TOPOBUS_GPU_0000_3B_00_0'
-    """
-    return f"TOPOBUS_{name.upper().replace('-', '_')}"
-
-
-def gone_refusal(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
-    """Refuse to prepare devices that are no longer on the bus; None when all are there."""
-    gone = sorted(one.name for one in devices if one.pci is None or not tree.exists(pci_folder(one.pci)))
-    if not gone:
-        return None
-    message = f"no longer on the bus: {', '.join(gone)}"
-    return Refusal(reasons=(Reason(code="device-gone", message=message, facts={"devices": tuple(gone)}),))
-
-
-def unreadable(err: HardwareError) -> Observation:
-    """Turn an unreadable file into what it means: nobody knows how the device is."""
-    return Observation(
-        dimension=Dimension.DRIVER,
-        state=HealthState.UNKNOWN,
-        reason="unreadable",
-        message=err.message,
-        evidence={"path": str(err.facts.get("path", "")), "value": str(err.facts.get("raw", ""))},
     )
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 
 import msgspec
 
-from topobus.devicekit.health import forgive, next_health, silence
+from topobus.devicekit.health import next_health, silence
 from topobus.devicekit.settings import HealthSettings
 from topobus.domain.device import Device
 from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
@@ -56,7 +56,6 @@ def advance_roster(
     held: Collection[str] | None,
     now: datetime,
     settings: HealthSettings,
-    forgiven: Collection[str] = (),
 ) -> Roster:
     """Take one step: merge what the drivers see into what is known.
 
@@ -90,11 +89,8 @@ def advance_roster(
             # The driver has not looked yet: what is known stands.
             listed.append(device)
             continue
-        health_before = was.health if was else None
-        if health_before is not None and name in forgiven:
-            health_before = forgive(health_before)
         health = next_health(
-            health_before, _observations(device, view, is_found=name in found, machine=machine), now=now, settings=settings
+            was.health if was else None, _observations(device, view, is_found=name in found, machine=machine), now=now, settings=settings
         )
         device = msgspec.structs.replace(device, health=health)
         if held is not None and name not in held and _is_forgotten(device, view, is_found=name in found, now=now, settings=settings):

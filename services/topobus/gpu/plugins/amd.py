@@ -11,17 +11,15 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
+from topobus.devicekit.answers import gone, own_variable, unreadable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import (
     PciHealth,
-    device_variable,
-    gone_refusal,
     observe_kernel_driver,
     pci_device,
     pci_device_name,
     pci_folder,
     select_functions,
-    unreadable,
 )
 from topobus.domain.device import AttributeValue, Device, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
@@ -76,13 +74,13 @@ class AmdDriver:
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node, and the one kfd node."""
-        if (refusal := gone_refusal(tree, devices)) is not None:
+        if (refusal := gone(tree, devices)) is not None:
             return refusal
         edits: dict[str, ContainerEdits] = {}
         for address, device in sorted(((one.pci, one) for one in devices if one.pci is not None), key=lambda pair: pair[0]):
             nodes = function_drm_nodes(tree, address).paths
             edits[device.name] = ContainerEdits(
-                env={device_variable(device.name): str(address)}, device_nodes=tuple(device_node(one) for one in nodes)
+                env={own_variable(device): str(address)}, device_nodes=tuple(device_node(one) for one in nodes)
             )
         common = ContainerEdits(device_nodes=(device_node("kfd"),)) if tree.exists("dev/kfd") else ContainerEdits()
         return {**edits, "": common}

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from topobus.devicekit.answers import gone, own_variable, unreadable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import (
     PciHealth,
-    device_variable,
-    gone_refusal,
     observe_kernel_driver,
     pci_device,
     pci_device_name,
     pci_folder,
     select_functions,
-    unreadable,
 )
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.edits import ContainerEdits
@@ -61,13 +59,13 @@ class IntelDriver:
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node."""
-        if (refusal := gone_refusal(tree, devices)) is not None:
+        if (refusal := gone(tree, devices)) is not None:
             return refusal
         edits: dict[str, ContainerEdits] = {}
         for address, device in sorted(((one.pci, one) for one in devices if one.pci is not None), key=lambda pair: pair[0]):
             nodes = function_drm_nodes(tree, address).paths
             edits[device.name] = ContainerEdits(
-                env={device_variable(device.name): str(address)}, device_nodes=tuple(device_node(one) for one in nodes)
+                env={own_variable(device): str(address)}, device_nodes=tuple(device_node(one) for one in nodes)
             )
         return edits
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from topobus.devicekit.answers import gone, own_variable, unreadable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import (
     PciHealth,
-    device_variable,
-    gone_refusal,
     observe_kernel_driver,
     pci_device,
     pci_device_name,
     pci_folder,
     select_functions,
-    unreadable,
 )
 from topobus.domain.device import AttributeValue, Device, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
@@ -76,7 +74,7 @@ class NvidiaDriver:
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's nodes, the driver's shared nodes, and the variable that NVIDIA's container runtime reads."""
-        if (refusal := gone_refusal(tree, devices)) is not None:
+        if (refusal := gone(tree, devices)) is not None:
             return refusal
         edits: dict[str, ContainerEdits] = {}
         uuids: list[str] = []
@@ -91,7 +89,7 @@ class NvidiaDriver:
             nodes.extend(function_drm_nodes(tree, address).paths)
             uuids.extend([device.uuid] if device.uuid else [])
             edits[device.name] = ContainerEdits(
-                env={device_variable(device.name): str(address)},
+                env={own_variable(device): str(address)},
                 device_nodes=tuple(device_node(one) for one in nodes if _is_there(tree, one)),
             )
         shared = [one for one in _SHARED_NODES if is_cuda and (tree.exists(f"dev/{one}") or (not tree.is_live and one in _ALWAYS_SHARED))]
