@@ -354,6 +354,33 @@ async def test_gateway_releases_an_allocation_when_kubelet_lists_its_pod_no_more
     assert [one.holdings[0].devices["gpu"] for one in rig.plane.ledger.allocations.values()] == [kept]
 
 
+async def test_gateway_believes_a_fresh_kubelet_only_what_it_has_listed_since(rig: Rig) -> None:
+    """A kubelet that has just started lists no pods: nothing is released by that; what it listed before it missed it, is."""
+    await rig.plane.show("gpu", *GPUS)
+    careful = msgspec.structs.replace(rig.settings.deadlines, kubelet_grace_s=3600.0)
+    seen, unseen = pod("seen", gpu=1), pod("unseen", gpu=1)
+    async with rig.kubelet, rig.gateway(deadlines=careful):
+        await rig.kubelet.wait_for_resource(GPU, allocatable=3)
+        await admitted(rig, seen)
+        await rig.kubelet.wait_for_event("PodResources.List", count=looks(rig) + 2)
+        await rig.kubelet.remove(seen)
+        first = await rig.plane.wait_for("released")
+        await admitted(rig, unseen)
+        await rig.kubelet.wait_for_event("PodResources.List", count=looks(rig) + 2)
+        await rig.kubelet.remove(unseen)
+        await rig.kubelet.restart()
+        await rig.kubelet.wait_for_event("PodResources.List", count=looks(rig) + 4)
+
+        released = [one.owner for one in rig.plane.requests("release")]
+
+    assert released == [first.owner]
+
+
+def looks(rig: Rig) -> int:
+    """How often PodResources were listed."""
+    return [one.event for one in rig.kubelet.events].count("PodResources.List")
+
+
 class DeafKubelet(rpc.RegistrationServicer):
     """A kubelet that takes a registration and never asks for the list."""
 

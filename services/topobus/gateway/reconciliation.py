@@ -1,7 +1,8 @@
 """Freeing what device plugin allocations hold: that API has no deallocate, so kubelet's PodResources tell what is in use.
 
 Flows in: the ledger and kubelet's list. Flows out: releases. An allocation is let go only when two looks in a row, apart by the period, find none of its
-devices in use and it was in the ledger at both: kubelet lists a pod only some time after it has allocated for it. No answer means no release.
+devices in use and it was in the ledger at both: kubelet lists a pod only some time after it has allocated for it. No answer means no release, and a
+kubelet that has just started is not believed yet.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ __all__ = ["Reconciler"]
 
 _CALL_LIMIT_S = 5.0
 
+_Mark = tuple[str, str, int]
+"""Tells an allocation from a later one of the same devices."""
+
 
 class Reconciler:
     """Looks at PodResources, period after period."""
@@ -40,21 +44,32 @@ class Reconciler:
 
     async def run(self) -> None:
         """Look for ever. Nothing happens where kubelet has no such socket."""
-        idle_before: frozenset[tuple[str, str, int]] = frozenset()
+        loop = asyncio.get_running_loop()
+        kubelet, appeared_at = identity(self._socket), loop.time()
+        idle_before: frozenset[_Mark] = frozenset()
+        used_before: set[_Mark] = set()
         while True:
             await asyncio.sleep(self._deadlines.reconcile_s)
+            if identity(self._socket) != kubelet:
+                kubelet, appeared_at = identity(self._socket), loop.time()
+                used_before.clear()
             in_use = await self._in_use()
             if in_use is None or self._state.ledger is None or not self._state.is_connected:
                 idle_before = frozenset()
                 continue
             idle = idle_allocations(self._state.ledger, in_use)
+            # A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while.
+            is_settled = loop.time() - appeared_at >= self._deadlines.kubelet_grace_s
             for one in idle:
-                if self._mark(one) in idle_before:
+                mark = self._mark(one)
+                if mark in idle_before and (is_settled or mark in used_before):
                     await self._release(one)
             idle_before = frozenset(map(self._mark, idle))
+            used_before = {
+                mark for mark in map(self._mark, self._state.ledger.allocations.values()) if mark in used_before or mark not in idle_before
+            }
 
-    def _mark(self, allocation: Allocation) -> tuple[str, str, int]:
-        """Tell an allocation from a later one of the same devices."""
+    def _mark(self, allocation: Allocation) -> _Mark:
         return (allocation.owner.key, allocation.decision_id, self._state.times_handed_out(allocation.owner))
 
     async def _in_use(self) -> dict[str, frozenset[str]] | None:

@@ -1,1 +1,6 @@
 """Shipped test kit: recorded machines, NATS server, kubelet simulator, driver contract suite."""
+
+import os
+
+# The kubelet simulator's peers come and go; gRPC's C core would write a line for each. It reads this once, when it is loaded.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

@@ -103,7 +103,7 @@ class KubeletSimulator:
         self._admitter = Admitter(
             self._store, self._plugins, self._drivers, nodes=numa_nodes, options=options, distances=distances, cpus=cpus or {}
         )
-        self._pod_resources = PodResources(root / directories.pod_resources, self._store, self._admitter, monotonic)
+        self._pod_resources = PodResources(root / directories.pod_resources, self._store, self._admitter, self._log, monotonic)
 
     @property
     def device_plugin_dir(self) -> Path:

@@ -18,7 +18,7 @@ from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.testing.kubelet_admission import Admitter
 from topobus.testing.kubelet_devices import DeviceStore
-from topobus.testing.kubelet_values import Pod, PreparedClaim
+from topobus.testing.kubelet_values import EventLog, Pod, PreparedClaim
 
 __all__ = ["PodResources"]
 
@@ -32,10 +32,11 @@ Context = grpc.aio.ServicerContext
 class PodResources(rpc.PodResourcesListerServicer):
     """List, Get and GetAllocatableResources on pod-resources/kubelet.sock."""
 
-    def __init__(self, folder: Path, store: DeviceStore, admitter: Admitter, monotonic: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, store: DeviceStore, admitter: Admitter, log: EventLog, monotonic: Callable[[], float]) -> None:
         self._folder = folder
         self._store = store
         self._admitter = admitter
+        self._log = log
         self._monotonic = monotonic
         self._tokens = _BURST
         self._counted_at = monotonic()
@@ -61,7 +62,9 @@ class PodResources(rpc.PodResourcesListerServicer):
         if not self._is_allowed():
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
         self._admitter.collect()
-        return pb.ListPodResourcesResponse(pod_resources=[self._describe(pod) for pod in self._admitter.active()])
+        active = self._admitter.active()
+        self._log.add("PodResources.List", "podresources", {"pods": [pod.name for pod in active]})
+        return pb.ListPodResourcesResponse(pod_resources=[self._describe(pod) for pod in active])
 
     async def Get(
         self, request: pb.GetPodResourcesRequest, context: Context[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse]
