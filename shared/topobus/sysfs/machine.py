@@ -9,6 +9,8 @@ from __future__ import annotations
 import platform
 import re
 
+from msgspec.structs import replace
+
 from topobus.domain.machine import Machine
 from topobus.sysfs.cpus import read_cpu_facts
 from topobus.sysfs.limits import Limits, read_limits
@@ -36,13 +38,14 @@ def read_machine(tree: Tree, node: str) -> Machine:
     if not numa.is_told:
         # Without NUMA in the kernel, all CPUs belong to the one node that stands for the machine.
         cpus = read_cpu_facts(scan, limits.cpus, dict.fromkeys(cpus.present, 0))
+    shared = {cpu: (cache & cpus.usable or cache).lowest for cache in numa.caches for cpu in cache}
     pci_devices, pci_warnings = read_pci_devices(scan, cpus.usable)
     return Machine(
         node=node,
         boot_id=scan.read("proc/sys/kernel/random/boot_id") or "",
         architecture=architecture,
         numa_nodes=numa.nodes,
-        cpus=cpus.cpus,
+        cpus=tuple(one if one.l3 is not None or one.id not in shared else replace(one, l3=shared[one.id]) for one in cpus.cpus),
         distances=numa.distances,
         pci_devices=pci_devices,
         warnings=(*warnings, *cpus.warnings, *numa.warnings, *pci_warnings),

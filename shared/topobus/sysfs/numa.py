@@ -15,6 +15,7 @@ from topobus.domain.errors import HardwareError
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import NumaNode
 from topobus.sysfs.idsets import read_cpus, read_node_list
+from topobus.sysfs.knl import is_knl, knl_caches
 from topobus.sysfs.memory import read_hugepages, read_memory
 from topobus.sysfs.tree import Tree
 
@@ -24,11 +25,15 @@ NODE_FOLDER = "sys/devices/system/node"
 
 
 class NumaFacts(Struct, frozen=True, kw_only=True):
-    """Nodes and distances; `is_told` False when the kernel has no NUMA and node 0 stands for the machine."""
+    """Nodes and distances; `is_told` False when the kernel has no NUMA and node 0 stands for the machine.
+
+    `caches` are the CPUs behind each memory-side cache that works as a level-3 cache.
+    """
 
     nodes: tuple[NumaNode, ...]
     distances: tuple[tuple[int, ...], ...] = ()
     is_told: bool = True
+    caches: tuple[CpuSet, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
@@ -37,17 +42,12 @@ class NodeCpus(Struct, frozen=True, kw_only=True):
 
     ids: NodeSet
     cpus: dict[int, CpuSet]
-    is_fake: bool = False
     warnings: tuple[str, ...] = ()
 
     @property
     def node_of(self) -> dict[int, int]:
-        """Give each CPU's node; the lowest one where fake nodes share CPUs."""
-        found: dict[int, int] = {}
-        for node in sorted(self.cpus):
-            for cpu in self.cpus[node]:
-                found.setdefault(cpu, node)
-        return found
+        """Give each CPU's node."""
+        return {cpu: node for node, cpus in self.cpus.items() for cpu in cpus}
 
 
 def read_node_cpus(tree: Tree) -> NodeCpus:
@@ -60,8 +60,6 @@ def read_node_cpus(tree: Tree) -> NodeCpus:
         ids = None
     if ids is None:
         ids = NodeSet.of(int(name[4:]) for name in tree.names(NODE_FOLDER) if re.fullmatch(r"node\d+", name))
-    # Nodes made by splitting memory on the kernel's command line all show the CPUs of the real node.
-    is_fake = "numa=fake=" in (tree.read("proc/cmdline") or "")
     cpus: dict[int, CpuSet] = {}
     taken = CpuSet()
     for node in ids:
@@ -73,12 +71,13 @@ def read_node_cpus(tree: Tree) -> NodeCpus:
             continue
         if own is None:
             warnings.append(f"{folder}: node {node} is online and has neither cpumap nor cpulist; left out")
-        elif taken & own and not is_fake:
+        elif taken & own:
+            # Bad firmware, or nodes made on the kernel's command line (numa=fake) by splitting memory only.
             warnings.append(f"{folder}: CPUs {taken & own} belong to an earlier node already; node {node} left out")
         else:
             cpus[node] = own
             taken |= own
-    return NodeCpus(ids=ids, cpus=cpus, is_fake=is_fake, warnings=tuple(warnings))
+    return NodeCpus(ids=ids, cpus=cpus, warnings=tuple(warnings))
 
 
 def read_numa_facts(tree: Tree, found: NodeCpus, *, usable: CpuSet, allowed: NodeSet | None, architecture: str) -> NumaFacts:
@@ -97,8 +96,12 @@ def read_numa_facts(tree: Tree, found: NodeCpus, *, usable: CpuSet, allowed: Nod
             del cpus[node]
     else:
         cpus |= {node: near for node, near in gpu_nodes.items() if near}
-    matrix = _read_distances(tree, found.ids, warnings) if len(found.ids) > 1 else {}
-    near_cpus = _find_near(tree, cpus, matrix, found)
+    matrix = _read_distances(tree, found.ids, warnings)
+    is_policy = bool(matrix) and is_knl(tree)
+    near_cpus = _find_near(tree, cpus, matrix, found, is_policy=is_policy)
+    if is_policy and len(found.ids) > 1:
+        warnings.append("distances are a policy on this processor (Knights Landing), no latency; taken as unknown")
+        matrix = {}
     if allowed is not None and allowed & NodeSet.of(cpus):
         if outside := NodeSet.of(cpus) - allowed:
             warnings.append(f"NUMA nodes {outside} are outside our cpuset; left out")
@@ -114,7 +117,7 @@ def read_numa_facts(tree: Tree, found: NodeCpus, *, usable: CpuSet, allowed: Nod
         for node in sorted(cpus)
     )
     distances = tuple(tuple(matrix[one.id][other.id] for other in nodes) for one in nodes) if matrix else ()
-    return NumaFacts(nodes=nodes, distances=distances, warnings=tuple(warnings))
+    return NumaFacts(nodes=nodes, distances=distances, caches=knl_caches(tree, found.cpus) if is_policy else (), warnings=tuple(warnings))
 
 
 def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, dict[int, int]]:
@@ -131,20 +134,21 @@ def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, 
     return matrix
 
 
-def _find_near(tree: Tree, cpus: dict[int, CpuSet], matrix: dict[int, dict[int, int]], found: NodeCpus) -> dict[int, CpuSet]:
+def _find_near(
+    tree: Tree, cpus: dict[int, CpuSet], matrix: dict[int, dict[int, int]], found: NodeCpus, *, is_policy: bool
+) -> dict[int, CpuSet]:
     """Give the CPUs near each node: its own and those that the firmware names as initiators; for a node without, the closest nodes'."""
     near = dict(cpus)
     for node in sorted(cpus, key=lambda one: (not cpus[one], one)):
-        initiators = () if found.is_fake else _read_initiators(tree, node)
-        for other in initiators:
+        for other in _read_initiators(tree, node):
             if other != node and other in near:
                 near[node] |= near[other]
         if not near[node] and matrix:
             others = [other for other in sorted(cpus) if other != node]
             closest = min((matrix[node][other] for other in others), default=0)
             tied = [other for other in others if matrix[node][other] == closest]
-            # As far as the node itself, or equally far from all: that says nothing.
-            if closest > matrix[node][node] and len(tied) < len(found.ids) - 1:
+            # As far as the node itself, or equally far from all: that says nothing (where far is meant as far).
+            if closest > matrix[node][node] and (is_policy or len(tied) < len(found.ids) - 1):
                 for other in tied:
                     near[node] |= near[other]
     return near

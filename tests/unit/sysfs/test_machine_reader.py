@@ -228,3 +228,25 @@ def test_read_machine_hides_gpu_memory_when_on_power(tmp_path: Path) -> None:
 
     assert power.node_set == NodeSet(0)
     assert (grace.node_set, grace.numa_nodes[1].near_cpus) == (NodeSet(0, 255), CpuSet(2, 3))
+
+
+KNIGHTS_LANDING = {"proc/cpuinfo": "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: 87\n"}
+
+
+def test_read_machine_finds_near_cpus_and_no_distances_when_firmware_lies_on_purpose(tmp_path: Path) -> None:
+    """Knights Landing calls its fast memory far: it is near all the same, and the distances are no latency."""
+    files = cpu_files(4) | KNIGHTS_LANDING | {f"{NODE}/online": "0-1"}
+    files |= node_files(0, (0, 1, 2, 3), distance="10 31") | node_files(1, (), distance="31 10")
+
+    machine = machine_of(tmp_path, files)
+
+    assert (machine.numa_nodes[1].near_cpus, machine.distances) == (CpuSet(0, 1, 2, 3), ())
+    assert {one.l3 for one in machine.cpus} == {None}
+
+
+def test_read_machine_takes_fast_memory_for_a_cache_when_it_is_no_node(tmp_path: Path) -> None:
+    """Knights Landing in cache mode: each cluster has its part of the fast memory as level-3 cache."""
+    files = cpu_files(4) | KNIGHTS_LANDING | {f"{NODE}/online": "0-1"}
+    files |= node_files(0, (0, 1), distance="10 21") | node_files(1, (2, 3), distance="21 10")
+
+    assert [one.l3 for one in machine_of(tmp_path, files).cpus] == [0, 0, 2, 2]

@@ -1,0 +1,47 @@
+"""Knights Landing (Xeon Phi 7200): fast memory that is a NUMA node, a cache in front of the others, or half of each.
+
+Its firmware lies on purpose: it calls the fast memory far, so that nobody gets it by default. Its distances are therefore a policy and no latency, and are
+taken as unknown once they have told which fast node belongs to which cluster.
+Source: hwloc 2.9, whose recorder keeps what only root may read in `knl_memoryside_cache`; Intel's "Intel Xeon Phi Processor NUMA modes".
+"""
+
+from __future__ import annotations
+
+import re
+
+from topobus.domain.idset import CpuSet
+from topobus.sysfs.tree import Tree
+
+__all__ = ["is_knl", "knl_caches"]
+
+# Knights Landing and Knights Mill.
+_MODELS = ("87", "133")
+# hwloc's dump of the DMI table, where distributions put it.
+_SIDE_FILES = ("/var/run/hwloc/knl_memoryside_cache", "/run/hwloc/knl_memoryside_cache")
+
+
+def is_knl(tree: Tree) -> bool:
+    """Say whether the first processor is a Knights Landing."""
+    text = tree.read("proc/cpuinfo") or ""
+    block = text.split("\n\n", 1)[0]
+
+    def told(key: str) -> str:
+        found = re.search(rf"^{key}[ \t]*: *(.*)$", block, re.MULTILINE)
+        return found[1].strip() if found else ""
+
+    return told("vendor_id") == "GenuineIntel" and told("cpu family") == "6" and told("model") in _MODELS
+
+
+def knl_caches(tree: Tree, cpus: dict[int, CpuSet]) -> tuple[CpuSet, ...]:
+    """Give the CPUs behind each memory-side cache: those of each cluster, when the fast memory (or a part of it) is a cache.
+
+    `cpus` are the nodes' own. Where nobody tells, fast memory that shows as no node must be a cache.
+    """
+    for path in _SIDE_FILES:
+        told = re.search(r"^cache_size: (-?\d+)", tree.read_mounted(path) or "", re.MULTILINE)
+        if told is not None:
+            is_cached = int(told[1]) > 0
+            break
+    else:
+        is_cached = all(cpus.values())
+    return tuple(own for own in cpus.values() if own) if is_cached else ()
