@@ -37,6 +37,8 @@ from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.machines import build
 from topobus.testing.nats import NatsServer
 from topobus.testing.reading import Reader
+from topobus.topology.config import TopologySettings
+from topobus.topology.service import serve as serve_topology
 
 pytestmark = pytest.mark.integration
 
@@ -413,6 +415,40 @@ async def test_plan_tells_each_nodes_reasons_when_none_fits(served: Home) -> Non
     assert [(one.node, type(one.result)) for one in reply.answers] == [(NODE, Refusal)]
     assert isinstance(nowhere.answers[0].result, Refusal)
     assert nowhere.answers[0].result.reasons[0].code == "unknown-node"
+
+
+async def test_claim_is_held_and_let_go_by_the_real_topology(
+    bus: Bus, nats_server: NatsServer, recorded: tuple[Machine, list[Inventory]]
+) -> None:
+    """With the real service at the node: allocated, held in its ledger, refused to others, released."""
+    machine, inventories = recorded
+    await bus.put(catalogue.MACHINE, machine, node=NODE)
+    for one in inventories:
+        await bus.put(catalogue.INVENTORY, one, node=NODE, device_class=one.device_class)
+    async with (
+        Bus.session(NatsSettings(url=nats_server.url), name="topology") as node_bus,
+        Reader(bus.watch(catalogue.OBJECT)) as objects,
+        Reader(bus.watch(catalogue.LEDGER)) as ledgers,
+        controller(nats_server.url),
+    ):
+        runtime = Runtime(
+            name="topology", node=NODE, bus=node_bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+        )
+        topology = asyncio.create_task(serve_topology(TopologySettings(node=NODE), runtime))
+        home = Home(bus, objects, SmallTopology(bus, machine, inventories), inventories)
+        await home.apply(claim("real", count=8))
+        await home.allocated("real")
+        await home.apply(claim("late"))
+        assert "8 devices: held by claim default/real" in await home.told("late", "DoesNotFit")
+
+        await home.delete("real")
+        await home.allocated("late")
+
+        held = [sorted(one.value.allocations) for one in ledgers.items if one.value is not None]
+        topology.cancel()
+        await asyncio.wait({topology})
+    assert ["claim/default/real/uid-real"] in held
+    assert held[-1] == ["claim/default/late/uid-late"]
 
 
 async def test_controller_process_says_ready_and_stops_when_told(nats_server: NatsServer, tmp_path: Path) -> None:

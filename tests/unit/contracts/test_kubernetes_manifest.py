@@ -169,14 +169,39 @@ def test_object_parts_use_the_cluster_token_when_the_kind_has_no_namespace() -> 
 
 
 def test_admit_keeps_identity_and_status_when_an_object_is_replaced() -> None:
-    """Applying again changes the spec, never who the object is or what the controller wrote."""
+    """Applying again never changes who the object is or what the controller wrote."""
     (claim,) = parse_manifest(CLAIM, where="claim.yaml")
     first = admit(claim, uid="u1", now="2026-01-01T00:00:00Z")
-    stored = ApiObject(**{**_fields(first), "status": {"allocation": {}}, "metadata": first.metadata | {"finalizers": ["x"]}})
+    notes = {"finalizers": ["x"], "annotations": {"topobus.dev/attempts": "2"}}
+    stored = ApiObject(**{**_fields(first), "status": {"allocation": {}}, "metadata": first.metadata | notes})
 
     again = admit(claim, uid="u2", now="2027-01-01T00:00:00Z", previous=stored)
 
     assert again == stored
+
+
+def test_admit_takes_no_status_from_the_user_when_the_object_is_new() -> None:
+    """What `kubectl get -o yaml` printed may be applied elsewhere: it is not allocated there."""
+    text = (
+        CLAIM.replace("  name: fast", "  name: fast\n  annotations: {topobus.dev/attempts: '9', mine: x}")
+        + "status:\n  allocation: {devices: {}}\n"
+    )
+    (claim,) = parse_manifest(text, where="claim.yaml")
+
+    made = admit(claim, uid="u1", now="2026-01-01T00:00:00Z")
+
+    assert made.status == {}
+    assert made.metadata["annotations"] == {"mine": "x"}
+
+
+def test_admit_refuses_when_the_spec_of_a_claim_changes() -> None:
+    """A claim's spec is immutable, as in Kubernetes; a class's is not."""
+    (claim,) = parse_manifest(CLAIM, where="claim.yaml")
+    (other,) = parse_manifest(CLAIM.replace("name: nic", "name: port").replace("gpu, nic", "gpu, port"), where="claim.yaml")
+    stored = admit(claim, uid="u1", now="2026-01-01T00:00:00Z")
+
+    with pytest.raises(ContractError, match="cannot be changed"):
+        admit(other, uid="u2", now="2026-01-01T00:00:00Z", previous=stored)
 
 
 def test_ask_deletion_says_that_nothing_holds_it_when_there_is_no_finalizer() -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.kubernetes import limits
-from topobus.contracts.kubernetes.objects import DELETE_PROTECTION, metadata_of, name_of
+from topobus.contracts.kubernetes.objects import ATTEMPT_ANNOTATION, ATTEMPTS_ANNOTATION, DELETE_PROTECTION, metadata_of, name_of
 from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimStatus, Condition, GrantedDevice
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
@@ -27,7 +27,6 @@ from topobus.domain.errors import ContractError
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 
 __all__ = [
-    "ATTEMPT_ANNOTATION",
     "Attempt",
     "attempt_of",
     "devices_of",
@@ -47,8 +46,6 @@ __all__ = [
     "without_protection",
 ]
 
-ATTEMPT_ANNOTATION = "topobus.dev/attempt"
-NUMBER_ANNOTATION = "topobus.dev/attempts"
 ALLOCATED = "Allocated"
 
 # A condition's message as the API server limits it (metav1.Condition, MaxLength 32768), cut far earlier so that a person may read it.
@@ -99,7 +96,7 @@ def attempt_of(one: ApiObject) -> Attempt | None:
 
 def number_of(one: ApiObject) -> int:
     """Count the attempts made so far."""
-    text = metadata_of(one).annotations.get(NUMBER_ANNOTATION, "0")
+    text = metadata_of(one).annotations.get(ATTEMPTS_ANNOTATION, "0")
     return int(text) if text.isdecimal() and len(text) < 10 else 0
 
 
@@ -153,7 +150,7 @@ def with_attempt(one: ApiObject, attempt: Attempt) -> ApiObject:
     annotations = {
         **(one.metadata.get("annotations") or {}),
         ATTEMPT_ANNOTATION: encode(attempt).decode(),
-        NUMBER_ANNOTATION: str(attempt.number),
+        ATTEMPTS_ANNOTATION: str(attempt.number),
     }
     finalizers = [*(name for name in metadata_of(one).finalizers if name != DELETE_PROTECTION), DELETE_PROTECTION]
     return _replace(one, metadata={**one.metadata, "annotations": annotations, "finalizers": finalizers})
@@ -227,9 +224,9 @@ def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult
     return msgspec.structs.replace(allocation, devices=msgspec.structs.replace(allocation.devices, results=results))
 
 
-def _wire(value: object) -> Any:
+def _wire(value: Struct) -> dict[str, Any]:
     """Give a value the very shape that it has when it is read again: lists, not tuples."""
-    return decode(encode(value), object, where="status")
+    return decode(encode(value), dict[str, Any], where="status")
 
 
 def _shorten(message: str) -> str:

@@ -12,9 +12,12 @@ from msgspec import Struct
 
 from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import ContractError
 
 __all__ = [
     "API_VERSIONS",
+    "ATTEMPTS_ANNOTATION",
+    "ATTEMPT_ANNOTATION",
     "CLUSTER_KINDS",
     "DELETE_PROTECTION",
     "NODE_ANNOTATION",
@@ -40,6 +43,12 @@ DELETE_PROTECTION = "resource.kubernetes.io/delete-protection"
 """The finalizer that keeps an allocated claim until its devices are let go."""
 NODE_ANNOTATION = "topobus.dev/node"
 """On a claim: allocate on this node only."""
+ATTEMPT_ANNOTATION = "topobus.dev/attempt"
+"""On a claim, by the controller: the allocation that is being committed at a node."""
+ATTEMPTS_ANNOTATION = "topobus.dev/attempts"
+"""On a claim, by the controller: how many attempts there were."""
+
+_CONTROLLER_ANNOTATIONS = (ATTEMPT_ANNOTATION, ATTEMPTS_ANNOTATION)
 
 
 class Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -83,10 +92,11 @@ def name_of(one: ApiObject) -> str:
 
 
 def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = None) -> ApiObject:
-    """Fill in what an API server would: uid, creation time, namespace, generation; a user's own values for these are not taken.
+    """Fill in what an API server would: uid, creation time, namespace, generation; a user's own values for these, and for the status, are not taken.
 
-    Shapes: previous — the stored object of the same name, when this one replaces it: its identity, times, finalizers and status stay, and the generation
-    grows when the spec changed.
+    Shapes: previous — the stored object of the same name, when this one replaces it: its identity, times, finalizers, status and the controller's notes
+    stay, and the generation grows when the spec changed.
+    Errors: raises ContractError when the spec of a claim would change: it is immutable, for devices are held by it.
     """
     metadata = {
         key: value
@@ -95,12 +105,19 @@ def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = No
     }
     if one.kind not in CLUSTER_KINDS:
         metadata["namespace"] = metadata.get("namespace") or "default"
+    annotations = {key: value for key, value in (metadata.pop("annotations", None) or {}).items() if key not in _CONTROLLER_ANNOTATIONS}
     if previous is None:
-        return msgspec.structs.replace(one, metadata=metadata | {"uid": uid, "creationTimestamp": now, "generation": 1})
+        metadata |= {"uid": uid, "creationTimestamp": now, "generation": 1} | ({"annotations": annotations} if annotations else {})
+        return msgspec.structs.replace(one, metadata=metadata, status={})
+    if one.kind in ("ResourceClaim", "ResourceClaimTemplate") and one.spec != previous.spec:
+        raise ContractError(f"{name_of(one)}: its spec cannot be changed", next_step="delete it and apply it again")
     for key in ("uid", "creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences"):
         metadata.pop(key, None)
         if previous.metadata.get(key):
             metadata[key] = previous.metadata[key]
+    annotations |= {key: value for key, value in (previous.metadata.get("annotations") or {}).items() if key in _CONTROLLER_ANNOTATIONS}
+    if annotations:
+        metadata["annotations"] = annotations
     generation = int(previous.metadata.get("generation") or 1)
     metadata["generation"] = generation + (0 if previous.spec == one.spec else 1)
     return msgspec.structs.replace(one, metadata=metadata, status=previous.status)

@@ -1,0 +1,127 @@
+"""The life of a claim: attempt, allocation, condition, protection; each version says all that the next one needs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from topobus.contracts.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core import claims
+from topobus.controller.core.claims import Attempt
+from topobus.domain.errors import ContractError
+from topobus.domain.request import DeviceRequest, Policy
+
+CLAIM = ApiObject(
+    api_version="resource.k8s.io/v1",
+    kind="ResourceClaim",
+    metadata={"name": "c", "namespace": "default", "uid": "u-1", "generation": 1},
+    spec={"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}},
+)
+
+
+def _granted(driver: str, device: str, **fields: object) -> GrantedDevice:
+    return msgspec.convert({"request": "r", "driver": driver, "pool": "n1", "device": device, **fields}, GrantedDevice)
+
+
+ALLOCATION = AllocationResult(
+    devices=DevicesAllocated(
+        results=(
+            _granted("gpu.topobus.dev", "gpu-1"),
+            _granted("gpu.topobus.dev", "gpu-0"),
+            _granted("nic.topobus.dev", "nic-0", adminAccess=True),
+            _granted("other.example.com", "x"),
+        )
+    )
+)
+ATTEMPT = Attempt(number=3, node="n1", allocation=ALLOCATION)
+
+
+def test_attempt_is_read_back_when_it_was_written() -> None:
+    """Whoever finds the claim after a crash reads the very attempt, and the claim is protected meanwhile."""
+    tried = claims.with_attempt(CLAIM, ATTEMPT)
+
+    assert claims.attempt_of(tried) == ATTEMPT
+    assert claims.number_of(tried) == 3
+    assert tried.metadata["finalizers"] == ["resource.kubernetes.io/delete-protection"]
+    assert claims.with_attempt(tried, ATTEMPT) == tried
+
+
+def test_attempt_keeps_its_number_when_it_is_dropped() -> None:
+    """The next attempt gets another number, so another operation at the node."""
+    dropped = claims.without_attempt(claims.with_attempt(CLAIM, ATTEMPT))
+
+    assert claims.attempt_of(dropped) is None
+    assert claims.number_of(dropped) == 3
+    assert claims.is_finished(dropped)
+
+
+def test_allocation_ends_the_attempt_when_it_is_written() -> None:
+    """The status has the result and the time; the protection stays."""
+    done = claims.with_allocation(claims.with_attempt(CLAIM, ATTEMPT), ALLOCATION, now="2026-01-01T00:00:00Z")
+
+    assert claims.attempt_of(done) is None
+    assert claims.status_of(done).allocation == msgspec.structs.replace(ALLOCATION, allocation_timestamp="2026-01-01T00:00:00Z")
+    assert done.status["conditions"][0]["status"] == "True"
+    assert not claims.is_finished(done)
+
+
+def test_claim_holds_devices_when_attempted_but_not_by_admin_access() -> None:
+    """An attempt counts as holding already; admin access holds nothing."""
+    held = claims.held_by(claims.with_attempt(CLAIM, ATTEMPT))
+
+    assert sorted(one.device for one in held) == ["gpu-0", "gpu-1", "x"]
+    assert claims.held_by(CLAIM) == {}
+
+
+def test_placement_request_names_exactly_our_devices_of_the_node() -> None:
+    """The node is asked for these devices and no others, whatever its own policy; foreign drivers are not its business."""
+    request = claims.placement_request(CLAIM, ALLOCATION, "n1")
+
+    assert request is not None
+    assert request.policy is Policy.NONE
+    assert request.containers[0].devices == (
+        DeviceRequest(device_class="gpu", count=2, names=("gpu-0", "gpu-1")),
+        DeviceRequest(device_class="nic", count=1, names=("nic-0",), is_shared=True),
+    )
+    assert claims.placement_request(CLAIM, ALLOCATION, "elsewhere") is None
+
+
+def test_condition_keeps_its_time_when_only_the_reason_changes() -> None:
+    """The transition time is when the status changed, as in Kubernetes; conditions of others stay."""
+    foreign = ApiObject(api_version="v1", kind="ResourceClaim", metadata={"name": "c"}, status={"conditions": [{"type": "Other"}]})
+
+    first = claims.with_condition(foreign, is_allocated=False, reason="A", message="a", now="t1")
+    second = claims.with_condition(first, is_allocated=False, reason="B", message="b" * 5000, now="t2")
+
+    assert [one["type"] for one in second.status["conditions"]] == ["Other", "Allocated"]
+    assert second.status["conditions"][1]["lastTransitionTime"] == "t1"
+    assert len(second.status["conditions"][1]["message"]) == 4096
+    assert claims.has_condition(second, reason="B", message="b" * 5000)
+    assert not claims.has_condition(second, reason="B", message="b")
+
+
+def test_share_ids_are_the_same_when_made_again() -> None:
+    """A share id is a UUID that follows from the claim, so a retry writes the same."""
+    shared = AllocationResult(devices=DevicesAllocated(results=(_granted("gpu.topobus.dev", "gpu-0", shareID="SHARE-0"),)))
+
+    one, again, other = (claims.with_uuids(shared, uid) for uid in ("u", "u", "v"))
+
+    assert one == again != other
+    assert len(one.devices.results[0].share_id or "") == 36
+
+
+@pytest.mark.parametrize(
+    ("metadata", "spec", "wanted"),
+    [
+        ({"name": "c"}, {}, "metadata.uid is missing"),
+        ({"name": "c", "uid": "u"}, {"devices": {"requests": [{"name": "r"}]}}, "exactly one of exactly and firstAvailable"),
+        ({"name": "c", "uid": "u"}, {"devices": []}, "devices"),
+    ],
+)
+def test_read_claim_says_what_is_wrong_when_nobody_checked_it(metadata: dict[str, str], spec: dict[str, object], wanted: str) -> None:
+    """A stored claim is not trusted: every limit is checked again."""
+    one = ApiObject(api_version="v1", kind="ResourceClaim", metadata=metadata, spec=spec)
+
+    with pytest.raises(ContractError, match=wanted):
+        claims.read_claim(one)

@@ -1,0 +1,30 @@
+"""Ranking of nodes for a pod."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+from topobus.controller.core.planning import rank_nodes
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
+
+
+def _placed(*nodes: NodeSet, preferred: bool = True) -> Placement:
+    return Placement(containers=tuple(ContainerPlacement(name="c", alignment=Hint(one, preferred), numa_nodes=one) for one in nodes))
+
+
+ANSWERS = {
+    "wide": _placed(NodeSet(0, 1)),
+    "b-narrow": _placed(NodeSet(1)),
+    "a-narrow": _placed(NodeSet(0)),
+    "unpreferred": _placed(NodeSet(0), preferred=False),
+    "full": Refusal(reasons=(Reason(code="x", message="x"),)),
+}
+
+
+def test_rank_nodes_prefers_few_numa_nodes_then_preferred_then_name_in_any_order_of_answers() -> None:
+    """The ranking follows from the answers alone; a node that refused is not in it."""
+    rankings = {rank_nodes(dict(order)) for order in permutations(ANSWERS.items())}
+
+    assert rankings == {("a-narrow", "b-narrow", "unpreferred", "wide")}
