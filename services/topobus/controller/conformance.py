@@ -1,0 +1,109 @@
+"""Answer a conformance case as the allocator would: JSON in, JSON out.
+
+The door for `topobus.testing.conformance` and for the tests: a case is what docs of the data describe (node, classes, slices, claims, allocated, features), an
+answer is `{"outcome": ..., "results": [...], "steps": n, "reasons": [...]}` with share ids as "SHARE".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from topobus.contracts.codec import encode
+from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.values import (
+    Allocated,
+    AllocationInput,
+    ClaimToAllocate,
+    DeviceId,
+    Fault,
+    Gate,
+    GaveUp,
+    Mode,
+    Node,
+    NoFit,
+    Outcome,
+    Slice,
+    Usage,
+)
+from topobus.domain.quantity import Quantity
+
+__all__ = ["answer", "answer_case", "read_case"]
+
+
+def answer_case(
+    case: Mapping[str, Any],
+    compiler: SelectorCompiler,
+    *,
+    mode: Mode = Mode.COMPATIBLE,
+    step_budget: int = DEFAULT_STEP_BUDGET,
+    is_clever: bool = True,
+) -> dict[str, Any]:
+    """Read a case, allocate, and write the answer."""
+    return answer(allocate(read_case(case, mode=mode), compiler, step_budget=step_budget, is_clever=is_clever))
+
+
+def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> AllocationInput:
+    """Read a case; feature gates that we do not know change nothing here and are left out.
+
+    Errors: raises ContractError for an object that is none, KeyError for a case without its parts.
+    """
+    allocated = case.get("allocated") or {}
+    node = case["node"]["metadata"]
+    known = {one.value for one in Gate}
+    return AllocationInput(
+        node=Node(node["name"], node.get("labels") or {}),
+        claims=tuple(ClaimToAllocate(_name(one), read_as(one["spec"], ClaimSpec, where=_name(one))) for one in case["claims"]),
+        classes={
+            one["metadata"]["name"]: read_as(one.get("spec") or {}, DeviceClassSpec, where=one["metadata"]["name"])
+            for one in case.get("classes") or ()
+        },
+        slices=tuple(
+            Slice(one["metadata"]["name"], read_as(one["spec"], SliceSpec, where=one["metadata"]["name"]))
+            for one in case.get("slices") or ()
+        ),
+        usage=Usage(
+            {_device(one): "somebody" for one in allocated.get("devices") or ()},
+            {
+                _device(one): {name: Quantity.parse(amount) for name, amount in used.items()}
+                for one, used in (allocated.get("consumedCapacity") or {}).items()
+            },
+        ),
+        gates=frozenset(Gate(one) for one in case.get("features") or () if one in known),
+        mode=mode,
+    )
+
+
+def answer(outcome: Outcome) -> dict[str, Any]:
+    """Write an outcome as the data has it."""
+    match outcome:
+        case Allocated():
+            results: list[dict[str, Any]] = json.loads(encode(outcome.results))
+            for result in results:
+                for device in result["devices"].get("results", ()):
+                    if "shareID" in device:
+                        device["shareID"] = "SHARE"
+            return {"outcome": "allocated", "results": results, "steps": outcome.steps}
+        case NoFit():
+            return {"outcome": "no-fit", "steps": outcome.steps, "reasons": [one.message for one in outcome.reasons]}
+        case Fault():
+            kind = "node-error" if outcome.is_local else "error"
+            return {"outcome": kind, "steps": outcome.steps, "reasons": [outcome.reason.message]}
+        case GaveUp():
+            return {"outcome": "gave-up", "steps": outcome.steps}
+
+
+def _name(one: Mapping[str, Any]) -> str:
+    metadata = one["metadata"]
+    return f"{metadata.get('namespace') or 'default'}/{metadata['name']}"
+
+
+def _device(text: str) -> DeviceId:
+    """Take a device's id apart; the pool's name may have slashes itself."""
+    driver, _, rest = text.partition("/")
+    pool, _, device = rest.rpartition("/")
+    return DeviceId(driver, pool, device)
