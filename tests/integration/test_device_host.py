@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, UNPREPARE
 from topobus.contracts.messages import HealthEvent, HintsReply, HintsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.devicekit.host import serve_devices
-from topobus.devicekit.registry import DriverRegistry
+from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
@@ -66,6 +66,7 @@ class _Bench:
     async def service(
         self,
         *drivers: ToyDriver | NvidiaDriver,
+        skipped: tuple[SkippedPlugin, ...] = (),
         health: HealthSettings | None = None,
         timeout_s: float = 5.0,
         readiness: Readiness | None = None,
@@ -86,7 +87,7 @@ class _Bench:
                 readiness=readiness or Readiness(),
                 registry=CollectorRegistry(),
             )
-            task = asyncio.create_task(serve_devices(settings, runtime, "gpu", registry=DriverRegistry(drivers=drivers)))
+            task = asyncio.create_task(serve_devices(settings, runtime, "gpu", registry=DriverRegistry(drivers=drivers, skipped=skipped)))
             try:
                 yield
             finally:
@@ -221,7 +222,6 @@ async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(benc
         sick = await bench.inventory(_is(HealthState.UNHEALTHY, gpu))
         bench.recorded.restore_pci(address)
         await bench.publish_machine()
-        await bench.inventory(_is(HealthState.RECOVERING, gpu))
         await bench.inventory(_is(HealthState.HEALTHY, gpu))
         await bench.event(lambda one: one.device == gpu and one.generation == 4)
 
@@ -308,6 +308,17 @@ async def test_failing_driver_is_named_in_warnings_when_it_raises(bench: _Bench)
         inventory = await bench.inventory(_is(HealthState.UNKNOWN, "acme-0"))
 
     assert "firmware said no" in inventory.warnings[0]
+
+
+async def test_skipped_plugin_is_named_in_warnings_when_it_cannot_be_loaded(bench: _Bench) -> None:
+    """A plugin that does not load is told to everybody who reads the inventory; the others run."""
+    await bench.publish_machine()
+
+    async with bench.service(ToyDriver("acme", count=1), skipped=(SkippedPlugin(name="broken", value="no:Driver", why="ImportError: no"),)):
+        inventory = await bench.inventory(lambda _: True)
+
+    assert inventory.warnings == ("broken: plugin is skipped: ImportError: no",)
+    assert list(_states(inventory)) == ["acme-0"]
 
 
 async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(bench: _Bench) -> None:
