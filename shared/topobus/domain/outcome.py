@@ -34,7 +34,7 @@ class HintList(Struct, frozen=True, kw_only=True):
     resource: str
     hints: tuple[Hint, ...] | None
     omitted: int = 0
-    """How many more there were: a record keeps the preferred and the narrowest ones of a long list."""
+    """At most how many more there were: a record keeps the narrowest ones of a long list."""
 
 
 class ContainerPlacement(Struct, frozen=True, kw_only=True):

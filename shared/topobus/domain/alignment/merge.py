@@ -44,6 +44,8 @@ class Merged(Struct, frozen=True, kw_only=True):
     """Preferred candidates that were as narrow as the answer and lost by distance or by mask value, fittest first."""
     has_common: bool = True
     """False when no combination of hints shares a NUMA node (the answer is then the whole machine, not preferred)."""
+    is_exact: bool = True
+    """False when a bound cut the search on a very large machine: the hint is a right one, but perhaps not the fittest."""
 
 
 def merge_hints(lists: HintLists, nodes: NodeSet, policy: Policy, *, distances: Distances = (), prefer_closest: bool = False) -> Merged:

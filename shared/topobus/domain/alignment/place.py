@@ -13,22 +13,20 @@ from collections.abc import Callable, Sequence
 
 from topobus.domain.alignment.cpus import take_cpus
 from topobus.domain.alignment.devices import choose_devices
+from topobus.domain.alignment.family_merge import merge_opinions
 from topobus.domain.alignment.locality import pairs_by_switch
-from topobus.domain.alignment.merge import Merged, merge_hints
+from topobus.domain.alignment.merge import Merged
 from topobus.domain.alignment.refusals import Conflict, explain_conflict
 from topobus.domain.alignment.room import ResourceHints, Room, Taken
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.domain.alignment.wants import Want, pod_total, read_wants
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
+from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.domain.request import OwnerKind, PodRequest, Policy, Scope
 from topobus.domain.view import NodeView
 
 __all__ = ["place", "plan", "policy_of", "prefer"]
-
-# Hints recorded a resource: a decision event must stay small on machines with many NUMA nodes (8 nodes have 255 masks).
-_RECORDED_HINTS = 64
 
 
 def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
@@ -122,10 +120,10 @@ def _prefer_cpus(view: NodeView, pool: Sequence[str], musts: tuple[str, ...], si
 class _Aligned:
     """A merge and the hints that went into it."""
 
-    __slots__ = ("lists", "merged", "policy")
+    __slots__ = ("merged", "policy", "records")
 
     def __init__(self, lists: Sequence[ResourceHints], merged: Merged, policy: Policy) -> None:
-        self.lists = lists
+        self.records = tuple(one.record() for one in lists)
         self.merged = merged
         self.policy = policy
 
@@ -136,8 +134,8 @@ def _align(room: Room, want: Want, policy: Policy, *, is_pod: bool) -> _Aligned 
         return Conflict(want=want, reasons=tuple(faults))
     lists = [] if policy is Policy.NONE else room.hint_lists(want, is_pod=is_pod)
     options = room.view.options
-    merged = merge_hints(
-        [one.hints for one in lists],
+    merged = merge_opinions(
+        [one.opinion for one in lists],
         room.view.numa_nodes,
         policy,
         distances=room.view.distances,
@@ -167,17 +165,10 @@ def _fill(room: Room, wants: Sequence[Want], align: Callable[[Want], _Aligned | 
             cpus=taken.cpus,
             numa_nodes=taken.numa_nodes,
             devices=taken.devices,
-            hints=tuple(_record(one) for one in aligned.lists),
+            hints=aligned.records,
             reasons=tuple(_why(room, want, aligned, taken)),
         )
     return Placement(containers=tuple(placed[key] for key in sorted(placed)))
-
-
-def _record(one: ResourceHints) -> HintList:
-    if one.hints is None or len(one.hints) <= _RECORDED_HINTS:
-        return HintList(resource=one.resource, hints=one.hints)
-    kept = sorted(one.hints, key=lambda hint: (not hint.preferred, len(hint.nodes or ()), hint.nodes.bits if hint.nodes is not None else 0))
-    return HintList(resource=one.resource, hints=tuple(kept[:_RECORDED_HINTS]), omitted=len(one.hints) - _RECORDED_HINTS)
 
 
 def _why(room: Room, want: Want, aligned: _Aligned, taken: Taken) -> list[Reason]:
@@ -251,6 +242,8 @@ def _why_aligned(room: Room, aligned: _Aligned) -> Reason:
             f"no NUMA node set suits all resources best; {aligned.policy.value} takes NUMA node {hint.nodes} (widest need: {merged.width})"
         )
         return Reason(code="aligned-not-preferred", message=message, facts=facts)
+    if not merged.is_exact:
+        facts["is_exact"] = False
     tie = ""
     if merged.tied:
         by = "distance, then lowest ids" if room.view.options.prefer_closest_numa_nodes else "lowest ids"
@@ -263,8 +256,8 @@ def _decider(aligned: _Aligned) -> str:
     """The resource that leaves the fewest node sets to choose from, by name on a tie."""
     hint: Hint = aligned.merged.hint
     sizes = [
-        (sum(1 for one in resource.hints if one.preferred or not hint.preferred), resource.resource)
-        for resource in aligned.lists
+        (sum(1 for one in resource.hints if one.preferred or not hint.preferred) + resource.omitted, resource.resource)
+        for resource in aligned.records
         if resource.hints and any(one.nodes is not None for one in resource.hints)
     ]
     return min(sizes)[1] if sizes else ""

@@ -11,12 +11,13 @@ from itertools import combinations
 
 from msgspec import Struct
 
-from topobus.domain.alignment.merge import Merged, merge_hints
+from topobus.domain.alignment.family_merge import merge_opinions
+from topobus.domain.alignment.merge import Merged
 from topobus.domain.alignment.room import ResourceHints, Room
 from topobus.domain.alignment.view import CPU_CLASS, without_owners
 from topobus.domain.alignment.wants import Want
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.outcome import HintList, Reason, Refusal
 from topobus.domain.request import PodRequest, Policy
 from topobus.domain.view import NodeView
 
@@ -49,7 +50,7 @@ def explain_conflict(view: NodeView, request: PodRequest, conflict: Conflict, fi
 def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: Policy) -> Iterable[Reason]:
     want = conflict.want
     who = f"container {want.name!r}" if want.name else "the pod"
-    opinions = [one for one in conflict.lists if one.hints is not None]
+    opinions = [record for one in conflict.lists if (record := one.record()).hints is not None]
     impossible = [one for one in opinions if not one.hints]
     wanted = ", ".join(f"{one.resource} on NUMA node {_nodes_text(one, policy)}" for one in opinions if one.hints)
     if impossible:
@@ -83,7 +84,7 @@ def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: 
         yield Reason(code="relax", message=message, facts={"container": want.name, "resources": relaxed})
 
 
-def _nodes_text(one: ResourceHints, policy: Policy) -> str:
+def _nodes_text(one: HintList, policy: Policy) -> str:
     hints = [hint for hint in one.hints or () if hint.nodes is not None]
     single = [
         str(hint.nodes)
@@ -97,7 +98,7 @@ def _nodes_text(one: ResourceHints, policy: Policy) -> str:
     return f"{' or '.join(found[:8])} (not preferred)" if found else "none"
 
 
-def _resource_reason(room: Room, want: Want, one: ResourceHints, policy: Policy) -> Reason:
+def _resource_reason(room: Room, want: Want, one: HintList, policy: Policy) -> Reason:
     """How much of a resource is where, and which node sets it offers."""
     resource = one.resource.removesuffix(" (named)")
     if resource == CPU_CLASS:
@@ -128,8 +129,8 @@ def _relax(view: NodeView, lists: Sequence[ResourceHints], policy: Policy) -> tu
     places = sorted(range(len(lists)), key=lambda place: lists[place].resource)
     for size in range(1, len(lists)):
         for dropped in combinations(places, size):
-            kept = [one.hints for place, one in enumerate(lists) if place not in dropped]
-            merged = merge_hints(
+            kept = [one.opinion for place, one in enumerate(lists) if place not in dropped]
+            merged = merge_opinions(
                 kept, view.numa_nodes, policy, distances=view.distances, prefer_closest=view.options.prefer_closest_numa_nodes
             )
             if merged.is_admitted:

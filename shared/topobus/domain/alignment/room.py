@@ -15,24 +15,37 @@ from msgspec import Struct
 from topobus.domain.alignment.cpu_topology import CpuTopology
 from topobus.domain.alignment.cpus import assign_cpus
 from topobus.domain.alignment.devices import Choice, Company, choose_devices, split_by_affinity
-from topobus.domain.alignment.hints import cpu_hints, device_hints
+from topobus.domain.alignment.families import Family, sample_hints
+from topobus.domain.alignment.hints import cpu_family, device_family
 from topobus.domain.alignment.locality import Site, site_of, socket_of_nodes
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name
 from topobus.domain.alignment.wants import DeviceWant, Want
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import Reason
+from topobus.domain.outcome import HintList, Reason
 from topobus.domain.request import ContainerKind
 from topobus.domain.view import NodeView
 
 __all__ = ["ResourceHints", "Room", "Taken"]
 
+# Hints recorded a resource: a decision event must stay small on machines with many NUMA nodes (8 nodes have 255 masks).
+_RECORDED_HINTS = 64
+
 
 class ResourceHints(Struct, frozen=True, kw_only=True):
-    """The hints of one resource of one container (or of the whole pod)."""
+    """What one resource of one container (or of the whole pod) says about NUMA nodes."""
 
     resource: str
-    hints: tuple[Hint, ...] | None
+    opinion: Family | tuple[Hint, ...] | None
+
+    def record(self) -> HintList:
+        """The hints for a decision event: all of them, or the narrowest ones of a long list."""
+        if self.opinion is None:
+            return HintList(resource=self.resource, hints=None)
+        if isinstance(self.opinion, Family):
+            hints, omitted = sample_hints(self.opinion, _RECORDED_HINTS)
+            return HintList(resource=self.resource, hints=hints, omitted=omitted)
+        return HintList(resource=self.resource, hints=self.opinion[:_RECORDED_HINTS], omitted=len(self.opinion[_RECORDED_HINTS:]))
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -102,18 +115,18 @@ class Room:
         lists: list[ResourceHints] = []
         reusable_cpus = CpuSet() if is_pod else self.reusable_cpus
         if want.cpus:
-            hints = cpu_hints(
+            opinion = cpu_family(
                 self.topology.cpus_by_node(),
                 self.free_cpus - want.named_cpus,
                 want.cpus,
                 reusable=reusable_cpus - want.named_cpus,
                 sockets=self.topology.sockets_by_node() if self.view.options.cpu.align_by_socket else None,
             )
-            lists.append(ResourceHints(resource=CPU_CLASS, hints=hints if self.topology.by_numa else None))
+            lists.append(ResourceHints(resource=CPU_CLASS, opinion=opinion if self.topology.by_numa else None))
         if want.named_cpus:
             homes = {node: cpus & want.named_cpus for node, cpus in self.topology.cpus_by_node().items()}
-            hints = cpu_hints(homes, want.named_cpus, len(want.named_cpus)) if any(homes.values()) else None
-            lists.append(ResourceHints(resource=f"{CPU_CLASS} (named)", hints=hints))
+            opinion = cpu_family(homes, want.named_cpus, len(want.named_cpus)) if any(homes.values()) else None
+            lists.append(ResourceHints(resource=f"{CPU_CLASS} (named)", opinion=opinion))
         for one in want.devices:
             lists += self._device_lists(one, reusable=set() if is_pod else self.reusable.get(one.device_class, set()))
         return lists
@@ -249,17 +262,17 @@ class Room:
         nodes = self.view.numa_nodes
         if one.names:
             named = [devices[name] for name in one.names]
-            yield ResourceHints(resource=f"{one.device_class} (named)", hints=device_hints(named, one.names, len(one.names), nodes))
+            yield ResourceHints(resource=f"{one.device_class} (named)", opinion=device_family(named, one.names, len(one.names), nodes))
         if one.any_count:
             asked = self.view.custom_hints.get(f"{one.device_class}/{one.any_count}")
             if asked is not None:
-                yield ResourceHints(resource=one.device_class, hints=tuple(Hint(nodes, preferred) for nodes, preferred in asked))
+                yield ResourceHints(resource=one.device_class, opinion=tuple(Hint(nodes, preferred) for nodes, preferred in asked))
             elif one.device_class in self.view.silent_classes:
-                yield ResourceHints(resource=one.device_class, hints=None)
+                yield ResourceHints(resource=one.device_class, opinion=None)
             else:
                 available = self.free[one.device_class] - set(one.names)
-                hints = device_hints(list(devices.values()), available, one.any_count, nodes, reusable=reusable - set(one.names))
-                yield ResourceHints(resource=one.device_class, hints=hints)
+                opinion = device_family(list(devices.values()), available, one.any_count, nodes, reusable=reusable - set(one.names))
+                yield ResourceHints(resource=one.device_class, opinion=opinion)
 
     def _company(
         self, mine: DeviceWant, chosen: Mapping[str, tuple[str, ...]], waiting: Iterable[DeviceWant], nodes: NodeSet | None

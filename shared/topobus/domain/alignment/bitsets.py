@@ -1,0 +1,130 @@
+"""Families of masks as one integer: bit m says whether mask m is in the family, so a family over n nodes has 2^n bits.
+
+One operation on such an integer treats all masks at once, which is what makes the merge fast in plain Python: 16 nodes are 8 KiB an operation. Masks
+here are over positions 0..n-1; who calls maps node ids to positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+__all__ = ["Universe", "first", "members", "reverse"]
+
+
+class Universe:
+    """All masks over n positions, with the patterns that the operations need. Made per merge; immutable."""
+
+    __slots__ = ("everything", "having", "layers", "n")
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        having: list[int] = []
+        layers = [1]
+        for position in range(n):
+            half = 1 << position
+            having = [one | one << half for one in having]
+            having.append(((1 << half) - 1) << half)
+            layers = [
+                (layers[size] if size < len(layers) else 0) | (layers[size - 1] << half if size else 0) for size in range(len(layers) + 1)
+            ]
+        self.having = tuple(having)
+        """Position to the family of masks that have it."""
+        self.layers = tuple(layers)
+        """Size to the family of masks of that size."""
+        self.everything = (1 << (1 << n)) - 1
+
+    def at_least(self, units: Sequence[tuple[int, int]], need: int) -> int:
+        """The family of masks that touch units worth `need` in total.
+
+        Shapes:  units — (positions as a mask, amount); a unit counts once when the mask has any of its positions.
+        Cost:    bit-sliced addition: units x log(amounts) operations on the family.
+        """
+        if need <= 0:
+            return self.everything
+        planes: list[int] = []
+        for where, amount in units:
+            touching = 0
+            for position in range(self.n):
+                if where >> position & 1:
+                    touching |= self.having[position]
+            place = 0
+            while amount and touching:
+                if amount & 1:
+                    _add(planes, touching, place)
+                amount >>= 1
+                place += 1
+        if need.bit_length() > len(planes):
+            return 0
+        above, equal = 0, self.everything
+        for place in reversed(range(len(planes))):
+            if need >> place & 1:
+                equal &= planes[place]
+            else:
+                above |= equal & planes[place]
+                equal &= ~planes[place]
+        return above | equal
+
+    def touching(self, where: int) -> int:
+        """The family of masks that have any of these positions."""
+        found = 0
+        for position in range(self.n):
+            if where >> position & 1:
+                found |= self.having[position]
+        return found
+
+    def with_position(self, family: int, position: int) -> int:
+        """Every mask of the family, with this position put in."""
+        half = 1 << position
+        return (family & self.having[position]) | ((family & ~self.having[position]) << half)
+
+    def unions(self, family: int, other: int) -> int:
+        """The family of all unions of one mask from each."""
+        return self._unions(family, other, self.n - 1)
+
+    def _unions(self, family: int, other: int, position: int) -> int:
+        if not family or not other:
+            return 0
+        if other == 1:
+            return family
+        half = 1 << position
+        low, high = other & ((1 << half) - 1), other >> half
+        if not high:
+            return self._unions(family, low, position - 1)
+        put = self.with_position(family, position)
+        if low == high:
+            return self._unions(family | put, low, position - 1)
+        return self._unions(family, low, position - 1) | self._unions(put, high, position - 1)
+
+
+def _add(planes: list[int], carry: int, place: int) -> None:
+    while len(planes) <= place:
+        planes.append(0)
+    while carry:
+        if place == len(planes):
+            planes.append(carry)
+            return
+        planes[place], carry = planes[place] ^ carry, planes[place] & carry
+        place += 1
+
+
+def reverse(family: int, n: int) -> int:
+    """The family of the complements.
+
+    >>> reverse(0b0001, 2) == 0b1000
+    True
+    """
+    width = 1 << n
+    return int(format(family, f"0{width}b")[::-1], 2)
+
+
+def first(family: int) -> int:
+    """The mask with the smallest value."""
+    return (family & -family).bit_length() - 1
+
+
+def members(family: int) -> Iterator[int]:
+    """All masks, smallest value first."""
+    while family:
+        low = family & -family
+        yield low.bit_length() - 1
+        family ^= low
