@@ -57,11 +57,12 @@ class _View:
         self._usable = machine.online_cpus
         self.present = CpuSet.of(one.id for one in machine.cpus)
         self._nest = Nest()
-        keys: tuple[Callable[[Cpu], int | None], ...] = (lambda cpu: cpu.socket, lambda cpu: cpu.core, lambda cpu: cpu.l3)
+        keys: tuple[Callable[[Cpu], int | None], ...] = (lambda cpu: cpu.socket, _die, lambda cpu: cpu.core, lambda cpu: cpu.l3)
         for key in keys:
             for cpus in self._collect(key):
                 self._nest.add(cpus)
-        self._local = [one.near_cpus or one.cpus for one in machine.numa_nodes]
+        # Nodes with CPUs of their own come first: where two contradict each other, the other one gives way.
+        self._local = [one.near_cpus or one.cpus for one in sorted(machine.numa_nodes, key=lambda one: (not one.cpus, one.id))]
         for cpus in self._local:
             if cpus:
                 self._nest.add(cpus)
@@ -86,8 +87,8 @@ class _View:
         return sorted(found)
 
     def widen(self, cpus: CpuSet) -> CpuSet:
-        """Give the set itself where it nests with the groups, else the smallest group (or the whole machine) around it."""
-        if not cpus or self._nest.fits(cpus):
+        """Give the set itself where it nests with the groups (it is one then), else the smallest group, or the machine, around it."""
+        if not cpus or self._nest.add(cpus):
             return cpus
         return self._nest.around(cpus) or self.present
 
@@ -109,6 +110,11 @@ def _pci_functions(machine: Machine, view: _View) -> list[dict[str, str]]:
         for one in machine.pci_devices
         if not one.is_bridge and one.address.domain <= _MAX_DOMAIN
     ]
+
+
+def _die(cpu: Cpu) -> int | None:
+    """Number a die in the machine: the kernel's ids repeat in every socket."""
+    return None if cpu.die is None or cpu.socket is None else cpu.socket << 16 | cpu.die
 
 
 def _root_bus(one: PciDevice) -> tuple[int, int]:
