@@ -18,7 +18,7 @@ from topobus.contracts.messages import (
     ReleaseRequest,
     UnprepareRequest,
 )
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner
 from topobus.gateway.config import DeadlineSettings
@@ -47,7 +47,7 @@ class NodeAsks:
             reply = await self._bus.ask(PREFER, request, timeout_s=self._deadlines.prefer_s, node=self._node)
             if is_legal(reply.devices, available, must_include, size):
                 return tuple(sorted(reply.devices))
-        except (PeerUnavailable, ContractError) as err:
+        except TopobusError as err:
             why = str(err)
         chosen = fall_back(available, must_include, size)
         get_logger().warning("preference.fell-back", device_class=device_class, size=size, chosen=list(chosen), why=why)

@@ -21,7 +21,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import file_name, render
 from topobus.devicekit.cdi_files import delete, find_files, write
 from topobus.domain.device import driver_name
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ConfigError, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
@@ -103,9 +103,15 @@ class ClaimPreparer:
         return any(entry.device_class == device_class for entry in self._checkpoint.entries())
 
     async def restore(self) -> None:
-        """Write CDI files that a reboot removed, and remove those that no claim stands behind. Runs before kubelet is served."""
+        """Write CDI files that a reboot removed, and remove those that no claim stands behind. Runs before kubelet is served.
+
+        Errors: raises ConfigError when the folder cannot be written.
+        """
         wanted = {_file(entry): render(entry.cdi) for entry in self._checkpoint.entries() if entry.is_prepared and entry.cdi is not None}
-        written, orphans = await asyncio.to_thread(_restore_files, self._cdi_dir, wanted)
+        try:
+            written, orphans = await asyncio.to_thread(_restore_files, self._cdi_dir, wanted)
+        except OSError as err:
+            raise ConfigError(f"gateway: cdi_dir: cannot use {self._cdi_dir}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR") from err
         if written or orphans:
             get_logger().info("claims.restored", written=written, orphans_removed=orphans)
 
@@ -114,7 +120,7 @@ class ClaimPreparer:
         try:
             async with asyncio.timeout(self._deadlines.claim_s), self._one_at_a_time(claim.uid):
                 return await self._prepare(device_class, claim)
-        except (_ClaimFailed, PeerUnavailable, ContractError) as err:
+        except (_ClaimFailed, TopobusError) as err:
             error = str(err)
         except TimeoutError:
             error = f"not prepared within {self._deadlines.claim_s} s"
@@ -129,7 +135,7 @@ class ClaimPreparer:
             async with asyncio.timeout(self._deadlines.claim_s), self._one_at_a_time(claim.uid):
                 await self._unprepare(device_class, claim)
                 return ""
-        except (_ClaimFailed, PeerUnavailable, ContractError) as err:
+        except (_ClaimFailed, TopobusError) as err:
             error = str(err)
         except TimeoutError:
             error = f"not undone within {self._deadlines.claim_s} s"

@@ -16,7 +16,7 @@ import grpc
 import grpc.aio
 
 from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import PeerUnavailable, TopobusError
+from topobus.domain.errors import TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
@@ -169,7 +169,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         """Undo the adoption after a failed preparation; the reconciliation finds it later when this fails too."""
         try:
             await self._asks.release(f"{op_id}-release", owner)
-        except (PeerUnavailable, TopobusError) as err:
+        except TopobusError as err:
             get_logger().warning("release.failed", owner=owner.key, error=str(err))
 
     def _watch_variables(self, edits: ContainerEdits) -> None:

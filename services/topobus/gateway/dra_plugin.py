@@ -79,7 +79,8 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 await self._serve_once()
                 self._say("our socket was removed")
             except (ConfigError, OSError) as err:
-                get_logger().error("driver.serve-failed", driver=self.driver, error=str(err))
+                if str(err) != self.status:
+                    get_logger().error("driver.serve-failed", driver=self.driver, error=str(err))
                 self._say(str(err))
             await asyncio.sleep(self._deadlines.retry_s)
 

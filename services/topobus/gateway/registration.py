@@ -73,7 +73,8 @@ class PluginRegistrar:
                 why, pause_s = await self._one_registration()
             except (ConfigError, OSError) as err:
                 why, pause_s = str(err), self._deadlines.retry_s
-                get_logger().error("plugin.serve-failed", resource=self.resource, error=why)
+                if why != self.status:
+                    get_logger().error("plugin.serve-failed", resource=self.resource, error=why)
             self._say(why)
             await asyncio.sleep(pause_s)
 
@@ -105,8 +106,11 @@ class PluginRegistrar:
                 await rpc.RegistrationStub(channel).Register(request, timeout=self._deadlines.register_s)
             except grpc.aio.AioRpcError as err:
                 text = err.details() or err.code().name
-                get_logger().warning("plugin.register-failed", resource=self.resource, code=err.code().name, error=text)
-                return f"registration failed: {text}"
+                why = f"registration failed: {text}"
+                if why != self.status:
+                    # Said once: a dead kubelet would fill the log otherwise, every second.
+                    get_logger().warning("plugin.register-failed", resource=self.resource, code=err.code().name, error=text)
+                return why
         get_logger().info(
             "plugin.registered", resource=self.resource, endpoint=path.name, devices=len(self._state.entries(self.device_class))
         )

@@ -18,9 +18,6 @@ from topobus.domain.request import Owner, OwnerKind
 
 __all__ = ["DraHealth", "HealthEntry", "ListEntry", "health_list", "holders_of", "plugin_list"]
 
-# The proto's limit; kubelet does not enforce it, other readers may.
-_ID_LIMIT = 63
-
 
 class ListEntry(Struct, frozen=True, kw_only=True):
     """One device in the device plugin's list. `nodes` None: no topology is sent, which is not node 0."""
@@ -68,9 +65,7 @@ def plugin_list(inventory: Inventory | None, holders: Mapping[str, Owner], previ
     A device that is held through another door (a claim, a placed pod) is shown as not healthy, so that kubelet does not choose it; one that is
     held by kubelet's own allocation keeps its real health. A held device that left the inventory stays, not healthy, where it was.
     """
-    entries = {
-        one.name: _entry(one, holders.get(one.name)) for one in (inventory.devices if inventory else ()) if len(one.name) <= _ID_LIMIT
-    }
+    entries = {one.name: _entry(one, holders.get(one.name)) for one in (inventory.devices if inventory else ())}
     known = {one.id: one for one in previous}
     for name in holders.keys() - entries.keys():
         nodes = known[name].nodes if name in known else None
