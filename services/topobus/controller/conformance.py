@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.contracts.kubernetes.shape import read_as
+from topobus.controller.cel import CelCompiler
 from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
 from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.values import (
@@ -32,7 +34,17 @@ from topobus.controller.core.values import (
 )
 from topobus.domain.quantity import Quantity
 
-__all__ = ["answer", "answer_case", "read_case"]
+__all__ = ["answer", "answer_case", "check", "read_case"]
+
+# What upstream answers within its 10 s is to be answered; that is a million steps.
+_STEPS = 1_000_000
+
+
+def check(case: dict[str, Any]) -> tuple[Any, Any]:
+    """Kind `structured-allocation` of `python -m topobus.testing.conformance`: outcome and results as expected, and as we have them."""
+    expect = case["expect"]
+    got = answer_case(case, _compiler(), step_budget=_STEPS)
+    return {"outcome": expect["outcome"], "results": expect.get("results")}, {"outcome": got["outcome"], "results": got.get("results")}
 
 
 def answer_case(
@@ -95,6 +107,12 @@ def answer(outcome: Outcome) -> dict[str, Any]:
             return {"outcome": kind, "steps": outcome.steps, "reasons": [outcome.reason.message]}
         case GaveUp():
             return {"outcome": "gave-up", "steps": outcome.steps}
+
+
+@cache
+def _compiler() -> CelCompiler:
+    """One compiler for a whole file: building its environment costs more than a case."""
+    return CelCompiler()
 
 
 def _name(one: Mapping[str, Any]) -> str:
