@@ -41,6 +41,8 @@ _QUICK = {
     "TOPOBUS_GPU__HEALTH__POLL_S": "0.2",
     "TOPOBUS_GPU__HEALTH__HOLD_S": "1.5",
     "TOPOBUS_GATEWAY__DEADLINES__RECONCILE_S": "0.5",
+    # The demo's kubelet lists its pods from the first moment on.
+    "TOPOBUS_GATEWAY__DEADLINES__KUBELET_GRACE_S": "0",
 }
 _READY_S = 40.0
 _TAIL_LINES = 12
