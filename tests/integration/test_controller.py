@@ -372,6 +372,46 @@ def _allocated_devices(items: list[Change[ApiObject]]) -> dict[str, str]:
     }
 
 
+TEMPLATED = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: one-gpu}
+spec:
+  metadata: {labels: {team: a}}
+  spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.topobus.dev}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: job}
+spec:
+  containers: [{name: main}]
+  resourceClaims: [{name: card, resourceClaimTemplateName: one-gpu}]
+"""
+
+
+async def test_controller_makes_and_ends_claims_when_a_pod_names_a_template(served: Home) -> None:
+    """A pod's template becomes one claim with the pod as owner; it is allocated, and released when the pod is gone."""
+    for one in parse_manifest(TEMPLATED, where="pod.yaml"):
+        await served.apply(admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z"))
+    items = await served.objects.until(lambda changes: any(_claim_names(one.value) for one in changes))
+    (name,) = next(names for one in items if (names := _claim_names(one.value)))
+    await served.allocated(name)
+    claim_object = await served.until(name, lambda value: value is not None)
+
+    await served.bus.delete(catalogue.OBJECT, kind="pod", namespace="default", name="job")
+    await served.until(name, lambda value: value is None)
+
+    assert claim_object is not None
+    assert claim_object.metadata["labels"] == {"team": "a"}
+    assert claim_object.metadata["ownerReferences"][0]["uid"] == "uid-job"
+    assert served.topology.ledger.allocations == {}
+
+
+def _claim_names(one: ApiObject | None) -> list[str]:
+    statuses = one.status.get("resourceClaimStatuses") if one is not None and one.kind == "Pod" else None
+    return [status["resourceClaimName"] for status in statuses or []]
+
+
 def _pod(count: int, name: str = "trainer") -> PodRequest:
     return PodRequest(
         owner=Owner(kind=OwnerKind.POD, name=name, uid=f"uid-{name}"),

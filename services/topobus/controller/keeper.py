@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes import limits
-from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
 from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.controller.config import ControllerSettings
@@ -95,6 +95,8 @@ class ClaimKeeper:
 
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
         claim = stored.value
+        if object_parts(claim) != key._asdict():
+            raise ContractError(f"{name_of(claim)} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
         if metadata_of(claim).deletion_timestamp:
             await self._finish(key, stored)
             return

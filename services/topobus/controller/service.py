@@ -19,6 +19,7 @@ from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
+from topobus.controller.podkeeper import PodKeeper
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
@@ -48,6 +49,7 @@ class _Controller:
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
         self._keeper = ClaimKeeper(settings, runtime, self._world, CelCompiler(), metrics)
+        self._pods = PodKeeper(runtime, self._world)
         self._planner = Planner(settings, runtime, self._world, metrics)
         self._changed = asyncio.Event()
         self._gone: list[ApiObject] = []
@@ -144,6 +146,7 @@ class _Controller:
                 is_planning = True
                 get_logger().info("controller.ready", nodes=len(self._world.nodes()), objects=len(self._world.objects))
             is_due = await self._release_gone()
+            is_due = await self._pods.reconcile_all() or is_due
             is_due = await self._keeper.reconcile_all() or is_due
 
     async def _plan(self, request: PlanRequest) -> PlanReply:

@@ -185,8 +185,8 @@ def with_condition(one: ApiObject, *, is_allocated: bool, reason: str, message: 
     status = "True" if is_allocated else "False"
     others: list[Any] = []
     since = now
-    for old in one.status.get("conditions") or []:
-        if isinstance(old, dict) and old.get("type") == ALLOCATED:
+    for old in _conditions(one):
+        if old.get("type") == ALLOCATED:
             since = str(old.get("lastTransitionTime") or now) if old.get("status") == status else now
         else:
             others.append(old)
@@ -204,8 +204,7 @@ def with_condition(one: ApiObject, *, is_allocated: bool, reason: str, message: 
 def has_condition(one: ApiObject, *, reason: str, message: str) -> bool:
     """Say whether the claim tells this already."""
     wanted = {"type": ALLOCATED, "status": "False", "reason": reason, "message": _shorten(message)}
-    conditions = [old for old in one.status.get("conditions") or [] if isinstance(old, dict)]
-    return any(all(old.get(name) == value for name, value in wanted.items()) for old in conditions)
+    return any(all(old.get(name) == value for name, value in wanted.items()) for old in _conditions(one))
 
 
 def is_finished(one: ApiObject) -> bool:
@@ -222,6 +221,12 @@ def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult
         for one in allocation.devices.results
     )
     return msgspec.structs.replace(allocation, devices=msgspec.structs.replace(allocation.devices, results=results))
+
+
+def _conditions(one: ApiObject) -> list[dict[str, Any]]:
+    """List the conditions that are ones; anybody may have stored anything."""
+    found = one.status.get("conditions")
+    return [old for old in found if isinstance(old, dict)] if isinstance(found, list) else []
 
 
 def _wire(value: Struct) -> dict[str, Any]:

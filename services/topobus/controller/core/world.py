@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, metadata_of, name_of
 from topobus.contracts.kubernetes.resource import CelSelector, ClaimSpec, DeviceClassSpec, Selector, SliceSpec
-from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import attempt_of, held_by, owner_of, status_of
 from topobus.controller.core.inventory import holders_from_ledger, slices_from_inventory
+from topobus.controller.core.pods import owner_pod_uid
 from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Node, Slice, Usage
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
@@ -92,10 +94,16 @@ class World:
         self.objects[key] = stored
         if key.kind in ("deviceclass", "resourceslice"):
             self.supply += 1
+        where = name_of(stored.value)
         if key.kind == "deviceclass":
-            self._classes[key.name] = read_as(stored.value.spec, DeviceClassSpec, where=name_of(stored.value))
+            device_class = read_as(stored.value.spec, DeviceClassSpec, where=where)
+            _refuse(limits.check_class(device_class), where)
+            self._classes[key.name] = device_class
         elif key.kind == "resourceslice":
-            self._foreign[key] = Slice(key.name, read_as(stored.value.spec, SliceSpec, where=name_of(stored.value)))
+            spec = read_as(stored.value.spec, SliceSpec, where=where)
+            # One wrong amount in a slice would end every search that meets it.
+            _refuse(limits.check_slice(spec), where)
+            self._foreign[key] = Slice(key.name, spec)
 
     def drop_object(self, key: ObjectKey) -> Stored | None:
         """Forget an object; gives what was known of it."""
@@ -117,13 +125,33 @@ class World:
         return tuple(sorted(found, key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])))
 
     def nodes_for(self, claim: ApiObject) -> tuple[str, ...]:
-        """List the nodes to try, in order: the one where the claim holds devices already, else the one it names, else all by name."""
+        """List the nodes to try, in order.
+
+        The one where the claim holds devices already, else the one it names, else that of other claims of its pod, else all by name.
+        """
         key = owner_of(claim).key
         holding = sorted(node for node, ledger in self.ledgers.items() if key in ledger.allocations)
         if holding:
             return tuple(holding)
-        named = metadata_of(claim).annotations.get(NODE_ANNOTATION)
+        named = metadata_of(claim).annotations.get(NODE_ANNOTATION) or self._sibling_node(claim)
         return (named,) if named else self.nodes()
+
+    def _sibling_node(self, claim: ApiObject) -> str | None:
+        """Name the node on which another claim of the same pod is allocated: a pod runs on one node."""
+        pod = owner_pod_uid(claim)
+        if pod is None:
+            return None
+        for other in self._other_claims(claim):
+            if owner_pod_uid(other) == pod:
+                try:
+                    attempt, allocation = attempt_of(other), status_of(other).allocation
+                except ContractError:
+                    continue
+                pools = {one.pool for one in allocation.devices.results} if allocation is not None else set()
+                nodes = ({attempt.node} if attempt is not None else set()) | (pools & set(self.nodes()))
+                if nodes:
+                    return min(nodes)
+        return None
 
     def nodes(self) -> tuple[str, ...]:
         """List all nodes that published a machine or an inventory, by name."""
@@ -200,3 +228,8 @@ class World:
         return (
             stored.value for key, stored in self.objects.items() if key.kind == "resourceclaim" and stored.value.metadata.get("uid") != uid
         )
+
+
+def _refuse(problems: list[Problem], where: str) -> None:
+    if problems:
+        raise ContractError(f"{where}: " + "; ".join(str(one) for one in problems))

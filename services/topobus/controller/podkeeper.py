@@ -1,0 +1,98 @@
+"""The keeper of stored pods: makes the claims that their templates ask for, and ends those of pods that are gone.
+
+Flows in: the world. Flows out: created and marked claims, and the names in the pods' status. It neither places pods nor waits for their claims: that is for
+whoever runs them. A claim is ended only on evidence: its pod was stored here once and is not any more, after a whole snapshot.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.objects import ask_deletion, metadata_of, name_of
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.pods import claim_from_template, owner_pod_uid, wanted_claims, with_claim_names
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.bus import Conflict
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["PodKeeper"]
+
+
+class PodKeeper:
+    """Reconciles pods with their claims."""
+
+    def __init__(self, runtime: Runtime, world: World) -> None:
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._world = world
+        self._told: dict[ObjectKey, str] = {}
+
+    async def reconcile_all(self) -> bool:
+        """Bring every pod's claims up to date; True says that a write was not confirmed and another try is due."""
+        is_due = False
+        pods = [(key, stored) for key, stored in sorted(self._world.objects.items()) if key.kind == "pod"]
+        for key, stored in pods:
+            try:
+                await self._reconcile(key, stored)
+            except PeerUnavailable as err:
+                get_logger().warning("pod.write-ambiguous", pod=name_of(stored.value), error=str(err))
+                is_due = True
+            except ContractError as err:
+                self._tell(key, stored.value, str(err))
+        uids = {metadata_of(stored.value).uid for _, stored in pods}
+        for key, stored in self._world.claims():
+            owner = owner_pod_uid(stored.value)
+            if owner is not None and owner not in uids and not metadata_of(stored.value).deletion_timestamp:
+                try:
+                    await self._end(key, stored)
+                except PeerUnavailable as err:
+                    get_logger().warning("claim.write-ambiguous", claim=name_of(stored.value), error=str(err))
+                    is_due = True
+        self._told = {key: why for key, why in self._told.items() if key in self._world.objects}
+        return is_due
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
+        pod = stored.value
+        if metadata_of(pod).deletion_timestamp or not metadata_of(pod).uid:
+            return
+        wanted = wanted_claims(pod)
+        for one in wanted:
+            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+            if claim_key in self._world.objects:
+                continue
+            template = self._world.objects.get(ObjectKey("resourceclaimtemplate", key.namespace, one.template))
+            if template is None:
+                raise ContractError(
+                    f"{name_of(pod)}: resourceClaims {one.entry}: there is no ResourceClaimTemplate {key.namespace}/{one.template}"
+                )
+            claim = claim_from_template(pod, one, template.value, now=rfc3339(self._runtime.clock.now()))
+            if await self._write(claim_key, 0, claim):
+                get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=one.template)
+        named = with_claim_names(pod, wanted)
+        if named != pod:
+            await self._write(key, stored.revision, named)
+        self._told.pop(key, None)
+
+    async def _end(self, key: ObjectKey, stored: Stored) -> None:
+        marked = ask_deletion(stored.value, now=rfc3339(self._runtime.clock.now()))
+        get_logger().info("claim.ended", claim=name_of(stored.value), why="its pod is gone")
+        if marked is None:
+            await self._bus.delete(catalogue.OBJECT, **key._asdict())
+            self._world.drop_object(key)
+        else:
+            await self._write(key, stored.revision, marked)
+
+    async def _write(self, key: ObjectKey, revision: int, value: ApiObject) -> bool:
+        written = await self._bus.compare_and_set(catalogue.OBJECT, value, revision, **key._asdict())
+        if isinstance(written, Conflict):
+            return False
+        self._world.put_object(key, Stored(written.revision, value))
+        return True
+
+    def _tell(self, key: ObjectKey, pod: ApiObject, why: str) -> None:
+        """Log what is wrong with a pod, once."""
+        if self._told.get(key) != why:
+            self._told[key] = why
+            get_logger().warning("pod.waiting", pod=name_of(pod), why=why)

@@ -1,0 +1,158 @@
+"""The controller's copy of the world: what is free to whom, and which nodes are tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core import claims
+from topobus.controller.core.claims import read_claim
+from topobus.controller.core.pods import claim_from_template, owner_pod_uid, wanted_claims
+from topobus.controller.core.values import Allocated, AllocationInput, Fault
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.domain.device import Device, Inventory
+from topobus.domain.errors import ContractError
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.request import Owner, OwnerKind
+from unit.controller.allocation import solve
+
+
+def _claim(name: str, count: int = 1, **metadata: Any) -> ApiObject:
+    request = {"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev", "count": count}}
+    return ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": name, "namespace": "default", "uid": f"uid-{name}", **metadata},
+        spec={"devices": {"requests": [request]}},
+    )
+
+
+def _world(*nodes: str) -> World:
+    world = World()
+    for node in nodes:
+        devices = tuple(Device(name=f"gpu-{index}", device_class="gpu") for index in range(4))
+        world.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=devices))
+    return world
+
+
+def _put(world: World, one: ApiObject, revision: int = 1) -> None:
+    world.put_object(ObjectKey(one.kind.lower(), "default", one.metadata["name"]), Stored(revision, one))
+
+
+def _input(world: World, one: ApiObject, node: str = "n1") -> AllocationInput:
+    return world.input_for(node, one, read_claim(one))
+
+
+def _devices(given: AllocationInput) -> list[str]:
+    outcome = solve(given)
+    assert isinstance(outcome, Allocated), outcome
+    return [one.device for one in outcome.results[0].devices.results]
+
+
+def _ledger(owner: Owner, *devices: str) -> Ledger:
+    return Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": devices}),))})
+
+
+def test_world_offers_a_class_for_each_driver_when_none_is_stored() -> None:
+    """`gpu.topobus.dev` works without anybody storing it; a stored class of that name wins."""
+    world = _world("n1")
+    assert _devices(_input(world, _claim("a"))) == ["gpu-0"]
+
+    selectors = [{"cel": {"expression": "device.driver == 'nobody'"}}]
+    stored = ApiObject(
+        api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "gpu.topobus.dev"}, spec={"selectors": selectors}
+    )
+    world.put_object(ObjectKey("deviceclass", "_", "gpu.topobus.dev"), Stored(1, stored))
+
+    assert not isinstance(solve(_input(world, _claim("a"))), Allocated | Fault)
+
+
+def test_world_counts_ledger_and_attempts_of_others_as_taken() -> None:
+    """What a pod holds in the ledger and what another claim is about to hold are both taken."""
+    world = _world("n1")
+    world.put_ledger(_ledger(Owner(kind=OwnerKind.POD, name="p", uid="u"), "gpu-0"))
+    other = _claim("other")
+    outcome = solve(_input(world, other))
+    assert isinstance(outcome, Allocated)
+    _put(world, claims.with_attempt(other, claims.Attempt(number=1, node="n1", allocation=outcome.results[0])))
+
+    assert _devices(_input(world, _claim("mine"))) == ["gpu-2"]
+
+
+def test_world_gives_a_claim_what_it_holds_already_when_it_was_interrupted() -> None:
+    """A claim that holds devices in the ledger gets exactly those, on that node, and no others."""
+    world = _world("n1", "n2")
+    mine = _claim("mine", count=2)
+    world.put_ledger(_ledger(claims.owner_of(mine), "gpu-1", "gpu-3"))
+
+    assert world.nodes_for(mine) == ("n1",)
+    assert _devices(_input(world, mine)) == ["gpu-1", "gpu-3"]
+    assert not isinstance(solve(_input(world, _claim("mine", count=3))), Allocated)
+
+
+def test_world_tries_the_named_node_alone_when_the_claim_names_one() -> None:
+    """An annotation restricts the search; without it all nodes are tried by name."""
+    world = _world("n2", "n1")
+
+    assert world.nodes_for(_claim("any")) == ("n1", "n2")
+    assert world.nodes_for(_claim("one", annotations={"topobus.dev/node": "n2"})) == ("n2",)
+
+
+def test_world_keeps_a_pods_claims_on_one_node() -> None:
+    """A claim follows the other claims of its pod."""
+    world = _world("n1", "n2")
+    owner = {"ownerReferences": [{"kind": "Pod", "name": "p", "uid": "pod-1", "controller": True}]}
+    first = _claim("first", **owner)
+    outcome = solve(_input(world, first, "n2"))
+    assert isinstance(outcome, Allocated)
+    _put(world, claims.with_allocation(first, outcome.results[0], now="t"))
+
+    assert world.nodes_for(_claim("second", **owner)) == ("n2",)
+    assert world.nodes_for(_claim("stranger")) == ("n1", "n2")
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "wanted"),
+    [
+        ("DeviceClass", {"selectors": "x"}, "selectors"),
+        ("DeviceClass", {"selectors": [{}]}, "wanted cel"),
+        ("ResourceSlice", {"driver": "d.example.com", "pool": {"name": "p", "resourceSliceCount": 1}}, "exactly one of nodeName"),
+        (
+            "ResourceSlice",
+            {
+                "driver": "d.example.com",
+                "pool": {"name": "p", "resourceSliceCount": 1},
+                "allNodes": True,
+                "devices": [{"name": "x", "capacity": {"memory": {"value": "1KiB"}}}],
+            },
+            "not a quantity",
+        ),
+    ],
+)
+def test_world_refuses_a_class_or_slice_when_it_breaks_a_limit(kind: str, spec: dict[str, Any], wanted: str) -> None:
+    """One wrong object is left out with its reason; it must not end the searches of others."""
+    world = _world("n1")
+    one = ApiObject(api_version="resource.k8s.io/v1", kind=kind, metadata={"name": "odd"}, spec=spec)
+
+    with pytest.raises(ContractError, match=wanted):
+        world.put_object(ObjectKey(kind.lower(), "_", "odd"), Stored(1, one))
+
+    assert _devices(_input(world, _claim("a"))) == ["gpu-0"]
+
+
+def test_pod_claims_have_stable_names_that_fit_when_the_pods_name_is_long() -> None:
+    """The name follows from pod and entry, is a DNS label, and tells pods of one name apart."""
+    spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "card", "resourceClaimTemplateName": "t"}]}
+    pods = [ApiObject(api_version="v1", kind="Pod", metadata={"name": "p" * 60, "uid": uid}, spec=spec) for uid in ("a", "a", "b")]
+    template = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaimTemplate", metadata={"name": "t"}, spec={"spec": {"devices": {"requests": []}}}
+    )
+
+    names = [wanted_claims(one)[0].name for one in pods]
+    made = claim_from_template(pods[0], wanted_claims(pods[0])[0], template, now="t")
+
+    assert names[0] == names[1] != names[2]
+    assert len(names[0]) <= 63
+    assert owner_pod_uid(made) == "a"
