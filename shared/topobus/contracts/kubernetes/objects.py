@@ -118,7 +118,8 @@ def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = No
     annotations |= {key: value for key, value in (previous.metadata.get("annotations") or {}).items() if key in _CONTROLLER_ANNOTATIONS}
     if annotations:
         metadata["annotations"] = annotations
-    generation = int(previous.metadata.get("generation") or 1)
+    known = previous.metadata.get("generation")
+    generation = known if isinstance(known, int) else 1
     metadata["generation"] = generation + (0 if previous.spec == one.spec else 1)
     return msgspec.structs.replace(one, metadata=metadata, status=previous.status)
 

@@ -1,0 +1,91 @@
+"""Whatever stands in the store, the controller answers with a reason or leaves it alone; it never falls over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from topobus.contracts.kubernetes.objects import admit, ask_deletion, metadata_of, name_of, object_parts
+from topobus.contracts.kubernetes.pod import pod_request
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core import claims
+from topobus.controller.core.pods import owner_pod_uid, wanted_claims
+from topobus.controller.core.search import allocate
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.domain.device import Device, Inventory
+from topobus.domain.errors import ContractError
+from unit.controller.allocation import COMPILER
+
+WORDS = st.sampled_from(
+    [
+        "name", "uid", "namespace", "annotations", "finalizers", "deletionTimestamp", "ownerReferences", "topobus.dev/attempt", "topobus.dev/attempts",
+        "devices", "requests", "exactly", "deviceClassName", "gpu.topobus.dev", "selectors", "cel", "expression", "count", "allocationMode", "All",
+        "constraints", "matchAttribute", "config", "opaque", "driver", "parameters", "conditions", "allocation", "results", "consumedCapacity",
+        "containers", "resources", "limits", "cpu", "resourceClaims", "x", "", "1Ki", "resource.kubernetes.io/pcieRoot", "request", "pool", "shareID",
+        "firstAvailable", "tolerations", "capacity", "kind", "Pod", "controller", "{", "true",
+    ]
+)  # fmt: skip
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=4),
+    max_leaves=25,
+)
+OBJECTS = st.builds(
+    ApiObject,
+    api_version=st.just("resource.k8s.io/v1"),
+    kind=st.sampled_from(["ResourceClaim", "DeviceClass", "ResourceSlice", "Pod", "ResourceClaimTemplate"]),
+    metadata=st.dictionaries(WORDS, JSON, max_size=5),
+    spec=st.dictionaries(WORDS, JSON, max_size=4),
+    status=st.dictionaries(WORDS, JSON, max_size=4),
+)
+
+
+def _may_refuse(action: Any, *arguments: Any) -> Any:
+    try:
+        return action(*arguments)
+    except ContractError:
+        return None
+
+
+@settings(deadline=None, max_examples=400)
+@given(OBJECTS)
+def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
+    """Any object can be named, told a condition and deleted; reading it gives a value or a ContractError."""
+    name_of(one)
+    object_parts(one)
+    metadata_of(one)
+    claims.owner_of(one)
+    claims.number_of(one)
+    claims.is_finished(claims.without_protection(one))
+    told = claims.with_condition(one, is_allocated=False, reason="R", message="m", now="t")
+    assert claims.has_condition(told, reason="R", message="m")
+    _may_refuse(lambda: ask_deletion(one, now="t"))
+    _may_refuse(lambda: admit(one, uid="u", now="t"))
+    for action in (
+        claims.status_of,
+        claims.attempt_of,
+        claims.held_by,
+        owner_pod_uid,
+        wanted_claims,
+        lambda pod: pod_request(pod, uid="u"),
+    ):
+        _may_refuse(action, one)
+
+
+@settings(deadline=None, max_examples=400)
+@given(st.lists(OBJECTS, max_size=4), st.dictionaries(WORDS, JSON, max_size=4))
+def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[str, Any]) -> None:
+    """A world full of garbage still gives every readable claim an outcome."""
+    world = World()
+    world.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)))
+    for index, one in enumerate(stored):
+        _may_refuse(world.put_object, ObjectKey(one.kind.lower(), "default", f"o{index}"), Stored(1, one))
+    mine = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "mine", "uid": "u"}, spec=spec)
+
+    for claim in (mine, *(one for one in stored if one.kind == "ResourceClaim")):
+        read = _may_refuse(claims.read_claim, claim)
+        if read is not None:
+            for node in world.nodes_for(claim):
+                allocate(world.input_for(node, claim, read), COMPILER, step_budget=500)
