@@ -308,6 +308,19 @@ async def test_gateway_registers_its_driver_with_a_kubelet_that_restarts(rig: Ri
     assert first == second
 
 
+async def test_gateway_fails_the_claim_and_goes_on_when_the_cdi_folder_cannot_be_written(rig: Rig) -> None:
+    """A full or broken disk is the claim's error, with the path; mended, the same claim is prepared."""
+    rig.cdi_dir.write_text("a file where the folder should be")
+    async with rig.kubelet, rig.gateway():
+        broken = await prepare(rig)
+        rig.cdi_dir.unlink()
+        mended = await prepare(rig)
+
+    assert "cannot write" in broken.error
+    assert str(rig.cdi_dir) in broken.error
+    assert mended.error == ""
+
+
 @pytest.fixture
 def checkpoint_path(rig: Rig) -> Path:
     """The checkpoint's place, its folder made."""

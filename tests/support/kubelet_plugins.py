@@ -75,7 +75,9 @@ class TrivialPlugin(rpc.DevicePluginServicer):
     async def register(self, *, version: str = "v1beta1", endpoint: str | None = None, resource: str | None = None) -> str:
         """Register as a plugin does, with 20 s; the refusal's text, empty when kubelet took it."""
         request = pb.RegisterRequest(version=version, endpoint=endpoint or self.socket, resource_name=resource or self.resource)
-        async with grpc.aio.insecure_channel(f"unix:{self.folder / 'kubelet.sock'}") as channel:
+        async with grpc.aio.insecure_channel(
+            f"unix:{self.folder / 'kubelet.sock'}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as channel:
             try:
                 await rpc.RegistrationStub(channel).Register(request, timeout=20.0)
             except grpc.aio.AioRpcError as err:

@@ -20,7 +20,7 @@ from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.holdings import idle_allocations
 from topobus.gateway.node_state import NodeState
-from topobus.gateway.sockets import identity
+from topobus.gateway.sockets import dialling, identity
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.runtime.logging import get_logger
@@ -76,7 +76,7 @@ class Reconciler:
         """Resource to the ids that pods have; None when kubelet does not tell."""
         if identity(self._socket) is None:
             return None
-        async with grpc.aio.insecure_channel(f"unix:{self._socket}") as channel:
+        async with dialling(self._socket) as channel:
             try:
                 answer = await rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
             except grpc.aio.AioRpcError as err:

@@ -19,7 +19,7 @@ from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.device_plugin import DevicePlugin
 from topobus.gateway.node_state import NodeState
-from topobus.gateway.sockets import CallMetrics, FolderWatch, identity, serving
+from topobus.gateway.sockets import CallMetrics, FolderWatch, dialling, identity, serving
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.runtime.logging import get_logger
@@ -101,7 +101,7 @@ class PluginRegistrar:
     async def _register(self, kubelet_path: Path, path: Path) -> str:
         """Call Register; the refusal's text, empty when kubelet took it."""
         request = pb.RegisterRequest(version="v1beta1", endpoint=path.name, resource_name=self.resource)
-        async with grpc.aio.insecure_channel(f"unix:{kubelet_path}") as channel:
+        async with dialling(kubelet_path) as channel:
             try:
                 await rpc.RegistrationStub(channel).Register(request, timeout=self._deadlines.register_s)
             except grpc.aio.AioRpcError as err:

@@ -23,7 +23,7 @@ from topobus.domain.outcome import Refusal
 from topobus.gateway.node_state import Broadcast
 from topobus.runtime.logging import get_logger
 
-__all__ = ["CallMetrics", "CallRefused", "FolderWatch", "answer", "identity", "refuse", "remove_stale", "serving"]
+__all__ = ["CallMetrics", "CallRefused", "FolderWatch", "answer", "dialling", "identity", "refuse", "remove_stale", "serving"]
 
 T = TypeVar("T")
 
@@ -106,6 +106,14 @@ async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIt
         if identity(path) == mine:
             # Another gateway may serve under this name by now: only our own socket is ours to remove.
             path.unlink(missing_ok=True)  # noqa: ASYNC240  (one unlink is shorter than a thread's start)
+
+
+def dialling(path: Path) -> grpc.aio.Channel:
+    """Open a channel of its own to a socket of kubelet's.
+
+    gRPC shares connections (and their back-off) between the channels of one process; a restarted kubelet listens under the same name.
+    """
+    return grpc.aio.insecure_channel(f"unix:{path}", options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def identity(path: Path) -> tuple[int, int, int] | None:

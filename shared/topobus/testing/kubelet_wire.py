@@ -47,10 +47,16 @@ async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
 
     Errors: raises DialError with kubelet's wording after `timeout_s`; the channel is closed then.
     """
-    # Without a limit, gRPC backs off up to two minutes between attempts and would miss a socket that appears late.
     channel = grpc.aio.insecure_channel(
         f"unix:{path}",
-        options=[("grpc.initial_reconnect_backoff_ms", 50), ("grpc.min_reconnect_backoff_ms", 50), ("grpc.max_reconnect_backoff_ms", 200)],
+        options=[
+            # gRPC shares connections between channels of one process; kubelet dials anew, and a removed socket must not answer.
+            ("grpc.use_local_subchannel_pool", 1),
+            # Without a limit, gRPC backs off up to two minutes between attempts and would miss a socket that appears late.
+            ("grpc.initial_reconnect_backoff_ms", 50),
+            ("grpc.min_reconnect_backoff_ms", 50),
+            ("grpc.max_reconnect_backoff_ms", 200),
+        ],
     )
     try:
         await asyncio.wait_for(channel.channel_ready(), timeout_s)
