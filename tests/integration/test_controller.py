@@ -43,6 +43,7 @@ from topobus.topology.service import serve as serve_topology
 pytestmark = pytest.mark.integration
 
 NODE = "demo-node"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "claims"
 SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
 
 PAIR = """
@@ -207,6 +208,19 @@ async def test_controller_allocates_gpu_and_nic_under_one_root_when_claim_asks_f
     assert held == {"gpu": (results[0]["device"],), "nic": (results[1]["device"],)}
     event: DecisionEvent = next(event.value for event in events if event.value.verb == "allocate")
     assert (event.node, event.owner) == (NODE, owner)
+
+
+async def test_example_claim_is_allocated_on_the_demo_machine(served: Home) -> None:
+    """The claim of the examples, with its classes, gets a GPU and an RDMA NIC below one root."""
+    for file in ("classes.yaml", "gpu-nic-pair.yaml"):
+        for one in parse_manifest((EXAMPLES / file).read_text(encoding="utf-8"), where=file):
+            await served.apply(admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z"))
+
+    results = await served.allocated("gpu-nic-pair")
+
+    roots = {device.name: device.pcie_root for inventory in served.inventories for device in inventory.devices}
+    assert [result["request"] for result in results] == ["gpu", "nic"]
+    assert len({roots[result["device"]] for result in results}) == 1
 
 
 async def test_controller_writes_kubernetes_status_when_allocated(served: Home) -> None:
