@@ -8,8 +8,9 @@ import random
 import pytest
 from msgspec import structs
 
+from topobus.domain.alignment.device_groups import Links
 from topobus.domain.alignment.devices import choose_devices, split_by_affinity
-from topobus.domain.alignment.locality import Site, link_between, matching, site_of
+from topobus.domain.alignment.locality import Site, matching, site_of
 from topobus.domain.device import Device, Link, LinkClass
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import NodeSet
@@ -68,11 +69,11 @@ def test_choose_devices_counts_a_degraded_device_as_a_last_resort() -> None:
     assert len(choose_devices(devices, sites(devices), 3).names) == 3
 
 
-def test_link_between_is_the_worst_when_nothing_is_known() -> None:
+def test_links_between_are_the_worst_when_nothing_is_known() -> None:
     """Two devices without any known place are as far apart as can be."""
     one, other = Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu")
 
-    assert link_between(one, other, site_of(one, {}), site_of(other, {})).rank == list(LinkClass).index(LinkClass.SYSTEM)
+    assert Links([one, other]).between("a", "b", site_of(one, {}), site_of(other, {})).rank == list(LinkClass).index(LinkClass.SYSTEM)
 
 
 @pytest.mark.parametrize("count", range(1, 8))
@@ -86,9 +87,10 @@ def test_choose_devices_is_exact_when_compared_with_all_subsets(count: int) -> N
             for place in range(7)
         ]
         where = sites(devices)
+        known = Links(devices)
 
-        def goal(subset: tuple[Device, ...], where: dict[str, Site] = where) -> tuple[int, float, tuple[str, ...]]:
-            links = [link_between(a, b, where[a.name], where[b.name]) for a, b in itertools.combinations(subset, 2)]
+        def goal(subset: tuple[Device, ...], where: dict[str, Site] = where, known: Links = known) -> tuple[int, float, tuple[str, ...]]:
+            links = [known.between(a.name, b.name, where[a.name], where[b.name]) for a, b in itertools.combinations(subset, 2)]
             return (
                 max((one.rank for one in links), default=0),
                 -sum(one.bandwidth_gbps for one in links),

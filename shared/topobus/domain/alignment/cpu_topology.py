@@ -31,53 +31,50 @@ class CpuPlace(Struct, frozen=True):
 class CpuTopology:
     """The CPUs of one machine by level. Immutable once made; every map goes from an id to a bitset of CPU ids."""
 
-    __slots__ = ("all_bits", "by_core", "by_l3", "by_numa", "by_socket", "core_of", "places")
+    __slots__ = ("all_bits", "by_core", "by_l3", "by_numa", "by_socket", "count")
 
     def __init__(self, places: Iterable[CpuPlace]) -> None:
-        self.places = tuple(sorted(places, key=lambda one: one.cpu))
         self.all_bits = 0
         self.by_core: dict[int, int] = {}
         self.by_l3: dict[int, int] = {}
         self.by_numa: dict[int, int] = {}
         self.by_socket: dict[int, int] = {}
-        for one in self.places:
-            bit = 1 << one.cpu
-            self.all_bits |= bit
-            self.by_core[one.core] = self.by_core.get(one.core, 0) | bit
-            self.by_l3[one.l3] = self.by_l3.get(one.l3, 0) | bit
-            self.by_socket[one.socket] = self.by_socket.get(one.socket, 0) | bit
-            if one.numa_node is not None:
-                self.by_numa[one.numa_node] = self.by_numa.get(one.numa_node, 0) | bit
+        for one in places:
+            self._add(1 << one.cpu, one.core, one.socket, one.numa_node, one.l3)
+        self.count = self.all_bits.bit_count()
 
     @classmethod
     def of_cores(cls, cores: Iterable[CoreView]) -> Self:
         """Lay out the cores of a view. Without a socket all is one socket; without an L3 the socket is the group, under an id of its own."""
-        return cls(
-            CpuPlace(
-                cpu=cpu,
-                core=core.cpus.lowest,
-                socket=core.socket if core.socket is not None else 0,
-                numa_node=core.numa_node,
-                l3=core.l3 if core.l3 is not None else -1 - (core.socket if core.socket is not None else 0),
-            )
-            for core in cores
-            for cpu in core.cpus
-        )
+        made = cls(())
+        for core in cores:
+            socket = core.socket if core.socket is not None else 0
+            made._add(core.cpus.bits, core.cpus.lowest, socket, core.numa_node, core.l3 if core.l3 is not None else -1 - socket)
+        made.count = made.all_bits.bit_count()
+        return made
+
+    def _add(self, bits: int, core: int, socket: int, numa_node: int | None, l3: int) -> None:
+        self.all_bits |= bits
+        self.by_core[core] = self.by_core.get(core, 0) | bits
+        self.by_l3[l3] = self.by_l3.get(l3, 0) | bits
+        self.by_socket[socket] = self.by_socket.get(socket, 0) | bits
+        if numa_node is not None:
+            self.by_numa[numa_node] = self.by_numa.get(numa_node, 0) | bits
 
     @property
     def threads_per_core(self) -> int:
         """CPUs over cores, rounded down, as kubelet counts (an offline sibling lowers it)."""
-        return len(self.places) // len(self.by_core) if self.by_core else 1
+        return self.count // len(self.by_core) if self.by_core else 1
 
     @property
     def cpus_per_socket(self) -> int:
         """CPUs over sockets, rounded down."""
-        return len(self.places) // len(self.by_socket) if self.by_socket else 0
+        return self.count // len(self.by_socket) if self.by_socket else 0
 
     @property
     def cpus_per_l3(self) -> int:
         """CPUs over L3 groups, rounded down."""
-        return len(self.places) // len(self.by_l3) if self.by_l3 else 0
+        return self.count // len(self.by_l3) if self.by_l3 else 0
 
     def cpus_by_node(self) -> Mapping[int, CpuSet]:
         """CPUs of each NUMA node that has some."""

@@ -76,7 +76,7 @@ def take_cpus(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptio
         count,
         group,
         total_nodes=len(topology.by_numa),
-        total_cpus=len(topology.places),
+        total_cpus=topology.count,
         floor=floor if options.is_corrected else 0,
         is_corrected=options.is_corrected,
     )

@@ -2,24 +2,23 @@
 
 Goal, the first difference decides: (1) fewest degraded devices; (2) widest bottleneck link among the chosen; (3) highest total bandwidth; (4) closest to
 the devices of other classes in the same container, chosen or still to be chosen; (5) least damage to what can be asked for later, single devices
-included; (6) the smallest names. A class whose devices report no links puts (4) before (2): a NIC belongs next to its GPU, not next to another NIC.
-An unknown link is the worst.
+included; (6) the smallest names, of groups that are alike the one with the smallest name giving most. A class whose devices report no links puts (4)
+before (2): a NIC belongs next to its GPU, not next to another NIC. An unknown link is the worst.
 
-Devices that nothing tells apart but their names form one symmetry class, so the search walks counts a class, not subsets. It is exact up to
-`SEARCH_BUDGET` count vectors; beyond, the best of those walked (the dense ones come first) is taken and `Choice.is_exact` is False.
+The search walks counts a symmetry class, not subsets, and cuts branches that cannot win. It is exact up to `SEARCH_BUDGET` count vectors; beyond, the best
+of those walked (the dense ones come first) is taken and `Choice.is_exact` is False.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from topobus.domain.alignment.locality import FARTHEST, LINK_CLASSES, Reach, Site, link_between, matching
+from topobus.domain.alignment.device_groups import Company, Group, Links, form_groups, interchangeable
+from topobus.domain.alignment.locality import FARTHEST, LINK_CLASSES, Reach, Site, matching
 from topobus.domain.device import Device, LinkClass
-from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
 
 __all__ = ["SEARCH_BUDGET", "Choice", "Company", "Split", "choose_devices", "split_by_affinity"]
@@ -29,6 +28,7 @@ SEARCH_BUDGET = 20_000
 
 # Sets that workloads ask for (powers of two); damage is counted in how many of each fit under one switch, root and NUMA node.
 _LATER_SIZES = (8, 4, 2)
+_LATER_LEVELS = (1, 2, 3)
 
 
 class Split(Struct, frozen=True, kw_only=True):
@@ -37,13 +37,6 @@ class Split(Struct, frozen=True, kw_only=True):
     aligned: tuple[str, ...]
     unaligned: tuple[str, ...]
     no_affinity: tuple[str, ...]
-
-
-class Company(Struct, frozen=True):
-    """Another class in the same container: where its devices sit, and how many of them there will be."""
-
-    sites: Mapping[Site, int]
-    count: int
 
 
 class Choice(Struct, frozen=True, kw_only=True):
@@ -56,7 +49,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     pairs: tuple[int, ...] = ()
     """Pairs made with devices of other classes, by rank from same switch to farthest."""
     tied: int = 0
-    """How many other choices were as good and lost by name."""
+    """How many other choices were as good and lost by name; choices that differ only in groups that are alike count once."""
     is_exact: bool = True
 
 
@@ -92,99 +85,54 @@ def choose_devices(
     musts = {one.name for one in must_include}
     pool = [*must_include, *(one for one in candidates if one.name not in musts)]
     count = max(len(musts), min(count, len(pool)))
+    links = Links(pool)
     if count == len(pool) or count == 0:
-        return _report(pool[:count] if count else [], sites, company)
-    groups = _symmetry_classes(pool, musts, sites)
-    return _Search(groups, sites, count, company, free or pool).run()
-
-
-class _Group(Struct, frozen=True):
-    """Devices that nothing tells apart but their names, smallest names first; the first `musts` of them are wanted in any case."""
-
-    devices: tuple[Device, ...]
-    musts: int
-    site: Site
-    is_degraded: bool
-
-
-def _symmetry_classes(pool: Sequence[Device], musts: Collection[str], sites: Mapping[str, Site]) -> list[_Group]:
-    """Group twins: same place, same health, and the same links to every third device."""
-    rows = {one.name: _row(one, pool) for one in pool}
-    groups: list[list[Device]] = []
-    by_kind: dict[tuple[Site, bool], list[list[Device]]] = {}
-    for one in sorted(pool, key=lambda device: (device.name not in musts, device.name)):
-        kind = (sites[one.name], one.health.state is HealthState.DEGRADED)
-        for group in by_kind.setdefault(kind, []):
-            if _are_twins(rows[group[0].name], rows[one.name], group[0].name, one.name) and _keeps_inner(group, one, rows):
-                group.append(one)
-                break
-        else:
-            group = [one]
-            by_kind[kind].append(group)
-            groups.append(group)
-    return [
-        _Group(tuple(group), sum(one.name in musts for one in group), sites[group[0].name], group[0].health.state is HealthState.DEGRADED)
-        for group in groups
-    ]
-
-
-def _row(device: Device, pool: Sequence[Device]) -> dict[str, tuple[int, float]]:
-    """What a device's links say, both directions seen from it."""
-    if not device.links and not any(one.links for one in pool):
-        return {}
-    row: dict[str, tuple[int, float]] = {}
-    for other in pool:
-        if other.name == device.name:
-            continue
-        found = [link for holder, peer in ((device, other.name), (other, device.name)) for link in holder.links if link.peer == peer]
-        if found:
-            mine = sum(link.bandwidth_gbps for link in device.links if link.peer == other.name)
-            theirs = sum(link.bandwidth_gbps for link in other.links if link.peer == device.name)
-            row[other.name] = (min(LINK_CLASSES.index(link.kind) for link in found), max(mine, theirs))
-    return row
-
-
-def _are_twins(one: Mapping[str, tuple[int, float]], other: Mapping[str, tuple[int, float]], one_name: str, other_name: str) -> bool:
-    if len(one) != len(other):
-        return False
-    return all(name == other_name or other.get(name) == link for name, link in one.items())
-
-
-def _keeps_inner(group: Sequence[Device], one: Device, rows: Mapping[str, Mapping[str, tuple[int, float]]]) -> bool:
-    """Inside a class of three or more every pair must be linked alike."""
-    return all(rows[a.name].get(b.name) == rows[a.name].get(one.name) for a, b in pairwise(group))
+        return _report(pool[:count] if count else [], sites, company, links)
+    groups = form_groups(pool, musts, sites, links)
+    return _Search(groups, sites, count, company, free or pool, links).run()
 
 
 class _Search:
-    """Walk count vectors over the symmetry classes, dense ones first, and keep the best."""
+    """Walk count vectors over the groups, dense ones first, and keep the best."""
 
     def __init__(
-        self, groups: Sequence[_Group], sites: Mapping[str, Site], count: int, company: Sequence[Company], free: Sequence[Device]
+        self,
+        groups: Sequence[Group],
+        sites: Mapping[str, Site],
+        count: int,
+        company: Sequence[Company],
+        free: Sequence[Device],
+        links: Links,
     ) -> None:
-        self.groups = sorted(groups, key=lambda one: (one.is_degraded, -one.musts, -len(one.devices), one.devices[0].name))
+        self.groups = groups
         self.sites = sites
         self.count = count
         self.company = company
-        self.free = Counter(sites[one.name] for one in free)
-        self.has_links = any(device.links for group in groups for device in group.devices)
-        self.links = [[self._link(one, other) for other in self.groups] for one in self.groups]
-        self.widest = max((link.bandwidth_gbps for row in self.links for link in row), default=0.0)
-        self.room = [0] * (len(self.groups) + 1)
-        self.owed = [0] * (len(self.groups) + 1)
-        for place in reversed(range(len(self.groups))):
-            self.room[place] = self.room[place + 1] + len(self.groups[place].devices)
-            self.owed[place] = self.owed[place + 1] + self.groups[place].musts
+        self.all_links = links
+        self.links_first = not links.is_empty or not company
+        self.reach = [[self._reach(one, other) for other in groups] for one in groups]
+        counted = Counter(sites[one.name] for one in free)
+        self.twin = interchangeable(groups, self.reach, company, counted)
+        self.damage = _Damage(groups, counted)
+        self.room = [0] * (len(groups) + 1)
+        self.owed = [0] * (len(groups) + 1)
+        for place in reversed(range(len(groups))):
+            self.room[place] = self.room[place + 1] + len(groups[place].devices)
+            self.owed[place] = self.owed[place + 1] + groups[place].musts
+        self.bound = _Bound(groups, self.reach)
         self.budget = SEARCH_BUDGET
         self.best: tuple[object, ...] | None = None
+        self.best_links: tuple[int, int, float] | None = None
+        self.best_damage: tuple[int, ...] = ()
         self.best_counts: tuple[int, ...] = ()
         self.best_names: tuple[str, ...] = ()
         self.ties = 0
 
     def run(self) -> Choice:
         """Search and report."""
-        self._walk(0, self.count, [], 0, 0, 0.0)
+        self._walk(0, self.count, [], 0, 0, 0.0, [0.0] * len(self.groups))
         chosen = [device for group, count in zip(self.groups, self.best_counts, strict=True) for device in group.devices[:count]]
-        report = _report(chosen, self.sites, self.company)
+        report = _report(chosen, self.sites, self.company, self.all_links)
         return Choice(
             names=report.names,
             bottleneck=report.bottleneck,
@@ -194,69 +142,65 @@ class _Search:
             is_exact=self.budget > 0,
         )
 
-    def _link(self, one: _Group, other: _Group) -> Reach:
-        if one is other:
-            if len(one.devices) < 2:
-                return Reach(0, 0.0)
-            return link_between(one.devices[0], one.devices[1], one.site, one.site)
-        return link_between(one.devices[0], other.devices[0], one.site, other.site)
+    def _reach(self, one: Group, other: Group) -> Reach:
+        if one is other and len(one.devices) < 2:
+            return Reach(0, 0.0)
+        peer = one.devices[1] if one is other else other.devices[0]
+        return self.all_links.between(one.devices[0].name, peer.name, one.site, other.site)
 
-    def _walk(self, place: int, left: int, counts: list[int], degraded: int, rank: int, bandwidth: float) -> None:
+    def _walk(self, place: int, left: int, counts: list[int], degraded: int, rank: int, bandwidth: float, gains: Sequence[float]) -> None:
+        """Take some of group `place`; `gains` is each group's bandwidth to what is taken so far."""
         if left == 0 and self.owed[place] == 0:
             self._score((*counts, *([0] * (len(self.groups) - place))), degraded, rank, bandwidth)
             return
-        if place == len(self.groups) or self.budget <= 0 or self._is_hopeless(left, degraded, rank, bandwidth):
+        if place == len(self.groups) or self.budget <= 0 or self._is_hopeless(place, left, counts, degraded, rank, bandwidth, gains):
             return
-        group = self.groups[place]
+        group, row = self.groups[place], self.reach[place]
         most = min(len(group.devices), left - self.owed[place + 1])
-        least = max(group.musts, left - self.room[place + 1])
-        for count in range(most, least - 1, -1):
-            inner = self.links[place][place]
-            new_rank, new_bandwidth = rank, bandwidth
-            if count > 1:
-                new_rank = max(new_rank, inner.rank)
-                new_bandwidth += inner.bandwidth_gbps * count * (count - 1) / 2
+        if self.twin[place] >= 0:
+            most = min(most, counts[self.twin[place]])
+        for count in range(most, max(group.musts, left - self.room[place + 1]) - 1, -1):
+            new_rank, new_bandwidth, new_gains = rank, bandwidth, gains
             if count:
-                for earlier, taken in enumerate(counts):
-                    if taken:
-                        link = self.links[place][earlier]
-                        new_rank = max(new_rank, link.rank)
-                        new_bandwidth += link.bandwidth_gbps * count * taken
+                new_rank = max(rank, row[place].rank if count > 1 else 0, *(row[e].rank for e, taken in enumerate(counts) if taken), 0)
+                new_bandwidth += row[place].bandwidth_gbps * count * (count - 1) / 2 + gains[place] * count
+                new_gains = [gain + reach.bandwidth_gbps * count for gain, reach in zip(gains, row, strict=True)]
             counts.append(count)
-            self._walk(place + 1, left - count, counts, degraded + (count if group.is_degraded else 0), new_rank, new_bandwidth)
+            self._walk(place + 1, left - count, counts, degraded + (count if group.is_degraded else 0), new_rank, new_bandwidth, new_gains)
             counts.pop()
 
-    def _is_hopeless(self, left: int, degraded: int, rank: int, bandwidth: float) -> bool:
-        """Say whether nothing below can win: only the parts of the key that grow on the way down are looked at."""
-        if self.best is None:
+    def _is_hopeless(
+        self, place: int, left: int, counts: Sequence[int], degraded: int, rank: int, bandwidth: float, gains: Sequence[float]
+    ) -> bool:
+        """Say whether nothing below can win: looks at what only grows on the way down, and at the bandwidth still to be had."""
+        if self.best_links is None:
             return False
-        best_degraded = self.best[0]
-        if not isinstance(best_degraded, int) or degraded != best_degraded:
-            return isinstance(best_degraded, int) and degraded > best_degraded
-        if not self._links_first():
+        best_degraded, best_rank, best_bandwidth = self.best_links
+        if degraded != best_degraded:
+            return degraded > best_degraded
+        if not self.links_first or rank < best_rank:
             return False
-        best_rank, best_bandwidth = self.best[1], self.best[2]
-        if not isinstance(best_rank, int) or not isinstance(best_bandwidth, float):
-            return False
-        taken = self.count - left
-        reach = bandwidth + (taken * left + left * (left - 1) / 2) * self.widest
-        return rank > best_rank or (rank == best_rank and -reach > best_bandwidth)
+        reachable = bandwidth + self.bound.above(place, left, gains)
+        if rank > best_rank or reachable < best_bandwidth:
+            return True
+        # With links at best equal the damage decides, and damage only grows on the way down.
+        return not self.company and reachable <= best_bandwidth * (1 + 1e-9) and self.damage.of(counts) > self.best_damage
 
-    def _links_first(self) -> bool:
-        return self.has_links or not self.company
+    def _taken(self, counts: Sequence[int]) -> dict[Site, int]:
+        taken: dict[Site, int] = {}
+        for group, count in zip(self.groups, counts, strict=False):
+            if count:
+                taken[group.site] = taken.get(group.site, 0) + count
+        return taken
 
     def _score(self, counts: tuple[int, ...], degraded: int, rank: int, bandwidth: float) -> None:
         self.budget -= 1
-        links: tuple[object, ...] = (rank, -bandwidth)
-        if self._links_first() and self.best is not None and (degraded, *links) > self.best[:3]:
+        if self.links_first and self.best_links is not None and (degraded, rank, -bandwidth) > (*self.best_links[:2], -self.best_links[2]):
             return
-        taken: dict[Site, int] = {}
-        for group, count in zip(self.groups, counts, strict=True):
-            if count:
-                taken[group.site] = taken.get(group.site, 0) + count
-        closeness = _closeness(taken, self.company)
-        head = (degraded, *links, closeness) if self._links_first() else (degraded, closeness, *links)
-        key = (*head, _damage(self.free, taken))
+        closeness = _closeness(self._taken(counts), self.company)
+        head = (degraded, rank, -bandwidth, closeness) if self.links_first else (degraded, closeness, rank, -bandwidth)
+        damage = self.damage.of(counts)
+        key = (*head, damage)
         if self.best is not None and key > self.best:
             return
         names = tuple(sorted(one.name for group, count in zip(self.groups, counts, strict=True) for one in group.devices[:count]))
@@ -264,10 +208,84 @@ class _Search:
         self.ties = self.ties + 1 if is_tie else 0
         if not is_tie or names < self.best_names:
             self.best, self.best_counts, self.best_names = key, counts, names
+            self.best_links, self.best_damage = (degraded, rank, bandwidth), damage
+
+
+class _Bound:
+    """At most how much bandwidth the groups from a place on can add: each device its links to what is taken, and half of its best links to others."""
+
+    def __init__(self, groups: Sequence[Group], reach: Sequence[Sequence[Reach]]) -> None:
+        self.sizes = [len(one.devices) for one in groups]
+        self.is_idle = not any(reach_.bandwidth_gbps for row in reach for reach_ in row)
+        self._reach = reach
+        self._rows: dict[tuple[int, int], list[float]] = {}
+
+    def above(self, place: int, left: int, gains: Sequence[float]) -> float:
+        """The bound for taking `left` more devices out of groups from `place` on."""
+        if self.is_idle:
+            return 0.0
+        worth: list[float] = []
+        for group in range(place, len(self.sizes)):
+            one = gains[group] + self._best_links(place, group, left - 1) / 2
+            worth += [one] * min(self.sizes[group], left)
+        worth.sort(reverse=True)
+        # A hair above the sum: bandwidths are floats, and adding them in another order must not cut a tie.
+        return sum(worth[:left]) * (1 + 1e-12)
+
+    def _best_links(self, place: int, group: int, count: int) -> float:
+        """The sum of the `count` best links of one device of the group to devices of groups from `place` on."""
+        key = (place, group)
+        sums = self._rows.get(key)
+        if sums is None:
+            row: list[float] = []
+            for other in range(place, len(self.sizes)):
+                row += [self._reach[group][other].bandwidth_gbps] * (self.sizes[other] - (other == group))
+            row.sort(reverse=True)
+            sums = [0.0]
+            for one in row:
+                sums.append(sums[-1] + one)
+            self._rows[key] = sums
+        return sums[min(count, len(sums) - 1)]
+
+
+class _Damage:
+    """What is left for later: sets of 8, 4, 2 that still fit under one switch, one root, one NUMA node; the fewer are lost the better.
+
+    Tables by group, so that the search pays a few additions a set.
+    """
+
+    def __init__(self, groups: Sequence[Group], free: Mapping[Site, int]) -> None:
+        self.levels: list[tuple[list[int], list[list[tuple[int, ...]]]]] = []
+        """A level: each group's room (-1: unknown), and each room's losses by how many are taken there."""
+        for level in _LATER_LEVELS:
+            rooms: dict[str | int, int] = {}
+            for site, count in free.items():
+                if key := site.key(level):
+                    rooms[key] = rooms.get(key, 0) + count
+            places = {key: place for place, key in enumerate(rooms)}
+            losses = [
+                [tuple(had // size - (had - taken) // size for size in _LATER_SIZES) for taken in range(had + 1)] for had in rooms.values()
+            ]
+            self.levels.append(([places.get(one.site.key(level), -1) for one in groups], losses))
+
+    def of(self, counts: Sequence[int]) -> tuple[int, ...]:
+        """The sets lost, by size (the largest first) and level, when so many of each group are taken."""
+        rows: list[tuple[int, ...]] = []
+        for homes, losses in self.levels:
+            taken = [0] * len(losses)
+            for place, count in enumerate(counts):
+                if count and homes[place] >= 0:
+                    taken[homes[place]] += count
+            # A must that is held already is not among the free: it loses nothing more.
+            found = [losses[room][min(count, len(losses[room]) - 1)] for room, count in enumerate(taken) if count]
+            rows.append(tuple(map(sum, zip(*found, strict=True))) if found else (0,) * len(_LATER_SIZES))
+        return tuple(row[size] for size in range(len(_LATER_SIZES)) for row in rows)
 
 
 def _closeness(taken: Mapping[Site, int], company: Sequence[Company]) -> tuple[int, ...]:
     """Fewer far pairs first: counts of pairs by rank, the farthest first, over all other classes; pairs that cannot be made are no one's fault."""
+    if not company:
+        return ()
     total = [0] * FARTHEST
     mine = sum(taken.values())
     for other in company:
@@ -276,34 +294,18 @@ def _closeness(taken: Mapping[Site, int], company: Sequence[Company]) -> tuple[i
     return tuple(reversed(total))
 
 
-def _damage(free: Mapping[Site, int], taken: Mapping[Site, int]) -> tuple[int, ...]:
-    """What is left for later: sets of 8, 4, 2 that still fit under one switch, one root, one NUMA node; more is better, so negative counts."""
-    left = {site: count - taken.get(site, 0) for site, count in free.items()}
-    rows: list[int] = []
-    for size in _LATER_SIZES:
-        for level in (1, 2, 3):
-            rooms: dict[str | int, int] = {}
-            for site, count in left.items():
-                key = site.key(level)
-                if key:
-                    rooms[key] = rooms.get(key, 0) + count
-            rows.append(-sum(count // size for count in rooms.values()))
-    return tuple(rows)
-
-
-def _report(chosen: Sequence[Device], sites: Mapping[str, Site], company: Sequence[Company]) -> Choice:
+def _report(chosen: Sequence[Device], sites: Mapping[str, Site], company: Sequence[Company], links: Links) -> Choice:
     rank = -1
     bandwidth = 0.0
     for place, one in enumerate(chosen):
         for other in chosen[place + 1 :]:
-            link = link_between(one, other, sites[one.name], sites[other.name])
+            link = links.between(one.name, other.name, sites[one.name], sites[other.name])
             rank = max(rank, link.rank)
             bandwidth += link.bandwidth_gbps
     taken = Counter(sites[one.name] for one in chosen)
-    pairs = tuple(reversed(_closeness(taken, company))) if company else ()
     return Choice(
         names=tuple(sorted(one.name for one in chosen)),
         bottleneck=LINK_CLASSES[rank] if rank >= 0 else None,
         bandwidth_gbps=bandwidth,
-        pairs=pairs,
+        pairs=tuple(reversed(_closeness(taken, company))),
     )

@@ -18,7 +18,6 @@ __all__ = [
     "LINK_CLASSES",
     "Reach",
     "Site",
-    "link_between",
     "matching",
     "pairs_by_switch",
     "site_of",
@@ -96,21 +95,6 @@ def site_rank(one: Site, other: Site) -> int:
     if one.numa & other.numa:
         return _NUMA
     return _SOCKET if one.sockets & other.sockets else FARTHEST
-
-
-def link_between(one: Device, other: Device, one_site: Site, other_site: Site) -> Reach:
-    """Tell how two devices of a class reach each other: a reported link when it beats the place, else the place.
-
-    A link that only one side reports counts; bandwidths of several links between the pair add up, for the side that reports more.
-    """
-    best = site_rank(one_site, other_site)
-    bandwidth = 0.0
-    for holder, peer in ((one, other.name), (other, one.name)):
-        found = [link for link in holder.links if link.peer == peer]
-        if found:
-            best = min(best, *(LINK_CLASSES.index(link.kind) for link in found))
-            bandwidth = max(bandwidth, sum(link.bandwidth_gbps for link in found))
-    return Reach(best, bandwidth)
 
 
 def matching(ours: Mapping[Site, int], theirs: Mapping[Site, int], pairs: int) -> tuple[int, ...]:

@@ -1,0 +1,138 @@
+"""Devices that nothing tells apart but their names, and how groups of them reach each other: what the search for a set walks on.
+
+Two devices are alike when they sit in the same place, are equally healthy and have the same links to every third device. Groups are interchangeable when,
+besides, their neighbourhoods look the same from every side: then the earlier one may always take more, which halves the search once a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
+
+from msgspec import Struct
+
+from topobus.domain.alignment.locality import LINK_CLASSES, Reach, Site, site_rank
+from topobus.domain.device import Device
+from topobus.domain.health import HealthState
+
+__all__ = ["Company", "Group", "Links", "form_groups", "interchangeable"]
+
+
+class Company(Struct, frozen=True):
+    """Another class in the same container: where its devices sit, and how many of them there will be."""
+
+    sites: Mapping[Site, int]
+    count: int
+
+
+class Group(Struct, frozen=True):
+    """Like devices, smallest names first; the first `musts` of them are wanted in any case."""
+
+    devices: tuple[Device, ...]
+    musts: int
+    site: Site
+    is_degraded: bool
+
+
+class Links:
+    """The links that a pool of devices reports, by pair; a link that only one side reports counts."""
+
+    __slots__ = ("_by_pair",)
+
+    def __init__(self, pool: Sequence[Device]) -> None:
+        known = {one.name for one in pool}
+        sums: dict[tuple[str, str], Reach] = {}
+        for one in pool:
+            for link in one.links:
+                if link.peer in known:
+                    old = sums.get((one.name, link.peer))
+                    rank = LINK_CLASSES.index(link.kind)
+                    sums[one.name, link.peer] = (
+                        Reach(rank, link.bandwidth_gbps)
+                        if old is None
+                        else Reach(min(old.rank, rank), old.bandwidth_gbps + link.bandwidth_gbps)
+                    )
+        self._by_pair: dict[str, dict[str, Reach]] = {one.name: {} for one in pool}
+        for (name, peer), mine in sums.items():
+            theirs = sums.get((peer, name), mine)
+            both = Reach(min(mine.rank, theirs.rank), max(mine.bandwidth_gbps, theirs.bandwidth_gbps))
+            self._by_pair[name][peer] = both
+            self._by_pair[peer][name] = both
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether nobody reports a link."""
+        return not any(self._by_pair.values())
+
+    def of(self, name: str) -> Mapping[str, Reach]:
+        """The links of one device, by peer."""
+        return self._by_pair[name]
+
+    def between(self, one: str, other: str, one_site: Site, other_site: Site) -> Reach:
+        """A reported link where it beats the place, else the place."""
+        place = site_rank(one_site, other_site)
+        link = self._by_pair[one].get(other)
+        return Reach(place, 0.0) if link is None else Reach(min(place, link.rank), link.bandwidth_gbps)
+
+
+def form_groups(pool: Sequence[Device], musts: Collection[str], sites: Mapping[str, Site], links: Links) -> list[Group]:
+    """Put like devices together."""
+    groups: list[list[Device]] = []
+    by_kind: dict[tuple[Site, bool], list[list[Device]]] = {}
+    for one in sorted(pool, key=lambda device: (device.name not in musts, device.name)):
+        kind = (sites[one.name], one.health.state is HealthState.DEGRADED)
+        for group in by_kind.setdefault(kind, []):
+            if links.is_empty or (_are_alike(links, group[0].name, one.name) and _are_linked_alike(links, group, one)):
+                group.append(one)
+                break
+        else:
+            group = [one]
+            by_kind[kind].append(group)
+            groups.append(group)
+    formed = [
+        Group(tuple(group), sum(one.name in musts for one in group), sites[group[0].name], group[0].health.state is HealthState.DEGRADED)
+        for group in groups
+    ]
+    return sorted(formed, key=lambda one: (one.is_degraded, -one.musts, -len(one.devices), one.devices[0].name))
+
+
+def _are_alike(links: Links, one: str, other: str) -> bool:
+    mine, theirs = links.of(one), links.of(other)
+    return len(mine) == len(theirs) and all(name == other or theirs.get(name) == link for name, link in mine.items())
+
+
+def _are_linked_alike(links: Links, group: Sequence[Device], one: Device) -> bool:
+    """Inside a group of three or more every pair must be linked alike."""
+    return all(links.of(a.name).get(b.name) == links.of(a.name).get(one.name) for a, b in pairwise(group))
+
+
+def interchangeable(
+    groups: Sequence[Group], reach: Sequence[Sequence[Reach]], company: Sequence[Company], free: Mapping[Site, int]
+) -> list[int]:
+    """For each group the latest earlier group that it could change places with, or -1."""
+    looks = [_look(one, company, free) for one in groups]
+    before: list[int] = []
+    for place, row in enumerate(reach):
+        twin = next(
+            (
+                earlier
+                for earlier in range(place - 1, -1, -1)
+                if looks[earlier] == looks[place]
+                and row[place] == reach[earlier][earlier]
+                and all(row[other] == reach[earlier][other] for other in range(len(groups)) if other not in (place, earlier))
+            ),
+            -1,
+        )
+        before.append(twin)
+    return before
+
+
+def _look(group: Group, company: Sequence[Company], free: Mapping[Site, int]) -> tuple[object, ...]:
+    """What a group's neighbourhood looks like from outside, names and addresses aside."""
+    site = group.site
+    levels: list[int] = []
+    for sites in (free, *(one.sites for one in company)):
+        for key in ("switch", "root", "parent"):
+            mine = getattr(site, key)
+            levels.append(sum(count for other, count in sites.items() if getattr(other, key) == mine) if mine else -1)
+    return (len(group.devices), group.musts, group.is_degraded, site.numa, site.sockets, tuple(levels))
