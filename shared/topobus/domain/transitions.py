@@ -12,9 +12,10 @@ from msgspec import Struct, structs
 
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.domain.errors import InvariantError
+from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
-from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "check",
     "commit",
     "known",
+    "placed_by",
     "record_refusal",
     "release",
     "reserve",
@@ -35,7 +37,8 @@ OPERATIONS_KEPT = 256
 """Answers kept for askers that ask again; an asker gives up long before so many others came."""
 
 
-# Answers kept with their reasons: an asker asks again within seconds. The others keep what was decided, so that the ledger stays small (one write an operation).
+# Answers kept with their reasons: an asker asks again within seconds. The others are answered from the allocation: the
+# ledger is written with every operation and read by every service of the node, so it must stay small.
 _FULL_OPERATIONS = 16
 
 
@@ -46,6 +49,21 @@ class Step(Struct, frozen=True, kw_only=True):
     record: OperationRecord
     is_repeat: bool = False
     """True when the operation was known: nothing changed."""
+
+
+def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
+    """The answer of a `place`: as stored, or, when it is an old one, as the allocation tells it (without the reasons)."""
+    if record.outcome is not None:
+        return record.outcome
+    allocation = ledger.allocations.get(record.owner_key)
+    if allocation is None or allocation.decision_id != record.decision_id:
+        message = f"{record.owner_key} was placed by decision {record.decision_id} and has been released since"
+        return Refusal(reasons=(Reason(code="released-since", message=message, facts={"decision": record.decision_id}),))
+    containers = tuple(
+        ContainerPlacement(name=one.container, alignment=Hint(None, preferred=False), cpus=one.cpus, devices=one.devices)
+        for one in allocation.holdings
+    )
+    return Placement(containers=containers)
 
 
 def known(ledger: Ledger, op_id: str) -> OperationRecord | None:
@@ -137,8 +155,9 @@ def adopt(
 ) -> Step | Refusal:
     """Write down what kubelet or a claim has decided.
 
-    An older DEVICE_PLUGIN owner of the same device gives way entirely: kubelet hands a device out again only when it is free, and the device-plugin
-    API has no "deallocate". A live pod's or claim's holding refuses, naming it. `is_shared` records without holding.
+    Among kubelet's own allocations the newer one is right: kubelet hands a device out again only when it is free for it, and the device-plugin API has
+    no "deallocate". So an older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it), but to another DEVICE_PLUGIN
+    owner only: a claim never takes what a container may still be using. Any other live holding refuses, naming it. `is_shared` records without holding.
     """
     found = known(ledger, op_id)
     if found is not None:
@@ -151,7 +170,7 @@ def adopt(
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
     clashes = [one for one in left.values() if _meets(one, wanted)]
-    live = [one for one in clashes if one.owner.kind is not OwnerKind.DEVICE_PLUGIN]
+    live = [one for one in clashes if not (one.owner.kind is owner.kind is OwnerKind.DEVICE_PLUGIN)]
     if live:
         reasons = tuple(
             Reason(
@@ -163,7 +182,11 @@ def adopt(
         )
         return Refusal(reasons=reasons)
     for one in clashes:
-        del left[one.owner.key]
+        kept = tuple(rest for holding in one.holdings if _holds_any(rest := _without(holding, wanted)))
+        if kept:
+            left[one.owner.key] = structs.replace(one, holdings=kept)
+        else:
+            del left[one.owner.key]
     left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id)
     displaced = tuple(one.owner for one in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
@@ -232,10 +255,10 @@ def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapp
 
 
 def _slim(record: OperationRecord) -> OperationRecord:
-    """Keep the answer and drop what explains it; the decision event, when it is out, has all of it."""
+    """Keep what was decided in the fewest bytes; the decision event has all of it, and the allocation has what was placed."""
     outcome = record.outcome
     if isinstance(outcome, Placement):
-        outcome = Placement(containers=tuple(structs.replace(one, hints=(), reasons=()) for one in outcome.containers))
+        outcome = None
     elif isinstance(outcome, Refusal):
         outcome = Refusal(reasons=tuple(Reason(code=one.code, message=one.message) for one in outcome.reasons[:1]))
     pending = structs.replace(record.pending, view=None) if record.pending is not None else None
@@ -270,6 +293,19 @@ def _common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
             found |= set(names) & set(wanted.devices.get(device_class, ()))
         found |= {cpu_name(cpu) for cpu in holding.cpus & wanted.cpus}
     return tuple(sorted(found))
+
+
+def _without(holding: Holding, taken: Holding) -> Holding:
+    devices = {
+        device_class: kept
+        for device_class, names in holding.devices.items()
+        if (kept := tuple(name for name in names if name not in taken.devices.get(device_class, ())))
+    }
+    return structs.replace(holding, devices=devices, cpus=holding.cpus - taken.cpus)
+
+
+def _holds_any(holding: Holding) -> bool:
+    return bool(holding.devices or holding.cpus)
 
 
 def _meets(allocation: Allocation, wanted: Holding) -> bool:

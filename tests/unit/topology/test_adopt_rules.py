@@ -1,0 +1,67 @@
+"""Who gives way to whom when a device is adopted twice."""
+
+import pytest
+
+from topobus.domain import transitions
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.transitions import Step
+
+
+def _owner(kind: OwnerKind, uid: str) -> Owner:
+    return Owner(kind=kind, namespace="kubelet", name="x", uid=uid)
+
+
+def _adopt(ledger: Ledger, owner: Owner, *names: str, cpus: tuple[str, ...] = ()) -> Step | Refusal:
+    devices = {"gpu": names, "cpu": cpus}
+    return transitions.adopt(ledger, op_id=f"op-{ledger.sequence}", owner=owner, devices=devices, decision_id="d")
+
+
+def test_adopt_keeps_the_rest_when_kubelet_hands_out_a_part_again() -> None:
+    """A container that took over one of an older allocation's two GPUs leaves the other where it was: it may be in use still."""
+    first = _adopt(Ledger(node="n"), _owner(OwnerKind.DEVICE_PLUGIN, "a"), "gpu-0", "gpu-1", cpus=("cpu-3",))
+    assert isinstance(first, Step)
+
+    second = _adopt(first.ledger, _owner(OwnerKind.DEVICE_PLUGIN, "b"), "gpu-1")
+
+    assert isinstance(second, Step)
+    older = second.ledger.allocations[_owner(OwnerKind.DEVICE_PLUGIN, "a").key].holdings[0]
+    assert (older.devices, older.cpus, second.record.displaced) == (
+        {"gpu": ("gpu-0",)},
+        CpuSet(3),
+        (_owner(OwnerKind.DEVICE_PLUGIN, "a"),),
+    )
+
+
+def test_adopt_forgets_the_older_when_nothing_is_left_to_it() -> None:
+    """An allocation whose every device went on to another container is gone."""
+    first = _adopt(Ledger(node="n"), _owner(OwnerKind.DEVICE_PLUGIN, "a"), "gpu-0")
+    assert isinstance(first, Step)
+
+    second = _adopt(first.ledger, _owner(OwnerKind.DEVICE_PLUGIN, "b"), "gpu-0", "gpu-1")
+
+    assert isinstance(second, Step)
+    assert list(second.ledger.allocations) == [_owner(OwnerKind.DEVICE_PLUGIN, "b").key]
+
+
+@pytest.mark.parametrize(
+    ("older", "newer"),
+    [
+        (OwnerKind.DEVICE_PLUGIN, OwnerKind.CLAIM),
+        (OwnerKind.CLAIM, OwnerKind.DEVICE_PLUGIN),
+        (OwnerKind.CLAIM, OwnerKind.CLAIM),
+        (OwnerKind.POD, OwnerKind.DEVICE_PLUGIN),
+        (OwnerKind.POD, OwnerKind.CLAIM),
+    ],
+)
+def test_adopt_is_refused_when_another_door_holds_the_device(older: OwnerKind, newer: OwnerKind) -> None:
+    """A device is never handed out twice: whoever holds it is named, whichever door the second asker came through."""
+    first = _adopt(Ledger(node="n"), _owner(older, "a"), "gpu-0")
+    assert isinstance(first, Step)
+
+    second = _adopt(first.ledger, _owner(newer, "b"), "gpu-0")
+
+    assert isinstance(second, Refusal)
+    assert [(one.code, one.facts["owner"]) for one in second.reasons] == [("device-held", _owner(older, "a").key)]
