@@ -43,7 +43,7 @@ integration: setup ## tests with real processes and a real nats-server
 	$(BIN)/python -m pytest -q -m integration
 
 engine: setup ## compose on a real container engine (as root: installs Docker when absent)
-	$(BIN)/python -m pytest -q -m engine
+	$(BIN)/python -m pytest -q -s -x -m engine tests/engine
 
 bench: setup ## measure; no test times anything
 	$(BIN)/python -m topobus.testing.bench

@@ -6,6 +6,7 @@ is that plus the machine's own nats-server. Set BASE_IMAGE and NATS_IMAGE to use
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -23,6 +24,10 @@ CERTIFICATES = ROOT / "deploy" / "images" / "certificates"
 # Where Debian, Fedora and Alpine keep all trusted certificates; the one of these that pip here is told to use goes into the images.
 _CA_FILES = (os.environ.get("PIP_CERT", ""), os.environ.get("SSL_CERT_FILE", ""))
 _DAEMON_START_S = 60
+# So many characters of a failed command's output: the error stands at the end.
+_TAIL = 2000
+# What the services (python3, venv), pip (ca-certificates) and the health check of NATS (wget) need.
+_BASE_PACKAGES = "ca-certificates,python3,python3-venv,wget"
 
 
 class EngineUnavailable(Exception):
@@ -37,16 +42,17 @@ def say(text: str) -> None:
 def _run(
     command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, stdin: str | None = None
 ) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=ROOT, check=False, input=stdin or ""
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=ROOT, check=False, input=stdin or "")
 
 
 def _must(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, what: str) -> str:
-    done = _run(command, timeout_s=timeout_s, env=env)
+    try:
+        done = _run(command, timeout_s=timeout_s, env=env)
+    except subprocess.TimeoutExpired as err:
+        raise EngineUnavailable(f"{what} took longer than {timeout_s:g} s ({' '.join(command)})") from err
     if done.returncode != 0:
         raise EngineUnavailable(
-            f"{what} failed ({' '.join(command)}, exit {done.returncode}):\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+            f"{what} failed ({' '.join(command)}, exit {done.returncode}):\n{done.stdout[-_TAIL:]}\n{done.stderr[-_TAIL:]}"
         )
     return done.stdout
 
@@ -103,15 +109,15 @@ def base_image(scratch: Path) -> str:
     if given := os.environ.get("BASE_IMAGE"):
         return given
     release = _release()
-    name = f"topobus-ci/base:{release}"
+    # An image of an earlier list must not be taken for this one: the list is part of the name.
+    name = f"topobus-ci/base:{release}-{hashlib.sha256(_BASE_PACKAGES.encode()).hexdigest()[:8]}"
     if _has_image(name):
         return name
     if shutil.which("debootstrap") is None:
         _apt_install("debootstrap")
     say(f"making the base image {name} with debootstrap")
     tree = scratch / "base"
-    packages = "ca-certificates,python3,python3-venv,wget"
-    _must(["debootstrap", "--variant=minbase", f"--include={packages}", release, str(tree)], timeout_s=900, what="debootstrap")
+    _must(["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", release, str(tree)], timeout_s=900, what="debootstrap")
     archive = scratch / "base.tar"
     _must(["tar", "-C", str(tree), "-c", "-f", str(archive), "."], timeout_s=300, what="tar")
     _must(["docker", "import", str(archive), name], timeout_s=300, what="docker import")
