@@ -106,7 +106,7 @@ def _read_interface(tree: Tree, path: str, name: str) -> NetInterface:
 
 def _default_routes_ipv4(tree: Tree) -> set[str]:
     names: set[str] = set()
-    for line in (tree.read("proc/net/route") or "").splitlines()[1:]:
+    for line in _read_node_file(tree, "route").splitlines()[1:]:
         # Iface Destination Gateway Flags RefCnt Use Metric Mask …, numbers in hexadecimal
         fields = line.split()
         if len(fields) >= 8 and _is_zero(fields[1]) and _is_zero(fields[7]) and _has_flag(fields[3]):
@@ -116,12 +116,17 @@ def _default_routes_ipv4(tree: Tree) -> set[str]:
 
 def _default_routes_ipv6(tree: Tree) -> set[str]:
     names: set[str] = set()
-    for line in (tree.read("proc/net/ipv6_route") or "").splitlines():
+    for line in _read_node_file(tree, "ipv6_route").splitlines():
         # destination prefix-length source prefix-length next-hop metric refcount use flags device; `lo` holds the kernel's own reject route
         fields = line.split()
         if len(fields) >= 10 and _is_zero(fields[0]) and _is_zero(fields[1]) and _has_flag(fields[8]) and fields[9] != "lo":
             names.add(fields[9])
     return names
+
+
+def _read_node_file(tree: Tree, name: str) -> str:
+    """Read a file of /proc/net as the node's first process sees it: in a container, proc/net is the container's own network, not the node's."""
+    return tree.read(f"proc/1/net/{name}") or tree.read(f"proc/net/{name}") or ""
 
 
 def _is_zero(text: str) -> bool:

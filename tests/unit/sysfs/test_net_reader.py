@@ -96,6 +96,14 @@ def test_default_route_interfaces_names_the_interface_when_the_route_is_ipv4(tmp
     assert default_route_interfaces(tree) == {"eth0"}
 
 
+def test_default_route_interfaces_asks_the_node_when_we_run_in_a_container(tmp_path: Path) -> None:
+    """With the node's /proc mounted into a container, proc/net is the container's network; the first process has the node's."""
+    line = "{}\t00000000\t0101A8C0\t0003\t0\t0\t100\t00000000\t0\t0\t0\n"
+    files = {"proc/1/net/route": ROUTES + line.format("enp3s0"), "proc/net/route": ROUTES + line.format("eth0")}
+
+    assert default_route_interfaces(make_tree(tmp_path, files)) == {"enp3s0"}
+
+
 def test_default_route_interfaces_names_the_interface_when_the_route_is_ipv6_alone(tmp_path: Path) -> None:
     """A node with IPv6 only has its default route protected too; the kernel's reject route on lo is none."""
     zero = "0" * 32
