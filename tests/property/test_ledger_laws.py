@@ -5,7 +5,6 @@ from __future__ import annotations
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
-from msgspec import structs
 
 from support.alignment_nodes import container, dgx, owner, pod
 from topobus.contracts.codec import decode, encode
@@ -128,7 +127,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ):
             assert isinstance(step, Step)
             assert step.is_repeat
-            assert step.record == record
+            assert step.record == self.ledger.operations[op_id]
             assert step.ledger == self.ledger
 
     @rule()
@@ -136,6 +135,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Announcing keeps every answer and the sequence."""
         names = [op_id for op_id, _ in transitions.unannounced(self.ledger)]
         announced = transitions.announce(self.ledger, names)
+        assert all(one.pending is None for one in announced.operations.values())
         assert transitions.unannounced(announced) == ()
         assert (announced.sequence, announced.allocations) == (self.ledger.sequence, self.ledger.allocations)
         self.ledger = announced
@@ -166,11 +166,13 @@ def test_operations_are_forgotten_oldest_first_when_there_are_too_many() -> None
         ledger = transitions.record_refusal(
             ledger, op_id=f"op-{number}", verb="place", owner=owner("p"), decision_id="d", refusal=refusal
         ).ledger
+        if number % 50 == 0:
+            ledger = decode(encode(ledger), Ledger)
 
-    assert list(ledger.operations) == [f"op-{number}" for number in range(5, transitions.OPERATIONS_KEPT + 5)]
+    assert set(ledger.operations) == {f"op-{number}" for number in range(5, transitions.OPERATIONS_KEPT + 5)}
     newest, oldest = ledger.operations[f"op-{transitions.OPERATIONS_KEPT + 4}"], ledger.operations["op-5"]
     assert isinstance(newest.outcome, Refusal)
     assert isinstance(oldest.outcome, Refusal)
     assert newest.outcome.reasons[0].facts
     assert [one.code for one in oldest.outcome.reasons] == ["not-enough-devices"]
-    assert structs.replace(oldest, outcome=None) == structs.replace(newest, outcome=None)
+    assert (oldest.number, newest.number) == (6, transitions.OPERATIONS_KEPT + 5)

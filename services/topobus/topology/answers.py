@@ -89,8 +89,9 @@ class Answers:
             return transitions.reserve(ledger, op_id=asked.op_id, request=asked.pod, placement=outcome, decision_id=made, pending=pending)
 
         step = await self._change("place", asked.op_id, asked.pod.owner, decide, began)
-        outcome = step.record.outcome if step.record.outcome is not None else _other_verb(asked.op_id, step.record, "place")
-        return PlaceReply(decision_id=step.record.decision_id, node=self._node, result=outcome, ledger_sequence=self._book.ledger.sequence)
+        record = step.record
+        outcome = transitions.placed_by(self._book.ledger, record) if record.verb == "place" else _other_verb(asked.op_id, record, "place")
+        return PlaceReply(decision_id=record.decision_id, node=self._node, result=outcome, ledger_sequence=self._book.ledger.sequence)
 
     async def prefer(self, asked: PreferRequest) -> PreferReply:
         """Choose the best devices of those available; never refuses."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import aclosing
 
 from msgspec import structs
 
@@ -20,7 +19,7 @@ from topobus.runtime.bus import Bus
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
-from topobus.runtime.state import ChangeKind, Conflict
+from topobus.runtime.state import Conflict
 from topobus.topology.metrics import TopologyMetrics
 
 __all__ = ["Book", "Decide"]
@@ -87,16 +86,6 @@ class Book:
                 if not self._announced or (self._is_known and await self._write(self.ledger)):
                     return
                 await self._reload()
-
-    async def watch(self) -> None:
-        """Follow the bucket, so that what another instance wrote is known before the next decision, not only by losing to it."""
-        async with aclosing(self._bus.watch(LEDGER, node=self._node)) as changes:
-            async for change in changes:
-                async with self._lock:
-                    if change.kind is ChangeKind.PUT and change.value is not None and change.revision > self._revision:
-                        self._take(change.value, change.revision)
-                    elif change.kind in (ChangeKind.RESET, ChangeKind.DELETE) and change.revision >= self._revision:
-                        self._is_known = False
 
     async def _write(self, ledger: Ledger) -> bool:
         """Write by compare-and-set, the announcements with it; False when the decision must be made again."""

@@ -126,15 +126,17 @@ class IdSet:
         return hash((type(self).__name__, self.bits))
 
     def __str__(self) -> str:
+        # Run by run, not id by id: messages hold hundreds of these sets.
         parts: list[str] = []
-        run: list[int] = []
-        for one in (*self, None):
-            if one is not None and run and one == run[-1] + 1:
-                run.append(one)
-                continue
-            if run:
-                parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
-            run = [] if one is None else [one]
+        bits, start = self.bits, 0
+        while bits:
+            gap = (bits & -bits).bit_length() - 1
+            bits >>= gap
+            start += gap
+            run = (~bits & (bits + 1)).bit_length() - 1
+            parts.append(str(start) if run == 1 else f"{start}-{start + run - 1}")
+            bits >>= run
+            start += run
         return ",".join(parts)
 
     def __repr__(self) -> str:

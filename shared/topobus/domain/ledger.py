@@ -24,7 +24,7 @@ class AllocationPhase(StrEnum):
     COMMITTED = "committed"
 
 
-class Holding(Struct, frozen=True, kw_only=True):
+class Holding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one container (or a claim, under the empty name) of an owner holds."""
 
     container: str = ""
@@ -34,7 +34,7 @@ class Holding(Struct, frozen=True, kw_only=True):
     memory_bytes: int = 0
 
 
-class Allocation(Struct, frozen=True, kw_only=True):
+class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """All that one owner holds."""
 
     owner: Owner
@@ -44,7 +44,7 @@ class Allocation(Struct, frozen=True, kw_only=True):
     is_prepared: bool = False
 
 
-class PendingDecision(Struct, frozen=True, kw_only=True):
+class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a decision event still needs; kept with the effect until the event is out, so that a crash in between loses nothing of it."""
 
     owner: Owner
@@ -55,7 +55,7 @@ class PendingDecision(Struct, frozen=True, kw_only=True):
     view: NodeView | None = None
 
 
-class OperationRecord(Struct, frozen=True, kw_only=True):
+class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The stored answer of one operation, given again when the operation is asked again."""
 
     verb: str
@@ -63,12 +63,15 @@ class OperationRecord(Struct, frozen=True, kw_only=True):
     owner_key: str
     decision_id: str = ""
     outcome: Placement | Refusal | None = None
-    """The answer; None for an adoption that went well and for a release. Old records keep what was placed and drop the reasons."""
+    """The answer; None for an adoption that went well and for a release. Old records drop it: what was placed stands in the
+    allocation."""
     devices: dict[str, tuple[str, ...]] = {}
     """What a release let go: class to device names, CPUs by device name."""
     displaced: tuple[Owner, ...] = ()
     """Owners whose holding gave way to an adoption."""
     pending: PendingDecision | None = None
+    number: int = 0
+    """The ledger's sequence that the operation made: its age among the others."""
     is_announced: bool = False
     """True once the decision event is known to be in its stream; a start emits what is missing, once."""
 
@@ -82,4 +85,4 @@ class Ledger(Struct, frozen=True, kw_only=True):
     allocations: dict[str, Allocation] = {}
     """Owner key to allocation."""
     operations: dict[str, OperationRecord] = {}
-    """Operation id to stored answer; the newest 256 are kept, in the order they were made."""
+    """Operation id to stored answer; the newest 256 (by `number`) are kept."""

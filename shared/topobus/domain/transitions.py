@@ -210,7 +210,7 @@ def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
     """Mark operations as announced; does not count as a change (the sequence stays)."""
     done = set(op_ids)
     operations = {
-        key: structs.replace(one, is_announced=True) if key in done and not one.is_announced else one
+        key: structs.replace(one, is_announced=True, pending=None) if key in done and not one.is_announced else one
         for key, one in ledger.operations.items()
     }
     return structs.replace(ledger, operations=operations)
@@ -218,7 +218,8 @@ def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
 
 def unannounced(ledger: Ledger) -> tuple[tuple[str, OperationRecord], ...]:
     """Operations whose decision event is not known to be out, oldest first."""
-    return tuple((key, one) for key, one in ledger.operations.items() if not one.is_announced)
+    waiting = [(key, one) for key, one in ledger.operations.items() if not one.is_announced]
+    return tuple(sorted(waiting, key=lambda pair: pair[1].number))
 
 
 def check(ledger: Ledger) -> None:
@@ -243,8 +244,9 @@ def check(ledger: Ledger) -> None:
 
 
 def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapping[str, Allocation]) -> Ledger:
-    operations = {**ledger.operations, op_id: record}
-    ages = list(operations)
+    operations = {**ledger.operations, op_id: structs.replace(record, number=ledger.sequence + 1)}
+    # By number: a stored ledger comes back with its keys sorted by name.
+    ages = sorted(operations, key=lambda key: operations[key].number)
     for key in ages[: max(0, len(ages) - OPERATIONS_KEPT)]:
         del operations[key]
     # One record grows old with each operation, so one is slimmed down each time.
