@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from topobus.controller.core.values import Mode
 from topobus.runtime.config import ServiceSettings
 
 __all__ = ["ControllerSettings"]
@@ -14,6 +15,9 @@ __all__ = ["ControllerSettings"]
 class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the controller."""
 
+    mode: Mode = Mode.CORRECTED
+    """`corrected` keeps every constraint; `compatible` has the defects of Kubernetes 1.36 too, for whoever must get the very devices that kube-scheduler
+    would choose. docs/reference/allocation.md lists the differences."""
     step_budget: Annotated[int, Meta(ge=100)] = 200_000
     """Steps of one search on one node before it gives up, which is never reported as "does not fit". The default is about a second of work."""
     ask_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 2.0

@@ -120,7 +120,7 @@ class ClaimKeeper:
         nodes = self._world.nodes_for(claim)
         refused: list[Outcome] = []
         for node in nodes:
-            outcome = await self._search(self._world.input_for(node, claim, spec))
+            outcome = await self._search(self._world.input_for(node, claim, spec, self._settings.mode))
             if isinstance(outcome, Allocated):
                 problems = limits.check_allocation(outcome.results[0])
                 if not problems:

@@ -279,6 +279,7 @@ def test_allocate_blames_the_node_when_a_pool_there_is_invalid() -> None:
 
     assert isinstance(outcome, Fault)
     assert (outcome.reason.code, outcome.is_local) == ("pool-invalid", True)
+    assert "pool gpu.example.com/bad is invalid: two devices are named same" in outcome.reason.message
     assert devices_of(solve(given([twice, slice_of([device("good")], pool="z")], claim(request())))) == [["good"]]
 
 
@@ -364,6 +365,19 @@ def test_allocate_copies_configurations_of_class_before_claim() -> None:
 
     assert isinstance(outcome, Allocated)
     assert [(one.source, one.requests) for one in outcome.results[0].devices.config] == [("FromClass", ("g",)), ("FromClaim", ("g",))]
+
+
+def test_allocate_copies_a_configuration_once_for_each_request_only_in_mode_compatible() -> None:
+    """The documented difference of mode `corrected`: a configuration for two requests stands in the result once."""
+    mine = [{"requests": ["a", "b"], "opaque": {"driver": "gpu.example.com", "parameters": {}}}]
+
+    counts = {}
+    for mode in Mode:
+        outcome = solve(given([slice_of(gpus(2))], claim(request("a"), request("b"), config=mine), mode=mode))
+        assert isinstance(outcome, Allocated)
+        counts[mode] = len(outcome.results[0].devices.config)
+
+    assert counts == {Mode.COMPATIBLE: 2, Mode.CORRECTED: 1}
 
 
 def test_allocate_selects_this_node_when_a_device_is_local() -> None:

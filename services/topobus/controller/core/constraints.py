@@ -13,7 +13,7 @@ from topobus.contracts.kubernetes.resource import Attribute, Constraint
 from topobus.controller.core.pools import Candidate
 from topobus.controller.core.values import Gate, Mode
 
-__all__ = ["ActiveConstraint", "DistinctAttribute", "MatchAttribute", "attribute_values", "make_constraint"]
+__all__ = ["ActiveConstraint", "DistinctAttribute", "MatchAttribute", "attribute_values", "has_attribute", "make_constraint"]
 
 Values = frozenset[tuple[str, Hashable]]
 
@@ -62,15 +62,17 @@ class MatchAttribute:
         self.attribute = attribute
         self._has_lists = has_lists
         self._is_corrected = is_corrected
+        # Upstream does not look at the type of the first device's attribute while list attributes are off.
+        self._takes_unknown = not has_lists and not is_corrected
         self._common: list[Values] = []
 
     def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device that shares a value with all others."""
         values = attribute_values(candidate, self.attribute, has_lists=self._has_lists)
-        if not values:
+        if not values and not (self._takes_unknown and not self._common and has_attribute(candidate, self.attribute)):
             return False
         common = values & self._common[-1] if self._common else values
-        if not common:
+        if not common and self._common:
             return False
         self._common.append(common)
         return True
@@ -103,12 +105,15 @@ class DistinctAttribute:
         self.attribute = attribute
         self._has_lists = has_lists
         self._is_corrected = is_corrected
+        self._takes_unknown = not has_lists and not is_corrected
         self._taken: list[tuple[str, Values]] = []
 
     def add(self, candidate: Candidate, request: str) -> bool:
         """Take a device that shares no value with any other."""
         values = attribute_values(candidate, self.attribute, has_lists=self._has_lists)
-        if not values or any(values & one for _, one in self._compared()):
+        if not values and not (self._takes_unknown and not self._taken and has_attribute(candidate, self.attribute)):
+            return False
+        if any(values & one for _, one in self._compared()):
             return False
         self._taken.append((request, values))
         return True
@@ -141,13 +146,24 @@ class DistinctAttribute:
 
 
 def attribute_values(candidate: Candidate, name: str, *, has_lists: bool = True) -> Values:
-    """Look an attribute up: by its full name, else without the domain when that is the driver's."""
+    """List the values of an attribute; none when the device has it not, or its type is not known."""
+    found = _look_up(candidate, name)
+    return _as_set(found, has_lists=has_lists) if found is not None else frozenset()
+
+
+def has_attribute(candidate: Candidate, name: str) -> bool:
+    """Say whether the device has an attribute, whatever its type."""
+    return _look_up(candidate, name) is not None
+
+
+def _look_up(candidate: Candidate, name: str) -> Attribute | None:
+    """Find an attribute by its full name, else without the domain when that is the driver's."""
     attributes = candidate.device.attributes
     found = attributes.get(name)
     if found is None:
         domain, _, identifier = name.partition("/")
         found = attributes.get(identifier) if domain == candidate.id.driver else None
-    return _as_set(found, has_lists=has_lists) if found is not None else frozenset()
+    return found
 
 
 def _as_set(one: Attribute, *, has_lists: bool) -> Values:

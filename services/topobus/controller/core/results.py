@@ -19,7 +19,7 @@ from topobus.contracts.kubernetes.resource import (
 )
 from topobus.controller.core.pools import Candidate
 from topobus.controller.core.requests import Alternatives, FaultError, PreparedRequest
-from topobus.controller.core.values import AllocationInput, ClaimToAllocate, Gate
+from topobus.controller.core.values import AllocationInput, ClaimToAllocate, Gate, Mode
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
 
@@ -59,7 +59,7 @@ def assemble(
         ways = tuple(alternatives[chosen.get((index, number), 0)] for number, alternatives in enumerate(requests[index]))
         results.append(
             AllocationResult(
-                devices=DevicesAllocated(results=tuple(devices), config=_configurations(claim, ways)),
+                devices=DevicesAllocated(results=tuple(devices), config=_configurations(claim, ways, given.mode)),
                 node_selector=_node_selector(grants[index], given.node.name, claim.name),
             )
         )
@@ -82,19 +82,18 @@ def _device(grant: Grant, share_id: str, gates: frozenset[Gate]) -> GrantedDevic
     )
 
 
-def _configurations(claim: ClaimToAllocate, ways: Sequence[PreparedRequest]) -> tuple[GrantedConfiguration, ...]:
+def _configurations(claim: ClaimToAllocate, ways: Sequence[PreparedRequest], mode: Mode) -> tuple[GrantedConfiguration, ...]:
     """Collect the classes' configurations, each class once, then the claim's: a driver lets the later one win."""
     found: list[GrantedConfiguration] = []
     for name in dict.fromkeys(one.class_name for one in ways):
         users = tuple(one.name for one in ways if one.class_name == name)
         spec = next(one.device_class for one in ways if one.class_name == name)
         found.extend(GrantedConfiguration(source="FromClass", requests=users, opaque=one.opaque) for one in spec.config)
-    chosen = {name for one in ways for name in (one.base, one.name)}
-    found.extend(
-        GrantedConfiguration(source="FromClaim", requests=one.requests, opaque=one.opaque)
-        for one in claim.spec.devices.config
-        if not one.requests or not chosen.isdisjoint(one.requests)
-    )
+    for one in claim.spec.devices.config:
+        copies = sum(not {way.base, way.name}.isdisjoint(one.requests) for way in ways) if one.requests else 1
+        copied = GrantedConfiguration(source="FromClaim", requests=one.requests, opaque=one.opaque)
+        # Upstream copies a configuration once for each request that it names; once is enough, for it says itself whom it concerns.
+        found.extend([copied] * (min(copies, 1) if mode is Mode.CORRECTED else copies))
     return tuple(found)
 
 

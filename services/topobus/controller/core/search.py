@@ -17,7 +17,7 @@ from typing import NamedTuple
 from topobus.contracts.kubernetes.limits import MAX_LIST
 from topobus.controller.core.checks import Checks
 from topobus.controller.core.pools import Candidate, Pool, PoolState, gather_pools
-from topobus.controller.core.reasons import Blocker, describe_miss
+from topobus.controller.core.reasons import Blocker, describe_miss, summarize
 from topobus.controller.core.requests import Alternatives, FaultError, PreparedRequest, prepare
 from topobus.controller.core.results import assemble
 from topobus.controller.core.selectors import SelectorCompiler
@@ -103,7 +103,6 @@ class _Search:
         self._is_clever = is_clever
         self._pools = pools
         self._candidates = tuple(one for pool in pools if pool.state is PoolState.READY for one in pool.candidates)
-        self._invalid = tuple(pool for pool in pools if pool.state is PoolState.INVALID)
         self._checks = Checks(given, pools, compiler)
         self._chosen: dict[tuple[int, int], int] = {}
         self._best = _Best()
@@ -121,7 +120,11 @@ class _Search:
             return GaveUp(self.steps)
         if end is not _End.DONE:
             best = self._best
-            return NoFit(describe_miss(self._given, self._pools, best.request, best.found, best.blockers), self.steps)
+            reasons = describe_miss(self._given, self._pools, best.request, best.found, best.blockers)
+            if any(pool.state is PoolState.INVALID for pool in self._pools):
+                # The devices wanted may be there, but nobody can tell: that is not "does not fit".
+                return Fault(Reason(code="pool-invalid", message=summarize(reasons), facts=reasons[0].facts), self.steps, is_local=True)
+            return NoFit(reasons, self.steps)
         return Allocated(assemble(self._given, self._requests, self._chosen, self._checks.grants), self.steps)
 
     def _walk(self) -> _End | None:
@@ -233,16 +236,6 @@ class _Search:
                 return end
             if self._is_hard():
                 failed.add(self._symmetry_now().class_of(at.claim, at.request, candidate))
-        if self._invalid:
-            pool = self._invalid[0]
-            raise FaultError(
-                Reason(
-                    code="pool-invalid",
-                    message=f"claim {request.claim}, request {request.name}: no device found, and pool {pool.id} is invalid: {pool.why}",
-                    facts={"claim": request.claim, "request": request.name, "pool": str(pool.id)},
-                ),
-                is_local=True,
-            )
         self._note_miss(request, request.count - missing if missing else at.device)
         return _End.MISS
 

@@ -17,7 +17,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import attempt_of, held_by, owner_of, status_of
 from topobus.controller.core.inventory import holders_from_ledger, slices_from_inventory
 from topobus.controller.core.pods import owner_pod_uid
-from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Node, Slice, Usage
+from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, Usage
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
@@ -162,7 +162,7 @@ class World:
         cpus = self.inventories.get((node, "cpu"))
         return cpus.devices if cpus is not None else ()
 
-    def input_for(self, node: str, claim: ApiObject, spec: ClaimSpec) -> AllocationInput:
+    def input_for(self, node: str, claim: ApiObject, spec: ClaimSpec, mode: Mode = Mode.CORRECTED) -> AllocationInput:
         """Collect what an allocation of one claim on one node depends on."""
         metadata = metadata_of(claim)
         slices = [one for key in sorted(self._slices) if key[0] == node for one in self._slices[key]]
@@ -173,6 +173,7 @@ class World:
             classes=self._built_in_classes() | self._classes,
             slices=tuple(slices),
             usage=Usage(self._holders(node, claim), self._consumed(claim)),
+            mode=mode,
         )
 
     def _built_in_classes(self) -> dict[str, DeviceClassSpec]:
