@@ -179,3 +179,28 @@ asyncio.run(main())
 
     await asyncio.wait_for(ended, _LIMIT_S)
     await process.wait()
+
+
+@pytest.mark.parametrize("ticks", range(5))
+async def test_changes_ends_when_cancelled_in_the_moment_of_a_change(ticks: int, tmp_path: Path) -> None:
+    """A cancellation that meets a change, at any step of the loop, is not lost: Ctrl-C always stops `topobus up`."""
+    async with Supervisor(tmp_path / "logs") as supervisor:
+        waiting = asyncio.Event()
+
+        async def follow() -> None:
+            async for _ in supervisor.changes(at_least_every_s=3600):
+                waiting.set()
+
+        task = asyncio.create_task(follow())
+        await waiting.wait()
+        for _ in range(3):
+            await asyncio.sleep(0)
+
+        supervisor.announce()
+        for _ in range(ticks):
+            await asyncio.sleep(0)
+        task.cancel()
+        done, _ = await asyncio.wait([task], timeout=_LIMIT_S)
+
+        assert done
+        assert task.cancelled()

@@ -31,6 +31,8 @@ _SIGNS = {
 }
 # How nats-server begins each line: process id, date, time, level.
 _NATS_PREFIX = re.compile(r"^\[\d+\] \S+ \S+ \[\w+\] ")
+# A crash logs a traceback with all values, which is a matter for the log file.
+_LONGEST = 400
 # Present in every line of a service's log and said elsewhere in the table already.
 _KNOWN_KEYS = ("ts", "level", "event", "service", "node", "logger")
 
@@ -68,7 +70,7 @@ def exit_text(code: int | None) -> str:
 
 
 def log_text(line: str) -> str:
-    """Shorten a JSON log line to its event and facts, and a line of nats-server's to its message; any other line stays as it is.
+    """Shorten a JSON log line to its event and facts, and a line of nats-server's to its message; at most so many characters of it.
 
     >>> log_text('{"ts": "x", "level": "info", "event": "bus.connected", "url": "u"}')
     'bus.connected url=u'
@@ -76,9 +78,9 @@ def log_text(line: str) -> str:
     try:
         parsed = json.loads(line)
     except ValueError:
-        return _NATS_PREFIX.sub("", line)
+        return _NATS_PREFIX.sub("", line)[:_LONGEST]
     if not isinstance(parsed, dict) or "event" not in parsed:
-        return line
+        return line[:_LONGEST]
     facts = " ".join(f"{key}={value}" for key, value in parsed.items() if key not in _KNOWN_KEYS)
     level = str(parsed.get("level", "info"))
-    return " ".join(part for part in ("" if level in ("info", "debug") else level.upper(), str(parsed["event"]), facts) if part)
+    return " ".join(part for part in ("" if level in ("info", "debug") else level.upper(), str(parsed["event"]), facts) if part)[:_LONGEST]

@@ -129,8 +129,10 @@ class Supervisor:
         while True:
             self._changed.clear()
             yield self.statuses
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes in the same moment as the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), at_least_every_s)
+                async with asyncio.timeout(at_least_every_s):
+                    await self._changed.wait()
 
     async def until_ready(self, names: Sequence[str], *, timeout_s: float) -> None:
         """Wait until all named programs are ready at once.
@@ -163,7 +165,8 @@ class Supervisor:
         if process is not None and process.returncode is None:
             process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), self._stop_grace_s)
+                async with asyncio.timeout(self._stop_grace_s):
+                    await process.wait()
             except TimeoutError:
                 _kill_group(process.pid)
                 await process.wait()
@@ -255,9 +258,13 @@ class Supervisor:
                     status.tail.append(text)
                     self._changed.set()
 
+    def announce(self) -> None:
+        """Wake all who follow `changes`."""
+        self._changed.set()
+
     def _set(self, status: ProgramStatus, state: ProgramState) -> None:
         status.state = state
-        self._changed.set()
+        self.announce()
 
 
 def die_with_parent() -> None:

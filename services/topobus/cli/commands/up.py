@@ -17,7 +17,7 @@ from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.output import Output
-from topobus.cli.status import status_line, status_table
+from topobus.cli.status import log_text, status_line, status_table
 from topobus.cli.supervision import ProgramState, ProgramStatus
 from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system, state_folder
 from topobus.testing.machines import PROFILES, build
@@ -84,7 +84,9 @@ async def _follow(system: System, output: Output) -> None:
                 continue
             seen[one.name] = (one.state, one.pid)
             if output.is_json:
-                output.line({"service": one.name, "state": one.state, "pid": one.pid, "restarts": one.restarts, "last_log": one.last_line})
+                output.line(
+                    {"service": one.name, "state": one.state, "pid": one.pid, "restarts": one.restarts, "last_log": log_text(one.last_line)}
+                )
             output.show(Text(status_line(one)))
         is_ready = _is_ready(statuses)
         if is_ready != was_ready:

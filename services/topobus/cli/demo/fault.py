@@ -52,7 +52,8 @@ class Subscriber:
             if process.returncode is None:
                 process.terminate()
                 try:
-                    await asyncio.wait_for(process.wait(), _WAIT_S)
+                    async with asyncio.timeout(_WAIT_S):
+                        await process.wait()
                 except TimeoutError:
                     process.kill()
                     await process.wait()
