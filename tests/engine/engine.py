@@ -24,6 +24,7 @@ CERTIFICATES = ROOT / "deploy" / "images" / "certificates"
 # Where Debian, Fedora and Alpine keep all trusted certificates; the one of these that pip here is told to use goes into the images.
 _CA_FILES = (os.environ.get("PIP_CERT", ""), os.environ.get("SSL_CERT_FILE", ""))
 _DAEMON_START_S = 60
+_PID_FILES = (("/var/run/docker.pid", "dockerd"), ("/var/run/docker/containerd/containerd.pid", "containerd"))
 # So many characters of a failed command's output: the error stands at the end.
 _TAIL = 2000
 # What the services (python3, venv), pip (ca-certificates) and the health check of NATS (wget) need.
@@ -82,6 +83,8 @@ def provide_engine(log: Path) -> subprocess.Popen[bytes] | None:
         raise EngineUnavailable("no Docker daemon answers and only root can start one; start Docker and run this again")
     if _run(["docker", "info"], timeout_s=30).returncode == 0:
         return None
+    for pid_file, program in _PID_FILES:
+        _forget_dead(Path(pid_file), program)
     say("starting dockerd")
     with log.open("wb") as sink:
         daemon = subprocess.Popen(["dockerd"], stdout=sink, stderr=subprocess.STDOUT, start_new_session=True)
@@ -91,6 +94,18 @@ def provide_engine(log: Path) -> subprocess.Popen[bytes] | None:
             tail = log.read_text(encoding="utf-8", errors="replace")[-2000:]
             raise EngineUnavailable(f"dockerd does not answer after {_DAEMON_START_S} s; its log ends with:\n{tail}")
     return daemon
+
+
+def _forget_dead(pid_file: Path, program: str) -> None:
+    """Remove the pid file of a daemon that was killed: its number may be another process's by now, and dockerd would take that for the daemon."""
+    if not pid_file.is_file():
+        return
+    try:
+        running = Path("/proc", pid_file.read_text(encoding="utf-8").strip(), "comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        running = ""
+    if running != program:
+        pid_file.unlink()
 
 
 def _has_image(name: str) -> bool:
