@@ -58,7 +58,7 @@ class Measured(Struct, frozen=True, kw_only=True):
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure a group of cases and print them; gives the exit status."""
     parser = argparse.ArgumentParser(prog="python -m topobus.testing.bench", description="Measure the alignment engine.")
-    parser.add_argument("group", choices=["merge"], help="what to measure")
+    parser.add_argument("group", choices=["merge"], nargs="?", default="merge", help="what to measure (merge)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth as SVG")
     arguments = parser.parse_args(argv)

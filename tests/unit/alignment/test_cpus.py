@@ -60,16 +60,51 @@ def test_take_cpus_lands_where_kubelets_defect_leads_when_compatible(is_correcte
     assert set(topology.nodes_of(taken)) == nodes
 
 
-@pytest.mark.parametrize(("is_corrected", "wanted"), [(False, "1,5"), (True, "1,5")], ids=["compatible", "corrected"])
-def test_take_cpus_finds_a_whole_core_when_another_cores_sibling_is_offline(is_corrected: bool, wanted: str) -> None:
-    """k/k 124066: an offline sibling lowers kubelet's average to one thread a core; the answer must still be given."""
-    topology = machine(1, 4, offline=(4,))
+@pytest.mark.parametrize(("is_corrected", "nodes"), [(False, "0"), (True, "0-1")], ids=["compatible", "corrected"])
+def test_assign_cpus_uses_every_node_of_the_affinity_when_corrected(is_corrected: bool, nodes: str) -> None:
+    """k/k 139456: with distribute-cpus-across-numa the affinity's width is a floor for the nodes used, since 1.37."""
+    topology = machine(2, 4)
 
-    taken = take_cpus(topology, CpuSet.parse("1-3,5-7"), 2, CpuOptions(is_corrected=is_corrected))
+    taken = assign_cpus(
+        topology,
+        CpuSet.parse("0-15"),
+        4,
+        NodeSet(0, 1),
+        CpuOptions(distribute_cpus_across_numa=True, is_corrected=is_corrected),
+    )
 
     assert taken is not None
-    assert len(taken) == 2
-    assert is_corrected is False or taken == CpuSet.parse(wanted)
+    assert str(topology.nodes_of(taken)) == nodes
+
+
+@pytest.mark.parametrize(("is_corrected", "wanted"), [(False, "1-2"), (True, "2,6")], ids=["compatible", "corrected"])
+def test_take_cpus_finds_whole_cores_when_a_sibling_is_offline(is_corrected: bool, wanted: str) -> None:
+    """k/k 124066: one offline sibling makes kubelet's average one thread a core, so no pair counts as whole and single threads are taken.
+
+    kubelet itself would take CPU 5 with CPU 1 here, though it is busy; nobody is ever given a busy CPU.
+    """
+    topology = machine(1, 4, offline=(4,))
+
+    taken = take_cpus(topology, CpuSet.parse("1,2,3,6,7"), 2, CpuOptions(is_corrected=is_corrected))
+
+    assert taken == CpuSet.parse(wanted)
+
+
+def l3_machine() -> CpuTopology:
+    """One NUMA node, two L3 groups of four cores with two threads."""
+    return CpuTopology(CpuPlace(core + 8 * thread, core, 0, 0, core // 4) for thread in range(2) for core in range(8))
+
+
+@pytest.mark.parametrize(("is_corrected", "groups"), [(False, 2), (True, 1)], ids=["compatible", "corrected"])
+def test_take_cpus_stays_under_one_l3_when_cores_are_broken(is_corrected: bool, groups: int) -> None:
+    """k/k 137315: kubelet misses an L3 group that has enough CPUs, when some of its cores are only half free."""
+    topology = l3_machine()
+    free = CpuSet.parse("0,1,2,10,4,12,5")
+
+    taken = take_cpus(topology, free, 4, CpuOptions(prefer_align_cpus_by_uncorecache=True, is_corrected=is_corrected))
+
+    assert taken is not None
+    assert sum(1 for cpus in topology.by_l3.values() if cpus & taken.bits) == groups
 
 
 def test_contradiction_names_the_pair_when_options_exclude_each_other() -> None:

@@ -179,7 +179,8 @@ class _Taking:
             bits = units[one]
             size = bits.bit_count()
             is_free = (bits & self.free).bit_count() == (size if average is None or self.options.is_corrected else average)
-            if is_free and self.wanted >= size:
+            # Where a sibling is offline, kubelet's average lets a half busy core pass for free and hands out its busy half. Never here.
+            if is_free and self.wanted >= size and not bits & ~self.free:
                 self._take(bits)
 
     def _take_numa_nodes(self) -> None:
