@@ -22,6 +22,7 @@ __all__ = [
     "ALL",
     "ASKS",
     "CLUSTER",
+    "COMMIT",
     "DECISION",
     "EVENTS",
     "HEALTH",
@@ -254,6 +255,16 @@ ADOPT = Ask(
     readers=("gateway", "controller", "cli"),
     description="Write into the ledger what kubelet or a claim has decided.",
 )
+COMMIT = Ask(
+    name="commit",
+    parts=("node",),
+    request=m.CommitRequest,
+    reply=m.CommitReply,
+    timeout_s=5.0,
+    writer=("topology",),
+    readers=("gateway", "controller", "cli"),
+    description="Keep what an owner has reserved; release aborts it.",
+)
 RELEASE = Ask(
     name="release",
     parts=("node",),
@@ -309,5 +320,5 @@ PLAN = Ask(
 
 STATES: tuple[State[Machine] | State[Inventory] | State[Ledger] | State[m.ApiObject], ...] = (MACHINE, INVENTORY, LEDGER, OBJECT)
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent], ...] = (HEALTH, DECISION)
-ASKS = (PLACE, PREFER, ADOPT, RELEASE, HINTS, PREPARE, UNPREPARE, PLAN)
+ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, PLAN)
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)

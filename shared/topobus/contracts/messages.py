@@ -21,6 +21,8 @@ __all__ = [
     "AdoptRequest",
     "Adopted",
     "ApiObject",
+    "CommitReply",
+    "CommitRequest",
     "DecisionEvent",
     "HealthEvent",
     "HintsReply",
@@ -98,6 +100,8 @@ class PlaceRequest(Struct, frozen=True, kw_only=True):
     op_id: str
     pod: PodRequest
     is_dry_run: bool = False
+    is_reservation: bool = False
+    """True: hold it for now; without a `commit` in time it is let go again, `release` lets it go at once."""
 
 
 class PlaceReply(Struct, frozen=True, kw_only=True):
@@ -149,6 +153,20 @@ class AdoptReply(Struct, frozen=True, kw_only=True):
     """The answer of `adopt`; refused when another live owner holds a device, or a device does not exist."""
 
     result: Adopted | Refusal
+
+
+class CommitRequest(Struct, frozen=True, kw_only=True):
+    """Keep what an owner has reserved."""
+
+    op_id: str
+    owner: Owner
+
+
+class CommitReply(Struct, frozen=True, kw_only=True):
+    """None: it is kept from now on, or was already; refused when the owner has no reservation (it ran out, or never was)."""
+
+    refusal: Refusal | None = None
+    ledger_sequence: int = 0
 
 
 class ReleaseRequest(Struct, frozen=True, kw_only=True):

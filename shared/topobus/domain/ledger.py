@@ -59,7 +59,7 @@ class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The stored answer of one operation, given again when the operation is asked again."""
 
     verb: str
-    """`place`, `adopt`, `release` or `commit`."""
+    """`place`, `adopt`, `commit` or `release`."""
     owner_key: str
     decision_id: str = ""
     outcome: Placement | Refusal | None = None

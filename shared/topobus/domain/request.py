@@ -9,7 +9,18 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-__all__ = ["ContainerKind", "ContainerRequest", "DeviceRequest", "Owner", "OwnerKind", "PodRequest", "Policy", "Scope"]
+__all__ = [
+    "ContainerKind",
+    "ContainerRequest",
+    "DeviceRequest",
+    "Locality",
+    "LocalityLevel",
+    "Owner",
+    "OwnerKind",
+    "PodRequest",
+    "Policy",
+    "Scope",
+]
 
 
 class Policy(StrEnum):
@@ -26,6 +37,29 @@ class Scope(StrEnum):
 
     CONTAINER = "container"
     POD = "pod"
+
+
+class LocalityLevel(StrEnum):
+    """What must not be left, narrowest first."""
+
+    LINK = "link"
+    """Devices that are linked with each other directly (NVLink, XGMI); binds only classes whose devices report links."""
+    SWITCH = "switch"
+    """One PCIe switch; CPUs count as inside on the NUMA nodes that the switch is local to."""
+    L3 = "l3"
+    """One L3 cache; devices count as inside when local to a NUMA node of the cache's CPUs."""
+    NUMA = "numa"
+    SOCKET = "socket"
+
+
+class Locality(Struct, frozen=True, kw_only=True):
+    """All that a container gets lies within one domain of this level. Hard: or it is refused. Soft: where that can be had."""
+
+    level: LocalityLevel
+    is_hard: bool = True
+
+    def __str__(self) -> str:
+        return f"{'hard' if self.is_hard else 'soft'}:{self.level.value}"
 
 
 class ContainerKind(StrEnum):
@@ -95,3 +129,6 @@ class PodRequest(Struct, frozen=True, kw_only=True):
     policy: Policy | None = None
     """None: the node's policy."""
     scope: Scope | None = None
+    """None: the node's scope."""
+    locality: tuple[Locality, ...] = ()
+    """Each level once at most. With scope pod the pod as a whole stays within the domain, else each container by itself."""

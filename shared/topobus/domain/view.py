@@ -5,13 +5,24 @@ A plan is a pure function of a NodeView and a PodRequest; the view in the event 
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.request import Policy, Scope
 
-__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "NodeView"]
+__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "NodeView", "PlanMode"]
+
+
+class PlanMode(StrEnum):
+    """What happens when kubelet's order of containers and choices ends in a refusal; a pod that it admits is placed alike in both."""
+
+    COMPATIBLE = "compatible"
+    """The refusal stands, as in kubelet."""
+    CORRECTED = "corrected"
+    """Other hints, devices and ways of sharing among the containers are searched; `AlignmentOptions.search_steps` bounds it."""
 
 
 class CpuOptions(Struct, frozen=True, kw_only=True):
@@ -45,6 +56,12 @@ class AlignmentOptions(Struct, frozen=True, kw_only=True):
     scope: Scope = Scope.CONTAINER
     prefer_closest_numa_nodes: bool = False
     cpu: CpuOptions = CpuOptions()
+    mode: PlanMode = PlanMode.COMPATIBLE
+    """The default is kubelet's, and what decisions recorded before there was a choice were made by."""
+    search_steps: int = 2000
+    """Tries of one container that mode corrected may spend on a pod; 2000 take about half a second."""
+    allow_request_policy: bool = True
+    """Whether a pod may ask for a policy, scope or locality other than the node's."""
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
