@@ -342,6 +342,17 @@ async def test_controller_searches_anew_when_node_refuses(served: Home) -> None:
     assert [one.op_id for one in served.topology.requests] == ["allocate-uid-again-1", "allocate-uid-again-2"]
 
 
+async def test_controller_does_not_hammer_a_node_that_refuses_for_ever(served: Home) -> None:
+    """A node that refuses every device is asked about each once, and then only after a while; the claim says why it waits."""
+    served.topology.refuse_next = 1000
+
+    await served.apply(claim("unwanted"))
+    message = await served.told("unwanted", "DoesNotFit")
+
+    assert "8 devices: refused by the node: refused by the test" in message
+    assert len(served.topology.requests) == 8
+
+
 async def test_controller_completes_attempt_when_another_replica_died_after_placing(home: Home, nats_server: NatsServer) -> None:
     """What a crash left between the node's ledger and the claim's status is completed with the same devices."""
     await home.apply(claim("crashed", count=2))

@@ -66,7 +66,7 @@ def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
     for action in (
         claims.status_of,
         claims.attempt_of,
-        claims.held_by,
+        claims.allocation_of,
         owner_pod_uid,
         wanted_claims,
         lambda pod: pod_request(pod, uid="u"),

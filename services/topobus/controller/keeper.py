@@ -22,7 +22,7 @@ from topobus.controller.core.inventory import holders_from_ledger
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.search import allocate
 from topobus.controller.core.selectors import SelectorCompiler
-from topobus.controller.core.values import Allocated, AllocationInput, Fault, GaveUp, Outcome
+from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, GaveUp, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
@@ -37,6 +37,8 @@ __all__ = ["ClaimKeeper"]
 
 # A condition for a person: this many nodes' reasons, then a count.
 _SHOWN_NODES = 8
+# A device that a node keeps refusing is tried at least so often: the refusal may have had a cause that went.
+_LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,15 @@ class _Seen:
 
     revision: int
     supply: int
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Devices that a node refused to a claim; not tried again before a time by the monotonic clock."""
+
+    devices: dict[DeviceId, str]
+    count: int
+    until_s: float
 
 
 class ClaimKeeper:
@@ -60,11 +71,12 @@ class ClaimKeeper:
         self._compiler = compiler
         self._metrics = metrics
         self._settled: dict[ObjectKey, _Seen] = {}
+        self._refused: dict[ObjectKey, _Refused] = {}
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
         """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
-        is_due = False
+        is_due = self._forgive()
         waiting = 0
         for key, stored in self._world.claims():
             try:
@@ -81,7 +93,27 @@ class ClaimKeeper:
             waiting += not self._is_allocated(stored.value)
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
-        return is_due
+        return is_due or bool(self._refused)
+
+    def _forgive(self) -> bool:
+        """Let refused devices be tried again when their time has come; True says that some still wait."""
+        now = self._runtime.clock.monotonic()
+        for key, refused in tuple(self._refused.items()):
+            if key not in self._world.objects or self._is_allocated(self._world.objects[key].value):
+                del self._refused[key]
+            elif refused.devices and now >= refused.until_s:
+                # The count stays: a node that refuses for ever is asked ever more seldom.
+                self._refused[key] = _Refused({}, refused.count, refused.until_s)
+                self._settled.pop(key, None)
+        return bool(self._refused)
+
+    def _remember_refusal(self, key: ObjectKey, attempt: Attempt, why: str) -> None:
+        """Keep away from devices that the node refused: what the ledger shows does not explain it, so the same search would choose them again."""
+        known = self._refused.get(key) or _Refused({}, 0, 0.0)
+        count = known.count + 1
+        wait_s = min(self._settings.retry_s * 2 ** min(count, 16), _LONGEST_WAIT_S)
+        devices = dict.fromkeys(claims.devices_of(attempt.allocation, attempt.node), f"refused by the node: {why}")
+        self._refused[key] = _Refused(known.devices | devices, count, self._runtime.clock.monotonic() + wait_s)
 
     async def release_gone(self, gone: ApiObject) -> None:
         """Let go of what a claim held that somebody deleted without asking; the deletion is the evidence.
@@ -120,7 +152,11 @@ class ClaimKeeper:
         nodes = self._world.nodes_for(claim)
         refused: list[Outcome] = []
         for node in nodes:
-            outcome = await self._search(self._world.input_for(node, claim, spec, self._settings.mode))
+            outcome = await self._search(
+                self._world.input_for(
+                    node, claim, spec, mode=self._settings.mode, excluded=self._refused[key].devices if key in self._refused else None
+                )
+            )
             if isinstance(outcome, Allocated):
                 problems = limits.check_allocation(outcome.results[0])
                 if not problems:
@@ -153,7 +189,9 @@ class ClaimKeeper:
         reply = await self._place(claim, attempt, op_id)
         if reply is not None and isinstance(reply.result, Refusal) and not await self._holds_already(claim, attempt):
             self._metrics.decisions.labels("refused-by-node").inc()
-            self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=summarize(reply.result.reasons))
+            why = summarize(reply.result.reasons)
+            self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=why)
+            self._remember_refusal(key, attempt, why)
             dropped = await self._write(key, stored, claims.without_attempt(claim))
             if dropped is not None:
                 await self._tell(key, dropped, "RefusedByNode", reply.result.reasons)

@@ -9,7 +9,10 @@ from topobus.contracts.kubernetes.resource import AllocationResult, DevicesAlloc
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core import claims
 from topobus.controller.core.claims import Attempt
+from topobus.controller.core.holdings import ClaimHoldings
+from topobus.controller.core.values import DeviceId
 from topobus.domain.errors import ContractError
+from topobus.domain.quantity import Quantity
 from topobus.domain.request import DeviceRequest, Policy
 
 CLAIM = ApiObject(
@@ -66,12 +69,31 @@ def test_allocation_ends_the_attempt_when_it_is_written() -> None:
     assert not claims.is_finished(done)
 
 
-def test_claim_holds_devices_when_attempted_but_not_by_admin_access() -> None:
-    """An attempt counts as holding already; admin access holds nothing."""
-    held = claims.held_by(claims.with_attempt(CLAIM, ATTEMPT))
+def test_holdings_count_attempts_but_not_admin_access() -> None:
+    """An attempt counts as holding already; admin access holds nothing; what a claim lets go is told."""
+    holdings = ClaimHoldings()
 
-    assert sorted(one.device for one in held) == ["gpu-0", "gpu-1", "x"]
-    assert claims.held_by(CLAIM) == {}
+    assert holdings.put("k", claims.with_attempt(CLAIM, ATTEMPT)) is False
+    assert sorted(one.device for one in holdings.holders(["n1"], except_uid="")) == ["gpu-0", "gpu-1", "x"]
+    assert holdings.holders(["n2"], except_uid="") == {}
+    assert holdings.holders(["n1"], except_uid="u-1") == {}
+    assert holdings.put("k", claims.with_allocation(CLAIM, ALLOCATION, now="t")) is False
+    assert holdings.put("k", None) is True
+    assert holdings.holders(["n1"], except_uid="") == {}
+
+
+def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
+    """Shares of one device are added; a claim's own are left out for itself."""
+    holdings = ClaimHoldings()
+    for uid in ("a", "b"):
+        granted = _granted("net.example.com", "big", shareID=uid, consumedCapacity={"memory": "2Gi"})
+        one = msgspec.structs.replace(CLAIM, metadata=CLAIM.metadata | {"uid": uid})
+        holdings.put(uid, claims.with_allocation(one, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t"))
+
+    device = DeviceId("net.example.com", "n1", "big")
+    assert holdings.consumed(["n1"], except_uid="") == {device: {"memory": Quantity.parse("4Gi")}}
+    assert holdings.consumed(["n1"], except_uid="a") == {device: {"memory": Quantity.parse("2Gi")}}
+    assert holdings.holders(["n1"], except_uid="") == {}
 
 
 def test_placement_request_names_exactly_our_devices_of_the_node() -> None:

@@ -46,6 +46,8 @@ class Checks:
 
     def is_in_use(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether the device is taken; admin access minds only what its own claim took."""
+        if candidate.id in self._given.usage.excluded:
+            return True
         held = self._held.get(candidate.id)
         if request.is_admin:
             return bool(held) and request.claim_index in (held or ())
@@ -174,6 +176,8 @@ class Checks:
         return blocker
 
     def _explain_use(self, candidate: Candidate) -> Blocker:
+        if candidate.id in self._given.usage.excluded:
+            return Blocker("excluded", self._given.usage.excluded[candidate.id])
         holder = self._given.usage.holders.get(candidate.id)
         return Blocker("in-use", f"held by {holder}" if holder else "taken by another request of the same claims")
 

@@ -28,10 +28,10 @@ from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, Owner
 
 __all__ = [
     "Attempt",
+    "allocation_of",
     "attempt_of",
     "devices_of",
     "has_condition",
-    "held_by",
     "is_finished",
     "number_of",
     "owner_of",
@@ -106,15 +106,13 @@ def owner_of(one: ApiObject) -> Owner:
     return Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
 
 
-def held_by(one: ApiObject) -> dict[DeviceId, str]:
-    """List the devices that a claim holds, or is about to hold; admin access and shares hold nothing exclusively.
+def allocation_of(one: ApiObject) -> AllocationResult | None:
+    """Find what a claim has been allocated, or is about to be.
 
     Errors: raises ContractError.
     """
     attempt = attempt_of(one)
-    allocation = status_of(one).allocation or (attempt.allocation if attempt is not None else None)
-    results = allocation.devices.results if allocation is not None else ()
-    return {_device_id(granted): str(owner_of(one)) for granted in results if not granted.admin_access and granted.share_id is None}
+    return status_of(one).allocation or (attempt.allocation if attempt is not None else None)
 
 
 def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:

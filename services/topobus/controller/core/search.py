@@ -47,7 +47,7 @@ def allocate(
     Cost: O(devices x requests) selector evaluations; steps grow exponentially in the worst case and end at the budget.
     """
     try:
-        pools = gather_pools(given.slices, given.node, given.gates)
+        pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
     except ValueError as err:
         return Fault(Reason(code="malformed-slice", message=f"node {given.node.name}: {err}"), 0, is_local=True)
     search = _Search(given, pools, compiler, step_budget, is_clever=is_clever)

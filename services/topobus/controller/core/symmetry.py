@@ -83,6 +83,7 @@ class Symmetry:
                 (candidate.pool_index, repr(device.consumes_counters)) if device.consumes_counters else None,
                 bool(device.allow_multiple_allocations),
                 candidate.id in usage.holders,
+                candidate.id in usage.excluded,
                 _amounts(usage.consumed, candidate.id),
             ),
             len(self._numbers),

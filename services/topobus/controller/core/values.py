@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
+
+if TYPE_CHECKING:
+    from topobus.controller.core.pools import Pool
 
 __all__ = [
     "ALL_GATES",
@@ -107,6 +110,8 @@ class Usage:
     holders: Mapping[DeviceId, str] = field(default_factory=dict)
     """Device to a name for people: `claim default/fast`."""
     consumed: Mapping[DeviceId, Mapping[str, Quantity]] = field(default_factory=dict)
+    excluded: Mapping[DeviceId, str] = field(default_factory=dict)
+    """Devices that these claims must not get for another reason, and that reason."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ class AllocationInput:
     node: Node
     claims: tuple[ClaimToAllocate, ...]
     classes: Mapping[str, DeviceClassSpec]
-    slices: tuple[Slice, ...]
+    slices: tuple[Slice, ...] = ()
+    pools: tuple[Pool, ...] | None = None
+    """What `gather_pools` makes of the slices for this node and these gates, when the caller has it already."""
     usage: Usage = Usage()
     gates: frozenset[Gate] = ALL_GATES
     mode: Mode = Mode.COMPATIBLE

@@ -6,7 +6,7 @@ in it is the copy itself, owned by the shell's one loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes import limits
@@ -14,15 +14,17 @@ from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, metadata_of, n
 from topobus.contracts.kubernetes.resource import CelSelector, ClaimSpec, DeviceClassSpec, Selector, SliceSpec
 from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.claims import attempt_of, held_by, owner_of, status_of
+from topobus.controller.core.claims import allocation_of, owner_of
+from topobus.controller.core.holdings import ClaimHoldings
 from topobus.controller.core.inventory import holders_from_ledger, slices_from_inventory
 from topobus.controller.core.pods import owner_pod_uid
-from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, Usage
+from topobus.controller.core.pools import Pool, gather_pools
+from topobus.controller.core.values import ALL_GATES, AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, Usage
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
-from topobus.domain.quantity import Quantity
+from topobus.domain.request import Owner
 
 __all__ = ["ObjectKey", "Stored", "World"]
 
@@ -51,9 +53,11 @@ class World:
         self.ledgers: dict[str, Ledger] = {}
         self.objects: dict[ObjectKey, Stored] = {}
         self.supply = 0
-        self._slices: dict[tuple[str, str], tuple[Slice, ...]] = {}
+        self._slices: dict[str, dict[str, tuple[Slice, ...]]] = {}
         self._classes: dict[str, DeviceClassSpec] = {}
         self._foreign: dict[ObjectKey, Slice] = {}
+        self._held = ClaimHoldings()
+        self._pools: dict[str, tuple[Pool, ...]] = {}
 
     def put_machine(self, machine: Machine) -> None:
         """Take in a machine."""
@@ -68,13 +72,15 @@ class World:
         """Take in an inventory."""
         key = (inventory.node, inventory.device_class)
         self.inventories[key] = inventory
-        self._slices[key] = slices_from_inventory(inventory)
+        self._slices.setdefault(inventory.node, {})[inventory.device_class] = slices_from_inventory(inventory)
+        self._pools.pop(inventory.node, None)
         self.supply += 1
 
     def drop_inventory(self, node: str, device_class: str) -> None:
         """Forget an inventory."""
         self.inventories.pop((node, device_class), None)
-        self._slices.pop((node, device_class), None)
+        self._slices.get(node, {}).pop(device_class, None)
+        self._pools.pop(node, None)
 
     def put_ledger(self, ledger: Ledger) -> None:
         """Take in a ledger."""
@@ -90,10 +96,14 @@ class World:
 
         Errors: raises ContractError for a class or slice that nobody can read; it counts as absent then.
         """
-        self.drop_object(key)
+        self._classes.pop(key.name if key.kind == "deviceclass" else "", None)
+        self._foreign.pop(key, None)
         self.objects[key] = stored
         if key.kind in ("deviceclass", "resourceslice"):
             self.supply += 1
+            self._pools.clear()
+        elif key.kind == "resourceclaim":
+            self.supply += self._held.put(key, stored.value)
         where = name_of(stored.value)
         if key.kind == "deviceclass":
             device_class = read_as(stored.value.spec, DeviceClassSpec, where=where)
@@ -109,10 +119,11 @@ class World:
         """Forget an object; gives what was known of it."""
         self._classes.pop(key.name if key.kind == "deviceclass" else "", None)
         self._foreign.pop(key, None)
-        known = self.objects.pop(key, None)
-        if known is not None and key.kind == "resourceclaim":
-            self.supply += 1  # what it held may be free now
-        return known
+        if key.kind == "resourceslice":
+            self._pools.clear()
+        elif key.kind == "resourceclaim":
+            self.supply += self._held.put(key, None)
+        return self.objects.pop(key, None)
 
     def forget_objects(self) -> None:
         """Forget all objects: the store was lost, a new snapshot follows."""
@@ -144,11 +155,11 @@ class World:
         for other in self._other_claims(claim):
             if owner_pod_uid(other) == pod:
                 try:
-                    attempt, allocation = attempt_of(other), status_of(other).allocation
+                    allocation = allocation_of(other)
                 except ContractError:
                     continue
                 pools = {one.pool for one in allocation.devices.results} if allocation is not None else set()
-                nodes = ({attempt.node} if attempt is not None else set()) | (pools & set(self.nodes()))
+                nodes = pools & set(self.nodes())
                 if nodes:
                     return min(nodes)
         return None
@@ -162,73 +173,65 @@ class World:
         cpus = self.inventories.get((node, "cpu"))
         return cpus.devices if cpus is not None else ()
 
-    def input_for(self, node: str, claim: ApiObject, spec: ClaimSpec, mode: Mode = Mode.CORRECTED) -> AllocationInput:
-        """Collect what an allocation of one claim on one node depends on."""
-        metadata = metadata_of(claim)
-        slices = [one for key in sorted(self._slices) if key[0] == node for one in self._slices[key]]
-        slices.extend(self._foreign[key] for key in sorted(self._foreign))
+    def input_for(
+        self, node: str, claim: ApiObject, spec: ClaimSpec, *, mode: Mode = Mode.CORRECTED, excluded: Mapping[DeviceId, str] | None = None
+    ) -> AllocationInput:
+        """Collect what an allocation of one claim on one node depends on.
+
+        Shapes: excluded — devices that this claim must not get now, and why.
+        """
+        owner = owner_of(claim)
+        pools = self._pools_of(node)
+        names = {one.id.pool for one in pools}
+        in_ledger, own = self._in_ledger(node, owner)
+        holders = self._held.holders(names, except_uid=owner.uid) | in_ledger
+        others = (one.id for pool in pools if pool.id.pool == node for one in pool.candidates if one.id not in own) if own else ()
         return AllocationInput(
-            node=Node(node, {"kubernetes.io/hostname": node}),
-            claims=(ClaimToAllocate(f"{metadata.namespace or 'default'}/{metadata.name}", spec),),
+            node=_node(node),
+            claims=(ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec),),
             classes=self._built_in_classes() | self._classes,
-            slices=tuple(slices),
-            usage=Usage(self._holders(node, claim), self._consumed(claim)),
+            pools=pools,
+            usage=Usage(
+                holders,
+                self._held.consumed(names, except_uid=owner.uid),
+                dict.fromkeys(others, f"{owner} holds other devices here already") | dict(excluded or {}),
+            ),
             mode=mode,
         )
+
+    def _pools_of(self, node: str) -> tuple[Pool, ...]:
+        """Gather a node's pools, once until a slice changes."""
+        known = self._pools.get(node)
+        if known is None:
+            slices = [one for _, found in sorted(self._slices.get(node, {}).items()) for one in found]
+            slices.extend(self._foreign[key] for key in sorted(self._foreign))
+            known = self._pools[node] = gather_pools(slices, _node(node), ALL_GATES)
+        return known
 
     def _built_in_classes(self) -> dict[str, DeviceClassSpec]:
         """Offer one class for each driver of ours, named like it; a stored DeviceClass of the same name wins."""
         drivers = sorted({driver_name(device_class) for _, device_class in self.inventories})
         return {name: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{name}"')),)) for name in drivers}
 
-    def _holders(self, node: str, claim: ApiObject) -> dict[DeviceId, str]:
-        """Say who holds what: the node's ledger, and other claims' allocations and attempts. What the claim itself holds is free to it.
+    def _in_ledger(self, node: str, claim: Owner) -> tuple[dict[DeviceId, str], frozenset[DeviceId]]:
+        """Say what a node's ledger holds for others, and what it holds for the claim itself.
 
-        A claim that holds devices already (a crash came between ledger and status) gets those or none: all others count as taken.
+        A claim that holds devices already (a crash came between ledger and status) is to get those or none.
         """
-        mine = owner_of(claim)
-        held: dict[DeviceId, str] = {}
-        for other in self._other_claims(claim):
-            try:
-                held |= held_by(other)
-            except ContractError:
-                continue  # a malformed claim is told so where it is reconciled; what it holds stands in the ledger
         ledger = self.ledgers.get(node)
-        if ledger is None:
-            return held
-        in_ledger = holders_from_ledger(ledger, self.cpu_devices(node))
-        own = {one for one, holder in in_ledger.items() if holder == mine}
-        held |= {one: str(holder) for one, holder in in_ledger.items() if one not in own}
-        if own:
-            for key, slices in self._slices.items():
-                for one in slices if key[0] == node else ():
-                    for device in one.spec.devices:
-                        device_id = DeviceId(one.spec.driver, node, device.name)
-                        if device_id not in own:
-                            held.setdefault(device_id, f"nobody, but {mine} holds others already")
-        return held
-
-    def _consumed(self, claim: ApiObject) -> dict[DeviceId, dict[str, Quantity]]:
-        """Add up the shares that other claims hold."""
-        found: dict[DeviceId, dict[str, Quantity]] = {}
-        for other in self._other_claims(claim):
-            try:
-                attempt = attempt_of(other)
-                allocation = status_of(other).allocation or (attempt.allocation if attempt is not None else None)
-                for granted in allocation.devices.results if allocation is not None else ():
-                    if granted.share_id is not None:
-                        used = found.setdefault(DeviceId(granted.driver, granted.pool, granted.device), {})
-                        for name, amount in granted.consumed_capacity.items():
-                            used[name] = used.get(name, Quantity(0)) + Quantity.parse(amount)
-            except (ContractError, ValueError):
-                continue  # as above
-        return found
+        held = holders_from_ledger(ledger, self.cpu_devices(node)) if ledger is not None else {}
+        own = frozenset(one for one, holder in held.items() if holder == claim)
+        return {one: str(holder) for one, holder in held.items() if one not in own}, own
 
     def _other_claims(self, claim: ApiObject) -> Iterator[ApiObject]:
         uid = claim.metadata.get("uid")
         return (
             stored.value for key, stored in self.objects.items() if key.kind == "resourceclaim" and stored.value.metadata.get("uid") != uid
         )
+
+
+def _node(name: str) -> Node:
+    return Node(name, {"kubernetes.io/hostname": name})
 
 
 def _refuse(problems: list[Problem], where: str) -> None:

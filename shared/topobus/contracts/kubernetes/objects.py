@@ -105,7 +105,7 @@ def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = No
     }
     if one.kind not in CLUSTER_KINDS:
         metadata["namespace"] = metadata.get("namespace") or "default"
-    annotations = {key: value for key, value in (metadata.pop("annotations", None) or {}).items() if key not in _CONTROLLER_ANNOTATIONS}
+    annotations = {key: value for key, value in _annotations(metadata.pop("annotations", None), one) if key not in _CONTROLLER_ANNOTATIONS}
     if previous is None:
         metadata |= {"uid": uid, "creationTimestamp": now, "generation": 1} | ({"annotations": annotations} if annotations else {})
         return msgspec.structs.replace(one, metadata=metadata, status={})
@@ -115,13 +115,21 @@ def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = No
         metadata.pop(key, None)
         if previous.metadata.get(key):
             metadata[key] = previous.metadata[key]
-    annotations |= {key: value for key, value in (previous.metadata.get("annotations") or {}).items() if key in _CONTROLLER_ANNOTATIONS}
+    annotations |= {
+        key: value for key, value in _annotations(previous.metadata.get("annotations"), previous) if key in _CONTROLLER_ANNOTATIONS
+    }
     if annotations:
         metadata["annotations"] = annotations
     known = previous.metadata.get("generation")
     generation = known if isinstance(known, int) else 1
     metadata["generation"] = generation + (0 if previous.spec == one.spec else 1)
     return msgspec.structs.replace(one, metadata=metadata, status=previous.status)
+
+
+def _annotations(value: object, one: ApiObject) -> list[tuple[str, object]]:
+    if value is not None and not isinstance(value, dict):
+        raise ContractError(f"{name_of(one)}: metadata.annotations: got {type(value).__name__}, wanted texts by name")
+    return list((value or {}).items())
 
 
 def ask_deletion(one: ApiObject, *, now: str) -> ApiObject | None:

@@ -1,0 +1,95 @@
+"""Who holds which devices, from claims and ledgers, ready to be asked for one node at a time.
+
+Flows in: stored claims and ledgers. Flows out: device to holder, and amounts of shared devices. Kept by pool, since a node looks at its own pools only: the cost of
+a question does not grow with the claims of other nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.claims import allocation_of, owner_of
+from topobus.controller.core.values import DeviceId
+from topobus.domain.errors import ContractError
+from topobus.domain.quantity import Quantity
+
+__all__ = ["ClaimHoldings"]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What one claim holds."""
+
+    uid: str = ""
+    holder: str = ""
+    devices: frozenset[DeviceId] = frozenset()
+    shares: tuple[tuple[DeviceId, tuple[tuple[str, Quantity], ...]], ...] = ()
+
+    @property
+    def pools(self) -> frozenset[str]:
+        return frozenset(one.pool for one in (*self.devices, *(device for device, _ in self.shares)))
+
+
+@dataclass
+class ClaimHoldings:
+    """What all claims hold, allocated or about to be."""
+
+    _claims: dict[Hashable, _Held] = field(default_factory=dict)
+    _by_pool: dict[str, set[Hashable]] = field(default_factory=dict)
+
+    def put(self, key: Hashable, claim: ApiObject | None) -> bool:
+        """Take in a claim, or None for one that is gone; True says that something is free now that was not.
+
+        A claim that nobody can read holds nothing here: what it has stands in the ledger.
+        """
+        before = self._claims.pop(key, _Held())
+        for pool in before.pools:
+            self._by_pool[pool].discard(key)
+        after = _read(claim) if claim is not None else _Held()
+        if after.pools:
+            self._claims[key] = after
+            for pool in after.pools:
+                self._by_pool.setdefault(pool, set()).add(key)
+        return not (before.devices <= after.devices and set(before.shares) <= set(after.shares))
+
+    def holders(self, pools: Iterable[str], *, except_uid: str) -> dict[DeviceId, str]:
+        """Say who holds devices of these pools, one claim left out."""
+        return {device: one.holder for one in self._others(pools, except_uid) for device in one.devices}
+
+    def consumed(self, pools: Iterable[str], *, except_uid: str) -> dict[DeviceId, dict[str, Quantity]]:
+        """Add up the shares taken of devices of these pools, one claim left out."""
+        found: dict[DeviceId, dict[str, Quantity]] = {}
+        for one in self._others(pools, except_uid):
+            for device, amounts in one.shares:
+                used = found.setdefault(device, {})
+                for name, amount in amounts:
+                    used[name] = used.get(name, Quantity(0)) + amount
+        return found
+
+    def _others(self, pools: Iterable[str], except_uid: str) -> list[_Held]:
+        keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
+        return [self._claims[key] for key in sorted(keys, key=str) if self._claims[key].uid != except_uid]
+
+
+def _read(claim: ApiObject) -> _Held:
+    try:
+        allocation = allocation_of(claim)
+        owner = owner_of(claim)
+        results = allocation.devices.results if allocation is not None else ()
+        return _Held(
+            owner.uid,
+            str(owner),
+            frozenset(DeviceId(one.driver, one.pool, one.device) for one in results if not one.admin_access and one.share_id is None),
+            tuple(
+                (
+                    DeviceId(one.driver, one.pool, one.device),
+                    tuple((name, Quantity.parse(amount)) for name, amount in sorted(one.consumed_capacity.items())),
+                )
+                for one in results
+                if one.share_id is not None
+            ),
+        )
+    except (ContractError, ValueError):
+        return _Held()
