@@ -179,7 +179,7 @@ def _why(room: Room, want: Want, aligned: _Aligned, taken: Taken) -> list[Reason
         reasons.append(
             Reason(
                 code="cpus-taken",
-                message=f"CPUs {taken.cpus} on NUMA node {nodes}: {cores} whole cores, the fullest free units first",
+                message=f"CPUs {taken.cpus} on NUMA node {nodes}: {cores} whole cores, the most used units first",
                 facts={"resource": CPU_CLASS, "cpus": str(taken.cpus), "whole_cores": cores, "numa_nodes": str(nodes)},
             )
         )
