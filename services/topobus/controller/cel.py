@@ -20,6 +20,7 @@ from cel_expr_python import cel  # type: ignore[import-untyped]  # the package h
 from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings  # type: ignore[import-untyped]  # as above
 
 from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
+from topobus.controller.celtext import Reading, Reads, read_expression
 from topobus.controller.core.selectors import DeviceFacts, FactValue, Selector, SelectorError, Version
 from topobus.controller.semver import SemanticVersion
 from topobus.domain.quantity import Quantity
@@ -28,33 +29,39 @@ __all__ = ["CelCompiler", "CelSelector"]
 
 # A cluster has some dozens of different expressions; this many compiled ones take some 20 MB at most.
 _CACHE_SIZE = 1024
+# Verdicts remembered by one expression; a cluster has some hundreds of different devices as far as an expression can tell.
+_VERDICTS = 4096
 
 # Private-use characters: no attribute (64 printable characters) begins with one.
 _QUANTITY = "\ue000"
 _VERSION = "\ue001"
 
 _POSITION = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
-# String literals, comments, identifiers and single characters: enough to find `device.attributes[` outside of strings.
-_TOKEN = re.compile(
-    r"""(?P<raw>[rR][bB]?|[bB][rR])?(?P<text>\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*')"""
-    r"|(?P<comment>//[^\n]*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)|(?P<space>\s+)|(?P<other>.)",
-    re.DOTALL,
-)
-_LOOKED_INTO = {"attributes": "attributes_", "capacity": "capacity_"}
-
 _Function = Callable[..., object]
 
 
 class CelSelector:
-    """One compiled expression."""
+    """One compiled expression, with the verdicts that it gave."""
 
-    def __init__(self, environment: cel.Env, expression: cel.Expression, domains: frozenset[str]) -> None:
-        self._environment = environment
+    def __init__(self, expression: cel.Expression, reading: Reading) -> None:
         self._expression = expression
-        self._domains = domains
+        self._domains = reading.domains
+        self._reads = tuple(sorted(reading.reads, key=str)) if reading.reads is not None else None
+        self._verdicts: dict[tuple[object, ...], bool | SelectorError] = {}
 
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
-        """Evaluate for one device."""
+        """Give the verdict on a device; evaluated once for all devices that agree on what the expression reads."""
+        if self._reads is None:
+            return self._evaluate(device)
+        seen = tuple([_seen(one, device) for one in self._reads])
+        verdict = self._verdicts.get(seen)
+        if verdict is None:
+            if len(self._verdicts) >= _VERDICTS:
+                self._verdicts.clear()
+            verdict = self._verdicts[seen] = self._evaluate(device)
+        return verdict
+
+    def _evaluate(self, device: DeviceFacts) -> bool | SelectorError:
         attributes = {domain: {name: _plain(value) for name, value in found.items()} for domain, found in device.attributes.items()}
         capacity = {domain: {name: _mark(one) for name, one in found.items()} for domain, found in device.capacity.items()}
         data = {
@@ -107,8 +114,8 @@ class CelCompiler:
             kind = str(compiled.return_type())
             if kind not in ("BOOL", "DYN"):
                 return SelectorError(f"gives {kind.lower()}, wanted true or false", line=1, column=1)
-            rewritten, domains = _look_into(expression)
-            return CelSelector(self._environment, self._environment.compile(rewritten), domains)
+            reading = read_expression(expression)
+            return CelSelector(self._environment.compile(reading.rewritten), reading)
         except (RuntimeError, ValueError) as err:
             found = _POSITION.search(str(err))
             if found is None:
@@ -118,23 +125,18 @@ class CelCompiler:
             )
 
 
-def _look_into(expression: str) -> tuple[str, frozenset[str]]:
-    """Let `device.attributes[...]` and `device.attributes.x` read from the map with every domain; collect the domains that the texts may name."""
-    tokens = list(_TOKEN.finditer(expression))
-    solid = [index for index, one in enumerate(tokens) if one.lastgroup not in ("space", "comment")]
-    texts = [one.group() for one in tokens]
-    domains: set[str] = set()
-    for place, index in enumerate(solid):
-        one = tokens[index]
-        if one.lastgroup == "text":
-            domains.add(one["text"].strip("\"'"))
-        before = [texts[solid[place - back]] if place >= back else "" for back in (1, 2, 3)]
-        after = [texts[solid[place + ahead]] if place + ahead < len(solid) else "" for ahead in (1, 2, 3)]
-        is_map = one.lastgroup == "name" and before[:2] == [".", "device"] and before[2] != "." and texts[index] in _LOOKED_INTO
-        if is_map and (after[0] == "[" or (after[0] == "." and after[2] != "(")):
-            domains.add(after[1])
-            texts[index] = _LOOKED_INTO[texts[index]]
-    return "".join(texts), frozenset(one for one in domains if one)
+def _seen(one: Reads, device: DeviceFacts) -> object:
+    """What the expression sees at one place, with its type: 1 and true are equal in Python, not in CEL."""
+    if one.part == "driver":
+        return device.driver
+    if one.part == "allowMultipleAllocations":
+        return device.allow_multiple_allocations
+    maps: Mapping[str, Mapping[str, object]] = device.attributes if one.part == "attributes" else device.capacity
+    found = maps.get(device.driver if one.domain is None else one.domain)
+    if one.name is None:
+        return found is not None
+    value = found.get(one.name) if found is not None else None
+    return value.__class__, tuple([(part.__class__, part) for part in value]) if isinstance(value, tuple) else value
 
 
 def _first_line(err: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from topobus.controller.cel import CelCompiler
+from topobus.controller.celtext import read_expression
 from topobus.controller.core.selectors import DeviceFacts, SelectorError, Version
 from topobus.domain.quantity import Quantity
 
@@ -153,3 +154,36 @@ def test_selector_stops_when_expression_is_a_bomb(compiler: CelCompiler) -> None
 def test_compiler_gives_the_same_selector_when_asked_again(compiler: CelCompiler) -> None:
     """An expression is compiled once."""
     assert compiler.compile("1 == 1") is compiler.compile("1 == 1")
+
+
+@pytest.mark.parametrize(
+    ("expression", "reads"),
+    [
+        ('device.driver == "x"', {("driver", None, None)}),
+        ('device.attributes["a.io"].n == 1 && has(device.capacity["a.io"].m)', {("attributes", "a.io", "n"), ("capacity", "a.io", "m")}),
+        ("device.attributes[device.driver].n == 1", {("attributes", None, "n"), ("driver", None, None)}),
+        ('"a.io" in device.attributes', {("attributes", "a.io", None)}),
+        ("true", set()),
+        ("size(device.attributes) == 1", None),
+        ('cel.bind(a, device.attributes["a.io"], a.n == 1)', None),
+        ('device.attributes["a.io"].?n.orValue(1) == 1', None),
+        ('device.attributes["a" + ".io"].n == 1', None),
+        ('device.attributes["a\\u002eio"].n == 1', None),
+        ('device.attributes.exists(d, d == "a.io")', None),
+    ],
+)
+def test_read_expression_tells_what_is_read_or_that_it_cannot(
+    expression: str, reads: set[tuple[str, str | None, str | None]] | None
+) -> None:
+    """Verdicts are shared only between devices that agree on everything that an expression can read."""
+    assert read_expression(expression).reads == (None if reads is None else frozenset(reads))
+
+
+def test_selector_tells_values_apart_that_python_holds_equal(compiler: CelCompiler) -> None:
+    """1, true and "1" are different, also when verdicts are shared."""
+    selector = compiler.compile('device.attributes["d"].x == 1')
+    assert not isinstance(selector, SelectorError)
+
+    verdicts = [selector.matches(DeviceFacts("d", {"d": {"x": value}}, {})) for value in (1, True, "1", (1,), (True,))]
+
+    assert verdicts == [True, False, False, False, False]
