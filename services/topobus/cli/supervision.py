@@ -29,6 +29,8 @@ _FIRST_PAUSE_S = 0.25
 _LONGEST_PAUSE_S = 10.0
 # A program that ran so long has recovered: its next death starts the back-off anew.
 _STEADY_S = 30.0
+# Services wait for each other instead of dying; one that has died so often at the start has a mistake that time does not mend.
+_HOPELESS_RESTARTS = 4
 _PROBE_PAUSE_S = 0.1
 _PROBE_TIMEOUT_S = 1.0
 _READY_PAUSE_S = 2.0
@@ -135,18 +137,22 @@ class Supervisor:
                     await self._changed.wait()
 
     async def until_ready(self, names: Sequence[str], *, timeout_s: float) -> None:
-        """Wait until all named programs are ready at once.
+        """Wait until all named programs are ready at once; not longer once one of them dies again and again.
 
         Errors: raises PeerUnavailable that names those which are not, with their last log lines.
         """
         wanted = set(names)
+        started_at = time.monotonic()
         try:
             async with asyncio.timeout(timeout_s):
                 async for statuses in self.changes(at_least_every_s=1.0):
                     if wanted <= {one.name for one in statuses if one.state is ProgramState.READY}:
                         return
+                    if any(one.name in wanted and one.restarts >= _HOPELESS_RESTARTS for one in statuses):
+                        raise TimeoutError
         except TimeoutError as err:
             late = [one for one in self.statuses if one.name in wanted and one.state is not ProgramState.READY]
+            timeout_s = time.monotonic() - started_at
             what = "".join(f"\n  {one.name} is {one.state}, last said: {one.last_line[:160] or 'nothing'}" for one in late)
             raise PeerUnavailable(
                 f"not ready after {timeout_s:.0f} s:{what}", next_step=f"read {self._logs}/{late[0].name if late else '*'}.log"

@@ -1,0 +1,88 @@
+"""Placements and refusals, for people."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from topobus.cli.answers import answer_view, hint_table, summary
+from topobus.cli.output import THEME
+from topobus.domain.hint import Hint
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
+
+PLACEMENT = Placement(
+    containers=(
+        ContainerPlacement(
+            name="main",
+            alignment=Hint(NodeSet(0), preferred=True),
+            cpus=CpuSet.parse("0-3"),
+            numa_nodes=NodeSet(0),
+            devices={"gpu": ("gpu-0",)},
+            reasons=(Reason(code="aligned", message="node 0 it is", facts={"nodes": "0"}),),
+        ),
+    )
+)
+REFUSAL = Refusal(
+    reasons=(Reason(code="numa-capacity", message="too many gpus", facts={"wanted": 4, "free": 2}),) * 2,
+    to_free=(Reason(code="free-owner", message="pod default/a holds two"),),
+)
+
+
+def shown(part: object) -> str:
+    """Render without colour."""
+    console = Console(file=io.StringIO(), theme=THEME, width=100, color_system=None)
+    console.print(part)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert isinstance(text, str)
+    return text
+
+
+def test_answer_view_tells_where_and_why_when_placed() -> None:
+    """Node, CPUs, devices and the reason are there; facts only when wanted."""
+    text = shown(answer_view(PLACEMENT))
+
+    for part in ("NUMA 0", "4: 0-3", "gpu-0", "node 0 it is", "[aligned]"):
+        assert part in text
+    assert "nodes=0" in shown(answer_view(PLACEMENT, has_facts=True))
+
+
+def test_answer_view_tells_why_not_and_what_to_free_when_refused() -> None:
+    """Both lists are there, under their titles."""
+    text = shown(answer_view(REFUSAL))
+
+    assert text.index("why not") < text.index("too many gpus") < text.index("what would have to be freed") < text.index("default/a")
+
+
+def test_answer_view_says_that_freeing_is_no_way_when_nobody_stands_in_it() -> None:
+    """A refusal without anybody to free says so instead of an empty list."""
+    assert "freeing would not help" in shown(answer_view(Refusal(reasons=REFUSAL.reasons)))
+
+
+def test_answer_view_keeps_brackets_when_a_message_has_them() -> None:
+    """Text from the bus is never taken for markup."""
+    assert "[red]x[/red]" in shown(answer_view(Refusal(reasons=(Reason(code="c", message="[red]x[/red]"),))))
+
+
+def test_summary_names_each_code_once_when_refused() -> None:
+    """One line: codes without repetition, or what each container got."""
+    assert summary(REFUSAL) == "refused: numa-capacity"
+    assert summary(PLACEMENT) == "placed: main: 1 gpu, 4 cpus on NUMA 0"
+
+
+def test_hint_table_tells_no_opinion_from_no_way_when_both_occur() -> None:
+    """None is "no opinion", an empty list "cannot be satisfied"; a star marks preferred hints, which come first."""
+    text = shown(
+        hint_table(
+            (
+                HintList(resource="gpu", hints=(Hint(NodeSet(0, 1), preferred=False), Hint(NodeSet(1), preferred=True))),
+                HintList(resource="nic", hints=None),
+                HintList(resource="fpga", hints=()),
+            )
+        )
+    )
+
+    assert "{1}* {0-1}" in text
+    assert "no opinion" in text
+    assert "cannot be satisfied" in text
