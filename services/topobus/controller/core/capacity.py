@@ -32,12 +32,10 @@ def amounts_taken(candidate: Candidate, asked: CapacityRequirements | None) -> d
 
 def fits_capacity(candidate: Candidate, taken: Mapping[str, Quantity], *in_use: Mapping[str, Quantity]) -> bool:
     """Say whether the amounts go into what the others leave."""
-    for name, amount in taken.items():
-        for used in in_use:
-            amount += used.get(name, Quantity(0))
-        if amount > candidate.capacity[name]:
-            return False
-    return True
+    return all(
+        amount.nano + sum(used[name].nano for used in in_use if name in used) <= candidate.capacity[name].nano
+        for name, amount in taken.items()
+    )
 
 
 class CounterBook:

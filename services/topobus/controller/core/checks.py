@@ -140,10 +140,13 @@ class Checks:
         """Say whether the amounts asked go into what is left of the device."""
         if not self._has[Gate.CONSUMABLE_CAPACITY]:
             return True
+        used, shared = self._given.usage.consumed.get(candidate.id), self._sharing.get(candidate.id)
+        if not used and not shared and request.capacity is None and not candidate.has_policies:
+            return True  # it takes the whole device, which is there
         amounts = self._amounts_of(request, candidate)
         if amounts is None:
             return False
-        return fits_capacity(candidate, amounts, self._given.usage.consumed.get(candidate.id, {}), *self._sharing.get(candidate.id, ()))
+        return fits_capacity(candidate, amounts, used or {}, *(shared or ()))
 
     def _is_shared(self, candidate: Candidate) -> bool:
         return self._has[Gate.CONSUMABLE_CAPACITY] and bool(candidate.device.allow_multiple_allocations)

@@ -48,6 +48,11 @@ class Candidate:
         """The amounts that the device has, by the names it publishes."""
         return {name: Quantity.parse(one.value) for name, one in self.device.capacity.items()}
 
+    @cached_property
+    def has_policies(self) -> bool:
+        """Say whether a capacity of the device may only be asked for in certain amounts."""
+        return any(one.request_policy is not None for one in self.device.capacity.values())
+
     def reaches(self, node: Node) -> bool:
         """Say whether a device of a slice with per-device node selection serves this node; True for any other slice."""
         if not self.slice.per_device_node_selection:
