@@ -15,7 +15,7 @@ from rich.text import Text
 from topobus.domain.hint import Hint
 from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal
 
-__all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "reason_lines", "summary"]
+__all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "reason_lines", "short_time", "summary"]
 
 # A hint list of a big machine has hundreds of entries; the narrow ones decide, and JSON has all of them.
 _SHOWN_HINTS = 12
@@ -67,6 +67,15 @@ def facts_text(reason: Reason) -> str:
     return " ".join(
         f"{key}={','.join(map(str, value)) if isinstance(value, tuple) else value}" for key, value in sorted(reason.facts.items())
     )
+
+
+def short_time(time: str) -> str:
+    """Cut an RFC 3339 time in UTC to seconds.
+
+    >>> short_time("2026-11-20T10:56:23.049088Z"), short_time("")
+    ('2026-11-20T10:56:23Z', '')
+    """
+    return time[:19] + "Z" if len(time) > 19 else time
 
 
 def hint_text(hint: Hint) -> str:

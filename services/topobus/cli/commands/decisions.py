@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.answers import summary
+from topobus.cli.answers import short_time, summary
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.contracts.catalogue import DECISION
@@ -46,7 +46,9 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
             for title in ("time", "decision", "what", "answer"):
                 table.add_column(title, overflow="fold")
             for one in recent:
-                table.add_row(one.value.time, Text(one.value.id, "name"), f"{one.value.verb} {one.value.owner}", _answer(one.value))
+                table.add_row(
+                    short_time(one.value.time), Text(one.value.id, "name"), f"{one.value.verb} {one.value.owner}", _answer(one.value)
+                )
             output.show(table if recent else Text("no decision yet", "faint"))
         if not is_following:
             return ExitCode.OK
@@ -64,7 +66,7 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
                     else:
                         event = received.value
                         head = Text.assemble(
-                            (f"{event.time}  ", "faint"), (event.id, "name"), f"  {event.verb} {event.owner} at {event.node}: "
+                            (f"{short_time(event.time)}  ", "faint"), (event.id, "name"), f"  {event.verb} {event.owner} at {event.node}: "
                         )
                         output.show(head + _answer(event))
     return ExitCode.OK

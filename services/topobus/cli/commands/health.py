@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from topobus.cli.answers import short_time
 from topobus.cli.exits import ExitCode
 from topobus.cli.leaves import HEALTH_STYLES
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
@@ -90,7 +91,9 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, opti
                 well += 1
                 continue
             what = f"{worst.reason}: {worst.message}" + (f" (do: {worst.action})" if worst.action != "none" else "") if worst else "-"
-            table.add_row(Text(device.name, "name"), one.node, _state_text(device.health.state.value), device.health.since or "-", what)
+            table.add_row(
+                Text(device.name, "name"), one.node, _state_text(device.health.state.value), short_time(device.health.since) or "-", what
+            )
     if table.row_count:
         output.show(table)
     if not is_all:
@@ -122,7 +125,7 @@ def event_line(watched: WatchedEvent) -> Text:
     """Write one event in one line: when, which device, from what to what, why, and who is affected."""
     event = watched.event
     worst = event.health.worst
-    line = Text.assemble((f"{event.time}  ", "faint"), (f"{event.node}/{event.device}", "name"), "  ")
+    line = Text.assemble((f"{short_time(event.time)}  ", "faint"), (f"{event.node}/{event.device}", "name"), "  ")
     if event.previous is not None and not watched.is_present_state:
         line.append(f"{event.previous} -> ", "faint")
     line.append_text(_state_text(event.health.state.value))
