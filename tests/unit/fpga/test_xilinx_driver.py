@@ -53,6 +53,9 @@ class Slot:
         self.functions = functions
         for one in functions:
             (root / folder(one)).mkdir(parents=True)
+            if one.driver:
+                (root / "sys/bus/pci/drivers" / one.driver).mkdir(parents=True)
+                (root / folder(one) / "driver").symlink_to(f"../../drivers/{one.driver}")
         for name, text in (FILES if files is None else files).items():
             self.write(name, text)
         self.tree = Tree(HardwareSettings(root=str(root)))
@@ -154,6 +157,14 @@ def test_observe_is_unhealthy_when_the_driver_says_so(slot: Slot, file: str, tex
     slot.write(file, text)
 
     assert slot.look(devices) == [(HealthState.UNHEALTHY, reason)]
+
+
+def test_observe_is_unhealthy_when_no_driver_has_the_user_function(slot: Slot) -> None:
+    """Without its driver nobody can compute on the card."""
+    devices = slot.discover()
+    (slot.root / folder(USER) / "driver").unlink()
+
+    assert slot.look(devices) == [(HealthState.UNHEALTHY, "no-kernel-driver")]
 
 
 def test_observe_goes_on_missing_the_user_function_when_it_left_the_bus(slot: Slot) -> None:

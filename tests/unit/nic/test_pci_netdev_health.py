@@ -23,6 +23,8 @@ class Card:
     def __init__(self, root: Path) -> None:
         self.folder = root / f"sys/bus/pci/devices/{ADDRESS}"
         self.folder.mkdir(parents=True)
+        (root / "sys/bus/pci/drivers/mlx5_core").mkdir(parents=True)
+        (self.folder / "driver").symlink_to("../../drivers/mlx5_core")
         self.tree = Tree(HardwareSettings(root=str(root)))
         self.driver = PciNetdevDriver()
 
@@ -136,6 +138,13 @@ def test_observe_is_degraded_when_the_pcie_link_is_narrow(card: Card) -> None:
     card.write("current_link_width", "4")
 
     assert card.look() == [(HealthState.DEGRADED, "link-narrow")]
+
+
+def test_observe_is_unhealthy_when_no_kernel_driver_is_bound(card: Card) -> None:
+    """A card that nobody drives has neither interface nor RDMA device: whoever gets it gets nothing."""
+    (card.folder / "driver").unlink()
+
+    assert card.look() == [(HealthState.UNHEALTHY, "no-kernel-driver")]
 
 
 def test_observe_is_unknown_when_a_file_cannot_be_read(card: Card) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from topobus.devicekit.answers import gone, own_variable, unreadable
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.pci import PciHealth, pci_device, pci_device_name, pci_folder, select_functions
+from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -156,6 +156,8 @@ class XilinxDriver:
             try:
                 found = self._pci_health.observe(tree, address)
                 if not any(one.dimension is Dimension.PRESENCE for one in found):
+                    if address == device.pci:
+                        found += observe_kernel_driver(tree, address)
                     found += [
                         one for one in (_offline(tree, address), _not_ready(tree, address), _firewall(tree, address)) if one is not None
                     ]

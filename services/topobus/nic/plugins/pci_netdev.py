@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 
 from topobus.devicekit.answers import gone, own_variable, unreadable
 from topobus.devicekit.driver import PrepareContext
-from topobus.devicekit.pci import PciHealth, pci_device, pci_device_name, pci_folder, select_functions
+from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -144,6 +144,7 @@ class PciNetdevDriver:
             if any(one.dimension is Dimension.PRESENCE for one in seen):
                 self._best_mbps.pop(address, None)
                 return seen
+            seen += observe_kernel_driver(tree, address)
             interfaces = function_interfaces(tree, address)
             ports = [port for one in function_rdma_devices(tree, address) for port in one.ports]
         except HardwareError as err:
