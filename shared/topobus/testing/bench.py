@@ -23,8 +23,10 @@ from topobus.domain.alignment.families import Family, Unit
 from topobus.domain.alignment.family_merge import merge_opinions
 from topobus.domain.alignment.hints import cpu_family, device_family
 from topobus.domain.alignment.locality import site_of
+from topobus.domain.alignment.merge import merge_hints
 from topobus.domain.alignment.place import place
 from topobus.domain.device import Device, Link
+from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
@@ -101,6 +103,7 @@ def merge_cases() -> tuple[Case, ...]:
         Case(name="merge 16 nodes x 5 resources, no preferred hint", run=worst_merge(16, 5), budget_ms=20.0),
         Case(name="merge 16 nodes x 5 resources, no preferred, closest", run=worst_merge(16, 5, is_closest=True)),
         Case(name="merge 8 nodes x 4 resources, preferred hint", run=worst_merge(8, 4, is_busy=False)),
+        Case(name="merge of listed hints, 8 nodes x 4 resources, no preferred", run=listed_merge(8, 4), budget_ms=2.0),
         Case(name="merge GB200-like, 36 nodes x 6 resources", run=gb200_merge(), budget_ms=5.0),
         Case(name="merge 64 nodes x 4 resources, no preferred hint", run=worst_merge(64, 4)),
         Case(name="place 16 CPUs, 2 GPUs, 2 NICs on the 8-GPU machine", run=lambda: place(view, request), budget_ms=1.0),
@@ -139,6 +142,13 @@ def worst_merge(nodes: int, resources: int, *, is_busy: bool = True, is_closest:
         return merge_opinions(opinions, everything, Policy.BEST_EFFORT, distances=distances, prefer_closest=is_closest)
 
     return run
+
+
+def listed_merge(nodes: int, resources: int) -> Callable[[], object]:
+    """Every mask of every resource as an explicit hint, none preferred: kubelet's own worst case (lists made beforehand)."""
+    everything = NodeSet.of(range(nodes))
+    hints = tuple(Hint(NodeSet.from_bits(mask), preferred=False) for mask in range(1, 1 << nodes))
+    return lambda: merge_hints([hints] * resources, everything, Policy.BEST_EFFORT)
 
 
 def gb200_merge() -> Callable[[], object]:

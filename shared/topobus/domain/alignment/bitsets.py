@@ -95,6 +95,24 @@ class Universe:
             return self._unions(family | put, low, position - 1)
         return self._unions(family, low, position - 1) | self._unions(put, high, position - 1)
 
+    def intersections(self, family: int, other: int) -> int:
+        """The family of all intersections of one mask from each."""
+        return self._intersections(family, other, self.n - 1)
+
+    def _intersections(self, family: int, other: int, position: int) -> int:
+        if not family or not other:
+            return 0
+        if position < 0:
+            return family
+        half = 1 << position
+        low, high = other & ((1 << half) - 1), other >> half
+        if not low:
+            return self._intersections(family, high, position - 1)
+        dropped = (family | family >> half) & ~self.having[position]
+        if low == high:
+            return self._intersections(family | dropped, low, position - 1)
+        return self._intersections(dropped, low, position - 1) | self._intersections(family, high, position - 1)
+
 
 def _add(planes: list[int], carry: int, place: int) -> None:
     while len(planes) <= place:

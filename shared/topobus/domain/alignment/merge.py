@@ -5,7 +5,7 @@ whether the pod is admitted. Exact for every input, sparse ids and ids above 63 
 
 Why this is exact: kubelet keeps the smaller of two merged candidates under a strict total order (theorem 1 of the knowledge note), so only the *set* of
 reachable candidates matters, never their order or multiplicity. A preferred candidate needs one mask common to all lists (phase 1, linear); only when none
-exists are the intersections of all combinations needed, and those are built list by list with duplicates dropped (phase 2).
+exists are the intersections of all combinations needed, and those are built list by list with duplicates dropped, long lists as bitsets (phase 2).
 Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/{policy,policy_*}.go.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 
+from topobus.domain.alignment.bitsets import Universe, members
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
@@ -31,6 +32,11 @@ HintLists = Sequence[Sequence[Hint] | None]
 
 _NO_OPINION: tuple[Hint, ...] = (Hint(None, preferred=True),)
 _IMPOSSIBLE: tuple[Hint, ...] = (Hint(None, preferred=False),)
+
+
+# Pairs of masks from which on whole families are intersected at once, and the nodes up to which that is possible (2^16 bits a family).
+_PAIRS_LIMIT = 4096
+_BITSET_NODES = 16
 
 
 class Merged(Struct, frozen=True, kw_only=True):
@@ -53,7 +59,7 @@ def merge_hints(lists: HintLists, nodes: NodeSet, policy: Policy, *, distances: 
 
     Order:   independent of the order of lists and of hints.
     Errors:  raises nothing; a pod that the policy turns away has `is_admitted` False.
-    Cost:    linear when a preferred answer exists; else O(lists x distinct intersections x distinct masks).
+    Cost:    linear when a preferred answer exists; else O(lists x 2^nodes) bitset operations, or fewer pairs of masks.
     Source:  kubelet 1.36 topologymanager; prefer_closest is `prefer-closest-numa-nodes`, which single-numa-node ignores.
 
     >>> one, two = NodeSet(0), NodeSet(0, 1)
@@ -148,10 +154,34 @@ def _intersections(families: Sequence[Collection[int]], whole: int) -> set[int]:
         for bits in masks:
             union |= bits
         window &= union
-    reached = {window} if window else set()
-    for masks in sorted(({bits & window for bits in one} for one in families), key=len):
+    if not window:
+        return set()
+    clipped = sorted(({bits & window for bits in one} for one in families), key=len)
+    reached = {window}
+    for masks in clipped:
+        if len(reached) * len(masks) > _PAIRS_LIMIT and window.bit_count() <= _BITSET_NODES:
+            return _intersections_at_once(clipped, window)
         reached = {bits & mask for bits in reached for mask in masks}
     return reached - {0}
+
+
+def _intersections_at_once(families: Sequence[Collection[int]], window: int) -> set[int]:
+    """The same for long lists: each family as one integer, all masks treated together."""
+    order = NodeSet.from_bits(window).ids
+    universe = Universe(len(order))
+    places = {1 << one: position for position, one in enumerate(order)}
+    reached = 1 << ((1 << len(order)) - 1)
+    for masks in families:
+        packed = 0
+        for bits in masks:
+            mask, rest = 0, bits
+            while rest:
+                low = rest & -rest
+                mask |= 1 << places[low]
+                rest ^= low
+            packed |= 1 << mask
+        reached = universe.intersections(reached, packed)
+    return {sum(1 << one for position, one in enumerate(order) if mask >> position & 1) for mask in members(reached)} - {0}
 
 
 def _width_class(count: int, width: int) -> tuple[int, int]:
