@@ -1,0 +1,165 @@
+"""What the API server simulator serves, and how it says no: resources, and errors with Kubernetes' Status bodies.
+
+Flows in: names and facts. Flows out: values. Wording and reasons follow k8s.io/apimachinery/pkg/api/errors, 1.36.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+__all__ = [
+    "RESOURCES",
+    "ApiError",
+    "ApiRequest",
+    "Object",
+    "Resource",
+    "already_exists",
+    "bad_request",
+    "conflict",
+    "expired",
+    "invalid",
+    "not_found",
+]
+
+Object = dict[str, Any]
+"""An object in Kubernetes' wire shape."""
+
+
+class Resource(Struct, frozen=True, kw_only=True):
+    """One served resource in one version; versions of the same group and plural show the same objects."""
+
+    group: str = ""
+    version: str
+    plural: str
+    kind: str
+    is_namespaced: bool = False
+    has_status: bool = False
+    fields: tuple[str, ...] = ()
+    """Paths that a field selector may name, besides metadata.name and metadata.namespace."""
+    immutable: tuple[str, ...] = ()
+    """Paths that an update must not change."""
+
+    @property
+    def api_version(self) -> str:
+        """As in an object: `resource.k8s.io/v1`, `v1`."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def qualified(self) -> str:
+        """As in error texts: `resourceslices.resource.k8s.io`, `pods`."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
+
+def _dra(plural: str, kind: str, version: str = "v1", **more: Any) -> Resource:
+    return Resource(group="resource.k8s.io", version=version, plural=plural, kind=kind, **more)
+
+
+RESOURCES: tuple[Resource, ...] = (
+    _dra(
+        "resourceslices",
+        "ResourceSlice",
+        fields=("spec.nodeName", "spec.driver", "spec.pool.name"),
+        immutable=("spec.nodeName", "spec.driver", "spec.pool.name"),
+    ),
+    _dra("resourceclaims", "ResourceClaim", is_namespaced=True, has_status=True, immutable=("spec",)),
+    _dra("resourceclaimtemplates", "ResourceClaimTemplate", is_namespaced=True, immutable=("spec",)),
+    _dra("deviceclasses", "DeviceClass"),
+    *(_dra("devicetaintrules", "DeviceTaintRule", version, has_status=True) for version in ("v1", "v1beta2", "v1alpha3")),
+    Resource(
+        version="v1",
+        plural="pods",
+        kind="Pod",
+        is_namespaced=True,
+        has_status=True,
+        fields=("spec.nodeName", "spec.schedulerName", "spec.restartPolicy", "status.phase"),
+        immutable=("spec.nodeName",),
+    ),
+    Resource(version="v1", plural="nodes", kind="Node", has_status=True, fields=("spec.unschedulable",)),
+)
+
+
+class ApiRequest(Struct, frozen=True, kw_only=True):
+    """One request that the simulator answered, for a test to look at."""
+
+    method: str
+    path: str
+    query: dict[str, str] = {}
+    body: Any = None
+    code: int = 0
+    """The HTTP status of the answer; 0 while it is being answered."""
+
+    @property
+    def is_write(self) -> bool:
+        """Say whether it asked for a change."""
+        return self.method not in ("GET", "HEAD")
+
+
+class ApiError(Exception):
+    """An answer that is an error; `status` is its body."""
+
+    def __init__(self, code: int, reason: str, message: str, *, details: Object | None = None, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+        self._details = details
+
+    @property
+    def status(self) -> Object:
+        """The Status object."""
+        body: Object = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": str(self),
+            "reason": self.reason,
+            "code": self.code,
+        }
+        details = dict(self._details or {})
+        if self.retry_after_s is not None:
+            details["retryAfterSeconds"] = self.retry_after_s
+        if details:
+            body["details"] = details
+        return body
+
+
+def not_found(resource: Resource, name: str) -> ApiError:
+    """There is no such object."""
+    return ApiError(404, "NotFound", f'{resource.qualified} "{name}" not found', details=_details(resource, name))
+
+
+def already_exists(resource: Resource, name: str) -> ApiError:
+    """The name is taken."""
+    return ApiError(409, "AlreadyExists", f'{resource.qualified} "{name}" already exists', details=_details(resource, name))
+
+
+def conflict(resource: Resource, name: str, why: str) -> ApiError:
+    """Somebody else was faster, or a precondition does not hold."""
+    text = f'Operation cannot be fulfilled on {resource.qualified} "{name}": {why}'
+    return ApiError(409, "Conflict", text, details=_details(resource, name))
+
+
+def invalid(resource: Resource, name: str, problems: list[tuple[str, str]]) -> ApiError:
+    """The object breaks a rule; problems are field and message."""
+    causes = [{"reason": "FieldValueInvalid", "message": message, "field": field} for field, message in problems]
+    shown = ", ".join(f"{field}: {message}" for field, message in problems)
+    text = f'{resource.kind}.{resource.group} "{name}" is invalid: {shown}'
+    return ApiError(422, "Invalid", text, details={**_details(resource, name), "causes": causes})
+
+
+def expired(since: int, oldest: int) -> ApiError:
+    """The history that was asked for is gone: list again."""
+    return ApiError(410, "Expired", f"too old resource version: {since} ({oldest})")
+
+
+def bad_request(why: str) -> ApiError:
+    """The request cannot be understood."""
+    return ApiError(400, "BadRequest", why)
+
+
+def _details(resource: Resource, name: str) -> Object:
+    details: Object = {"name": name, "kind": resource.plural}
+    return {**details, "group": resource.group} if resource.group else details
