@@ -196,6 +196,16 @@ async def test_topology_keeps_answering_when_requests_are_impossible(bus: Bus) -
     assert isinstance(last.result, Placement)
 
 
+@pytest.mark.usefixtures("service")
+async def test_topology_refuses_an_operation_id_when_another_owner_used_it(bus: Bus) -> None:
+    """A stored answer goes to the owner that it was made for, never to another one's request."""
+    await ask_place(bus, "op-1", TRAINER)
+    other = await ask_place(bus, "op-1", pod("other", container(gpu=1)))
+
+    assert isinstance(other.result, Refusal)
+    assert other.result.reasons[0].code == "operation-reused"
+
+
 def crashed_ledger() -> tuple[Ledger, DecisionEvent]:
     """The ledger that a process leaves which died between its write and its event, and the event it owes."""
     machine, inventories = dgx_facts()

@@ -10,7 +10,7 @@ import asyncio
 
 from topobus.contracts.catalogue import DECISION
 from topobus.contracts.messages import DecisionEvent
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.transitions import unannounced
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
@@ -55,7 +55,8 @@ class Announcer:
             self._wake.clear()
             try:
                 await self._publish_all()
-            except PeerUnavailable as err:
+            except (PeerUnavailable, ContractError) as err:
+                # Also when the store holds no ledger any more: an event that waits must not end the service that can write it back.
                 get_logger().warning("decision.event-delayed", error=str(err))
                 self._wake.set()
                 await asyncio.sleep(_RETRY_S)

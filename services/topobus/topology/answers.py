@@ -37,6 +37,7 @@ from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
 from topobus.topology.book import Book, Decide
 from topobus.topology.core.decisions import decision_id, request_of_devices
+from topobus.topology.core.limits import complaint_of_devices, complaint_of_operation, complaint_of_pod
 from topobus.topology.facts import Facts
 from topobus.topology.metrics import TopologyMetrics
 
@@ -70,7 +71,7 @@ class Answers:
     async def place(self, asked: PlaceRequest) -> PlaceReply:
         """Place a pod, or say why not; a dry run writes nothing."""
         began = self._clock.monotonic()
-        _require_op_id(asked.op_id)
+        _accept(complaint_of_operation(asked.op_id, asked.pod.owner) or complaint_of_pod(asked.pod))
         if asked.is_dry_run:
             return await self._dry_run(asked, began)
 
@@ -90,7 +91,8 @@ class Answers:
 
         step = await self._change("place", asked.op_id, asked.pod.owner, decide, began)
         record = step.record
-        outcome = transitions.placed_by(self._book.ledger, record) if record.verb == "place" else _other_verb(asked.op_id, record, "place")
+        reused = _reused(asked.op_id, record, "place", asked.pod.owner)
+        outcome = reused or transitions.placed_by(self._book.ledger, record)
         return PlaceReply(decision_id=record.decision_id, node=self._node, result=outcome, ledger_sequence=self._book.ledger.sequence)
 
     async def prefer(self, asked: PreferRequest) -> PreferReply:
@@ -111,7 +113,7 @@ class Answers:
     async def adopt(self, asked: AdoptRequest) -> AdoptReply:
         """Write down what kubelet or a claim decided; refused when a live pod or claim holds one of the devices."""
         began = self._clock.monotonic()
-        _require_op_id(asked.op_id)
+        _accept(complaint_of_operation(asked.op_id, asked.owner) or complaint_of_devices(asked.devices))
 
         async def decide(ledger: Ledger) -> Step:
             found = transitions.known(ledger, asked.op_id)
@@ -137,8 +139,9 @@ class Answers:
             return step
 
         record = (await self._change("adopt", asked.op_id, asked.owner, decide, began)).record
-        if record.verb != "adopt":
-            return AdoptReply(result=_other_verb(asked.op_id, record, "adopt"))
+        reused = _reused(asked.op_id, record, "adopt", asked.owner)
+        if reused is not None:
+            return AdoptReply(result=reused)
         if isinstance(record.outcome, Refusal):
             return AdoptReply(result=record.outcome)
         adopted = Adopted(decision_id=record.decision_id, ledger_sequence=self._book.ledger.sequence, displaced=record.displaced)
@@ -147,7 +150,7 @@ class Answers:
     async def release(self, asked: ReleaseRequest) -> ReleaseReply:
         """Let go of what an owner holds; nothing held is no error."""
         began = self._clock.monotonic()
-        _require_op_id(asked.op_id)
+        _accept(complaint_of_operation(asked.op_id, asked.owner))
 
         async def decide(ledger: Ledger) -> Step:
             found = transitions.known(ledger, asked.op_id)
@@ -159,8 +162,9 @@ class Answers:
             )
 
         record = (await self._change("release", asked.op_id, asked.owner, decide, began)).record
-        if record.verb != "release":
-            raise ContractError(f"operation {asked.op_id} is a {record.verb}, not a release: choose another op_id")
+        reused = _reused(asked.op_id, record, "release", asked.owner)
+        if reused is not None:
+            raise ContractError(reused.reasons[0].message)
         return ReleaseReply(devices=record.devices, ledger_sequence=self._book.ledger.sequence)
 
     async def _dry_run(self, asked: PlaceRequest, began: float) -> PlaceReply:
@@ -298,11 +302,14 @@ class Answers:
         return Refusal(reasons=tuple(reasons)) if reasons else None
 
 
-def _require_op_id(op_id: str) -> None:
-    if not op_id:
-        raise ContractError("op_id is empty: every change needs an operation id, the same on every retry")
+def _accept(complaint: str) -> None:
+    if complaint:
+        raise ContractError(complaint)
 
 
-def _other_verb(op_id: str, record: OperationRecord, wanted: str) -> Refusal:
-    message = f"operation {op_id} was a {record.verb}, not a {wanted}: choose another op_id"
+def _reused(op_id: str, record: OperationRecord, verb: str, owner: Owner) -> Refusal | None:
+    """Refuse an operation id that stands for something else already: its stored answer would hand one owner's devices to another."""
+    if (record.verb, record.owner_key) == (verb, owner.key):
+        return None
+    message = f"operation {op_id} was a {record.verb} for {record.owner_key}, not a {verb} for {owner.key}: choose another op_id"
     return Refusal(reasons=(Reason(code="operation-reused", message=message, facts={"op_id": op_id, "verb": record.verb}),))

@@ -2,6 +2,9 @@
 
 Memory holds exactly what the bucket is known to hold. When a write's fate is unknown, the bucket is read again, and the operation id in it says whether
 the write happened; when somebody else wrote first, the decision is made again on what they wrote.
+
+The store may fail us: be emptied, put back from an old copy, or hold bytes that are no ledger. What memory knows was answered to somebody, so it is
+written back under a new epoch, at the next decision or by the next look, whichever comes first. An epoch and a sequence never go back on their own.
 """
 
 from __future__ import annotations
@@ -12,9 +15,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from msgspec import structs
 
 from topobus.contracts.catalogue import LEDGER
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
 from topobus.domain.ledger import Ledger
-from topobus.domain.transitions import Step, announce, check
+from topobus.domain.transitions import Step, announce, check, shed
 from topobus.runtime.bus import Bus
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.logging import get_logger
@@ -30,6 +33,8 @@ Decide = Callable[[Ledger], Awaitable[Step]]
 # Compare-and-sets lost in a row before the asker is told to come again; two instances that run side by side lose one now and then.
 _ROUNDS = 16
 _RETRY_S = 1.0
+# Between two looks at the bucket: a store lost while nothing is decided must be written back before this process, too, ends.
+_LOOK_S = 5.0
 
 
 class Book:
@@ -87,12 +92,30 @@ class Book:
                     return
                 await self._reload()
 
+    async def look_after(self) -> None:
+        """Look at the bucket now and then, for ever: what was lost there is written back, what another instance wrote is taken in."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                async with self._lock:
+                    await self._reload()
+            except (PeerUnavailable, ContractError) as err:
+                get_logger().debug("ledger.unseen", error=str(err))
+
     async def _write(self, ledger: Ledger) -> bool:
-        """Write by compare-and-set, the announcements with it; False when the decision must be made again."""
+        """Write by compare-and-set, the announcements with it; False when the decision must be made again.
+
+        Errors: raises ContractError for a ledger that is too large even without what only explains.
+        """
         announced = frozenset(self._announced)
         new = announce(ledger, announced) if announced else ledger
         try:
-            outcome = await self._bus.compare_and_set(LEDGER, new, self._revision, node=self._node)
+            try:
+                outcome = await self._bus.compare_and_set(LEDGER, new, self._revision, node=self._node)
+            except ContractError as err:
+                get_logger().warning("ledger.shed", sequence=new.sequence, operations=len(new.operations), why=err.message)
+                new = shed(new)
+                outcome = await self._bus.compare_and_set(LEDGER, new, self._revision, node=self._node)
         except AmbiguousWrite:
             # Neither done nor undone. The reload tells; until it has, nothing is decided.
             self._is_known = False
@@ -108,22 +131,57 @@ class Book:
         return True
 
     async def _reload(self) -> None:
-        entry = await self._bus.get(LEDGER, node=self._node)
-        if entry is None:
-            await self._begin()
+        """Read the bucket; write memory back when what stands there cannot have come from a topology service after us."""
+        try:
+            entry = await self._bus.get(LEDGER, node=self._node)
+        except ContractError as err:
+            revision = err.facts.get("revision")
+            if not self._revision or not isinstance(revision, int):
+                raise ContractError(
+                    err.message,
+                    next_step=f"put an older revision of {LEDGER.bucket}/{self._node} back (nats kv history), or delete the key to begin an empty ledger",
+                    **err.facts,
+                ) from err
+            await self._write_back(revision, self.ledger.epoch, why="unreadable")
             return
-        check(entry.value)
-        self._take(entry.value, entry.revision)
+        if entry is None:
+            await (self._write_back(0, self.ledger.epoch, why="lost") if self._revision else self._begin())
+            return
+        stored = entry.value
+        if self._revision and (stored.node != self._node or (stored.epoch, stored.sequence) < (self.ledger.epoch, self.ledger.sequence)):
+            await self._write_back(entry.revision, max(stored.epoch, self.ledger.epoch), why="rolled-back")
+            return
+        if (entry.revision, stored.epoch, stored.sequence) == (self._revision, self.ledger.epoch, self.ledger.sequence):
+            self._is_known = True
+            return
+        try:
+            check(stored)
+        except InvariantError:
+            if not self._revision:
+                raise
+            await self._write_back(entry.revision, max(stored.epoch, self.ledger.epoch), why="contradictory")
+            return
+        self._take(stored, entry.revision)
 
     async def _begin(self) -> None:
-        """Write the first ledger, or, when the store was lost under us, what memory holds, as a new epoch."""
-        first = self.ledger if not self._revision else structs.replace(self.ledger, epoch=self.ledger.epoch + 1)
-        outcome = await self._bus.compare_and_set(LEDGER, first, 0, node=self._node)
+        """Write the first ledger of this node."""
+        outcome = await self._bus.compare_and_set(LEDGER, self.ledger, 0, node=self._node)
+        if not isinstance(outcome, Conflict):
+            self._take(self.ledger, outcome.revision)
+
+    async def _write_back(self, expected_revision: int, epoch: int, *, why: str) -> None:
+        """Write what memory holds over what the store has made of it, as a new epoch."""
+        self._is_known = False
+        self._metrics.rewrites.labels(why).inc()
+        restored = structs.replace(self.ledger, epoch=epoch + 1)
+        outcome = await self._bus.compare_and_set(LEDGER, restored, expected_revision, node=self._node)
         if isinstance(outcome, Conflict):
+            # Another instance was faster; the next look reads what it wrote.
             return
-        if self._revision:
-            get_logger().warning("ledger.rebuilt", epoch=first.epoch, owners=len(first.allocations))
-        self._take(first, outcome.revision)
+        get_logger().warning(
+            "ledger.written-back", why=why, epoch=restored.epoch, sequence=restored.sequence, owners=len(restored.allocations)
+        )
+        self._take(restored, outcome.revision)
 
     def _take(self, ledger: Ledger, revision: int) -> None:
         self.ledger, self._revision, self._is_known = ledger, revision, True

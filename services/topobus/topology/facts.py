@@ -68,29 +68,25 @@ class Facts:
                     get_logger().info("machine.heard", generation=change.value.generation, numa_nodes=str(change.value.node_set))
 
     async def _watch_inventories(self) -> None:
-        fresh: dict[str, Inventory] = {}
         async with aclosing(self._bus.watch(INVENTORY, node=self._node)) as changes:
             async for change in changes:
                 if change.kind is ChangeKind.RESET:
-                    fresh, self._has_inventories = {}, False
-                    continue
-                if change.kind is ChangeKind.SNAPSHOT_END:
-                    self.inventories, self._static, self._has_inventories = dict(fresh), None, True
+                    # The store lost its history: that says nothing about devices. What was known stays until its service tells it anew.
+                    get_logger().warning("inventories.reset", kept=sorted(self.inventories))
+                elif change.kind is ChangeKind.SNAPSHOT_END:
+                    self._has_inventories = True
                     self._readiness.set("inventories", is_ready=True)
-                    continue
-                self._apply(fresh, change)
-                if self._has_inventories:
-                    self.inventories, self._static = dict(fresh), None
+                else:
+                    self.inventories, self._static = self._apply(change), None
 
-    def _apply(self, known: dict[str, Inventory], change: Change[Inventory]) -> None:
+    def _apply(self, change: Change[Inventory]) -> dict[str, Inventory]:
         device_class = change.parts["device_class"]
-        if change.kind is ChangeKind.PUT and change.value is not None:
-            known[device_class] = change.value
-            get_logger().debug(
-                "inventory.heard", device_class=device_class, generation=change.value.generation, devices=len(change.value.devices)
-            )
-        else:
-            known.pop(device_class, None)
+        if change.kind is not ChangeKind.PUT or change.value is None:
+            return {name: one for name, one in self.inventories.items() if name != device_class}
+        get_logger().debug(
+            "inventory.heard", device_class=device_class, generation=change.value.generation, devices=len(change.value.devices)
+        )
+        return {**self.inventories, device_class: change.value}
 
     def _warn_about_reserved(self, view: NodeView) -> None:
         online = CpuSet()

@@ -42,6 +42,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     get_logger().info("topology.opened", policy=options.policy.value, scope=options.scope.value)
     async with asyncio.TaskGroup() as group:
         group.create_task(facts.watch())
+        group.create_task(book.look_after())
         group.create_task(announcer.run())
         await bus.answer(PLACE, answers.place, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)

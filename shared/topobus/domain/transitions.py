@@ -30,6 +30,7 @@ __all__ = [
     "record_refusal",
     "release",
     "reserve",
+    "shed",
     "unannounced",
 ]
 
@@ -220,6 +221,21 @@ def unannounced(ledger: Ledger) -> tuple[tuple[str, OperationRecord], ...]:
     """Operations whose decision event is not known to be out, oldest first."""
     waiting = [(key, one) for key, one in ledger.operations.items() if not one.is_announced]
     return tuple(sorted(waiting, key=lambda pair: pair[1].number))
+
+
+def shed(ledger: Ledger) -> Ledger:
+    """Drop what only explains, when a ledger has grown too large to be stored: holdings stay, answers without their reasons for the newest operations.
+
+    What is not announced yet stays to be announced, without its inputs.
+    """
+    newest = set(sorted(ledger.operations, key=lambda key: ledger.operations[key].number)[-_FULL_OPERATIONS:])
+    operations = {
+        key: structs.replace(slim, pending=structs.replace(slim.pending, request=None) if slim.pending is not None else None)
+        for key, one in ledger.operations.items()
+        if key in newest or not one.is_announced
+        for slim in (_slim(one),)
+    }
+    return structs.replace(ledger, operations=operations)
 
 
 def check(ledger: Ledger) -> None:

@@ -82,7 +82,12 @@ class States:
         if stored is None or _OPERATION in stored[1]:
             return None
         revision, _, data = stored
-        return Entry(parts=state.parse_key(key), revision=revision, value=decode(data, state.message, where=f"{state.bucket}/{key}"))
+        try:
+            value = decode(data, state.message, where=f"{state.bucket}/{key}")
+        except ContractError as err:
+            # The writer of this key needs the revision to write over it.
+            raise ContractError(err.message, next_step=err.next_step, **{**err.facts, "revision": revision}) from err
+        return Entry(parts=state.parse_key(key), revision=revision, value=value)
 
     async def put(self, state: State[M], value: M, parts: dict[str, str]) -> int:
         """Write whatever was there before."""

@@ -1,0 +1,81 @@
+"""What an asker may write into the ledger: names and counts within bounds, so that no single request can fill the ledger for everybody.
+
+The ledger is one value of limited size that every service of the node reads. Kubernetes' own limits are far below these, so an honest asker never meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from topobus.domain.request import Owner, PodRequest
+
+__all__ = ["complaint_of_devices", "complaint_of_operation", "complaint_of_pod"]
+
+# A DNS subdomain (RFC 1123), the longest name that Kubernetes takes for anything.
+_NAME_CHARACTERS = 253
+# A DNS label: containers and device classes.
+_LABEL_CHARACTERS = 63
+# etcd takes 1.5 MiB an object, and a container with an image and a request has 100 bytes and more; nobody has been seen with more than tens.
+_CONTAINERS = 256
+_DEVICE_REQUESTS = 64
+# More CPUs than Linux can be built for on x86 (NR_CPUS): the longest list of names that can make sense.
+_DEVICES = 8192
+# JSON numbers above this are not the same number to every reader.
+_COUNT = 2**53
+
+
+def complaint_of_operation(op_id: str, owner: Owner) -> str:
+    """Say what is wrong with an operation's id or its owner; empty when nothing is."""
+    if not op_id:
+        return "op_id is empty: every change needs an operation id, the same on every retry"
+    for key, text in (("op_id", op_id), ("owner.namespace", owner.namespace), ("owner.name", owner.name), ("owner.uid", owner.uid)):
+        wrong = _wrong_text(text, _NAME_CHARACTERS)
+        if wrong:
+            return f"{key} {wrong}"
+    # Namespace and uid stand around the name in the owner's key: without a slash in them no two owners share a key.
+    for key, text in (("owner.namespace", owner.namespace), ("owner.uid", owner.uid)):
+        if "/" in text:
+            return f"{key} is {text!r}, wanted no '/' in it"
+    return "owner.name is empty: an owner without a name cannot be told from another" if not owner.name else ""
+
+
+def complaint_of_pod(pod: PodRequest) -> str:
+    """Say what is out of bounds in a pod's request; empty when nothing is. What merely cannot be had is refused later, with reasons."""
+    if len(pod.containers) > _CONTAINERS:
+        return f"the request has {len(pod.containers)} containers, wanted at most {_CONTAINERS}"
+    for one in pod.containers:
+        wrong = _wrong_text(one.name, _LABEL_CHARACTERS)
+        if wrong:
+            return f"a container's name {wrong}"
+        if len(one.devices) > _DEVICE_REQUESTS:
+            return f"container {one.name!r} has {len(one.devices)} device requests, wanted at most {_DEVICE_REQUESTS}"
+        if not 0 <= one.memory_bytes <= 2**63 - 1:
+            return f"container {one.name!r}: memory_bytes is {one.memory_bytes}, wanted 0 or more, below 2^63"
+        counts = {"cpus": one.cpus, **{f"{device.device_class} count": device.count for device in one.devices}}
+        for key, count in counts.items():
+            if abs(count) > _COUNT:
+                return f"container {one.name!r}: {key} is {count}, wanted at most {_COUNT}"
+        wrong = complaint_of_devices((device.device_class, device.names) for device in one.devices)
+        if wrong:
+            return f"container {one.name!r}: {wrong}"
+    return ""
+
+
+def complaint_of_devices(devices: Mapping[str, tuple[str, ...]] | Iterable[tuple[str, tuple[str, ...]]]) -> str:
+    """Say what is out of bounds in device names by class; empty when nothing is."""
+    total = 0
+    for device_class, names in devices.items() if isinstance(devices, Mapping) else devices:
+        total += len(names)
+        if total > _DEVICES:
+            return f"more than {_DEVICES} devices are named, wanted at most so many"
+        for key, text in (("a device class", device_class), *(("a device's name", name) for name in names)):
+            wrong = _wrong_text(text, _LABEL_CHARACTERS)
+            if wrong:
+                return f"{key} {wrong}"
+    return ""
+
+
+def _wrong_text(text: str, most: int) -> str:
+    if len(text) > most:
+        return f"has {len(text)} characters ({text[:20]!r}…), wanted at most {most}"
+    return "" if text.isprintable() else f"is {text!r}, wanted printable characters only"

@@ -1,0 +1,152 @@
+"""The ledger outlives its store: whatever happens to the bucket, a running topology service forgets nothing that it has answered."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+
+import pytest
+import pytest_asyncio
+
+from support.alignment_nodes import container, dgx_facts, pod
+from support.running import LIMIT_S, NODE, Service, service
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, PLACE, RELEASE
+from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseRequest
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import PodRequest
+from topobus.runtime.bus import Bus, ChangeKind
+from topobus.runtime.config import NatsSettings
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+TRAINER = pod("trainer", container(cpus=16, gpu=6))
+GREEDY = pod("greedy", container(gpu=3))
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[NatsServer]:
+    """A fresh server with an empty store."""
+    async with NatsServer() as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def bus(server: NatsServer) -> AsyncIterator[Bus]:
+    """A connected bus on which the demo machine is published."""
+    async with Bus.session(NatsSettings(url=server.url), name="test") as made:
+        await made.provision()
+        machine, inventories = dgx_facts()
+        await made.put(MACHINE, machine, node=NODE)
+        for device_class, inventory in inventories.items():
+            await made.put(INVENTORY, inventory, node=NODE, device_class=device_class)
+        yield made
+
+
+@pytest_asyncio.fixture
+async def topology(server: NatsServer, bus: Bus) -> AsyncIterator[Service]:
+    """The topology service with a pod that holds six of eight GPUs."""
+    async with service("topology", server.url) as made:
+        await made.until_ready()
+        assert isinstance((await place(bus, "op-1", TRAINER)).result, Placement)
+        yield made
+
+
+async def place(bus: Bus, op_id: str, request: PodRequest) -> PlaceReply:
+    """Place as soon as the service can be reached."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            try:
+                return await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=request), node=NODE)
+            except PeerUnavailable:
+                await asyncio.sleep(0.05)
+
+
+async def ledger_that(bus: Bus, holds: Callable[[Ledger], bool]) -> Ledger:
+    """The first ledger in the bucket that is as wanted."""
+    async with asyncio.timeout(LIMIT_S), aclosing(bus.watch(LEDGER, node=NODE)) as changes:
+        async for change in changes:
+            if change.kind is ChangeKind.PUT and change.value is not None and holds(change.value):
+                return change.value
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.usefixtures("topology")
+async def test_ledger_is_written_back_when_the_store_was_emptied(server: NatsServer, bus: Bus) -> None:
+    """NATS comes back without its store while nobody asks anything: holdings stand in the new store, as a new epoch, and stay held."""
+    await server.stop()
+    shutil.rmtree(server.store)
+    await server.start()
+    written = await ledger_that(bus, lambda one: one.epoch > 1)
+    second = await place(bus, "op-2", GREEDY)
+
+    assert written.allocations.keys() == {TRAINER.owner.key}
+    assert isinstance(second.result, Refusal)
+    assert second.result.reasons[0].code == "not-enough-devices"
+
+
+@pytest.mark.usefixtures("topology")
+async def test_ledger_is_written_back_when_the_store_was_put_back_from_a_copy(server: NatsServer, bus: Bus) -> None:
+    """An old copy of the store, put back, does not undo what has been handed out since."""
+    await server.stop()
+    copy = server.folder / "copy"
+    shutil.copytree(server.store, copy)
+    await server.start()
+    third = pod("third", container(gpu=2))
+    assert isinstance((await place(bus, "op-2", third)).result, Placement)
+    await server.stop()
+    shutil.rmtree(server.store)
+    shutil.move(copy, server.store)
+    await server.start()
+    written = await ledger_that(bus, lambda one: one.epoch > 1)
+    last = await place(bus, "op-3", pod("last", container(gpu=1)))
+
+    assert written.allocations.keys() == {TRAINER.owner.key, third.owner.key}
+    assert isinstance(last.result, Refusal)
+
+
+async def test_ledger_is_written_back_when_somebody_wrote_an_old_one_or_garbage(server: NatsServer, bus: Bus, topology: Service) -> None:
+    """Neither an emptied value nor bytes that are no ledger make the service forget or stop."""
+    import nats
+
+    await bus.put(LEDGER, Ledger(node=NODE), node=NODE)
+    first = await place(bus, "op-2", GREEDY)
+    client = await nats.connect(server.url)
+    for data in (b"", b"{", b'{"node": 5}', b"\xff" * 1000):
+        await client.jetstream().publish(f"$KV.{LEDGER.bucket}.{NODE}", data)
+        second = await place(bus, f"after-{len(data)}", GREEDY)
+        assert isinstance(second.result, Refusal)
+    await client.close()
+    entry = await bus.get(LEDGER, node=NODE)
+
+    assert isinstance(first.result, Refusal)
+    assert entry is not None
+    assert entry.value.allocations.keys() == {TRAINER.owner.key}
+    assert topology.process.returncode is None
+
+
+@pytest.mark.usefixtures("topology")
+async def test_ledger_stays_writable_when_requests_are_enormous(bus: Bus) -> None:
+    """A request beyond all measure is turned down and takes no room from the next one."""
+    enormous = (
+        ("x" * 200_000, TRAINER),
+        ("op-a", pod("n" * 200_000, container(cpus=1))),
+        ("op-b", pod("many", *(container(f"c{n}", cpus=1) for n in range(5000)))),
+        ("op-c", pod("long", container("c" * 200_000, cpus=10**6))),
+        ("op-d", pod("huge", container(cpus=10**30))),
+    )
+    for op_id, request in enormous:
+        with pytest.raises(ContractError, match="wanted"):
+            await place(bus, op_id, request)
+    for number in range(40):
+        wide = pod(f"wide-{number}", *(container(f"c{n}", cpus=1, gpu=1, nic=1, fpga=1) for n in range(200)))
+        assert isinstance((await place(bus, f"wide-{number}", wide)).result, Refusal)
+    small = await place(bus, "op-e", pod("small", container(cpus=1)))
+    released = await bus.ask(RELEASE, ReleaseRequest(op_id="op-f", owner=TRAINER.owner), node=NODE)
+
+    assert isinstance(small.result, Placement)
+    assert len(released.devices["gpu"]) == 6
