@@ -235,6 +235,26 @@ async def test_answers_are_not_lost_when_the_service_stops(nats_server: NatsServ
     assert await asyncio.gather(*asking) == [released()] * 10
 
 
+async def test_no_request_is_swallowed_when_the_service_stops_under_load(nats_server: NatsServer, bus: Bus) -> None:
+    """Whoever asks a stopping service is answered or told at once that nobody is there; nobody waits for nothing."""
+    service = await Bus.connect(NatsSettings(url=nats_server.url), name="service")
+    is_busy = asyncio.Event()
+
+    async def handle(_request: ReleaseRequest) -> ReleaseReply:
+        is_busy.set()
+        return released()
+
+    await service.answer(RELEASE, handle, node="n1")
+    # Large enough that most of them are still on their way when the service begins to stop.
+    asking = [asyncio.create_task(bus.ask(RELEASE, release("x" * 8000), node="n1")) for _ in range(500)]
+    await asyncio.wait_for(is_busy.wait(), 10)
+    await service.close()
+    outcomes = await asyncio.gather(*asking, return_exceptions=True)
+
+    others = {str(one) for one in outcomes if one != released()}
+    assert all("nobody answers" in other for other in others), others
+
+
 async def test_one_replica_answers_when_several_share_a_queue_group(nats_server: NatsServer, bus: Bus) -> None:
     """An ask with a queue group is handled by exactly one replica."""
     handled = 0

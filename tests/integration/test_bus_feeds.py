@@ -157,6 +157,42 @@ async def test_watch_loses_nothing_when_its_reader_is_slow_and_values_are_large(
     assert seen == [f"n{number}" for number in range(60)]
 
 
+async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_it(bus: Bus) -> None:
+    """Keys whose first value is pushed out of history while the snapshot is read stall the server's own last-per-subject delivery; not ours."""
+    nodes = [f"n{number}" for number in range(40)]
+    for node in nodes:
+        await bus.put(INVENTORY, inventory(0), node=node, device_class="gpu")
+    changes = bus.watch(INVENTORY)
+    try:
+        seen = [await anext(changes)]
+        for generation in range(1, INVENTORY.history + 4):
+            await asyncio.gather(*(bus.put(INVENTORY, inventory(generation), node=node, device_class="gpu") for node in nodes))
+        async with asyncio.timeout(20):
+            while seen[-1].kind is not ChangeKind.SNAPSHOT_END:
+                seen.append(await anext(changes))
+    finally:
+        await changes.aclose()
+
+    newest = {item.parts["node"]: item.value.generation for item in seen if item.value is not None}
+    revisions = [item.revision for item in seen[:-1]]
+    assert newest == dict.fromkeys(nodes, INVENTORY.history + 3)
+    assert revisions == sorted(set(revisions))
+
+
+async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """B8: what nats-py drops because its queue is full is noticed as a gap and read again: every event once, in order."""
+    # Small enough that a batch overflows it.
+    monkeypatch.setattr("topobus.runtime.connection.PENDING_MESSAGES", 3)
+    for generation in range(20):
+        await _publish(bus, generation)
+    async with Reader(bus.follow(HEALTH, start=Start.ALL)) as reader:
+        items = await reader.until(lambda items: len(items) >= 20, timeout_s=60)
+    resyncs = bus._connection.metrics.resyncs.labels("TOPOBUS_HEALTH", "gap")._value.get()
+
+    assert _events(items) == list(range(20))
+    assert resyncs > 0
+
+
 async def test_watch_starts_anew_when_an_older_store_was_put_back(nats_server: NatsServer, bus: Bus) -> None:
     """B9: revisions that go backwards make a stock watcher blind; ours says RESET and tells the other history from its start."""
     await _put(bus, 1)
@@ -299,11 +335,15 @@ async def test_publish_stores_once_when_the_same_event_is_published_twice(bus: B
 
 async def test_last_gives_the_newest_oldest_first_when_there_are_more(bus: Bus) -> None:
     """`last` reads back from the end, within the pattern only."""
+    assert await bus.last(HEALTH, limit=2) == ()
     for generation in range(5):
         await _publish(bus, generation)
-    await _publish(bus, 1, "gpu-1")
+    for generation in range(20):
+        await _publish(bus, generation, "gpu-1")
 
     assert _events(list(await bus.last(HEALTH, limit=2, device="gpu-0"))) == [3, 4]
+    assert _events(list(await bus.last(HEALTH, limit=100, device="gpu-0"))) == [0, 1, 2, 3, 4]
+    assert _events(list(await bus.last(HEALTH, limit=2))) == [18, 19]
 
 
 async def test_events_are_cloud_events_when_read_by_somebody_else(bus: Bus) -> None:

@@ -87,6 +87,33 @@ async def test_list_is_complete_when_there_are_thousands_of_entries(bus: Bus) ->
     assert len(await bus.list(INVENTORY)) == 1000
 
 
+async def test_list_is_complete_when_the_entries_are_larger_than_one_batch(bus: Bus) -> None:
+    """A snapshot of more bytes than the server sends at once does not end early."""
+    for number in range(30):
+        await bus.put(INVENTORY, inventory(number, padding_bytes=400_000), node=f"n{number}", device_class="gpu")
+
+    assert len(await bus.list(INVENTORY)) == 30
+
+
+async def test_list_has_every_key_when_others_write_meanwhile(bus: Bus) -> None:
+    """Keys that change while a snapshot is read are in it all the same: none falls between the old value and the new."""
+    nodes = [f"n{number}" for number in range(200)]
+    for node in nodes:
+        await bus.put(INVENTORY, inventory(0), node=node, device_class="gpu")
+
+    async def write() -> None:
+        for generation in range(1, 12):
+            await asyncio.gather(*(bus.put(INVENTORY, inventory(generation), node=node, device_class="gpu") for node in nodes))
+
+    writing = asyncio.create_task(write())
+    sizes = []
+    while not writing.done():
+        sizes.append(len(await bus.list(INVENTORY)))
+    await writing
+
+    assert set(sizes) == {200}
+
+
 async def test_list_gives_up_when_the_buckets_were_never_made(nats_server: NatsServer) -> None:
     """Reading what is there must end: without its bucket a list is PeerUnavailable, not an endless wait."""
     async with Bus.session(NatsSettings(url=nats_server.url, timeout_s=0.5), name="test") as bus:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from enum import Enum
 from typing import Any
 
@@ -27,8 +28,8 @@ from topobus.runtime.logging import get_logger
 
 __all__ = ["Delivery", "Feed", "From", "Mark", "Place"]
 
-_BATCH = 256
-_BATCH_BYTES = 4 * 1024 * 1024
+# What one pull may bring, in messages of the largest size: bounds our memory, whatever the reader does.
+_BATCH_BYTES = 8 * 1024 * 1024
 _EXPIRES_S = 30
 _HEARTBEAT_S = 1
 # Three heartbeats missed, and a little for a busy machine.
@@ -105,20 +106,49 @@ class _Reopen(Exception):
         self.reason = reason
 
 
+class _Snapshot:
+    """Decides when all that was there has been delivered.
+
+    Not by the server's count of pending messages: when a key is overwritten so often meanwhile that its first value is gone, a consumer of the
+    newest of each stands still there (2.10, 2.15) with nothing pending, or delivers others twice (2.9). Instead: deliver up to the newest message
+    that matches, look again, deliver up to what is the newest now. In the first round each key's value of the beginning came, unless it was
+    pushed out by newer ones; these stand at or before the second round's end.
+    """
+
+    def __init__(self, jetstream: JetStream, stream: str, pattern: str) -> None:
+        self._jetstream = jetstream
+        self._stream = stream
+        self._pattern = pattern
+        self._target = 0
+        self._rounds = 0
+
+    async def is_complete(self, position: int) -> bool:
+        """Say whether the snapshot ends at this position; costs a request in each of the two rounds."""
+        if position < self._target:
+            return False
+        if self._rounds == 2:
+            return True
+        self._rounds += 1
+        newest = await self._jetstream.last_message(self._stream, self._pattern)
+        self._target = newest.sequence if newest is not None else 0
+        return position >= self._target
+
+
 class Feed:
     """Reads one stream. Use `messages()` once."""
 
-    def __init__(self, connection: Connection, stream: str, pattern: str, start: From) -> None:
+    def __init__(self, connection: Connection, stream: str, pattern: str, start: From, *, behind: int = 0) -> None:
+        """Make a feed; `behind`: skip all up to this sequence."""
         self._connection = connection
         self._jetstream = JetStream(connection)
         self._stream = stream
         self._pattern = pattern
         self._start = start
         self._created = ""
-        self._position = 0
+        self._position = behind
         self._position_ns = 0
         self._is_caught_up = False
-        self._is_waiting_logged = False
+        self._began_at = 0
 
     async def messages(self) -> AsyncGenerator[Delivery | Mark, None]:
         """Yield messages and marks until closed."""
@@ -132,9 +162,10 @@ class Feed:
                     self._position = self._position_ns = 0
                     self._is_caught_up = False
                     yield Mark.RESET
-                async for item in self._read_one_consumer():
-                    attempt = 0
-                    yield item
+                async with aclosing(self._read_one_consumer()) as items:
+                    async for item in items:
+                        attempt = 0
+                        yield item
             except _Reopen as err:
                 self._note(err.reason)
             except (PeerUnavailable, JetStreamError, ContractError) as err:
@@ -152,14 +183,15 @@ class Feed:
         if info is None:
             raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start any Topobus service: it makes them")
         if not self._created:
-            self._created = info.created
+            self._created, self._began_at = info.created, info.last_sequence
             if self._start is From.NEW:
                 # Fixed now, so that what comes while we are away later is not skipped.
                 self._start, self._position, self._is_caught_up = From.ALL, info.last_sequence, True
             return False
-        is_other = info.created != self._created or info.last_sequence < self._position
-        self._created = info.created
-        return is_other or not await self._is_anchored()
+        is_other = info.created != self._created or info.last_sequence < self._position or not await self._is_anchored()
+        if is_other:
+            self._created, self._began_at = info.created, info.last_sequence
+        return is_other
 
     async def _is_anchored(self) -> bool:
         """Say whether the message at our position is the one that we delivered: a store put back and written on has another one there."""
@@ -182,42 +214,48 @@ class Feed:
         try:
             generation = self._connection.generation
             lasting = await self._connection.subscribe(inbox, on_message)
-            pending = await self._make_consumer(name)
-            if pending == 0 and not self._is_caught_up:
+            await self._make_consumer(name)
+            snapshot = _Snapshot(self._jetstream, self._stream, self._pattern)
+            if not self._is_caught_up and await snapshot.is_complete(self._position):
                 self._is_caught_up = True
                 yield Mark.CAUGHT_UP
             if generation != self._connection.generation or not self._connection.is_connected:
                 raise _Reopen("connection-lost")
             expected = 1
             wanted = 0
+            idle = 0
             while True:
                 if wanted <= 0:
-                    await self._pull(name, inbox)
-                    wanted = _BATCH
+                    wanted = max(1, _BATCH_BYTES // self._connection.max_message_bytes)
+                    await self._pull(name, inbox, wanted)
                 message = await self._next(arrived)
                 status = (message.headers or {}).get("Status") if not message.data else None
                 if status is not None and message.subject == inbox:
-                    wanted = self._read_status(status, (message.headers or {}).get("Description", ""), wanted)
-                    if wanted == 0 and status in ("404", "408") and not self._is_caught_up:
-                        self._is_caught_up = True
-                        yield Mark.CAUGHT_UP
+                    wanted = _read_status(status, message.headers or {}, wanted, expected)
+                    idle += 1
+                    if idle >= 2 and not self._is_caught_up:
+                        # The server stands still before the end (see _Snapshot); a consumer that starts at our position does not.
+                        raise _Reopen("stalled")
                     continue
+                idle = 0
                 place = Place.parse(message.reply)
                 if place.consumer_sequence != expected:
                     raise _Reopen("gap")
                 expected += 1
                 self._connection.metrics.pending.labels(self._stream).set(place.pending)
                 wanted -= 1
+                if place.sequence <= self._position:
+                    continue
                 yield Delivery(
                     subject=message.subject,
                     headers=message.headers or {},
                     data=message.data,
                     sequence=place.sequence,
                     time_ns=place.time_ns,
-                    is_replay=not self._is_caught_up,
+                    is_replay=place.sequence <= self._began_at,
                 )
                 self._position, self._position_ns = place.sequence, place.time_ns
-                if place.pending == 0 and not self._is_caught_up:
+                if not self._is_caught_up and await snapshot.is_complete(self._position):
                     self._is_caught_up = True
                     yield Mark.CAUGHT_UP
         finally:
@@ -231,7 +269,7 @@ class Feed:
                 except PeerUnavailable:
                     pass
 
-    async def _make_consumer(self, name: str) -> int:
+    async def _make_consumer(self, name: str) -> None:
         config: dict[str, Any] = {
             "name": name,
             "filter_subject": self._pattern,
@@ -246,15 +284,13 @@ class Feed:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self._position + 1}
         else:
             config |= {"deliver_policy": self._start.value}
-        raw = await self._jetstream.call(
+        await self._jetstream.call(
             f"CONSUMER.CREATE.{self._stream}.{name}.{self._pattern}", {"stream_name": self._stream, "config": config}
         )
-        return int(raw.get("num_pending", 0))
 
-    async def _pull(self, name: str, inbox: str) -> None:
+    async def _pull(self, name: str, inbox: str, count: int) -> None:
         request = {
-            "batch": _BATCH,
-            "max_bytes": max(_BATCH_BYTES, 2 * self._connection.max_message_bytes),
+            "batch": count,
             "expires": _EXPIRES_S * _NANO,
             "idle_heartbeat": _HEARTBEAT_S * _NANO,
         }
@@ -274,15 +310,22 @@ class Feed:
             raise _Reopen("connection-lost")
         return message
 
-    @staticmethod
-    def _read_status(status: str, description: str, wanted: int) -> int:
-        """Give how many messages the server still owes us after this status; raises _Reopen when the consumer is gone."""
-        if status == "100":
-            return wanted
-        if status in ("404", "408") or (status == "409" and ("MaxBytes" in description or "Completed" in description)):
-            return 0
-        raise _Reopen(f"status-{status}")
-
     def _note(self, reason: str) -> None:
         self._connection.metrics.resyncs.labels(self._stream, reason).inc()
         get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
+
+
+def _read_status(status: str, headers: Headers, wanted: int, expected: int) -> int:
+    """Give how many messages the server still owes us after this status.
+
+    Raises _Reopen when the consumer is gone, or when the server counts otherwise than we do: then the last ones were dropped on the way.
+    """
+    if status == "100":
+        if int(headers.get("Nats-Last-Consumer", expected - 1)) != expected - 1:
+            raise _Reopen("gap")
+        return wanted
+    if status in ("404", "408"):
+        if int(headers.get("Nats-Pending-Messages", wanted)) != wanted:
+            raise _Reopen("gap")
+        return 0
+    raise _Reopen(f"status-{status}")
