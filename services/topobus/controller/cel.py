@@ -1,8 +1,7 @@
 """Selectors in CEL, by Google's own engine: the environment that Kubernetes gives to DRA expressions.
 
-Flows in: expressions and device facts. Flows out: verdicts, or errors with the place. The engine's opaque types are not usable from Python, so a quantity
-and a version travel as marked texts that no attribute can contain; the functions below know them. Cost is bounded by the length of an expression (Kubernetes'
-10 KiB) and by the engine's own budget for loops.
+Flows in: expressions and device facts. Flows out: verdicts, or errors with the place. Cost is bounded by the length of an expression (Kubernetes' 10 KiB) and by
+the engine's own budget for loops.
 
 `device` is not a variable but a prefix of three: so `device.drivr` is a compile error with its position, as in Kubernetes. A domain that no attribute
 has is an empty map when it is looked into (`device.attributes["x"].y` fails with "no such key y", `has()` says no), but `"x" in device.attributes` says
@@ -13,17 +12,15 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from cel_expr_python import cel  # type: ignore[import-untyped]  # the package has no py.typed
 from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings  # type: ignore[import-untyped]  # as above
 
 from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
+from topobus.controller.celfunctions import mark_quantity, plain_value, selector_functions
 from topobus.controller.celtext import Reading, Reads, read_expression
-from topobus.controller.core.selectors import DeviceFacts, FactValue, Selector, SelectorError, Version
-from topobus.controller.semver import SemanticVersion
-from topobus.domain.quantity import Quantity
+from topobus.controller.core.selectors import DeviceFacts, Selector, SelectorError
 
 __all__ = ["CelCompiler", "CelSelector"]
 
@@ -32,12 +29,7 @@ _CACHE_SIZE = 1024
 # Verdicts remembered by one expression; a cluster has some hundreds of different devices as far as an expression can tell.
 _VERDICTS = 4096
 
-# Private-use characters: no attribute (64 printable characters) begins with one.
-_QUANTITY = "\ue000"
-_VERSION = "\ue001"
-
 _POSITION = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
-_Function = Callable[..., object]
 
 
 class CelSelector:
@@ -62,8 +54,8 @@ class CelSelector:
         return verdict
 
     def _evaluate(self, device: DeviceFacts) -> bool | SelectorError:
-        attributes = {domain: {name: _plain(value) for name, value in found.items()} for domain, found in device.attributes.items()}
-        capacity = {domain: {name: _mark(one) for name, one in found.items()} for domain, found in device.capacity.items()}
+        attributes = {domain: {name: plain_value(value) for name, value in found.items()} for domain, found in device.attributes.items()}
+        capacity = {domain: {name: mark_quantity(one) for name, one in found.items()} for domain, found in device.capacity.items()}
         data = {
             "device.driver": device.driver,
             "device.allowMultipleAllocations": device.allow_multiple_allocations,
@@ -143,114 +135,10 @@ def _first_line(err: BaseException) -> str:
     return (str(err).splitlines() or [type(err).__name__])[0]
 
 
-def _plain(value: FactValue) -> object:
-    if isinstance(value, Version):
-        return _VERSION + value.text
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
-
-
-def _mark(one: Quantity) -> str:
-    return f"{_QUANTITY}{one.nano}"
-
-
-def _quantity(text: str) -> Quantity:
-    if not text.startswith(_QUANTITY):
-        raise ValueError(f"no such overload: {text!r} is no quantity")
-    return Quantity(int(text[1:]))
-
-
-def _version(text: str) -> SemanticVersion:
-    if not text.startswith(_VERSION):
-        raise ValueError(f"no such overload: {text!r} is no semantic version")
-    return SemanticVersion.parse(text[1:])
-
-
-def _compare(one: str, other: str) -> int:
-    if one.startswith(_VERSION):
-        left, right = _version(one), _version(other)
-        return (left > right) - (left < right)
-    first, second = _quantity(one), _quantity(other)
-    return (first > second) - (first < second)
-
-
-def _as_integer(one: str) -> int:
-    found = _quantity(one)
-    if not found.is_whole:
-        raise ValueError(f"{found} is no whole number")
-    return found.units
-
-
-def _can(parse: Callable[[str], object]) -> Callable[[str], bool]:
-    def check(text: str) -> bool:
-        try:
-            parse(text)
-        except ValueError:
-            return False
-        return True
-
-    return check
-
-
-def _includes(values: object, wanted: object) -> bool:
-    """Say whether an attribute is the value or has it in its list."""
-    if isinstance(values, list):
-        return any(type(one) is type(wanted) and one == wanted for one in values)
-    return type(values) is type(wanted) and values == wanted
-
-
-def _function(name: str, result: Any, *overloads: tuple[tuple[Any, ...], _Function], is_member: bool = True) -> cel.FunctionDecl:
-    return cel.FunctionDecl(
-        name,
-        [
-            cel.Overload(f"{name}_{index}", return_type=result, parameters=list(parameters), is_member=is_member, impl=implementation)
-            for index, (parameters, implementation) in enumerate(overloads)
-        ],
-    )
-
-
 def _make_environment() -> cel.Env:
-    text, integer, boolean, double, dynamic = cel.Type.STRING, cel.Type.INT, cel.Type.BOOL, cel.Type.DOUBLE, cel.Type.DYN
-    attributes = cel.Type.Map(text, cel.Type.Map(text, dynamic))
+    text, boolean = cel.Type.STRING, cel.Type.BOOL
+    attributes = cel.Type.Map(text, cel.Type.Map(text, cel.Type.DYN))
     capacity = cel.Type.Map(text, cel.Type.Map(text, text))
-    functions = [
-        _function("quantity", text, ((text,), lambda one: _mark(Quantity.parse(one))), is_member=False),
-        _function("isQuantity", boolean, ((text,), _can(Quantity.parse)), is_member=False),
-        _function(
-            "semver",
-            text,
-            ((text,), lambda one: _VERSION + str(SemanticVersion.parse(one))),
-            ((text, boolean), lambda one, loose: _VERSION + str(SemanticVersion.parse(one, is_loose=loose))),
-            is_member=False,
-        ),
-        _function("isSemver", boolean, ((text,), _can(SemanticVersion.parse)), is_member=False),
-        _function("compareTo", integer, ((text, text), _compare)),
-        _function("isGreaterThan", boolean, ((text, text), lambda one, other: _compare(one, other) > 0)),
-        _function("isLessThan", boolean, ((text, text), lambda one, other: _compare(one, other) < 0)),
-        _function("sign", integer, ((text,), lambda one: (_quantity(one).nano > 0) - (_quantity(one).nano < 0))),
-        _function("isInteger", boolean, ((text,), lambda one: _quantity(one).is_whole)),
-        _function("asInteger", integer, ((text,), _as_integer)),
-        _function("asApproximateFloat", double, ((text,), lambda one: _quantity(one).nano / 1e9)),
-        _function(
-            "add",
-            text,
-            ((text, text), lambda one, other: _mark(_quantity(one) + _quantity(other))),
-            ((text, integer), lambda one, other: _mark(_quantity(one) + Quantity.of(other))),
-        ),
-        _function(
-            "sub",
-            text,
-            ((text, text), lambda one, other: _mark(_quantity(one) - _quantity(other))),
-            ((text, integer), lambda one, other: _mark(_quantity(one) - Quantity.of(other))),
-        ),
-        _function("major", integer, ((text,), lambda one: _version(one).numbers[0])),
-        _function("minor", integer, ((text,), lambda one: _version(one).numbers[1])),
-        _function("patch", integer, ((text,), lambda one: _version(one).numbers[2])),
-        _function(
-            "includes",
-            boolean,
-            *(((kind, value), _includes) for value in (text, integer, boolean) for kind in (value, cel.Type.List(dynamic))),
-        ),
-    ]
     return cel.NewEnv(
         variables={
             "device.driver": text,
@@ -261,5 +149,5 @@ def _make_environment() -> cel.Env:
             "device.capacity_": capacity,
         },
         extensions=[ext_strings.ExtStrings(), ext_optional.ExtOptional(), ext_bindings.ExtBindings()],
-        functions=functions,
+        functions=selector_functions(),
     )

@@ -82,6 +82,11 @@ def compiler() -> CelCompiler:
         ('cel.bind(mine, device.attributes["gpu.example.com"], mine.numa == 1 && mine.ok)', True),
         ('device.attributes["gpu.example.com"].?nothing.orValue(7) == 7', True),
         ("[1, 2, 3].exists(one, one == 2)", True),
+        ("[1, 2, 3].sum() == 6 && [1.5, 2.0].sum() == 3.5 && [3, 1].min() == 1 && ['a', 'b'].max() == 'b'", True),
+        ('device.attributes["gpu.example.com"].nodes.isSorted() && ![2, 1].isSorted()', True),
+        ('[semver("1.9.0"), semver("1.10.0")].isSorted() && [quantity("2Ki"), quantity("1M")].max() == quantity("1M")', True),
+        ('sets.contains(device.attributes["gpu.example.com"].nodes, [1])', True),
+        ('sets.intersects(["a", "z"], device.attributes["gpu.example.com"].tags) && !sets.equivalent([1], [1, 2])', True),
     ],
 )
 def test_selector_gives_verdict_when_expression_is_legal(compiler: CelCompiler, expression: str, verdict: bool | None) -> None:
@@ -129,6 +134,9 @@ def test_compiler_names_the_position_when_expression_is_wrong(
         ('device.attributes["gpu.example.com"].model.isGreaterThan(semver("1.0.0"))', "H100"),
         ('quantity("1KiB") == quantity("1")', "quantity"),
         ('device.attributes["gpu.example.com"].numa / 0 == 1', "zero"),
+        ("[].max() == 1", "empty"),
+        ("[1, true].isSorted()", "no such overload"),
+        ("['a'].sum() == 1", "no such overload"),
     ],
 )
 def test_selector_says_why_when_evaluation_fails(compiler: CelCompiler, expression: str, wanted: str) -> None:
