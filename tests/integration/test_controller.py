@@ -9,8 +9,10 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
@@ -89,6 +91,7 @@ class Home:
         self.objects = objects
         self.topology = topology
         self.inventories = inventories
+        self._made = 0
 
     async def apply(self, one: ApiObject) -> None:
         """Store an object as the CLI does."""
@@ -115,6 +118,30 @@ class Home:
         """Wait until a claim has a condition with this reason; gives the message."""
         one = await self.until(name, lambda value: _condition(value).get("reason") == reason)
         return str(_condition(one)["message"])
+
+    async def apply_new(self, one: ApiObject) -> None:
+        """Create an object unless there is one of its name; each has a uid of its own."""
+        self._made += 1
+        fresh = admit(one, uid=f"{one.metadata['uid']}-{self._made}", now="2026-01-01T00:00:00Z")
+        await self.bus.compare_and_set(catalogue.OBJECT, fresh, 0, **object_parts(one))
+
+    async def until_settled(self) -> None:
+        """Wait until every claim is allocated, or told why not, and none is being deleted or attempted."""
+
+        def is_settled(items: list[Change[ApiObject]]) -> bool:
+            newest = {one.parts["name"]: one.value for one in items if one.parts.get("kind") == "resourceclaim"}
+            found = [one for one in newest.values() if one is not None]
+            return all(
+                not one.metadata.get("deletionTimestamp")
+                and "topobus.dev/attempt" not in (one.metadata.get("annotations") or {})
+                and _condition(one)
+                for one in found
+            )
+
+        probe = claim("probe-settled", count=9)
+        await self.apply(probe)
+        await self.told("probe-settled", "DoesNotFit")
+        await self.objects.until(is_settled)
 
     async def delete(self, name: str) -> None:
         """Delete a claim as the CLI does: mark it, or remove it when nothing holds it."""
@@ -388,6 +415,40 @@ async def test_controller_never_gives_device_twice_when_three_replicas_compete(h
     assert len(home.topology.ledger.allocations) == 8
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any_moment(
+    home: Home, nats_server: NatsServer, seed: int
+) -> None:
+    """Replicas are cut off after some writes, again and again, while claims come and go; in the end every holding has its claim and the reverse."""
+    random = Random(seed)
+    names = [f"c{index}" for index in range(10)]
+    for _ in range(12):
+        before = len(home.objects.items)
+        name = random.choice(names)
+        async with controller(nats_server.url):
+            if random.random() < 0.4:
+                await home.delete(name)
+            else:
+                await home.apply_new(claim(name, count=random.choice([1, 2, 3])))
+            writes = random.randrange(4)
+            try:
+                await home.objects.until(lambda items, wanted=before + writes: len(items) >= wanted, timeout_s=0.5)
+            except AssertionError:
+                pass  # nothing more to write in this round
+
+    async with controller(nats_server.url):
+        await home.until_settled()
+
+    entries = await home.bus.list(catalogue.OBJECT, kind="resourceclaim")
+    held: dict[str, list[str]] = {}
+    for entry in entries:
+        allocation = entry.value.status.get("allocation")
+        if allocation:
+            held[entry.value.metadata["uid"]] = sorted(one["device"] for one in allocation["devices"]["results"])
+    ledger = {one.owner.uid: sorted(one.holdings[0].devices["gpu"]) for one in home.topology.ledger.allocations.values()}
+    assert ledger == held
+
+
 def _allocated_devices(items: list[Change[ApiObject]]) -> dict[str, str]:
     newest = {one.parts["name"]: one.value for one in items if one.kind is ChangeKind.PUT}
     return {
@@ -467,6 +528,29 @@ async def test_plan_commits_at_the_node_and_lists_silent_ones_when_asked(served:
     assert again.chosen is not None
     assert again.chosen.result == reply.chosen.result
     assert len(served.topology.ledger.allocations) == 1
+
+
+async def test_plan_chooses_the_same_node_every_time_when_several_fit(served: Home, recorded: tuple[Machine, list[Inventory]]) -> None:
+    """Of equally good nodes the first by name gets the pod; when it is full, the next one; a dry run holds nothing."""
+    other = msgspec.structs.replace(recorded[0], node="another-node")
+    inventories = [msgspec.structs.replace(one, node="another-node") for one in recorded[1]]
+    await served.bus.put(catalogue.MACHINE, other, node="another-node")
+    topology = SmallTopology(served.bus, other, inventories)
+    await topology.start()
+    await _plan_ready(served)
+
+    async def plan(name: str, *, is_dry_run: bool = False) -> str:
+        request = PlanRequest(op_id=f"op-{name}-{is_dry_run}", pod=_pod(4, name), is_dry_run=is_dry_run)
+        reply = await served.bus.ask(catalogue.PLAN, request, node=catalogue.CLUSTER)
+        assert [one.node for one in reply.answers] == ["another-node", NODE]
+        return reply.chosen.node if reply.chosen is not None else ""
+
+    dry = await plan("a", is_dry_run=True)
+    chosen = [await plan(name) for name in ("a", "b", "c")]
+
+    assert dry == "another-node"
+    assert chosen == ["another-node", "another-node", NODE]
+    assert len(topology.ledger.allocations) == 2
 
 
 async def test_plan_tells_each_nodes_reasons_when_none_fits(served: Home) -> None:
