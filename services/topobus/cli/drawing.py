@@ -145,7 +145,7 @@ def _headline(machine: Machine, inventories: Sequence[Inventory], width: int) ->
         _count(len(machine.numa_nodes), "NUMA node"),
         _count(len(cpus), "CPU") + (f" ({offline} offline)" if offline else ""),
         human_bytes(sum(node.memory_bytes for node in machine.numa_nodes)),
-        *(f"{len(one.devices)} {one.device_class}" for one in inventories if one.device_class != "cpu"),
+        *(f"{len(one.devices)} {one.device_class}" for one in inventories if one.devices and one.device_class != "cpu"),
     ]
     line = Text.assemble((machine.node or "this machine", "bold"), "  ", ", ".join(part for part in parts if part))
     line.append(f"  (machine generation {machine.generation})", "faint")
@@ -256,8 +256,8 @@ def _legend(machine: Machine, holders: Holders, inventories: Sequence[Inventory]
     if remote:
         span = f"{remote[0]}" if len(remote) == 1 else f"{remote[0]} to {remote[-1]}"
         yield _fit(Text(f" NUMA distance 10 local, {span} to others", "faint"), width)
-    for warning in machine.warnings:
-        yield _fit(Text(f" warning: {warning}", "warn"), width)
+    for warning in (*machine.warnings, *(f"{one.device_class}: {warning}" for one in inventories for warning in one.warnings)):
+        yield Text(f" warning: {warning}", "warn")
 
 
 def _fit(line: Text, width: int) -> Text:

@@ -20,6 +20,7 @@ from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
+from topobus.sysfs.tree import natural_key
 
 __all__ = ["device_table", "inventory", "summary_table"]
 
@@ -56,6 +57,9 @@ async def _inventory(device_class: str | None, node: str | None, options: BusOpt
     else:
         for one in chosen:
             output.show(device_table(one, holders_of(ledgers.get(one.node))))
+    for one in chosen:
+        for warning in one.warnings:
+            output.show(Text(f"{one.node}: {one.device_class}: {warning}", "warn"))
     return ExitCode.OK
 
 
@@ -128,7 +132,7 @@ def _by_numa(devices: Iterable[Device]) -> list[tuple[str, int]]:
     for device in devices:
         key = str(device.numa_nodes) if device.numa_nodes is not None else "?"
         counts[key] = counts.get(key, 0) + 1
-    return list(counts.items())
+    return sorted(counts.items(), key=lambda item: natural_key(item[0]))
 
 
 def _is_held(device: Device, holders: Holders) -> bool:
