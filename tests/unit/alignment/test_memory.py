@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.memory import MemoryAmount, MemoryNode, memory_hints, share_memory
+from topobus.domain.alignment.memory import MemoryAmount, MemoryBlock, MemoryNode, allocate_memory, memory_hints, memory_nodes
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Reason
 
 
 def node(one: int, free: int, *, total: int = 8, assignments: int = 0, group: str | None = None) -> MemoryNode:
@@ -48,9 +49,54 @@ def test_memory_hints_answer_when_the_machine_has_36_nodes() -> None:
     assert hints["memory"][0] == Hint(NodeSet(0, 1, 2), preferred=True)
 
 
-def test_share_memory_fills_nodes_in_order_of_id() -> None:
-    """Nodes are filled in ascending order; too little gives nothing."""
-    nodes = [node(1, 3), node(0, 2)]
+def test_allocate_memory_fills_nodes_in_order_of_id() -> None:
+    """The affinity's nodes are filled in ascending order, and all of them belong to the group from then on."""
+    made = allocate_memory([node(0, 2), node(1, 3)], {"memory": 4}, Hint(NodeSet(0, 1), preferred=True))
 
-    assert share_memory(nodes, NodeSet(0, 1), 4, "memory") == {0: 2, 1: 2}
-    assert share_memory(nodes, NodeSet(0, 1), 6, "memory") is None
+    assert made == (MemoryBlock(kind="memory", nodes=NodeSet(0, 1), shares={0: 2, 1: 2}),)
+
+
+def test_allocate_memory_widens_the_affinity_when_it_is_too_narrow() -> None:
+    """An affinity that holds too little is extended to the best hint around it."""
+    made = allocate_memory([node(0, 2), node(1, 3), node(2, 8)], {"memory": 9}, Hint(NodeSet(1), preferred=False))
+
+    assert not isinstance(made, Reason)
+    assert made[0].nodes == NodeSet(1, 2)
+
+
+def test_allocate_memory_takes_its_own_best_hint_when_there_is_no_affinity() -> None:
+    """Without an opinion from the merge the memory policy uses its own best hint, never a worse one than promised."""
+    nodes = [node(0, 1), node(1, 5), node(2, 4)]
+
+    free = allocate_memory(nodes, {"memory": 5}, Hint(None, preferred=False))
+    refused = allocate_memory(nodes, {"memory": 6}, Hint(None, preferred=True))
+
+    assert not isinstance(free, Reason)
+    assert free[0].nodes == NodeSet(1)
+    assert isinstance(refused, Reason)
+    assert refused.code == "not-enough-memory"
+
+
+def test_allocate_memory_refuses_when_a_node_serves_alone_already() -> None:
+    """A wide affinity over a node with single-node blocks is refused even where best-effort admitted it, as in kubelet."""
+    made = allocate_memory([node(0, 4, assignments=1), node(1, 8)], {"memory": 9}, Hint(NodeSet(0, 1), preferred=False))
+
+    assert isinstance(made, Reason)
+    assert made.code == "memory-group"
+
+
+def test_memory_nodes_follow_from_the_blocks_that_are_held() -> None:
+    """Free memory, assignments and groups are worked out from the blocks, nothing else is kept."""
+    blocks = [
+        MemoryBlock(kind="memory", nodes=NodeSet(0, 1), shares={0: 8, 1: 2}),
+        MemoryBlock(kind="memory", nodes=NodeSet(2), shares={2: 3}),
+    ]
+
+    nodes = memory_nodes({one: {"memory": 8} for one in range(4)}, blocks)
+
+    assert [(one.amounts["memory"].free, one.assignments, str(one.group)) for one in nodes] == [
+        (0, 1, "0-1"),
+        (6, 1, "0-1"),
+        (5, 1, "2"),
+        (8, 0, "3"),
+    ]

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.domain.alignment.bitsets import Universe, first, members, reverse
-from topobus.domain.alignment.families import BITSET_LIMIT, Family, list_hints, pack, positions, unpack
+from topobus.domain.alignment.bitsets import Universe, members
+from topobus.domain.alignment.families import BITSET_LIMIT, Family, list_hints, positions, unpack
 from topobus.domain.alignment.large_merge import find_preferred, find_reachable
+from topobus.domain.alignment.memory_family import MemoryFamily
 from topobus.domain.alignment.merge import Distances, Fit, Merged, fit_order, merge_hints
+from topobus.domain.alignment.mixed_merge import merge_mixed
+from topobus.domain.alignment.window import TIED_SHOWN, fittest, lowest, reachable, within
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
 
 __all__ = ["Opinion", "merge_opinions"]
 
-Opinion = Family | Sequence[Hint] | None
+Opinion = Family | MemoryFamily | Sequence[Hint] | None
 """What one resource says: a rule, a list, or nothing."""
 
-# Alternatives named in a reason at most.
-_TIED_SHOWN = 8
 # Up to so many nodes a bitset is a few machine words and beats any search.
 _ALWAYS_BITSET = 9
 # States that the search may look at before the bitset takes over: about 4 ms.
@@ -43,13 +44,21 @@ def merge_opinions(
     """
     if policy in (Policy.NONE, Policy.SINGLE_NUMA_NODE):
         # Only one-node hints count under single-numa-node: at most one a node.
-        lists = [_single_hints(one) if isinstance(one, Family) else one for one in opinions]
+        lists = [_single_hints(one) if isinstance(one, Family) else _as_list(one) for one in opinions]
         return merge_hints(lists, nodes, policy, distances=distances, prefer_closest=prefer_closest)
     families = [one for one in opinions if isinstance(one, Family)]
-    if len(families) < len([one for one in opinions if one is not None]) or any(one.sockets for one in families):
+    others = [one for one in opinions if one is not None and not isinstance(one, Family)]
+    if any(one.sockets for one in families):
         return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
     fit = fit_order(nodes, distances if prefer_closest else ())
-    merged = _merge_families(families, nodes, fit, is_closest=bool(prefer_closest and distances))
+    is_closest = bool(prefer_closest and distances)
+    if others:
+        mixed = merge_mixed(families, others, nodes, fit, is_closest=is_closest)
+        if mixed is None:
+            return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
+        merged = mixed
+    else:
+        merged = _merge_families(families, nodes, fit, is_closest=is_closest)
     return Merged(
         hint=merged.hint,
         is_admitted=policy is Policy.BEST_EFFORT or merged.hint.preferred,
@@ -70,8 +79,14 @@ def _single_hints(family: Family) -> list[Hint]:
 
 
 def _merge_as_lists(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, distances: Distances, *, prefer_closest: bool) -> Merged:
-    lists = [list_hints(one) if isinstance(one, Family) else one for one in opinions]
+    lists = [_as_list(one) for one in opinions]
     return merge_hints(lists, nodes, policy, distances=distances, prefer_closest=prefer_closest)
+
+
+def _as_list(opinion: Opinion) -> Sequence[Hint] | None:
+    if isinstance(opinion, Family):
+        return list_hints(opinion)
+    return opinion.list_hints() if isinstance(opinion, MemoryFamily) else opinion
 
 
 def _merge_families(families: Sequence[Family], nodes: NodeSet, fit: Fit, *, is_closest: bool) -> Merged:
@@ -88,7 +103,7 @@ def _merge_families(families: Sequence[Family], nodes: NodeSet, fit: Fit, *, is_
                 hint=Hint(best, preferred=True),
                 is_admitted=True,
                 width=width,
-                tied=tuple(others[:_TIED_SHOWN]),
+                tied=tuple(others[:TIED_SHOWN]),
                 is_exact=preferred.is_exact,
             )
     window = nodes.bits
@@ -110,7 +125,7 @@ def _best_reachable(families: Sequence[Family], order: Sequence[int], width: int
         found, is_exact = find_reachable(families, order, min(width, len(order)), fit, is_closest=is_closest, **budget)
         if is_exact or not fits_bitset:
             return found, is_exact
-    return _fittest(_reachable(families, order), Universe(len(order)), width, order, fit, is_closest=is_closest), True
+    return fittest(reachable(families, order), Universe(len(order)), width, order, fit, is_closest=is_closest), True
 
 
 class _Preferred:
@@ -142,107 +157,6 @@ def _preferred(families: Sequence[Family], fit: Fit, *, is_closest: bool) -> _Pr
     for one in families:
         if not found:
             return _Preferred(())
-        found &= _within(one, universe, order)
-    masks = sorted((unpack(mask, order) for mask in members(found)), key=fit) if is_closest else _lowest(found, order)
+        found &= within(one, universe, order)
+    masks = sorted((unpack(mask, order) for mask in members(found)), key=fit) if is_closest else lowest(found, order)
     return _Preferred(masks)
-
-
-def _lowest(found: int, order: Sequence[int]) -> list[int]:
-    """The first few masks by value; all have one width, so the value decides."""
-    masks: list[int] = []
-    for mask in members(found):
-        masks.append(unpack(mask, order))
-        if len(masks) > _TIED_SHOWN:
-            break
-    return masks
-
-
-def _within(family: Family, universe: Universe, order: Sequence[int]) -> int:
-    """The family's masks that lie inside the window."""
-    found = universe.at_least([(pack(one.where, order), one.free) for one in family.units if one.free], family.request)
-    for must in family.musts:
-        found &= universe.touching(pack(must, order))
-    return found
-
-
-def _reachable(families: Sequence[Family], order: Sequence[int]) -> int:
-    """All intersections of one mask from each family, clipped to the window, as a family over its positions."""
-    universe = Universe(len(order))
-    window = 0
-    for one in order:
-        window |= 1 << one
-    spares = [_Spare(one, window, order) for one in families]
-    # The resource with the most different amounts goes first, where it costs nothing.
-    spares.sort(key=lambda one: (one.is_additive, -one.steps))
-    without = spares[0].family(universe)
-    for spare in spares[1:]:
-        without = spare.join(universe, without)
-    return reverse(without, len(order))
-
-
-class _Spare:
-    """What a resource can do without: the sets of window nodes whose removal leaves a feasible mask."""
-
-    __slots__ = ("amounts", "family_", "is_additive", "order", "slack", "steps", "window")
-
-    def __init__(self, family: Family, window: int, order: Sequence[int]) -> None:
-        self.family_ = family
-        self.window = window
-        self.order = order
-        self.slack = family.free_in(family.candidates) - family.request
-        self.is_additive = family.is_simple and all(must & (must - 1) == 0 for must in family.musts)
-        self.amounts: list[int | None] = []
-        musts = 0
-        for must in family.musts:
-            musts |= must
-        for node in order:
-            amount = sum(one.free for one in family.units if one.where >> node & 1)
-            self.amounts.append(None if musts >> node & 1 or amount > self.slack else amount)
-        self.steps = len(self._sums()) if self.is_additive else 0
-
-    def _sums(self) -> set[int]:
-        """Amounts that removals can add up to."""
-        sums = {0}
-        for amount in self.amounts:
-            if amount:
-                sums |= {one + amount for one in sums if one + amount <= self.slack}
-        return sums
-
-    def family(self, universe: Universe) -> int:
-        """All removable sets."""
-        family, order = self.family_, self.order
-        outside = family.candidates & ~self.window
-        based = sum(one.free for one in family.units if one.where & outside)
-        rest = [(pack(one.where, order), one.free) for one in family.units if one.free and not one.where & outside]
-        kept = universe.at_least(rest, family.request - based)
-        for must in family.musts:
-            if not must & outside:
-                kept &= universe.touching(pack(must, order))
-        return reverse(kept, universe.n)
-
-    def join(self, universe: Universe, without: int) -> int:
-        """All unions of a set in `without` and a removable set."""
-        if not self.is_additive:
-            return universe.unions(without, self.family(universe))
-        levels = {0: without}
-        for position, amount in enumerate(self.amounts):
-            if amount is None:
-                continue
-            for used in sorted(levels, reverse=True):
-                if used + amount <= self.slack:
-                    put = universe.with_position(levels[used], position)
-                    levels[used + amount] = levels.get(used + amount, 0) | put
-        found = 0
-        for one in levels.values():
-            found |= one
-        return found
-
-
-def _fittest(reachable: int, universe: Universe, width: int, order: Sequence[int], fit: Fit, *, is_closest: bool) -> int:
-    """The best of the reachable masks: of the target width, else the widest below, else the narrowest above; then the fittest."""
-    sizes = [size for size in range(1, universe.n + 1) if universe.layers[size] & reachable]
-    size = min(sizes, key=lambda one: (0, 0) if one == width else (1, -one) if one < width else (2, one))
-    layer = universe.layers[size] & reachable
-    if not is_closest:
-        return unpack(first(layer), order)
-    return min((unpack(mask, order) for mask in members(layer)), key=fit)

@@ -1,45 +1,58 @@
-"""Memory by kubelet's static memory policy: hints for memory and huge pages together, and the share of each NUMA node.
+"""Memory by kubelet's static memory policy: hints for memory and huge pages together, and the allocation over NUMA nodes.
 
-Flows in: per node what can be allocated, what is free, and the group of nodes that it serves together with; the amounts wanted. Flows out: one hint
-list a resource. A node serves either single-node or one group's allocations, never both at a time.
+Flows in: per node what can be allocated and what is free, the blocks that are held, the amounts wanted. Flows out: one hint list a resource; then, inside
+an affinity, which node gives how much. A node serves either single-node or one group's allocations, never both at a time.
 Source: kubelet 1.36 cm/memorymanager/policy_static.go. Its trap is kept: when nothing survives there is no hint list at all, which means "no opinion",
 not "impossible" (k/k 128708); the allocation fails afterwards. `is_corrected` gives empty lists instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from topobus.domain.alignment.memory_family import MemoryAmount, MemoryFamily, MemoryNode
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Reason
 
-__all__ = ["MemoryAmount", "MemoryNode", "memory_hints", "share_memory"]
-
-
-class MemoryAmount(Struct, frozen=True, kw_only=True):
-    """One resource (memory, or huge pages of one size) on one node, in bytes."""
-
-    allocatable: int
-    free: int
+__all__ = ["MemoryAmount", "MemoryBlock", "MemoryNode", "allocate_memory", "memory_hints", "memory_nodes"]
 
 
-class MemoryNode(Struct, frozen=True, kw_only=True):
-    """One NUMA node as the memory policy sees it."""
+class MemoryBlock(Struct, frozen=True, kw_only=True):
+    """What one container holds of one kind of memory: the affinity, and how many bytes of which node."""
 
-    id: int
-    assignments: int = 0
-    """Blocks that live on the node now."""
-    group: NodeSet
-    """Nodes that it serves together with, itself included."""
-    amounts: dict[str, MemoryAmount] = {}
+    kind: str
+    """`memory`, or `hugepages-2Mi` and the like."""
+    nodes: NodeSet
+    shares: dict[int, int] = {}
+    """NUMA node to bytes; a node of the affinity that gave nothing is left out, but belongs to the group."""
 
 
-_NOTHING = MemoryAmount(allocatable=0, free=0)
-# Nodes up to which all masks are walked. Beyond, the exact family is small anyway: single nodes, existing groups, and subsets of unassigned nodes.
-_WALK_LIMIT = 16
+def memory_nodes(allocatable: Mapping[int, Mapping[str, int]], blocks: Iterable[MemoryBlock]) -> tuple[MemoryNode, ...]:
+    """Work out what is free on each node, and whom it serves together with, from what is held.
+
+    Shapes:  allocatable — node to kind to bytes.
+    """
+    free = {node: dict(kinds) for node, kinds in allocatable.items()}
+    assignments = dict.fromkeys(allocatable, 0)
+    groups = {node: NodeSet(node) for node in allocatable}
+    for block in blocks:
+        for node in block.nodes:
+            if node in free:
+                assignments[node] += 1
+                groups[node] = block.nodes
+                free[node][block.kind] = free[node].get(block.kind, 0) - block.shares.get(node, 0)
+    return tuple(
+        MemoryNode(
+            id=node,
+            assignments=assignments[node],
+            group=groups[node],
+            amounts={kind: MemoryAmount(allocatable=size, free=max(0, free[node][kind])) for kind, size in kinds.items()},
+        )
+        for node, kinds in sorted(allocatable.items())
+    )
 
 
 def memory_hints(
@@ -52,66 +65,73 @@ def memory_hints(
     """Give one hint list a resource, the same masks for all of them, in kubelet's order; no list at all when nothing survives.
 
     Shapes:  reusable — bytes that init containers left, by exactly the mask they were taken for.
-    Cost:    2^n masks up to 16 nodes; beyond, masks of unassigned nodes wider than the narrowest sufficient width are left out.
     """
-    by_id = {one.id: one for one in nodes}
-    smallest = len(nodes)
-    feasible: list[NodeSet] = []
-    for mask in _masks(nodes, request):
-        members = [by_id[one] for one in mask]
-        if any(_sum(members, resource, is_free=False) < wanted for resource, wanted in request.items()):
-            continue
-        smallest = min(smallest, len(mask))
-        if _is_split(members, mask):
-            continue
-        again = (reusable or {}).get(mask, {})
-        if all(_sum(members, resource, is_free=True) + again.get(resource, 0) >= wanted for resource, wanted in request.items()):
-            feasible.append(mask)
-    if not feasible and not is_corrected:
+    hints = MemoryFamily(nodes, request, reusable).list_hints()
+    if not hints and not is_corrected:
         return {}
-    hints = tuple(Hint(mask, len(mask) == smallest) for mask in feasible)
     return dict.fromkeys(request, hints)
 
 
-def share_memory(nodes: Sequence[MemoryNode], mask: NodeSet, wanted: int, resource: str) -> dict[int, int] | None:
-    """Fill the mask's nodes in ascending order of id; None when they hold too little."""
+def allocate_memory(
+    nodes: Sequence[MemoryNode],
+    request: Mapping[str, int],
+    affinity: Hint,
+    *,
+    reusable: Mapping[NodeSet, Mapping[str, int]] | None = None,
+) -> tuple[MemoryBlock, ...] | Reason:
+    """Allocate inside the affinity as kubelet does: extend it when it is too narrow, keep single and grouped nodes apart, fill nodes by id.
+
+    Shapes:  affinity — the merged hint; without nodes, the policy's own best hint is used, which must be preferred if the affinity is.
+    """
+    chosen = affinity
+    hints = MemoryFamily(nodes, request, reusable).list_hints()
+    if affinity.nodes is None:
+        own = _best(hints)
+        if own is None or (affinity.preferred and not own.preferred):
+            return _reason("not-enough-memory", "no set of NUMA nodes has enough memory of its own", request, affinity)
+        chosen = own
+    if chosen.nodes is not None and not _satisfies(nodes, chosen.nodes, request):
+        inside = chosen.nodes
+        wider = _best([one for one in hints if one.nodes is not None and inside <= one.nodes])
+        if wider is None or (chosen.preferred and not wider.preferred):
+            return _reason(
+                "not-enough-memory", f"NUMA node {inside} has too little memory, and nothing around it has enough", request, affinity
+            )
+        chosen = wider
+    mask = chosen.nodes if chosen.nodes is not None else NodeSet()
+    by_id = {one.id: one for one in nodes}
+    if len(mask) > 1 and any(by_id[one].assignments and by_id[one].group != mask for one in mask):
+        return _reason("memory-group", f"NUMA nodes {mask} serve other groups already", request, chosen)
+    return tuple(_fill(by_id, mask, kind, wanted, (reusable or {}).get(mask, {}).get(kind, 0)) for kind, wanted in sorted(request.items()))
+
+
+def _best(hints: Iterable[Hint]) -> Hint | None:
+    """Preferred ones first, then the narrowest, then the smallest value."""
+    return min(
+        (one for one in hints if one.nodes is not None),
+        key=lambda one: (not one.preferred, len(one.nodes or ()), one.nodes.bits if one.nodes is not None else 0),
+        default=None,
+    )
+
+
+def _satisfies(nodes: Sequence[MemoryNode], mask: NodeSet, request: Mapping[str, int]) -> bool:
+    members = [one for one in nodes if one.id in mask]
+    return all(sum(one.amounts[kind].free for one in members if kind in one.amounts) >= wanted for kind, wanted in request.items())
+
+
+def _fill(by_id: Mapping[int, MemoryNode], mask: NodeSet, kind: str, wanted: int, reused: int) -> MemoryBlock:
+    """Take from the mask's nodes in ascending order of id; what is reused is not taken again."""
+    left = max(0, wanted - reused)
     shares: dict[int, int] = {}
-    for one in sorted(nodes, key=lambda node: node.id):
-        if one.id in mask and wanted > 0:
-            taken = min(wanted, one.amounts.get(resource, _NOTHING).free)
-            if taken:
-                shares[one.id] = taken
-                wanted -= taken
-    return shares if wanted == 0 else None
+    for one in mask:
+        amount = by_id[one].amounts.get(kind)
+        taken = min(left, amount.free) if amount is not None else 0
+        if taken:
+            shares[one] = taken
+            left -= taken
+    return MemoryBlock(kind=kind, nodes=mask, shares=shares)
 
 
-def _sum(members: Sequence[MemoryNode], resource: str, *, is_free: bool) -> int:
-    amounts = (one.amounts.get(resource, _NOTHING) for one in members)
-    return sum(one.free if is_free else one.allocatable for one in amounts)
-
-
-def _is_split(members: Sequence[MemoryNode], mask: NodeSet) -> bool:
-    """Say whether the mask would tear a group apart, or join a node that serves alone."""
-    if len(members) == 1:
-        return len(members[0].group) > 1
-    return any(one.assignments > 0 and (len(one.group) == 1 or one.group != mask) for one in members)
-
-
-def _masks(nodes: Sequence[MemoryNode], request: Mapping[str, int]) -> Iterator[NodeSet]:
-    """All masks by width then ids; on big machines only those that can matter: see the module's cost."""
-    ids = sorted(one.id for one in nodes)
-    if len(ids) <= _WALK_LIMIT:
-        for size in range(1, len(ids) + 1):
-            for chosen in combinations(ids, size):
-                yield NodeSet.of(chosen)
-        return
-    seen: set[NodeSet] = set()
-    for one in ids:
-        seen.add(NodeSet(one))
-    unassigned = [one for one in nodes if one.assignments == 0]
-    by_worth = sorted(unassigned, key=lambda one: (-min((one.amounts.get(name, _NOTHING).free for name in request), default=0), one.id))
-    for size in range(2, len(by_worth) + 1):
-        seen.add(NodeSet.of(one.id for one in by_worth[:size]))
-    seen |= {one.group for one in nodes if len(one.group) > 1}
-    seen.add(NodeSet.of(ids))
-    yield from sorted(seen, key=lambda mask: (len(mask), mask.ids))
+def _reason(code: str, message: str, request: Mapping[str, int], hint: Hint) -> Reason:
+    wanted = tuple(f"{kind}={size}" for kind, size in sorted(request.items()))
+    return Reason(code=code, message=message, facts={"wanted": wanted, "nodes": str(hint.nodes) if hint.nodes is not None else ""})

@@ -1,0 +1,154 @@
+"""Merge rules together with lists of hints (a service's own) and with the memory policy's hints, which do not just grow with width.
+
+The same two phases as for rules alone: masks that all prefer, then the fittest reachable intersection; here over families of masks, since nothing more is
+known of a list than its masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from topobus.domain.alignment.bitsets import Universe, members, reverse
+from topobus.domain.alignment.families import BITSET_LIMIT, Family, pack, positions, unpack
+from topobus.domain.alignment.memory_family import MemoryFamily
+from topobus.domain.alignment.merge import Fit, Merged
+from topobus.domain.alignment.window import TIED_SHOWN, fittest, lowest, reachable, within
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+
+__all__ = ["merge_mixed"]
+
+# Nodes up to which two families of masks are intersected mask by mask.
+_DENSE_LIMIT = 10
+
+
+def merge_mixed(
+    families: Sequence[Family], others: Sequence[MemoryFamily | Sequence[Hint]], nodes: NodeSet, fit: Fit, *, is_closest: bool
+) -> Merged | None:
+    """Merge; None when this way does not help: lists alone, or more nodes in play than a bitset holds."""
+    memories = [one for one in others if isinstance(one, MemoryFamily)]
+    lists = [_List(one) for one in others if not isinstance(one, MemoryFamily)]
+    rules: list[Family | MemoryFamily] = [*families, *memories]
+    if not rules:
+        return None
+    able = [one for one in rules if not one.is_empty]
+    widths = [width for one in able if (width := one.width()) is not None] + [one.width for one in lists if one.masks]
+    width = max(widths, default=0)
+    if len(able) == len(rules) and all(one.preferred or one.is_wild for one in lists):
+        common = nodes.bits
+        for one in rules:
+            common &= one.candidates
+        if common.bit_count() > BITSET_LIMIT:
+            return None
+        best = _all_prefer(rules, [one for one in lists if not one.is_wild], positions(common), fit, is_closest=is_closest)
+        if best:
+            found, *tied = (NodeSet.from_bits(mask) for mask in best)
+            return Merged(hint=Hint(found, preferred=True), is_admitted=True, width=width, tied=tuple(tied[:TIED_SHOWN]))
+    window = nodes.bits
+    for one in able:
+        window &= one.candidates
+    for said in lists:
+        window &= said.reach
+    if window.bit_count() > BITSET_LIMIT:
+        return None
+    reach = _reach(able, lists, positions(window)) if window else 0
+    if not reach:
+        return Merged(hint=Hint(nodes, preferred=False), is_admitted=False, width=width, has_common=False)
+    order = positions(window)
+    mask = fittest(reach, Universe(len(order)), width, order, fit, is_closest=is_closest)
+    return Merged(hint=Hint(NodeSet.from_bits(mask), preferred=False), is_admitted=False, width=width)
+
+
+class _List:
+    """A list of hints, taken apart."""
+
+    __slots__ = ("is_wild", "masks", "preferred", "reach", "width")
+
+    def __init__(self, hints: Sequence[Hint]) -> None:
+        self.masks = {one.nodes.bits for one in hints if one.nodes is not None}
+        self.preferred = {one.nodes.bits for one in hints if one.nodes is not None and one.preferred}
+        self.is_wild = any(one.nodes is None and one.preferred for one in hints)
+        self.width = min((mask.bit_count() for mask in self.masks), default=0)
+        # An empty list, and a hint without nodes, leave every node in play.
+        self.reach = -1
+        if hints and all(one.nodes is not None for one in hints):
+            self.reach = 0
+            for mask in self.masks:
+                self.reach |= mask
+
+    def clipped(self, order: Sequence[int]) -> int:
+        """The masks clipped to the window, as a family over its positions."""
+        found = _packed(self.masks, order)
+        return found if self.reach != -1 else found | 1 << ((1 << len(order)) - 1)
+
+
+def _packed(masks: Iterable[int], order: Sequence[int]) -> int:
+    found = 0
+    for mask in masks:
+        found |= 1 << pack(mask, order)
+    return found
+
+
+def _all_prefer(
+    rules: Sequence[Family | MemoryFamily], lists: Sequence[_List], order: Sequence[int], fit: Fit, *, is_closest: bool
+) -> list[int]:
+    """Masks that every rule and every list prefers, fittest first; equality is of whole masks, so those that reach outside are out."""
+    universe = Universe(len(order))
+    inside = sum(1 << one for one in order)
+    found = universe.everything & ~1
+    for one in rules:
+        size = one.narrowest()
+        if size >= len(universe.layers):
+            return []
+        found &= universe.layers[size] & (within(one, universe, order) if isinstance(one, Family) else one.inside(universe, order))
+    for said in lists:
+        found &= _packed((mask for mask in said.preferred if not mask & ~inside), order)
+    if not found:
+        return []
+    return sorted((unpack(mask, order) for mask in members(found)), key=fit) if is_closest else lowest(found, order)
+
+
+def _reach(rules: Sequence[Family | MemoryFamily], lists: Sequence[_List], order: Sequence[int]) -> int:
+    """All non-empty intersections of one mask from each, as a family over the window's positions."""
+    universe = Universe(len(order))
+    families = [one for one in rules if isinstance(one, Family)]
+    found = reachable(families, order) if families else 1 << ((1 << len(order)) - 1)
+    for said in lists:
+        found = universe.intersections(found, said.clipped(order))
+    for one in rules:
+        if isinstance(one, MemoryFamily):
+            found = _with_memory(universe, order, found, one)
+    return found & ~1
+
+
+def _with_memory(universe: Universe, order: Sequence[int], found: int, memory: MemoryFamily) -> int:
+    spare = memory.spare(order)
+    if len(order) <= _DENSE_LIMIT or spare is None:
+        return universe.intersections(found, memory.projected(universe, order))
+    slack, amounts = spare
+    reached = 0
+    for mask in memory.exceptions():
+        kept = pack(mask, order)
+        clipped = found
+        for position in range(universe.n):
+            if not kept >> position & 1:
+                clipped = (clipped | clipped >> (1 << position)) & ~universe.having[position]
+        reached |= clipped
+    if slack < 0:
+        return reached
+    without = reverse(found, universe.n)
+    for position, amount in enumerate(amounts):
+        if amount is None:
+            # An assigned node is in no wide set.
+            without = universe.with_position(without, position)
+    levels = {0: without}
+    for position, amount in enumerate(amounts):
+        if amount is None:
+            continue
+        for used in sorted(levels, reverse=True):
+            if used + amount <= slack:
+                levels[used + amount] = levels.get(used + amount, 0) | universe.with_position(levels[used], position)
+    wide = 0
+    for one in levels.values():
+        wide |= one
+    return reached | reverse(wide, universe.n)

@@ -1,0 +1,115 @@
+"""Families of masks over the window (the nodes that all resources can use): what lies inside, what is reachable, and which of it is fittest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topobus.domain.alignment.bitsets import Universe, first, members, reverse
+from topobus.domain.alignment.families import Family, pack, unpack
+from topobus.domain.alignment.merge import Fit
+
+__all__ = ["TIED_SHOWN", "Spare", "fittest", "lowest", "reachable", "within"]
+
+TIED_SHOWN = 8
+"""Alternatives named in a reason at most."""
+
+
+def lowest(found: int, order: Sequence[int]) -> list[int]:
+    """The first few masks by value; all have one width, so the value decides."""
+    masks: list[int] = []
+    for mask in members(found):
+        masks.append(unpack(mask, order))
+        if len(masks) > TIED_SHOWN:
+            break
+    return masks
+
+
+def within(family: Family, universe: Universe, order: Sequence[int]) -> int:
+    """The family's masks that lie inside the window."""
+    found = universe.at_least([(pack(one.where, order), one.free) for one in family.units if one.free], family.request)
+    for must in family.musts:
+        found &= universe.touching(pack(must, order))
+    return found
+
+
+def reachable(families: Sequence[Family], order: Sequence[int]) -> int:
+    """All intersections of one mask from each family, clipped to the window, as a family over its positions."""
+    universe = Universe(len(order))
+    window = 0
+    for one in order:
+        window |= 1 << one
+    spares = [Spare(one, window, order) for one in families]
+    # The resource with the most different amounts goes first, where it costs nothing.
+    spares.sort(key=lambda one: (one.is_additive, -one.steps))
+    without = spares[0].family(universe)
+    for spare in spares[1:]:
+        without = spare.join(universe, without)
+    return reverse(without, len(order))
+
+
+class Spare:
+    """What a resource can do without: the sets of window nodes whose removal leaves a feasible mask."""
+
+    __slots__ = ("amounts", "family_", "is_additive", "order", "slack", "steps", "window")
+
+    def __init__(self, family: Family, window: int, order: Sequence[int]) -> None:
+        self.family_ = family
+        self.window = window
+        self.order = order
+        self.slack = family.free_in(family.candidates) - family.request
+        self.is_additive = family.is_simple and all(must & (must - 1) == 0 for must in family.musts)
+        self.amounts: list[int | None] = []
+        musts = 0
+        for must in family.musts:
+            musts |= must
+        for node in order:
+            amount = sum(one.free for one in family.units if one.where >> node & 1)
+            self.amounts.append(None if musts >> node & 1 or amount > self.slack else amount)
+        self.steps = len(self._sums()) if self.is_additive else 0
+
+    def _sums(self) -> set[int]:
+        """Amounts that removals can add up to."""
+        sums = {0}
+        for amount in self.amounts:
+            if amount:
+                sums |= {one + amount for one in sums if one + amount <= self.slack}
+        return sums
+
+    def family(self, universe: Universe) -> int:
+        """All removable sets."""
+        family, order = self.family_, self.order
+        outside = family.candidates & ~self.window
+        based = sum(one.free for one in family.units if one.where & outside)
+        rest = [(pack(one.where, order), one.free) for one in family.units if one.free and not one.where & outside]
+        kept = universe.at_least(rest, family.request - based)
+        for must in family.musts:
+            if not must & outside:
+                kept &= universe.touching(pack(must, order))
+        return reverse(kept, universe.n)
+
+    def join(self, universe: Universe, without: int) -> int:
+        """All unions of a set in `without` and a removable set."""
+        if not self.is_additive:
+            return universe.unions(without, self.family(universe))
+        levels = {0: without}
+        for position, amount in enumerate(self.amounts):
+            if amount is None:
+                continue
+            for used in sorted(levels, reverse=True):
+                if used + amount <= self.slack:
+                    put = universe.with_position(levels[used], position)
+                    levels[used + amount] = levels.get(used + amount, 0) | put
+        found = 0
+        for one in levels.values():
+            found |= one
+        return found
+
+
+def fittest(reachable: int, universe: Universe, width: int, order: Sequence[int], fit: Fit, *, is_closest: bool) -> int:
+    """The best of the reachable masks: of the target width, else the widest below, else the narrowest above; then the fittest."""
+    sizes = [size for size in range(1, universe.n + 1) if universe.layers[size] & reachable]
+    size = min(sizes, key=lambda one: (0, 0) if one == width else (1, -one) if one < width else (2, one))
+    layer = universe.layers[size] & reachable
+    if not is_closest:
+        return unpack(first(layer), order)
+    return min((unpack(mask, order) for mask in members(layer)), key=fit)

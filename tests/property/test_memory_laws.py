@@ -1,0 +1,155 @@
+"""The memory policy's rule against kubelet's own walk over all masks, alone and merged with other resources."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from topobus.domain.alignment import mixed_merge
+from topobus.domain.alignment.bitsets import Universe, members
+from topobus.domain.alignment.families import Family, Unit, list_hints, pack
+from topobus.domain.alignment.family_merge import merge_opinions
+from topobus.domain.alignment.memory import MemoryBlock, allocate_memory, memory_nodes
+from topobus.domain.alignment.memory_family import MemoryAmount, MemoryFamily, MemoryNode
+from topobus.domain.alignment.merge import merge_hints
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Reason
+from topobus.domain.request import Policy
+
+IDS = (0, 1, 3, 8, 70)
+MACHINE = NodeSet(*IDS)
+
+
+def walk(nodes: list[MemoryNode], request: dict[str, int], reusable: dict[NodeSet, dict[str, int]]) -> tuple[Hint, ...]:
+    """Kubelet's calculateHints, mask by mask."""
+    smallest = len(nodes)
+    feasible: list[NodeSet] = []
+    for size in range(1, len(nodes) + 1):
+        for chosen in itertools.combinations(nodes, size):
+            mask = NodeSet.of(one.id for one in chosen)
+            if any(sum(one.amounts[kind].allocatable for one in chosen) < wanted for kind, wanted in request.items()):
+                continue
+            smallest = min(smallest, size)
+            if size == 1 and len(chosen[0].group) > 1:
+                continue
+            if size > 1 and any(one.assignments and (len(one.group) == 1 or one.group != mask) for one in chosen):
+                continue
+            left = reusable.get(mask, {})
+            if all(sum(one.amounts[kind].free for one in chosen) + left.get(kind, 0) >= wanted for kind, wanted in request.items()):
+                feasible.append(mask)
+    return tuple(Hint(mask, len(mask) == smallest) for mask in feasible)
+
+
+@st.composite
+def memory_states(draw: st.DrawFn) -> tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]]:
+    """Nodes with groups (contradictory ones, too), a request of one or two kinds, and something to reuse now and then."""
+    kinds = draw(st.sampled_from([("memory",), ("memory", "hugepages-2Mi")]))
+    ids = draw(st.lists(st.sampled_from(IDS), min_size=1, max_size=5, unique=True).map(sorted))
+    groups = [NodeSet.of(draw(st.sets(st.sampled_from(ids), min_size=1))) for _ in range(2)]
+    nodes = []
+    for one in ids:
+        sizes = {kind: draw(st.integers(0, 6)) for kind in kinds}
+        group = draw(st.sampled_from([NodeSet(one), NodeSet(one), *groups]))
+        nodes.append(
+            MemoryNode(
+                id=one,
+                assignments=draw(st.integers(0, 1)),
+                group=group,
+                amounts={kind: MemoryAmount(allocatable=size, free=draw(st.integers(0, size))) for kind, size in sizes.items()},
+            )
+        )
+    reusable = {}
+    if draw(st.booleans()):
+        reusable[NodeSet.of(draw(st.sets(st.sampled_from(ids), min_size=1)))] = {"memory": draw(st.integers(1, 4))}
+    return nodes, {kind: draw(st.integers(1, 12)) for kind in kinds}, reusable
+
+
+@settings(max_examples=500, deadline=None)
+@given(memory_states())
+def test_memory_rule_lists_what_kubelet_walks(state: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]]) -> None:
+    """The same hints in the same order, and the rule knows their width, their nodes, and each projection."""
+    nodes, request, reusable = state
+    wanted = walk(nodes, request, reusable)
+    family = MemoryFamily(nodes, request, reusable)
+    masks = [one.nodes.bits for one in wanted if one.nodes is not None]
+
+    assert family.list_hints() == wanted
+    assert family.width() == (min(mask.bit_count() for mask in masks) if masks else None)
+    union = 0
+    for mask in masks:
+        union |= mask
+    assert family.candidates == union
+    for size in range(1, len(nodes) + 1):
+        for order in itertools.combinations([one.id for one in nodes], size):
+            projected = set(members(family.projected(Universe(size), order))) - {0}
+            assert projected == {pack(mask, order) for mask in masks} - {0}
+
+
+unit = st.tuples(st.sampled_from(IDS), st.integers(0, 4), st.integers(0, 4)).map(lambda one: Unit(1 << one[0], max(one[1:]), min(one[1:])))
+rules = st.builds(
+    Family,
+    units=st.lists(unit, min_size=1, max_size=5).map(tuple),
+    request=st.integers(1, 6),
+    candidates=st.sets(st.sampled_from(IDS), min_size=1).map(lambda ids: sum(1 << one for one in ids)),
+)
+lists = st.lists(
+    st.builds(Hint, st.one_of(st.none(), st.sets(st.sampled_from([*IDS, 9]), min_size=1).map(NodeSet.of)), st.booleans()), max_size=4
+).map(tuple)
+
+
+@pytest.mark.parametrize("dense_limit", [10, 0], ids=["dense", "sums"])
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    memory=memory_states(),
+    others=st.lists(st.one_of(st.none(), rules, lists), max_size=3),
+    policy=st.sampled_from(list(Policy)),
+    prefer_closest=st.booleans(),
+)
+def test_merge_with_memory_and_lists_equals_the_merge_of_lists(
+    monkeypatch: pytest.MonkeyPatch,
+    dense_limit: int,
+    memory: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]],
+    others: list[Family | tuple[Hint, ...] | None],
+    policy: Policy,
+    prefer_closest: bool,
+) -> None:
+    """Rules, memory and custom hints together give what the lists behind them give; memory counts once a kind, as in kubelet."""
+    nodes, request, reusable = memory
+    family = MemoryFamily(nodes, request, reusable)
+    distances = tuple(tuple(10 + abs(one - other) % 13 for other in IDS) for one in IDS)
+    opinions = [*others, *([family] * len(request))]
+    plain = [list_hints(one) if isinstance(one, Family) else one for one in others] + [family.list_hints()] * len(request)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(mixed_merge, "_DENSE_LIMIT", dense_limit)
+        by_rule = merge_opinions(opinions, MACHINE, policy, distances=distances, prefer_closest=prefer_closest)
+    by_list = merge_hints(plain, MACHINE, policy, distances=distances, prefer_closest=prefer_closest)
+
+    assert (by_rule.hint, by_rule.is_admitted, by_rule.width) == (by_list.hint, by_list.is_admitted, by_list.width)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=8))
+def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, bool]]) -> None:
+    """Whatever is allocated is taken from somewhere once, groups never overlap, and all is free again when all blocks are gone."""
+    capacity = {one: {"memory": 8} for one in range(4)}
+    blocks: list[MemoryBlock] = []
+    for wanted, is_released in wishes:
+        nodes = memory_nodes(capacity, blocks)
+        made = allocate_memory(nodes, {"memory": wanted}, Hint(None, preferred=False))
+        if isinstance(made, Reason):
+            assert not MemoryFamily(nodes, {"memory": wanted}).list_hints()
+            continue
+        assert sum(made[0].shares.values()) == wanted
+        blocks += made
+        if is_released:
+            blocks.pop(0)
+        for one in memory_nodes(capacity, blocks):
+            assert 0 <= one.amounts["memory"].free <= 8
+            assert one.assignments == 0 or all(block.nodes == one.group for block in blocks if one.id in block.nodes)
+
+    assert all(one.amounts["memory"].free == 8 and one.assignments == 0 for one in memory_nodes(capacity, []))
