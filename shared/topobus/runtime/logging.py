@@ -36,7 +36,9 @@ def setup_logging(settings: LogSettings, **context: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="ts"),
     ]
-    final: list[Any] = [structlog.processors.dict_tracebacks, _event_first, renderer] if is_json else [renderer]
+    # Frames without their local variables: those make a line of tens of kilobytes, and they may hold what must not be logged.
+    tracebacks = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
+    final: list[Any] = [tracebacks, _event_first, renderer] if is_json else [renderer]
     structlog.configure(
         processors=[*shared, *final],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[settings.level]),

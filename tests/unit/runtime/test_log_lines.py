@@ -55,3 +55,22 @@ def test_logs_stay_off_standard_output_when_nobody_configured_them() -> None:
     assert done.stdout == ""
     assert "bus.lost" in done.stderr
     assert "not.shown" not in done.stderr
+
+
+def test_logger_leaves_local_variables_out_when_an_exception_is_logged() -> None:
+    """A traceback names its frames and not what stood in them: a password must not reach the log, and the line stays short."""
+    done = _run(
+        """
+        from topobus.runtime.config import LogSettings
+        from topobus.runtime.logging import get_logger, setup_logging
+        setup_logging(LogSettings(format="json"), service="gpu", node="n1")
+        password = "-".join(("correct", "horse"))
+        try:
+            raise ValueError(len(password))
+        except ValueError:
+            get_logger().exception("service.crashed")
+        """
+    )
+
+    assert "ValueError" in done.stderr
+    assert "correct-horse" not in done.stderr
