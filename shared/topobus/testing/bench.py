@@ -19,10 +19,11 @@ from pathlib import Path
 from msgspec import Struct
 
 from topobus.domain.alignment.devices import choose_devices
-from topobus.domain.alignment.families import Family, Unit
+from topobus.domain.alignment.families import Family
 from topobus.domain.alignment.family_merge import merge_opinions
 from topobus.domain.alignment.hints import cpu_family, device_family
 from topobus.domain.alignment.locality import site_of
+from topobus.domain.alignment.memory_family import MemoryAmount, MemoryFamily, MemoryNode
 from topobus.domain.alignment.merge import merge_hints
 from topobus.domain.alignment.place import place
 from topobus.domain.device import Device, Link
@@ -105,6 +106,8 @@ def merge_cases() -> tuple[Case, ...]:
         Case(name="merge 8 nodes x 4 resources, preferred hint", run=worst_merge(8, 4, is_busy=False)),
         Case(name="merge of listed hints, 8 nodes x 4 resources, no preferred", run=listed_merge(8, 4), budget_ms=2.0),
         Case(name="merge GB200-like, 36 nodes x 6 resources", run=gb200_merge(), budget_ms=5.0),
+        Case(name="merge 8 nodes: CPUs, devices, memory, huge pages", run=memory_merge(8), budget_ms=2.0),
+        Case(name="merge 16 nodes: CPUs, devices, memory, huge pages", run=memory_merge(16), budget_ms=20.0),
         Case(name="merge 64 nodes x 4 resources, no preferred hint", run=worst_merge(64, 4)),
         Case(name="place 16 CPUs, 2 GPUs, 2 NICs on the 8-GPU machine", run=lambda: place(view, request), budget_ms=1.0),
         *(
@@ -159,15 +162,54 @@ def gb200_merge() -> Callable[[], object]:
         name: [Device(name=f"{name}-{one}", device_class=name, numa_nodes=NodeSet(one // 2)) for one in range(4)] for name in ("gpu", "nic")
     }
 
+    kinds = (("memory", 480, 96), ("hugepages-2Mi", 64, 8), ("hugepages-1Gi", 32, 4))
+    nodes = [
+        MemoryNode(
+            id=node,
+            group=NodeSet(node),
+            amounts={
+                kind: MemoryAmount(allocatable=big if node < 2 else small, free=big // 2 if node < 2 else small)
+                for kind, big, small in kinds
+            },
+        )
+        for node in range(36)
+    ]
+
     def run() -> object:
         opinions: list[Family | None] = [
             cpu_family(cpus, CpuSet.parse("0-39,72-101"), 60),
             device_family(devices["gpu"], {"gpu-0", "gpu-2", "gpu-3"}, 2, everything),
             device_family(devices["nic"], {"nic-1", "nic-2", "nic-3"}, 3, everything),
         ]
-        for amount in (700, 90, 40):
-            units = tuple(Unit(1 << node, 480 if node < 2 else 96, 200 + node if node < 2 else 96 - node) for node in range(36))
-            opinions.append(Family(units=units, request=amount, candidates=everything.bits))
+        # kubelet lists the same hints once for each kind of memory.
+        memory = MemoryFamily(nodes, {"memory": 700, "hugepages-2Mi": 90, "hugepages-1Gi": 40})
+        return merge_opinions([*opinions, memory, memory, memory], everything, Policy.BEST_EFFORT)
+
+    return run
+
+
+def memory_merge(nodes: int) -> Callable[[], object]:
+    """CPUs, two device classes, memory and huge pages on a busy machine, some nodes of which serve alone or in a group already."""
+    everything = NodeSet.of(range(nodes))
+    cpus = {node: CpuSet.of(range(node * 28, node * 28 + 28)) for node in range(nodes)}
+    free = CpuSet.of(cpu for node in range(nodes) for cpu in range(node * 28, node * 28 + 4 + node * 7 % 20))
+    devices = [Device(name=f"d-{node}", device_class="gpu", numa_nodes=NodeSet(node)) for node in range(nodes)]
+    memory_nodes = [
+        MemoryNode(
+            id=node,
+            assignments=int(node < 3),
+            group=NodeSet(0, 1) if node < 2 else NodeSet(node),
+            amounts={
+                kind: MemoryAmount(allocatable=size, free=size - node * step)
+                for kind, size, step in (("memory", 256, 3), ("hugepages-2Mi", 64, 2))
+            },
+        )
+        for node in range(nodes)
+    ]
+
+    def run() -> object:
+        memory = MemoryFamily(memory_nodes, {"memory": 700, "hugepages-2Mi": 100})
+        opinions = [cpu_family(cpus, free, 40), device_family(devices, {one.name for one in devices[1:]}, 2, everything), memory, memory]
         return merge_opinions(opinions, everything, Policy.BEST_EFFORT)
 
     return run

@@ -8,7 +8,7 @@ Source: kubelet 1.36 cm/memorymanager/policy_static.go, calculateHints.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import combinations, islice
 from math import comb
 
@@ -21,7 +21,7 @@ from topobus.domain.idset import NodeSet
 
 __all__ = ["MemoryAmount", "MemoryFamily", "MemoryNode"]
 
-# Sets of nodes tried to find the narrowest that holds several kinds of memory at once, where a bitset does not reach.
+# Sets of nodes tried to find the narrowest that holds several kinds of memory at once, where a bitset does not reach; beyond, a greedy choice decides.
 _TRIES = 20_000
 # Different amounts of memory that are added up at most; each is one family of masks.
 _SUMS_LIMIT = 512
@@ -50,8 +50,6 @@ _NOTHING = MemoryAmount(allocatable=0, free=0)
 
 class MemoryFamily:
     """All masks on which so much of each kind of memory can be had together. Immutable."""
-
-    __slots__ = ("allocatable", "free", "groups", "kinds", "nodes", "reusable", "singles", "unassigned", "wanted")
 
     def __init__(
         self, nodes: Sequence[MemoryNode], request: Mapping[str, int], reusable: Mapping[NodeSet, Mapping[str, int]] | None = None
@@ -83,7 +81,7 @@ class MemoryFamily:
         left = self.reusable.get(mask, (0,) * len(self.kinds))
         return self._has_all(self.allocatable, mask, (0,) * len(self.kinds)) and self._has_all(self.free, mask, left)
 
-    @property
+    @cached_property
     def candidates(self) -> int:
         """Bits of the nodes that are in any hint."""
         found = 0
@@ -104,11 +102,19 @@ class MemoryFamily:
 
     def narrowest(self) -> int:
         """The width that makes a hint preferred: the fewest nodes with enough allocatable; all nodes when none have."""
-        found = self._fewest(self.allocatable, self.nodes, 1)
-        return self.nodes.bit_count() if found is None else found
+        return self._narrowest
 
     def width(self) -> int | None:
         """The fewest nodes of any hint; None when there is none."""
+        return self._width
+
+    @cached_property
+    def _narrowest(self) -> int:
+        found = self._fewest(self.allocatable, self.nodes, 1)
+        return self.nodes.bit_count() if found is None else found
+
+    @cached_property
+    def _width(self) -> int | None:
         sizes = [1 for node in positions(self.nodes) if self.has(1 << node)][:1]
         sizes += [mask.bit_count() for mask in (*self.groups, *self.reusable) if self.has(mask)]
         wide = self._fewest(self.free, self.unassigned, 2)
@@ -198,8 +204,15 @@ class MemoryFamily:
         return mask.bit_count() >= 2 and self._has_all(self.free, mask, (0,) * len(self.kinds))
 
     def _sums(self, amounts: Mapping[int, Sequence[int]], mask: int) -> tuple[int, ...]:
-        rows = [row for where, row in amounts.items() if where & mask]
-        return tuple(sum(column) for column in zip(*rows, strict=True)) if rows else (0,) * len(self.kinds)
+        if not mask & (mask - 1):
+            return tuple(amounts.get(mask, (0,) * len(self.kinds)))
+        sums = [0] * len(self.kinds)
+        while mask:
+            low = mask & -mask
+            for kind, amount in enumerate(amounts.get(low, ())):
+                sums[kind] += amount
+            mask ^= low
+        return tuple(sums)
 
     def _has_all(self, amounts: Mapping[int, Sequence[int]], mask: int, more: Sequence[int]) -> bool:
         return all(have + extra >= wanted for have, extra, wanted in zip(self._sums(amounts, mask), more, self.wanted, strict=True))
@@ -234,10 +247,20 @@ class MemoryFamily:
             enough = self._enough(universe, order, amounts, (0,) * len(self.kinds))
             return next(size for size in range(bound, len(order) + 1) if universe.layers[size] & enough)
         for size in range(bound, len(order)):
-            if comb(len(order), size) > _TRIES:
+            if self._greedy_has(amounts, order, size):
                 return size
-            if any(
+            if comb(len(order), size) <= _TRIES and any(
                 self._has_all(amounts, sum(1 << node for node in chosen), (0,) * len(self.kinds)) for chosen in combinations(order, size)
             ):
                 return size
         return len(order)
+
+    def _greedy_has(self, amounts: Mapping[int, Sequence[int]], order: Sequence[int], size: int) -> bool:
+        """Try the nodes that have most of one kind, and those that have most of the kind they are shortest of."""
+        orders = [sorted(order, key=lambda node: (-amounts[1 << node][kind], node)) for kind in range(len(self.kinds))]
+        orders.append(
+            sorted(
+                order, key=lambda node: -min(have / max(wanted, 1) for have, wanted in zip(amounts[1 << node], self.wanted, strict=True))
+            )
+        )
+        return any(self._has_all(amounts, sum(1 << node for node in one[:size]), (0,) * len(self.kinds)) for one in orders)
