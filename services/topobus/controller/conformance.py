@@ -69,7 +69,10 @@ def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> Alloc
     known = {one.value for one in Gate}
     return AllocationInput(
         node=Node(node["name"], node.get("labels") or {}),
-        claims=tuple(ClaimToAllocate(_name(one), read_as(one["spec"], ClaimSpec, where=_name(one))) for one in case["claims"]),
+        claims=tuple(
+            ClaimToAllocate(_name(one), read_as(one["spec"], ClaimSpec, where=_name(one)), len(case["claims"]) > 1)
+            for one in case["claims"]
+        ),
         classes={
             one["metadata"]["name"]: read_as(one.get("spec") or {}, DeviceClassSpec, where=one["metadata"]["name"])
             for one in case.get("classes") or ()

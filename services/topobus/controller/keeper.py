@@ -78,7 +78,10 @@ class ClaimKeeper:
         """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
         is_due = self._forgive()
         waiting = 0
-        for key, stored in self._world.claims():
+        for key, _ in self._world.claims():
+            stored = self._world.objects.get(key)
+            if stored is None:
+                continue  # gone while the claims before it were worked on
             try:
                 await self._reconcile(key, stored)
             except AmbiguousWrite as err:

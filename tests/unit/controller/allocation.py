@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from topobus.contracts.kubernetes.resource import (
@@ -76,7 +77,7 @@ def given(
     holders = {DeviceId(f"{one.split('/')[0]}.example.com", NODE, one.split("/")[1]): "claim a/b" for one in held}
     return AllocationInput(
         node=Node(NODE, labels or {}),
-        claims=claims,
+        claims=tuple(replace(one, is_one_of_several=len(claims) > 1) for one in claims),
         classes=plain | dict(classes or {}),
         slices=tuple(slices),
         usage=Usage(holders),

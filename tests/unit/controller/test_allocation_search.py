@@ -167,46 +167,51 @@ def test_allocate_gives_the_first_solution_when_there_is_one(
             [slice_of(gpus(3))],
             [claim(request(count=3))],
             ["gpu/dev-1"],
-            "node node-1: claim default/c, request r wants 3 devices of class gpu, found 2 of 3 (1 device: held by claim a/b)",
+            "node node-1: request r wants 3 devices of class gpu, found 2 of 3 (1 device: held by claim a/b)",
             id="held",
         ),
         pytest.param(
             [slice_of(gpus(2))],
             [claim(request(where=["false"]))],
             [],
-            "node node-1: claim default/c, request r wants 1 device of class gpu, found 0 of 2 "
-            "(2 devices: claim default/c selector #0: false)",
+            "node node-1: request r wants 1 device of class gpu, found 0 of 2 (2 devices: selector #0 says no: false)",
             id="selector",
         ),
         pytest.param(
             [slice_of(gpus(1, **_roots("r0"))), slice_of([device("nic-0", attributes={ROOT: "r1"}), device("nic-1")], driver="nic")],
             [claim(request("g"), request("n", device_class="nic"), constraints=[{"matchAttribute": ROOT}])],
             [],
-            "node node-1: claim default/c, request n wants 1 device of class nic, found 0 of 3 "
-            "(2 devices: constraint #0 wants resource.kubernetes.io/pcieRoot = r0; 1 device: taken by another request of the same claims)",
+            "node node-1: request n wants 1 device of class nic, found 0 of 2 "
+            "(2 devices: constraint #0 wants resource.kubernetes.io/pcieRoot = r0)",
             id="constraint",
         ),
         pytest.param(
             [slice_of([device("sick", taints=[{"key": "topobus.dev/health", "value": "unhealthy", "effect": "NoExecute"}])])],
             [claim(request())],
             [],
-            "node node-1: claim default/c, request r wants 1 device of class gpu, found 0 of 1 "
-            "(1 device: tainted topobus.dev/health=unhealthy:NoExecute)",
+            "node node-1: request r wants 1 device of class gpu, found 0 of 1 (1 device: tainted topobus.dev/health=unhealthy:NoExecute)",
             id="taint",
         ),
         pytest.param(
             [slice_of(gpus(1), count=2)],
             [claim(request())],
             [],
-            "node node-1: claim default/c, request r wants 1 device of class gpu, found 0 of 0 "
+            "node node-1: request r wants 1 device of class gpu, and there is no device here "
             "(pool gpu.example.com/node-1 is incomplete: 1 of 2 slices of generation 1 are published)",
             id="incomplete-pool",
+        ),
+        pytest.param(
+            [slice_of(gpus(2))],
+            [claim(request(device_class="nic"), name="a/1"), claim(request(), name="a/2")],
+            [],
+            "node node-1: claim a/1, request r wants 1 device of class nic, and none of the 2 devices here is of that class",
+            id="no-device-of-the-class-and-several-claims",
         ),
         pytest.param(
             [],
             [claim(request(allocationMode="All"))],
             [],
-            "node node-1: claim default/c, request r wants all devices of class gpu, found 0 of 0",
+            "node node-1: request r wants all devices of class gpu, and there is no device here",
             id="all-of-nothing",
         ),
     ],

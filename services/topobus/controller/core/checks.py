@@ -12,7 +12,7 @@ from topobus.contracts.kubernetes.resource import Taint, Toleration
 from topobus.controller.core.capacity import CounterBook, amounts_taken, fits_capacity
 from topobus.controller.core.constraints import ActiveConstraint, DistinctAttribute, make_constraint
 from topobus.controller.core.pools import Candidate, Pool
-from topobus.controller.core.reasons import Blocker
+from topobus.controller.core.reasons import OTHER_CLASS, Blocker
 from topobus.controller.core.requests import FaultError, PreparedRequest
 from topobus.controller.core.results import Grant
 from topobus.controller.core.selectors import Selector, SelectorCompiler, SelectorError
@@ -63,25 +63,23 @@ class Checks:
             request.verdicts[candidate] = known
         return known
 
-    def _failing_selector(self, request: PreparedRequest, candidate: Candidate) -> str | None:
+    def _failing_selector(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
         """Name the first selector that says no: the class's, then the request's."""
-        for owner, selectors in (
-            (f"class {request.class_name}", request.device_class.selectors),
-            (f"claim {request.claim}", request.selectors),
-        ):
+        for owner, selectors in ((f"class {request.class_name} ", request.device_class.selectors), ("", request.selectors)):
             for index, selector in enumerate(selectors):
                 expression = selector.cel.expression if selector.cel is not None else ""
                 verdict = self._verdict(expression, candidate)
                 if isinstance(verdict, SelectorError):
                     place = f" (line {verdict.line}, column {verdict.column})" if verdict.line else ""
+                    device = "" if verdict.line else f" on {candidate.id}"
                     raise FaultError(
                         Reason(
                             code="selector-error",
-                            message=f"claim {request.claim}, request {request.name}: {owner} selector #{index}{place}: {verdict.message}",
+                            message=f"{request.where}: {owner}selector #{index}{place} {verdict.message}{device}",
                             facts={
                                 "claim": request.claim,
                                 "request": request.name,
-                                "owner": owner,
+                                "owner": owner.strip() or f"claim {request.claim}",
                                 "selector": index,
                                 "expression": expression,
                                 "line": verdict.line,
@@ -91,7 +89,7 @@ class Checks:
                         )
                     )
                 if not verdict:
-                    return f"{owner} selector #{index}: {expression}"
+                    return Blocker(OTHER_CLASS, "") if owner else Blocker("selector", f"selector #{index} says no: {expression}")
         return None
 
     def _verdict(self, expression: str, candidate: Candidate) -> bool | SelectorError:
@@ -227,14 +225,24 @@ class Checks:
         self._remove_constraints(request)
 
     def explain(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
-        """Name the first check that a candidate fails where the search stands; nothing stays taken."""
+        """Name what keeps a candidate from being taken where the search stands; nothing stays taken.
+
+        For people: what another class has is told apart first, though the search minds a holder before a selector.
+        """
+        try:
+            failing = self._failing_selector(request, candidate)
+        except FaultError as err:  # a device that the search itself never had to look at
+            failing = Blocker("selector", err.reason.message)
+        if failing is not None and failing.code == OTHER_CLASS:
+            return failing
         if self.is_in_use(request, candidate):
             return self._explain_use(candidate)
-        if not self.is_selected(request, candidate):
-            if candidate.device.binding_conditions and not self._has[Gate.BINDING_CONDITIONS]:
-                return Blocker("gate", f"{Gate.BINDING_CONDITIONS} is off")
-            failing = self._failing_selector(request, candidate)
-            return Blocker("selector", failing) if failing is not None else Blocker("node", "it serves other nodes")
+        if candidate.device.binding_conditions and not self._has[Gate.BINDING_CONDITIONS]:
+            return Blocker("gate", f"{Gate.BINDING_CONDITIONS} is off")
+        if failing is not None:
+            return failing
+        if not candidate.reaches(self._given.node):
+            return Blocker("node", "it serves other nodes")
         if not self.is_large_enough(request, candidate):
             return Blocker("capacity", "its free capacity is too small")
         blocker = self.take(request, candidate, is_trial=True)

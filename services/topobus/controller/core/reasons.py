@@ -13,7 +13,10 @@ from topobus.controller.core.requests import PreparedRequest
 from topobus.controller.core.values import AllocationInput
 from topobus.domain.outcome import Reason
 
-__all__ = ["Blocker", "describe_miss", "summarize"]
+__all__ = ["OTHER_CLASS", "Blocker", "describe_miss", "summarize"]
+
+OTHER_CLASS = "other-class"
+"""Code of a device that the class asked for does not select: of no interest to whoever asked."""
 
 # More names than these say nothing to a person; the count does.
 _SHOWN_DEVICES = 16
@@ -32,21 +35,23 @@ def describe_miss(
     pools: Sequence[Pool],
     request: PreparedRequest | None,
     found: int,
-    blockers: Sequence[tuple[Candidate, Blocker]],
+    blockers: Sequence[tuple[Candidate, Blocker | None]],
 ) -> tuple[Reason, ...]:
     """Group what stood in the way on one node.
 
-    Shapes: found — devices that the request had when it ran out of candidates.
+    Shapes: found — devices that the request had when it ran out of candidates; blockers — one for each candidate, None where nothing stands in the way.
     """
     node = given.node.name
     if request is None:
         return (Reason(code="too-many-devices", message=f"node {node}: every alternative asks for more devices than a claim may have"),)
     wanted = "all devices" if request.everything is not None else f"{request.count} device{'s' if request.count != 1 else ''}"
-    total = len({one.id for pool in pools for one in pool.candidates})
+    mine = [(one, blocker) for one, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
+    nothing = f"and none of the {len(blockers)} devices here is of that class" if blockers else "and there is no device here"
+    have = f"found {found} of {len(mine)}" if mine else nothing
     reasons = [
         Reason(
             code="too-few-devices",
-            message=f"node {node}: claim {request.claim}, request {request.name} wants {wanted} of class {request.class_name}, found {found} of {total}",
+            message=f"node {node}: {request.where} wants {wanted} of class {request.class_name}, {have}",
             facts={
                 "node": node,
                 "claim": request.claim,
@@ -54,13 +59,14 @@ def describe_miss(
                 "device_class": request.class_name,
                 "wanted": request.count,
                 "found": found,
-                "devices": total,
+                "devices": len(mine),
             },
         )
     ]
     groups: dict[Blocker, list[str]] = {}
-    for candidate, blocker in blockers:
-        groups.setdefault(blocker, []).append(candidate.id.device)
+    for candidate, blocker in mine:
+        if blocker is not None:
+            groups.setdefault(blocker, []).append(candidate.id.device)
     for blocker, names in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0].code, item[0].detail)):
         reasons.append(
             Reason(

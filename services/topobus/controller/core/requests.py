@@ -43,6 +43,8 @@ class PreparedRequest:
 
     claim_index: int
     claim: str
+    where: str
+    """How people are told of it: `request gpu`, with the claim when there are several."""
     base: str
     """The request's name in the claim."""
     alternative: str
@@ -154,6 +156,7 @@ def _check(
     return PreparedRequest(
         claim_index=claim_index,
         claim=claim.name,
+        where=_where(claim, name),
         base=base,
         alternative=alternative,
         class_name=one.device_class_name,
@@ -186,7 +189,7 @@ def _collect(
             raise FaultError(
                 Reason(
                     code=f"pool-{pool.state}",
-                    message=f"claim {claim.name}, request {made.name} asks for all devices, but pool {pool.id} is {pool.state}: {pool.why}",
+                    message=f"{made.where} asks for all devices, but pool {pool.id} is {pool.state}: {pool.why}",
                     facts={"claim": claim.name, "request": made.name, "pool": str(pool.id)},
                 )
             )
@@ -197,5 +200,11 @@ def _collect(
 
 
 def _fault(code: str, claim: ClaimToAllocate, request: str, what: str) -> FaultError:
-    where = f"claim {claim.name}" + (f", request {request}" if request else "")
-    return FaultError(Reason(code=code, message=f"{where}: {what}", facts={"claim": claim.name, "request": request}))
+    where = _where(claim, request)
+    message = f"{where}: {what}" if where else what
+    return FaultError(Reason(code=code, message=message, facts={"claim": claim.name, "request": request}))
+
+
+def _where(claim: ClaimToAllocate, request: str) -> str:
+    parts = (*([f"claim {claim.name}"] if claim.is_one_of_several else []), *([f"request {request}"] if request else []))
+    return ", ".join(parts)

@@ -88,7 +88,7 @@ class _Best:
     granted: int = -1
     request: PreparedRequest | None = None
     found: int = 0
-    blockers: tuple[tuple[Candidate, Blocker], ...] = ()
+    blockers: tuple[tuple[Candidate, Blocker | None], ...] = ()
 
 
 class _Search:
@@ -200,7 +200,7 @@ class _Search:
                 raise FaultError(
                     Reason(
                         code="constraint-on-all",
-                        message=f"claim {request.claim}, request {request.name} asks for all devices, but {candidate.id} breaks a constraint: {blocker.detail}",
+                        message=f"{request.where} asks for all devices, but {candidate.id} breaks a constraint: {blocker.detail}",
                         facts={"claim": request.claim, "request": request.name, "device": str(candidate.id)},
                     )
                 )
@@ -267,12 +267,5 @@ class _Search:
         granted = sum(len(one) for one in self._checks.grants)
         if granted <= self._best.granted:
             return
-        blockers: list[tuple[Candidate, Blocker]] = []
-        for one in self._candidates:
-            try:
-                blocker = self._checks.explain(request, one)
-            except FaultError as err:  # a device that the search itself never had to look at
-                blocker = Blocker("selector", err.reason.message)
-            if blocker is not None:
-                blockers.append((one, blocker))
-        self._best = _Best(granted, request, found, tuple(blockers))
+        blockers = tuple((one, self._checks.explain(request, one)) for one in self._candidates)
+        self._best = _Best(granted, request, found, blockers)

@@ -101,6 +101,8 @@ class ClaimToAllocate:
 
     name: str
     spec: ClaimSpec
+    is_one_of_several: bool = False
+    """Whether messages must say which claim they mean."""
 
 
 @dataclass(frozen=True)
