@@ -9,52 +9,105 @@ merge of the pod's totals (scope pod); CPUs and devices are taken inside the ali
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+
+from msgspec import structs
 
 from topobus.domain.alignment.cpus import take_cpus
 from topobus.domain.alignment.devices import choose_devices
-from topobus.domain.alignment.family_merge import merge_opinions
-from topobus.domain.alignment.locality import pairs_by_switch
-from topobus.domain.alignment.merge import Merged
+from topobus.domain.alignment.greedy import Ask, place_greedily
+from topobus.domain.alignment.planner import GaveUp, Steps, search
 from topobus.domain.alignment.refusals import Conflict, explain_conflict
-from topobus.domain.alignment.room import ResourceHints, Room, Taken
+from topobus.domain.alignment.room import Room
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
-from topobus.domain.alignment.wants import Want, pod_total, read_wants
-from topobus.domain.hint import Hint
+from topobus.domain.alignment.wants import read_wants
 from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import OwnerKind, PodRequest, Policy, Scope
-from topobus.domain.view import NodeView
+from topobus.domain.view import NodeView, PlanMode
 
 __all__ = ["place", "plan", "policy_of", "prefer"]
+
+# Steps spent on finding out whether a pod that mode compatible refuses would fit otherwise, for the hint in the refusal.
+_HINT_STEPS = 200
 
 
 def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     """Place all containers of a pod, or say why not and what would have to be freed."""
     outcome = plan(view, request)
-    if isinstance(outcome, Conflict):
-        return explain_conflict(view, request, outcome, lambda other: isinstance(plan(other, request), Placement))
-    return outcome
+    if isinstance(outcome, Placement | Refusal):
+        return outcome
+    is_corrected = view.options.mode is PlanMode.CORRECTED
+    # One budget for all that is tried to find out what to free: the answer must not take a hundred times as long as the plan.
+    spare = Steps(view.options.search_steps if is_corrected else 0)
+    if isinstance(outcome, GaveUp):
+        spare = Steps(0)
+    refusal = explain_conflict(
+        view,
+        request,
+        outcome if isinstance(outcome, Conflict) else outcome.conflict,
+        lambda other: isinstance(plan(other, request, spare), Placement),
+    )
+    if isinstance(outcome, GaveUp):
+        return structs.replace(refusal, reasons=(outcome.reason,))
+    if not is_corrected and _would_fit_otherwise(view, request):
+        message = "another order or choice of hints and devices would fit: mode corrected finds it (alignment.mode of the topology service)"
+        return structs.replace(refusal, reasons=(*refusal.reasons, Reason(code="fits-in-corrected-mode", message=message)))
+    return refusal
 
 
-def plan(view: NodeView, request: PodRequest) -> Placement | Refusal | Conflict:
-    """Place without looking into what would have to be freed; a Refusal is a fault of the request itself."""
+def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
+    """Place without looking into what would have to be freed; a Refusal is a fault of the request itself.
+
+    `steps`, when given, is the budget of the search in mode corrected instead of the node's own.
+    """
     wants = read_wants(request)
     if isinstance(wants, Refusal):
         return wants
     if request.owner.key in {*view.held_cpus, *(owner for held in view.held_devices.values() for owner in held.values())}:
         message = f"{request.owner} holds devices already; release it before placing it again"
         return Refusal(reasons=(Reason(code="already-placed", message=message, facts={"owner": request.owner.key}),))
-    room = Room(view)
-    policy = policy_of(view, request)
-    if (request.scope or view.options.scope) is Scope.POD:
-        total = pod_total(wants)
-        aligned = _align(room, total, policy, is_pod=True)
-        if isinstance(aligned, Conflict):
-            return aligned
-        shared = aligned
-        return _fill(room, wants, lambda want: shared)
-    return _fill(room, wants, lambda want: _align(room, want, policy, is_pod=False))
+    forbidden = _forbidden(view, request)
+    if forbidden:
+        return Refusal(reasons=tuple(forbidden))
+    ask = Ask(
+        wants=wants,
+        policy=policy_of(view, request),
+        is_pod=(request.scope or view.options.scope) is Scope.POD,
+        locality=request.locality,
+    )
+    greedy = place_greedily(Room(view), ask)
+    if isinstance(greedy, Placement) or view.options.mode is PlanMode.COMPATIBLE:
+        return greedy
+    return search(view, ask, greedy, steps or Steps(view.options.search_steps))
+
+
+def _would_fit_otherwise(view: NodeView, request: PodRequest) -> bool:
+    if len(request.containers) < 2:
+        return False
+    corrected = structs.replace(view, options=structs.replace(view.options, mode=PlanMode.CORRECTED))
+    return isinstance(plan(corrected, request, Steps(min(_HINT_STEPS, view.options.search_steps))), Placement)
+
+
+def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
+    """Name what the pod asks for itself on a node that does not let it; a claim's devices are chosen already, so it has nothing to forbid."""
+    options = view.options
+    if options.allow_request_policy or request.owner.kind is OwnerKind.CLAIM:
+        return []
+    asked = [
+        ("policy", request.policy, options.policy),
+        ("scope", request.scope, options.scope),
+        ("locality", ",".join(str(one) for one in request.locality) or None, ""),
+    ]
+    return [
+        Reason(
+            code="policy-forbidden",
+            message=f"{request.owner} asks for {what} {wanted}, and this node allows no {what} but its own{f', {own}' if own else ''}",
+            facts={"what": what, "wanted": str(wanted), "node": str(own)},
+        )
+        for what, wanted, own in asked
+        if wanted is not None and wanted != own
+    ]
 
 
 def policy_of(view: NodeView, request: PodRequest) -> Policy:
@@ -115,170 +168,3 @@ def _prefer_cpus(view: NodeView, pool: Sequence[str], musts: tuple[str, ...], si
     rest = sorted((name for name in pool if name not in taken_names), key=lambda name: (name in spoken_for, name))
     chosen += rest[: max(0, size - len(chosen))]
     return tuple(chosen), "whole free cores first"
-
-
-class _Aligned:
-    """A merge and the hints that went into it."""
-
-    __slots__ = ("merged", "policy", "records")
-
-    def __init__(self, lists: Sequence[ResourceHints], merged: Merged, policy: Policy) -> None:
-        self.records = tuple(one.record() for one in lists)
-        self.merged = merged
-        self.policy = policy
-
-
-def _align(room: Room, want: Want, policy: Policy, *, is_pod: bool) -> _Aligned | Conflict:
-    faults = room.faults(want)
-    if faults:
-        return Conflict(want=want, reasons=tuple(faults))
-    lists = [] if policy is Policy.NONE else room.hint_lists(want, is_pod=is_pod)
-    options = room.view.options
-    merged = merge_opinions(
-        [one.opinion for one in lists],
-        room.view.numa_nodes,
-        policy,
-        distances=room.view.distances,
-        prefer_closest=options.prefer_closest_numa_nodes,
-    )
-    if not merged.is_admitted:
-        return Conflict(want=want, lists=tuple(lists), merged=merged, policy=policy)
-    return _Aligned(lists, merged, policy)
-
-
-def _fill(room: Room, wants: Sequence[Want], align: Callable[[Want], _Aligned | Conflict]) -> Placement | Conflict:
-    placed: dict[int, ContainerPlacement] = {}
-    for want in wants:
-        aligned = align(want)
-        if isinstance(aligned, Conflict):
-            return aligned
-        faults = room.faults(want)
-        if faults:
-            return Conflict(want=want, reasons=tuple(faults))
-        hint = aligned.merged.hint
-        taken = room.take(want, hint.nodes)
-        if isinstance(taken, list):
-            return Conflict(want=want, reasons=tuple(taken))
-        placed[want.place] = ContainerPlacement(
-            name=want.name,
-            alignment=hint,
-            cpus=taken.cpus,
-            numa_nodes=taken.numa_nodes,
-            devices=taken.devices,
-            hints=aligned.records,
-            reasons=tuple(_why(room, want, aligned, taken)),
-        )
-    return Placement(containers=tuple(placed[key] for key in sorted(placed)))
-
-
-def _why(room: Room, want: Want, aligned: _Aligned, taken: Taken) -> list[Reason]:
-    reasons = [_why_aligned(room, aligned)]
-    if taken.cpus:
-        cores = sum(1 for core in room.view.cores if core.cpus <= taken.cpus)
-        nodes = room.topology.nodes_of(taken.cpus)
-        reasons.append(
-            Reason(
-                code="cpus-taken",
-                message=f"CPUs {taken.cpus} on NUMA node {nodes}: {cores} whole cores, the most used units first",
-                facts={"resource": CPU_CLASS, "cpus": str(taken.cpus), "whole_cores": cores, "numa_nodes": str(nodes)},
-            )
-        )
-    for device_class, choice in sorted(taken.choices.items()):
-        link = choice.bottleneck.value if choice.bottleneck is not None else ""
-        what = f"widest bottleneck link {link}" if link else "least fragmentation"
-        speed = f", {choice.bandwidth_gbps:g} Gbit/s in total" if choice.bandwidth_gbps else ""
-        tie = f"; {choice.tied} other choices tied and lost by name" if choice.tied else ""
-        reasons.append(
-            Reason(
-                code="devices-chosen",
-                message=f"{device_class} {', '.join(choice.names)}: {what}{speed}{tie}",
-                facts={
-                    "resource": device_class,
-                    "devices": choice.names,
-                    "bottleneck": link,
-                    "bandwidth_gbps": choice.bandwidth_gbps,
-                    "tied": choice.tied,
-                    "is_exact": choice.is_exact,
-                },
-            )
-        )
-    reasons += [
-        Reason(
-            code="outside-alignment",
-            message=f"{device_class} {', '.join(names)}: not enough inside NUMA node {aligned.merged.hint.nodes}",
-            facts={"resource": device_class, "devices": names, "alignment": str(aligned.merged.hint.nodes)},
-        )
-        for device_class, names in sorted(taken.outside.items())
-    ]
-    reasons += _why_near(room, taken)
-    reasons += [
-        Reason(
-            code="no-opinion",
-            message=f"{one.device_class}: its service has hints of its own and did not answer in time; it was left out of the merge",
-            facts={"resource": one.device_class},
-        )
-        for one in want.devices
-        if one.device_class in room.view.silent_classes
-    ]
-    return reasons
-
-
-def _why_aligned(room: Room, aligned: _Aligned) -> Reason:
-    hint, merged = aligned.merged.hint, aligned.merged
-    decider = _decider(aligned)
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
-        "policy": aligned.policy.value,
-        "nodes": str(hint.nodes) if hint.nodes is not None else "",
-        "preferred": hint.preferred,
-        "decided_by": decider,
-        "tied": tuple(str(one) for one in merged.tied),
-    }
-    if aligned.policy is Policy.NONE:
-        return Reason(code="no-alignment", message="policy none: nothing is aligned", facts=facts)
-    if hint.nodes is None or not decider:
-        return Reason(code="no-affinity", message="no resource has an opinion on NUMA nodes", facts=facts)
-    if not hint.preferred:
-        message = (
-            f"no NUMA node set suits all resources best; {aligned.policy.value} takes NUMA node {hint.nodes} (widest need: {merged.width})"
-        )
-        return Reason(code="aligned-not-preferred", message=message, facts=facts)
-    if not merged.is_exact:
-        facts["is_exact"] = False
-    tie = ""
-    if merged.tied:
-        by = "distance, then lowest ids" if room.view.options.prefer_closest_numa_nodes else "lowest ids"
-        facts["tie_break"] = by
-        tie = f"; NUMA node {' and '.join(str(one) for one in merged.tied)} would do as well and lost by {by}"
-    return Reason(code="aligned", message=f"all resources prefer NUMA node {hint.nodes}, {decider} decides{tie}", facts=facts)
-
-
-def _decider(aligned: _Aligned) -> str:
-    """The resource that leaves the fewest node sets to choose from, by name on a tie."""
-    hint: Hint = aligned.merged.hint
-    sizes = [
-        (sum(1 for one in resource.hints if one.preferred or not hint.preferred) + resource.omitted, resource.resource)
-        for resource in aligned.records
-        if resource.hints and any(one.nodes is not None for one in resource.hints)
-    ]
-    return min(sizes)[1] if sizes else ""
-
-
-def _why_near(room: Room, taken: Taken) -> list[Reason]:
-    """Name the devices of different classes that share a PCIe switch."""
-    reasons: list[Reason] = []
-    classes = [name for name in taken.devices if taken.devices[name]]
-    for place, one in enumerate(classes):
-        for other in classes[place + 1 :]:
-            ours = [(name, room.sites(one)[name]) for name in taken.devices[one]]
-            theirs = [(name, room.sites(other)[name]) for name in taken.devices[other]]
-            pairs = pairs_by_switch(ours, theirs)
-            if pairs:
-                listed = tuple(f"{mine} and {peer} under {switch}" for mine, peer, switch in pairs)
-                reasons.append(
-                    Reason(
-                        code="same-switch",
-                        message=f"{len(pairs)} of {len(theirs)} {other} share a PCIe switch with a {one}: {'; '.join(listed)}",
-                        facts={"resource": one, "other": other, "pairs": listed, "count": len(pairs)},
-                    )
-                )
-    return reasons

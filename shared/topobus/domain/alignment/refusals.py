@@ -37,6 +37,8 @@ class Conflict(Struct, frozen=True, kw_only=True):
     lists: tuple[ResourceHints, ...] = ()
     merged: Merged | None = None
     policy: Policy | None = None
+    notes: tuple[Reason, ...] = ()
+    """Said after all other reasons."""
 
 
 def explain_conflict(view: NodeView, request: PodRequest, conflict: Conflict, fits: Callable[[NodeView], bool]) -> Refusal:
@@ -44,6 +46,7 @@ def explain_conflict(view: NodeView, request: PodRequest, conflict: Conflict, fi
     reasons = list(conflict.reasons)
     if conflict.merged is not None and conflict.policy is not None:
         reasons += _policy_reasons(view, conflict, conflict.merged, conflict.policy)
+    reasons += conflict.notes
     return Refusal(reasons=tuple(reasons), to_free=tuple(_to_free(view, request, fits)))
 
 

@@ -7,14 +7,16 @@ Source: kubelet 1.36 cm/{cpumanager/policy_static,devicemanager/manager}.go.
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
 from topobus.domain.alignment.cpu_topology import CpuTopology
 from topobus.domain.alignment.cpus import assign_cpus
 from topobus.domain.alignment.devices import Choice, Company, choose_devices, split_by_affinity
+from topobus.domain.alignment.domains import Places
 from topobus.domain.alignment.families import Family, sample_hints
 from topobus.domain.alignment.hints import cpu_family, device_family
 from topobus.domain.alignment.locality import Site, site_of, socket_of_nodes
@@ -87,6 +89,42 @@ class Room:
         if device_class not in self._sites:
             self._sites[device_class] = {one.name: site_of(one, self._sockets) for one in self.devices.get(device_class, {}).values()}
         return self._sites[device_class]
+
+    def places(self) -> Places:
+        """What is where, for locality."""
+        topology = self.topology
+        return Places(
+            devices=self.devices,
+            sites=self.sites,
+            nodes=self.view.numa_nodes,
+            online=self.online,
+            by_numa=topology.by_numa,
+            by_socket=topology.by_socket,
+            by_l3=topology.by_l3,
+        )
+
+    def fork(self, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> Room:
+        """A room of its own with what is free in this one, as far as it lies within the limits; None and absent classes are not limited."""
+        made = copy.copy(self)
+        limits = devices or {}
+        made.free = {name: names & frozenset(limits[name]) if name in limits else set(names) for name, names in self.free.items()}
+        made.reusable = {name: names & frozenset(limits[name]) if name in limits else set(names) for name, names in self.reusable.items()}
+        if cpus is not None:
+            made.free_cpus &= cpus
+            made.reusable_cpus &= cpus
+        return made
+
+    def absorb(self, fork: Room, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> None:
+        """Take over what happened in a fork that was made with these limits."""
+        limits = devices or {}
+        for mine, theirs in ((self.free, fork.free), (self.reusable, fork.reusable)):
+            for name, names in theirs.items():
+                mine[name] = (mine.get(name, set()) - frozenset(limits[name])) | names if name in limits else set(names)
+        if cpus is None:
+            self.free_cpus, self.reusable_cpus = fork.free_cpus, fork.reusable_cpus
+        else:
+            self.free_cpus = (self.free_cpus - cpus) | fork.free_cpus
+            self.reusable_cpus = (self.reusable_cpus - cpus) | fork.reusable_cpus
 
     def faults(self, want: Want) -> list[Reason]:
         """Say what makes a want impossible whatever the alignment: unknown things, held or sick ones, too few."""

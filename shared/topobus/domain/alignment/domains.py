@@ -1,0 +1,177 @@
+"""Domains of locality: what lies within one PCIe switch, NUMA node, socket, L3 cache or group of linked devices.
+
+Flows in: what is where on a node, what a container wants, the locality it asked for. Flows out: limits to plan within, in tiers: first those that keep
+every soft wish, last those that keep only what is hard. What is not known is in no domain; on a machine with one NUMA node all is on that node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+
+from msgspec import Struct
+
+from topobus.domain.alignment.locality import Site
+from topobus.domain.alignment.wants import Want
+from topobus.domain.device import Device, LinkClass
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.request import Locality, LocalityLevel
+
+__all__ = ["Domain", "Places", "tiers"]
+
+# A machine has a few dozen places of each level; levels combined, and links that are no clean groups, could make more than anyone can try.
+_MOST = 512
+
+
+class Domain(Struct, frozen=True, kw_only=True):
+    """One place and what is in it. None and absent classes are not bound by it."""
+
+    key: str
+    cpus: CpuSet | None = None
+    devices: Mapping[str, frozenset[str]] = {}
+
+
+class Places(Struct, frozen=True, kw_only=True):
+    """What is where on a node."""
+
+    devices: Mapping[str, Mapping[str, Device]]
+    sites: Callable[[str], Mapping[str, Site]]
+    nodes: NodeSet
+    online: CpuSet
+    by_numa: Mapping[int, int]
+    by_socket: Mapping[int, int]
+    by_l3: Mapping[int, int]
+
+    def cpus_of(self, nodes: Iterable[int]) -> CpuSet:
+        """CPUs on these NUMA nodes."""
+        if len(self.nodes) <= 1 and not self.by_numa:
+            return self.online
+        return CpuSet.from_bits(reduce(lambda bits, node: bits | self.by_numa.get(node, 0), nodes, 0))
+
+    def nodes_of(self, device: Device) -> NodeSet:
+        """NUMA nodes that a device is local to; none when the machine does not tell and has several."""
+        return device.numa_nodes or (self.nodes if len(self.nodes) <= 1 else NodeSet())
+
+
+def tiers(places: Places, want: Want, localities: Sequence[Locality]) -> list[list[Domain | None]]:
+    """List the domains to plan within, the most local tier first; None is the whole node.
+
+    Result:  one list a tier; a list is empty when the node has no such place.
+    """
+    hard = [one for one in localities if one.is_hard]
+    soft = [one for one in localities if not one.is_hard]
+    found: list[list[Domain | None]] = []
+    for kept in range(len(soft), -1, -1):
+        levels = [one.level for one in (*hard, *soft[:kept])]
+        found.append([*_combined(places, want, levels)] if levels else [None])
+    return found
+
+
+def _combined(places: Places, want: Want, levels: Sequence[LocalityLevel]) -> list[Domain]:
+    combined: list[Domain] = []
+    for level in levels:
+        mine = _of_level(places, want, level)
+        combined = mine if level is levels[0] else [both for one in combined for other in mine if (both := _meet(one, other)) is not None]
+        combined = combined[:_MOST]
+    return combined
+
+
+def _meet(one: Domain, other: Domain) -> Domain | None:
+    cpus = one.cpus if other.cpus is None else other.cpus if one.cpus is None else one.cpus & other.cpus
+    devices = dict(one.devices)
+    for device_class, names in other.devices.items():
+        devices[device_class] = names & devices[device_class] if device_class in devices else names
+    if not cpus and cpus is not None and not any(devices.values()):
+        return None
+    return Domain(key=f"{one.key}, {other.key}", cpus=cpus, devices=devices)
+
+
+def _of_level(places: Places, want: Want, level: LocalityLevel) -> list[Domain]:
+    if level is LocalityLevel.LINK:
+        return _linked(places, want)
+    if level is LocalityLevel.SWITCH:
+        return _switches(places)
+    rows: list[tuple[str, CpuSet, NodeSet]] = []
+    if level is LocalityLevel.NUMA:
+        rows = [(f"NUMA node {node}", places.cpus_of([node]), NodeSet(node)) for node in places.nodes]
+    else:
+        name, units = ("socket", places.by_socket) if level is LocalityLevel.SOCKET else ("L3 cache", places.by_l3)
+        for unit, bits in sorted(units.items()):
+            nodes = NodeSet.of(node for node, cpus in places.by_numa.items() if cpus & bits)
+            # Without an L3 of its own a CPU stands under an id below zero, which is its socket's: not a cache that anybody knows.
+            if unit >= 0:
+                rows.append((f"{name} {unit}", CpuSet.from_bits(bits), nodes or (places.nodes if len(places.nodes) <= 1 else nodes)))
+    return [
+        Domain(
+            key=key,
+            cpus=cpus,
+            devices={
+                device_class: frozenset(name for name, one in known.items() if not places.nodes_of(one).isdisjoint(nodes))
+                for device_class, known in places.devices.items()
+            },
+        )
+        for key, cpus, nodes in rows
+    ]
+
+
+def _switches(places: Places) -> list[Domain]:
+    under: dict[str, dict[str, set[str]]] = {}
+    nodes: dict[str, NodeSet] = {}
+    for device_class, known in places.devices.items():
+        for name, site in places.sites(device_class).items():
+            key = site.switch or site.parent
+            if key:
+                under.setdefault(key, {}).setdefault(device_class, set()).add(name)
+                nodes[key] = nodes.get(key, NodeSet()) | places.nodes_of(known[name])
+    return [
+        Domain(
+            key=f"switch {key}",
+            cpus=places.cpus_of(nodes[key]),
+            devices={device_class: frozenset(found.get(device_class, ())) for device_class in places.devices},
+        )
+        for key, found in sorted(under.items())
+    ]
+
+
+def _linked(places: Places, want: Want) -> list[Domain]:
+    """Groups in which every device is linked with every other; classes that report no links are not bound."""
+    domains: list[Domain] = []
+    for one in want.devices:
+        groups = _cliques(places.devices.get(one.device_class, {}))
+        mine = [
+            Domain(key=f"linked {one.device_class} {', '.join(sorted(group))}", devices={one.device_class: group})
+            for group in sorted(groups, key=sorted)
+        ]
+        if mine:
+            domains = [both for first in domains for other in mine if (both := _meet(first, other)) is not None] if domains else mine
+    if not want.devices and (want.cpus or want.named_cpus):
+        return [Domain(key="no devices")]
+    return domains[:_MOST]
+
+
+def _cliques(known: Mapping[str, Device]) -> list[frozenset[str]]:
+    """The largest groups of devices that are all linked pairwise (Bron and Kerbosch, with pivot)."""
+    peers: dict[str, set[str]] = {}
+    for name, one in known.items():
+        for link in one.links:
+            if link.kind is LinkClass.FABRIC and link.peer in known and link.peer != name:
+                peers.setdefault(name, set()).add(link.peer)
+                peers.setdefault(link.peer, set()).add(name)
+    found: list[frozenset[str]] = []
+
+    def grow(group: frozenset[str], candidates: set[str], done: set[str]) -> None:
+        if len(found) >= _MOST:
+            return
+        if not candidates and not done:
+            found.append(group)
+            return
+        pivot = max(sorted(candidates | done), key=lambda name: len(peers[name] & candidates))
+        for name in sorted(candidates - peers[pivot]):
+            grow(group | {name}, candidates & peers[name], done & peers[name])
+            candidates.discard(name)
+            done.add(name)
+
+    if peers:
+        grow(frozenset(), set(peers), set())
+        found += [frozenset({name}) for name in sorted(known.keys() - peers.keys())]
+    return found

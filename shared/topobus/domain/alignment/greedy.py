@@ -1,0 +1,164 @@
+"""Place a pod as kubelet would: container after container in its order, the best for each, and no way back.
+
+Flows in: the room and what is asked. Flows out: a Placement or the first Conflict. kubelet knows no locality below NUMA nodes; where a pod asks for some,
+each container (with scope pod: the pod) is tried in every domain of that level, and the one with the best hint wins, then the one left with least free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import Struct, structs
+
+from topobus.domain.alignment.admission import align, fill
+from topobus.domain.alignment.domains import Domain, tiers
+from topobus.domain.alignment.refusals import Conflict
+from topobus.domain.alignment.room import Room
+from topobus.domain.alignment.view import CPU_CLASS
+from topobus.domain.alignment.wants import Want, pod_total
+from topobus.domain.outcome import ContainerPlacement, Placement, Reason
+from topobus.domain.request import Locality, Policy
+
+__all__ = ["Ask", "groups_of", "locality_reason", "place_greedily", "tiers_of", "total_of"]
+
+
+class Ask(Struct, frozen=True, kw_only=True):
+    """A checked request with the settings that apply to it."""
+
+    wants: tuple[Want, ...]
+    """In the order of admission."""
+    policy: Policy
+    is_pod: bool
+    """Whether the pod is aligned as a whole."""
+    locality: tuple[Locality, ...] = ()
+
+
+def place_greedily(room: Room, ask: Ask) -> Placement | Conflict:
+    """Place all containers, or give the conflict of the first that fails. Updates the room."""
+    placed: dict[int, ContainerPlacement] = {}
+    for group in groups_of(ask):
+        found = _admit_local(room, ask, group) if ask.locality and _wants_places(group) else _admit(room, ask, group)
+        if isinstance(found, Conflict):
+            return found
+        placed.update(zip((want.place for want in group), found, strict=True))
+    return Placement(containers=tuple(placed[key] for key in sorted(placed)))
+
+
+def groups_of(ask: Ask) -> list[tuple[Want, ...]]:
+    """Containers that are aligned together."""
+    return [ask.wants] if ask.is_pod else [(want,) for want in ask.wants]
+
+
+def total_of(ask: Ask, group: Sequence[Want]) -> Want:
+    """What a group wants as one."""
+    return pod_total(group) if ask.is_pod else group[0]
+
+
+def tiers_of(room: Room, ask: Ask, group: Sequence[Want]) -> list[list[Domain | None]]:
+    """The domains to plan a group within, the most local tier first."""
+    if not ask.locality or not _wants_places(group):
+        return [[None]]
+    return tiers(room.places(), total_of(ask, group), ask.locality)
+
+
+def locality_reason(ask: Ask, domain: Domain | None, tier: int) -> Reason | None:
+    """Say which locality was met, and which soft one was not."""
+    if not ask.locality or (domain is None and tier == 0):
+        return None
+    soft = [one for one in ask.locality if not one.is_hard]
+    missed = tuple(str(one) for one in soft[len(soft) - tier :])
+    where = domain.key if domain is not None else ""
+    met = tuple(str(one) for one in ask.locality if str(one) not in missed)
+    within = f"all within {where} ({', '.join(met)})" if where else "no locality kept"
+    message = f"{within}{f'; {chr(32).join(missed)} could not be had' if missed else ''}"
+    return Reason(
+        code="locality-missed" if missed else "locality-met", message=message, facts={"domain": where, "met": met, "missed": missed}
+    )
+
+
+def _admit(room: Room, ask: Ask, group: Sequence[Want]) -> list[ContainerPlacement] | Conflict:
+    aligned = align(room, total_of(ask, group), ask.policy, is_pod=ask.is_pod)
+    if isinstance(aligned, Conflict):
+        return aligned
+    found: list[ContainerPlacement] = []
+    for want in group:
+        placed = fill(room, want, aligned)
+        if isinstance(placed, Conflict):
+            return placed
+        found.append(placed)
+    return found
+
+
+def _admit_local(room: Room, ask: Ask, group: Sequence[Want]) -> list[ContainerPlacement] | Conflict:
+    found = tiers_of(room, ask, group)
+    for tier, domains in enumerate(found):
+        tried: list[tuple[tuple[object, ...], Domain | None, Room, list[ContainerPlacement]]] = []
+        for place, domain in enumerate(domains):
+            fork = _within(room, domain)
+            placed = _admit(fork, ask, group)
+            if not isinstance(placed, Conflict):
+                tried.append(((*_rank(fork, group, placed), place), domain, fork, placed))
+        if tried:
+            _, domain, fork, placed = min(tried, key=lambda one: one[0])
+            room.absorb(fork, domain.cpus if domain is not None else None, domain.devices if domain is not None else None)
+            reason = locality_reason(ask, domain, tier)
+            return [structs.replace(one, reasons=(*one.reasons, reason)) if reason is not None else one for one in placed]
+    # Without the locality it may not fit either; that is the better reason then.
+    plain = _admit(room.fork(), ask, group)
+    if isinstance(plain, Conflict):
+        return plain
+    return Conflict(want=total_of(ask, group), reasons=(_not_met(room, ask, group, found[-1]),))
+
+
+def _wants_places(group: Sequence[Want]) -> bool:
+    return any(want.cpus or want.named_cpus or any(one.count for one in want.devices) for want in group)
+
+
+def _within(room: Room, domain: Domain | None) -> Room:
+    return room.fork() if domain is None else room.fork(domain.cpus, domain.devices)
+
+
+def _rank(fork: Room, group: Sequence[Want], placed: Sequence[ContainerPlacement]) -> tuple[object, ...]:
+    """The better hint, then the fuller domain: what is left whole elsewhere can be asked for later."""
+    hint = placed[0].alignment
+    nodes = hint.nodes
+    left = sum(len(fork.free[device_class]) for device_class in {one.device_class for want in group for one in want.devices})
+    cpus = len(fork.free_cpus) if any(want.cpus for want in group) else 0
+    return (not hint.preferred, len(nodes) if nodes is not None else 0, nodes.bits if nodes is not None else 0, left, cpus)
+
+
+def _not_met(room: Room, ask: Ask, group: Sequence[Want], domains: Sequence[Domain | None]) -> Reason:
+    """Name the domain that comes closest, and what it lacks."""
+    total = total_of(ask, group)
+    who = f"container {total.name!r}" if total.name else "the pod"
+    asked = ", ".join(str(one) for one in ask.locality if one.is_hard)
+    rows = [(_missing(room, total, one), one.key) for one in domains if one is not None]
+    if not rows:
+        message = f"{who}: {asked} cannot be kept: nothing on this node tells what lies in one"
+        return Reason(code="locality-not-met", message=message, facts={"container": total.name, "locality": asked})
+    missing, key = min(rows, key=lambda row: (sum(row[0].values()), len(row[0])))
+    lacks = tuple(f"{count} {resource}" for resource, count in sorted(missing.items()))
+    text = f"{' and '.join(lacks)} missing there" if lacks else f"policy {ask.policy.value} admits nothing there"
+    message = f"{who}: nothing holds all of it by {asked}; {key} comes closest: {text}"
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        "container": total.name,
+        "locality": asked,
+        "domain": key,
+        "missing": lacks,
+    }
+    return Reason(code="locality-not-met", message=message, facts=facts)
+
+
+def _missing(room: Room, total: Want, domain: Domain) -> dict[str, int]:
+    fork = _within(room, domain)
+    lacks: dict[str, int] = {}
+    cpus = len((fork.free_cpus | fork.reusable_cpus) - total.named_cpus) - total.cpus
+    outside = len(total.named_cpus - (fork.free_cpus | fork.reusable_cpus))
+    if min(cpus, 0) - outside:
+        lacks[CPU_CLASS] = outside - min(cpus, 0)
+    for one in total.devices:
+        usable = fork.free[one.device_class] | fork.reusable.get(one.device_class, set())
+        short = max(one.any_count - len(usable - set(one.names)), 0) + len(set(one.names) - usable)
+        if short:
+            lacks[one.device_class] = short
+    return lacks

@@ -1,0 +1,101 @@
+"""Share units of one resource among several who may use different ones: is there enough for all, and who takes how many of what?
+
+Flows in: the units that can be had (bits), and for each taker which units would do (bits) and how many it wants. Flows out: how many units each takes of
+each kind, units being of one kind when the same takers may use them; or None. Exact: a maximum flow between takers and kinds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+__all__ = ["Demand", "share"]
+
+Demand = tuple[int, int]
+"""Units that would do (bits), and how many are wanted."""
+
+
+def share(available: int, demands: Sequence[Demand]) -> list[dict[int, int]] | None:
+    """Give every taker what it wants, or None when that cannot be done.
+
+    Result:  one map a taker: the units of a kind (bits) to how many of them it takes.
+    Cost:    O(takers x kinds) a path; nothing is searched where one taker's units lie apart from all others'.
+
+    >>> share(0b111, [(0b011, 1), (0b001, 1), (0b110, 1)])
+    [{2: 1}, {1: 1}, {4: 1}]
+    >>> share(0b011, [(0b011, 1), (0b001, 1), (0b010, 1)]) is None
+    True
+    """
+    wanted = [count for _, count in demands]
+    if sum(wanted) > available.bit_count() or any(count > (available & allowed).bit_count() for allowed, count in demands):
+        return None
+    kinds = _kinds(available, {allowed for allowed, count in demands if count})
+    room = [one.bit_count() for one in kinds]
+    taken: list[dict[int, int]] = [{} for _ in demands]
+    usable = [[place for place, kind in enumerate(kinds) if kind & allowed] for allowed, _ in demands]
+    for taker, count in enumerate(wanted):
+        left = count
+        while left:
+            moved = _augment(taker, left, usable, taken, room)
+            if not moved:
+                return None
+            left -= moved
+    return [{kinds[place]: count for place, count in sorted(one.items()) if count} for one in taken]
+
+
+def _kinds(available: int, sets: set[int]) -> list[int]:
+    """Split the units by who may use them; those that nobody may are left out."""
+    kinds = [available]
+    union = 0
+    for one in sorted(sets):
+        union |= one
+        kinds = [part for kind in kinds for part in (kind & one, kind & ~one) if part]
+    return sorted(kind for kind in kinds if kind & union)
+
+
+def _augment(start: int, most: int, usable: Sequence[Sequence[int]], taken: list[dict[int, int]], room: list[int]) -> int:
+    """Find a shortest way to a kind with room, moving other takers aside; take along it and say how many."""
+    came_from: dict[int, tuple[int, int]] = {}
+    reached: dict[int, int] = {}
+    queue = deque([start])
+    seen = {start}
+    while queue:
+        taker = queue.popleft()
+        for kind in usable[taker]:
+            if kind in reached:
+                continue
+            reached[kind] = taker
+            if room[kind]:
+                return _move(kind, start, most, came_from, reached, taken, room)
+            for other, mine in enumerate(taken):
+                if other not in seen and mine.get(kind):
+                    seen.add(other)
+                    came_from[other] = (taker, kind)
+                    queue.append(other)
+    return 0
+
+
+def _move(
+    kind: int,
+    start: int,
+    most: int,
+    came_from: dict[int, tuple[int, int]],
+    reached: dict[int, int],
+    taken: list[dict[int, int]],
+    room: list[int],
+) -> int:
+    steps: list[tuple[int, int, int | None]] = []
+    taker, target = reached[kind], kind
+    amount = min(most, room[kind])
+    while taker != start:
+        _, lost = came_from[taker]
+        amount = min(amount, taken[taker][lost])
+        steps.append((taker, target, lost))
+        taker, target = came_from[taker][0], lost
+    steps.append((taker, target, None))
+    room[kind] -= amount
+    for one, gained, lost_ in steps:
+        taken[one][gained] = taken[one].get(gained, 0) + amount
+        if lost_ is not None:
+            taken[one][lost_] -= amount
+    return amount

@@ -1,0 +1,406 @@
+"""Find a placement where kubelet's order of containers and choices ends in a refusal: mode `corrected`.
+
+Flows in: what greedy could not do. Flows out: a Placement that every container's policy admits, a Conflict when there is none, or `GaveUp` when the budget
+was spent before either was known. It differs from kubelet in three things: a container may take any set of NUMA nodes that its resources prefer, not only
+the lowest; any devices inside it, not only the best; and what an init container leaves may be used again but need not be (k/k 123816, 110306).
+
+The search decides which nodes (and which domain of locality) each container gets, and leaves units open: whether enough is left for all is a sharing
+problem that `packing` solves exactly. A dead end goes back to the latest container that had a part in it. Units are chosen last, each container's best
+choice first, held back only as far as the containers after it need. All of it is deterministic; a step is one try of one container.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+
+from msgspec import Struct, structs
+
+from topobus.domain.alignment.admission import Aligned, align, fill
+from topobus.domain.alignment.cpus import take_cpus
+from topobus.domain.alignment.domains import Domain
+from topobus.domain.alignment.greedy import Ask, groups_of, locality_reason, place_greedily, tiers_of, total_of
+from topobus.domain.alignment.merge import Merged, fit_order
+from topobus.domain.alignment.packing import Demand, share
+from topobus.domain.alignment.preferred import preferred_hints
+from topobus.domain.alignment.refusals import Conflict
+from topobus.domain.alignment.room import Room
+from topobus.domain.alignment.view import CPU_CLASS
+from topobus.domain.alignment.wants import Want
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import ContainerPlacement, Placement, Reason
+from topobus.domain.request import ContainerKind, Policy
+from topobus.domain.view import NodeView
+
+__all__ = ["GaveUp", "Steps", "search"]
+
+_ADMITS_ANY = (Policy.NONE, Policy.BEST_EFFORT)
+
+
+class Steps:
+    """A budget of tries."""
+
+    __slots__ = ("budget", "left")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.left = budget
+
+    def take(self) -> bool:
+        """Spend one; False when there is none."""
+        self.left -= 1
+        return self.left >= 0
+
+    @property
+    def used(self) -> int:
+        """How many were spent."""
+        return self.budget - max(self.left, 0)
+
+
+class GaveUp(Struct, frozen=True, kw_only=True):
+    """The budget was spent: whether the pod fits is not known."""
+
+    conflict: Conflict
+    """What stopped kubelet's order."""
+    reason: Reason
+
+
+class _Option(Struct, frozen=True, kw_only=True):
+    """One way to align a group of containers: where each resource may come from."""
+
+    aligned: Aligned | None
+    """None: the policy admits anything, so the merge is made when the units are taken."""
+    domain: Domain | None
+    tier: int
+    allowed: Mapping[str, int]
+    """Class (`cpu` among them) to units that would do, as bits."""
+
+
+def search(view: NodeView, ask: Ask, conflict: Conflict, steps: Steps) -> Placement | Conflict | GaveUp:
+    """Look for another way to place what greedy refused with `conflict`."""
+    room = Room(view)
+    for group in () if ask.is_pod else groups_of(ask):
+        alone = place_greedily(room.fork(), structs.replace(ask, wants=group))
+        if isinstance(alone, Conflict):
+            # What cannot be had alone cannot be had in company.
+            return alone
+    if len(ask.wants) < 2:
+        return conflict
+    found = _Search(room, ask, steps)
+    placed = found.run()
+    who = f"container {conflict.want.name!r}" if conflict.want.name else "the pod"
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"steps": steps.used, "container": conflict.want.name}
+    if placed is not None:
+        message = f"kubelet's order leaves no room for {who}; this way was found in {steps.used} steps"
+        reason = Reason(code="searched", message=message, facts=facts)
+        containers = tuple(structs.replace(one, reasons=(*one.reasons, reason)) for one in placed)
+        return Placement(containers=containers)
+    if found.is_complete:
+        message = f"no other order and no other choice of hints and devices makes room for {who} ({steps.used} steps)"
+        return structs.replace(conflict, notes=(*conflict.notes, Reason(code="no-other-way", message=message, facts=facts)))
+    message = (
+        f"the search for a way to place all containers together stopped after {steps.used} of {steps.budget} steps: whether there is one is not known;"
+        f" kubelet's order leaves no room for {who}"
+    )
+    return GaveUp(conflict=conflict, reason=Reason(code="gave-up", message=message, facts={**facts, "budget": steps.budget}))
+
+
+class _Search:
+    """One search: options of each group, what is chosen so far, and the budget."""
+
+    def __init__(self, room: Room, ask: Ask, steps: Steps) -> None:
+        self.room = room
+        self.ask = ask
+        self.steps = steps
+        self.is_complete = True
+        """False once anything was cut off: then "not found" does not mean "there is none"."""
+        self.names = {name: sorted(devices) for name, devices in room.devices.items()}
+        self.bits = {name: {one: 1 << place for place, one in enumerate(names)} for name, names in self.names.items()}
+        self.groups = groups_of(ask)
+        self.group_of = {want.place: number for number, group in enumerate(self.groups) for want in group}
+        self.options = [self._options(group) for group in self.groups]
+        self.order = sorted(range(len(self.groups)), key=lambda number: (len(self.options[number]), number))
+        self.twins = [self._twin(depth) for depth in range(len(self.order))]
+        self.chosen: dict[int, int] = {}
+        self.found: list[ContainerPlacement] | None = None
+        self.cliques = _cliques(ask.wants)
+        self.start = {name: self._available(room, name) for name in (*self.names, CPU_CLASS)}
+
+    def run(self) -> list[ContainerPlacement] | None:
+        """Search; None when nothing was found."""
+        self._descend(0)
+        return self.found
+
+    def _descend(self, depth: int) -> set[int]:
+        """Choose for the group at this depth and below; give the groups that had a part in the failure."""
+        if depth == len(self.order):
+            self._take_all()
+            return set(self.order)
+        group, twin = self.order[depth], self.twins[depth]
+        blamed: set[int] = set()
+        first = self.chosen[twin] if twin is not None else 0
+        if twin is not None and first:
+            # Two containers that want the same may change places: what the earlier one passed over the later one need not try.
+            blamed.add(twin)
+        for number in range(first, len(self.options[group])):
+            if not self._step():
+                return blamed
+            self.chosen[group] = number
+            clash = self._clash(group)
+            if clash is not None:
+                blamed |= clash
+                continue
+            below = self._descend(depth + 1)
+            if self.found is not None or self.steps.left < 0:
+                return blamed
+            if group not in below:
+                del self.chosen[group]
+                return below
+            blamed |= below
+        self.chosen.pop(group, None)
+        return blamed - {group}
+
+    def _step(self) -> bool:
+        if self.steps.take():
+            return True
+        self.is_complete = False
+        return False
+
+    def _options(self, group: Sequence[Want]) -> list[_Option]:
+        """All ways to align a group, the most local and then the fittest first."""
+        total = total_of(self.ask, group)
+        view, policy = self.room.view, self.ask.policy
+        fit = fit_order(view.numa_nodes, view.distances if view.options.prefer_closest_numa_nodes else ())
+        found: list[_Option] = []
+        for tier, domains in enumerate(tiers_of(self.room, self.ask, group)):
+            for domain in domains:
+                fork = self.room.fork(domain.cpus, domain.devices) if domain is not None else self.room.fork()
+                if fork.faults(total):
+                    continue
+                if policy in _ADMITS_ANY:
+                    aligned = align(fork, total, policy, is_pod=True) if self.ask.is_pod else None
+                    if not isinstance(aligned, Conflict):
+                        found.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=self._allowed(total, domain, None)))
+                    continue
+                lists = fork.hint_lists(total, is_pod=True)
+                hints, is_all = preferred_hints([one.opinion for one in lists], view.numa_nodes, policy, fit)
+                self.is_complete &= is_all
+                for hint in hints:
+                    aligned = Aligned(lists, Merged(hint=hint, is_admitted=True), policy)
+                    bound = {one.resource for one in lists if one.opinion is not None}
+                    allowed = self._allowed(total, domain, hint.nodes, bound)
+                    found.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=allowed))
+        return found
+
+    def _allowed(self, total: Want, domain: Domain | None, nodes: NodeSet | None, bound: set[str] | None = None) -> dict[str, int]:
+        """Units of each class inside the domain and, for classes with an opinion, inside the node set."""
+        topology = self.room.topology
+        cpus = self.room.online.bits
+        if nodes is not None and bound and CPU_CLASS in bound:
+            near = topology.cpus_of_sockets_of(nodes) if self.room.view.options.cpu.align_by_socket else topology.cpus_of_nodes(nodes)
+            cpus &= near
+        if domain is not None and domain.cpus is not None:
+            cpus &= domain.cpus.bits
+        allowed = {CPU_CLASS: cpus}
+        for one in total.devices:
+            known, inside = self.room.devices[one.device_class], None if domain is None else domain.devices.get(one.device_class)
+            # A service with hints of its own means its masks in its own way: what is outside may be taken, as in kubelet.
+            is_bound = nodes is not None and bound is not None and one.device_class in bound and not self._has_own_hints(one.device_class)
+            allowed[one.device_class] = sum(
+                self.bits[one.device_class][name]
+                for name, device in known.items()
+                if (inside is None or name in inside)
+                and not (is_bound and nodes is not None and (device.numa_nodes is None or device.numa_nodes.isdisjoint(nodes)))
+            )
+        return allowed
+
+    def _has_own_hints(self, device_class: str) -> bool:
+        return any(key.startswith(f"{device_class}/") for key in self.room.view.custom_hints)
+
+    def _twin(self, depth: int) -> int | None:
+        """The group before that wants exactly the same."""
+        if depth == 0:
+            return None
+        mine, other = self.groups[self.order[depth]], self.groups[self.order[depth - 1]]
+        if len(mine) > 1 or mine[0].kind is not ContainerKind.APP or mine[0].named_cpus or any(one.names for one in mine[0].devices):
+            return None
+        is_same = structs.replace(mine[0], name="", place=0) == structs.replace(other[0], name="", place=0)
+        return self.order[depth - 1] if is_same else None
+
+    def _option(self, want: Want) -> _Option | None:
+        group = self.group_of[want.place]
+        return self.options[group][self.chosen[group]] if group in self.chosen else None
+
+    def _demands(self, want: Want, resource: str) -> list[Demand]:
+        option = self._option(want)
+        if option is None:
+            return []
+        if resource == CPU_CLASS:
+            named = want.named_cpus.bits
+            return [(option.allowed[CPU_CLASS] & ~named, want.cpus), (named, named.bit_count())]
+        one = want.of_class(resource)
+        named = sum(self.bits[resource][name] for name in one.names)
+        return [(option.allowed.get(resource, 0) & ~named, one.any_count), (named, len(one.names))]
+
+    def _clash(self, group: int) -> set[int] | None:
+        """Say who cannot have enough together with this group; None when all that are chosen can."""
+        mine = {want.place for want in self.groups[group]}
+        for clique in self.cliques:
+            if not any(want.place in mine for want in clique):
+                continue
+            for resource in _resources([want for want in clique if want.place in mine]):
+                if share(self.start[resource], self._all_demands(clique, resource)) is None:
+                    others = {self.group_of[want.place] for want in clique if resource in _resources([want])}
+                    return (others & self.chosen.keys()) - {group}
+        return None
+
+    def _all_demands(self, wants: Sequence[Want], resource: str) -> list[Demand]:
+        return [demand for want in wants for demand in self._demands(want, resource) if demand[1]]
+
+    def _available(self, room: Room, resource: str) -> int:
+        if resource == CPU_CLASS:
+            return (room.free_cpus | room.reusable_cpus).bits
+        bits = self.bits[resource]
+        return sum(bits[name] for name in room.free[resource] | room.reusable.get(resource, set()))
+
+    def _take_all(self) -> None:
+        """Choose the units for all containers by the options chosen."""
+        placed = self._take_from(0, self.room.fork())
+        if placed is not None:
+            self.found = [placed[place] for place in sorted(placed)]
+
+    def _take_from(self, position: int, room: Room) -> dict[int, ContainerPlacement] | None:
+        if position == len(self.ask.wants):
+            return {}
+        want = self.ask.wants[position]
+        option = self._option(want)
+        if option is None:
+            return None
+        placed, short = self._try(position, room, option, dict(option.allowed))
+        if placed is not None or want.kind is ContainerKind.INIT:
+            return placed
+        for narrowed in (short, set(_resources([want]))) if short else ():
+            limits = self._shared_out(position, room, option, narrowed)
+            if limits is not None:
+                placed, _ = self._try(position, room, option, limits)
+                if placed is not None:
+                    return placed
+        if want.kind is ContainerKind.SIDECAR and any(one.kind is ContainerKind.INIT for one in self.ask.wants[position + 1 :]):
+            for limits in self._all_shares(position, room, option):
+                placed, _ = self._try(position, room, option, limits)
+                if placed is not None or self.steps.left < 0:
+                    return placed
+        return None
+
+    def _try(
+        self, position: int, room: Room, option: _Option, limits: Mapping[str, int]
+    ) -> tuple[dict[int, ContainerPlacement] | None, set[str]]:
+        """Take one container's units within limits and all after it; or say of what too little would be left for those."""
+        want = self.ask.wants[position]
+        if not self._step():
+            return None, set()
+        cpus = CpuSet.from_bits(limits[CPU_CLASS] | want.named_cpus.bits)
+        devices = {
+            resource: {name for name, bit in self.bits[resource].items() if bit & bits} | set(want.of_class(resource).names)
+            for resource, bits in limits.items()
+            if resource != CPU_CLASS
+        }
+        fork = room.fork(cpus, devices)
+        aligned = option.aligned or align(fork, want, self.ask.policy, is_pod=False)
+        if isinstance(aligned, Conflict):
+            return None, set()
+        placed = fill(fork, want, aligned)
+        if isinstance(placed, Conflict):
+            return None, set()
+        after = room.fork()
+        after.absorb(fork, cpus, devices)
+        short = self._short(position + 1, after)
+        if short:
+            return None, short
+        rest = self._take_from(position + 1, after)
+        if rest is None:
+            return None, set()
+        reason = locality_reason(self.ask, option.domain, option.tier)
+        return {want.place: structs.replace(placed, reasons=(*placed.reasons, reason)) if reason is not None else placed, **rest}, set()
+
+    def _short(self, position: int, room: Room) -> set[str]:
+        """Resources of which the containers from here on cannot all have enough."""
+        coming = {want.place for want in self.ask.wants[position:]}
+        short: set[str] = set()
+        for clique in self.cliques:
+            left = [want for want in clique if want.place in coming]
+            if clique[-1].place not in coming:
+                continue
+            for resource in _resources(left):
+                if resource not in short and share(self._available(room, resource), self._all_demands(left, resource)) is None:
+                    short.add(resource)
+        return short
+
+    def _shared_out(self, position: int, room: Room, option: _Option, resources: set[str]) -> dict[str, int] | None:
+        """Limit these resources to units that leave enough for all that run together with the container."""
+        want = self.ask.wants[position]
+        limits = dict(option.allowed)
+        coming = {one.place for one in self.ask.wants[position + 1 :]}
+        others = [one for one in self.cliques[0] if one.place in coming]
+        for resource in sorted(resources & set(_resources([want]))):
+            mine = self._demands(want, resource)
+            shares = share(self._available(room, resource), [*mine, *self._all_demands(others, resource)])
+            if shares is None:
+                return None
+            limits[resource] = self._pick(room, resource, shares[0])
+        return limits
+
+    def _all_shares(self, position: int, room: Room, option: _Option) -> Iterator[dict[str, int]]:
+        """Every way to take a container's units by kind, a kind being units that the same containers may use."""
+        want = self.ask.wants[position]
+        resources = sorted(_resources([want]))
+        ways: list[list[int]] = []
+        for resource in resources:
+            allowed, count = self._demands(want, resource)[0]
+            kinds = [self._available(room, resource) & allowed]
+            for other, _ in self._all_demands(list(self.ask.wants[position + 1 :]), resource):
+                kinds = [part for kind in kinds for part in (kind & other, kind & ~other) if part]
+            ways.append([self._pick(room, resource, parts) for parts in _compositions(kinds, count)])
+        for chosen in product(*ways):
+            yield {**option.allowed, **dict(zip(resources, chosen, strict=True))}
+
+    def _pick(self, room: Room, resource: str, parts: Mapping[int, int]) -> int:
+        """So many units of each kind: what can be used again first, then whole cores, then the first by name."""
+        bits = 0
+        for kind, count in sorted(parts.items()):
+            if resource == CPU_CLASS:
+                taken = take_cpus(room.topology, CpuSet.from_bits(kind), count, room.view.options.cpu) or CpuSet()
+                bits |= taken.bits
+                continue
+            again = room.reusable.get(resource, set())
+            names = [name for name in self.names[resource] if self.bits[resource][name] & kind]
+            bits |= sum(self.bits[resource][name] for name in sorted(names, key=lambda name: (name not in again, name))[:count])
+        return bits
+
+
+def _resources(wants: Sequence[Want]) -> list[str]:
+    found = {one.device_class for want in wants for one in want.devices if one.count}
+    if any(want.cpus or want.named_cpus for want in wants):
+        found.add(CPU_CLASS)
+    return sorted(found)
+
+
+def _cliques(wants: Sequence[Want]) -> list[list[Want]]:
+    """Containers that hold units at the same time: all sidecars and app containers, and each init container with the sidecars before it (itself last)."""
+    staying = [want for want in wants if want.kind is not ContainerKind.INIT]
+    cliques = [staying] if staying else []
+    for position, want in enumerate(wants):
+        if want.kind is ContainerKind.INIT:
+            cliques.append([*(one for one in wants[:position] if one.kind is ContainerKind.SIDECAR), want])
+    return cliques
+
+
+def _compositions(kinds: Sequence[int], count: int) -> Iterator[dict[int, int]]:
+    """Every way to take `count` units out of kinds."""
+    if not kinds:
+        if count == 0:
+            yield {}
+        return
+    for most in range(min(count, kinds[0].bit_count()), -1, -1):
+        for rest in _compositions(kinds[1:], count - most):
+            yield {kinds[0]: most, **rest}

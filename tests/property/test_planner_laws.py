@@ -1,0 +1,150 @@
+"""Laws of the planner: what kubelet's order admits stays as it is, whatever else it finds is right, and it finds something whenever there is something."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from support.alignment_nodes import container, pod
+from support.placement_checker import fits, mistakes
+from topobus.domain.alignment.explain import explain_text
+from topobus.domain.alignment.place import place
+from topobus.domain.device import Device
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import ContainerKind, PodRequest, Policy, Scope
+from topobus.domain.view import AlignmentOptions, CoreView, NodeView, PlanMode
+
+
+def in_mode(view: NodeView, mode: PlanMode, *, steps: int = 2000) -> NodeView:
+    """The same node in another mode."""
+    return structs.replace(view, options=structs.replace(view.options, mode=mode, search_steps=steps))
+
+
+@st.composite
+def small_nodes(draw: st.DrawFn) -> NodeView:
+    """Two or three NUMA nodes with up to four CPUs each, and up to four GPUs and three NICs, some on two nodes, some on none that is known."""
+    count = draw(st.integers(2, 3))
+    sizes = [draw(st.sampled_from([0, 2, 3, 4, 4])) for _ in range(count)]
+    cores: list[CoreView] = []
+    for node, size in enumerate(sizes):
+        cores += [CoreView(cpus=CpuSet(len(cores) + one), numa_node=node, socket=node, l3=node) for one in range(size)]
+    where = st.sampled_from([*(NodeSet(node) for node in range(count)), *(NodeSet(node) for node in range(count)), NodeSet(0, 1), None])
+    devices = {
+        device_class: tuple(
+            Device(name=f"{device_class}-{one}", device_class=device_class, numa_nodes=draw(where))
+            for one in range(draw(st.integers(most - 2, most)))
+        )
+        for device_class, most in (("gpu", 4), ("nic", 4))
+    }
+    held = draw(st.sampled_from([CpuSet(), CpuSet(), CpuSet(0)])) if cores else CpuSet()
+    return NodeView(
+        node="small",
+        numa_nodes=NodeSet.of(range(count)),
+        cores=tuple(cores),
+        devices=devices,
+        held_cpus={"pod/default/other/1": held} if held else {},
+        options=AlignmentOptions(policy=draw(st.sampled_from([Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE, Policy.BEST_EFFORT]))),
+    )
+
+
+@st.composite
+def small_pods(draw: st.DrawFn) -> PodRequest:
+    """Two to four containers of all kinds that want a little of each."""
+    containers = []
+    for place_ in range(draw(st.integers(2, 4))):
+        amounts = {name: count for name in ("gpu", "nic") if (count := draw(st.sampled_from([0, 0, 1, 1, 2])))}
+        kind = draw(st.sampled_from([ContainerKind.APP, ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR]))
+        containers.append(container(f"c{place_}", kind=kind, cpus=draw(st.sampled_from([0, 1, 1, 2, 3])), **amounts))
+    return pod("asked", *containers, scope=draw(st.sampled_from([Scope.CONTAINER, Scope.CONTAINER, Scope.POD])))
+
+
+@settings(max_examples=400, deadline=None)
+@given(small_nodes(), small_pods())
+def test_planner_finds_a_placement_exactly_when_trying_everything_does(view: NodeView, request: PodRequest) -> None:
+    """On small machines the planner places a pod if and only if some placement is right, and the one it gives is."""
+    outcome = place(in_mode(view, PlanMode.CORRECTED), request)
+
+    if isinstance(outcome, Placement):
+        assert mistakes(view, request, outcome) == []
+    else:
+        assert [one.code for one in outcome.reasons] == ["gave-up"] or not fits(view, request), explain_text(outcome)
+
+
+@settings(max_examples=200, deadline=None)
+@given(small_nodes(), small_pods())
+def test_planner_leaves_alone_what_kubelets_order_admits(view: NodeView, request: PodRequest) -> None:
+    """Mode corrected never refuses, nor places otherwise, what mode compatible admits."""
+    compatible = place(in_mode(view, PlanMode.COMPATIBLE), request)
+    corrected = place(in_mode(view, PlanMode.CORRECTED), request)
+
+    assert not isinstance(compatible, Placement) or corrected == compatible
+    assert place(in_mode(view, PlanMode.CORRECTED), request) == corrected
+
+
+@settings(max_examples=150, deadline=None)
+@given(small_nodes(), small_pods(), st.integers(0, 6))
+def test_planner_never_says_that_a_pod_does_not_fit_when_it_gave_up(view: NodeView, request: PodRequest, steps: int) -> None:
+    """With a tiny budget the answer is a right placement, a proved refusal, or `gave-up` and nothing else."""
+    outcome = place(in_mode(view, PlanMode.CORRECTED, steps=steps), request)
+
+    if isinstance(outcome, Refusal) and outcome.reasons[0].code == "gave-up":
+        assert len(outcome.reasons) == 1
+        assert "not known" in outcome.reasons[0].message
+    elif isinstance(outcome, Refusal):
+        assert not fits(view, request)
+    else:
+        assert mistakes(view, request, outcome) == []
+
+
+@settings(max_examples=150, deadline=None)
+@given(small_nodes(), small_pods())
+def test_planner_tells_of_itself_when_kubelets_order_refuses(view: NodeView, request: PodRequest) -> None:
+    """A refusal of mode compatible says that mode corrected would place the pod only when it does."""
+    compatible = place(in_mode(view, PlanMode.COMPATIBLE), request)
+
+    if isinstance(compatible, Refusal) and "fits-in-corrected-mode" in [one.code for one in compatible.reasons]:
+        assert isinstance(place(in_mode(view, PlanMode.CORRECTED), request), Placement)
+
+
+@st.composite
+def solvable(draw: st.DrawFn) -> tuple[NodeView, PodRequest]:
+    """A node and a pod that was cut out of it: each container wants what lies on one NUMA node and is free then."""
+    view = structs.replace(
+        draw(small_nodes()), options=AlignmentOptions(policy=draw(st.sampled_from([Policy.RESTRICTED, Policy.SINGLE_NUMA_NODE])))
+    )
+    held = {cpu for cpus in view.held_cpus.values() for cpu in cpus}
+    staying: set[str] = set()
+    containers = []
+    for number in range(draw(st.integers(2, 4))):
+        node = draw(st.sampled_from(sorted(view.numa_nodes)))
+        kind = (
+            draw(st.sampled_from([ContainerKind.APP, ContainerKind.APP, ContainerKind.INIT, ContainerKind.SIDECAR]))
+            if number < 2
+            else ContainerKind.APP
+        )
+        homes = {
+            "cpu": [str(cpu) for core in view.cores for cpu in core.cpus if core.numa_node == node and cpu not in held],
+            **{name: [one.name for one in devices if one.numa_nodes and node in one.numa_nodes] for name, devices in view.devices.items()},
+        }
+        taken = {name: draw(st.lists(st.sampled_from(units), unique=True, max_size=3)) if units else [] for name, units in homes.items()}
+        taken = {name: [one for one in units if f"{name}/{one}" not in staying] for name, units in taken.items()}
+        if kind is not ContainerKind.INIT:
+            staying |= {f"{name}/{one}" for name, units in taken.items() for one in units}
+        wanted = {name: len(units) for name, units in taken.items() if units and name != "cpu"}
+        containers.append(container(f"c{number}", kind=kind, cpus=len(taken["cpu"]), **wanted))
+    # The order in which apps are written is not the one in which they were cut out; what starts before the apps keeps its order.
+    apps = draw(st.permutations([one for one in containers if one.kind is ContainerKind.APP]))
+    return view, pod("asked", *(one for one in containers if one.kind is not ContainerKind.APP), *apps)
+
+
+@settings(max_examples=300, deadline=None)
+@given(solvable())
+def test_planner_places_a_pod_that_was_cut_out_of_the_node(both: tuple[NodeView, PodRequest]) -> None:
+    """A pod that is known to fit is placed, rightly, within the default budget."""
+    view, request = both
+    outcome = place(in_mode(view, PlanMode.CORRECTED), request)
+
+    assert isinstance(outcome, Placement), explain_text(outcome)
+    assert mistakes(view, request, outcome) == []

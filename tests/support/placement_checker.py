@@ -1,0 +1,169 @@
+"""Judge a placement, and find one by trying everything: written from kubelet's rules alone, sharing no code with the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import combinations
+
+from topobus.domain.outcome import Placement
+from topobus.domain.request import ContainerKind, ContainerRequest, PodRequest, Policy, Scope
+from topobus.domain.view import NodeView
+
+__all__ = ["fits", "mistakes"]
+
+Unit = tuple[str, str]
+"""Class and name; CPUs by number."""
+
+
+def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[str]:
+    """Say what is wrong with a placement; nothing when every promise is kept."""
+    found: list[str] = []
+    policy, scope = request.policy or view.options.policy, request.scope or view.options.scope
+    got = {one.name: {(cls, name) for cls, names in one.devices.items() for name in names} for one in placement.containers}
+    for one in placement.containers:
+        got[one.name] |= {("cpu", str(cpu)) for cpu in one.cpus}
+    free = _free(view)
+    for want in request.containers:
+        mine = got[want.name]
+        for resource, count in _wanted(want).items():
+            if sum(1 for unit in mine if unit[0] == resource) != count:
+                found.append(f"{want.name} has not {count} {resource}: {sorted(mine)}")
+        if len(mine) != sum(_wanted(want).values()):
+            found.append(f"{want.name} has what it did not ask for: {sorted(mine)}")
+        found += [f"{want.name} has {unit}, which is not free" for unit in sorted(mine - free)]
+        if scope is Scope.CONTAINER and not any(
+            mine <= _units_in(view, mask, set(_wanted(want))) for mask in _masks(view, _wanted(want), policy)
+        ):
+            found.append(f"{want.name}: policy {policy} admits no node set that holds {sorted(mine)}")
+    if scope is Scope.POD:
+        total = _total(request)
+        everything = set().union(*got.values())
+        if not any(everything <= _units_in(view, mask, set(total)) for mask in _masks(view, total, policy)):
+            found.append(f"policy {policy} admits no node set that holds the pod")
+    staying: set[Unit] = set()
+    for want in _ordered(request):
+        mine = got[want.name]
+        found += [f"{want.name} has {unit}, which another container of the pod holds" for unit in sorted(mine & staying)]
+        if want.kind is not ContainerKind.INIT:
+            staying |= mine
+    return found
+
+
+def fits(view: NodeView, request: PodRequest) -> bool:
+    """Say whether any placement at all is right, by trying all of them."""
+    policy, scope = request.policy or view.options.policy, request.scope or view.options.scope
+    if scope is Scope.POD:
+        total = _total(request)
+        return any(
+            _fits_in(view, request, {want.name: [mask] for want in request.containers}, set(total)) for mask in _masks(view, total, policy)
+        )
+    return _fits_in(view, request, {want.name: _masks(view, _wanted(want), policy) for want in request.containers}, None)
+
+
+def _fits_in(view: NodeView, request: PodRequest, masks: Mapping[str, list[frozenset[int] | None]], classes: set[str] | None) -> bool:
+    wants = _ordered(request)
+    free = _free(view)
+
+    @cache
+    def rest_fits(position: int, staying: frozenset[Unit]) -> bool:
+        if position == len(wants):
+            return True
+        want = wants[position]
+        wanted = _wanted(want)
+        tried: set[frozenset[Unit]] = set()
+        for mask in masks[want.name]:
+            usable = (free - staying) & _units_in(view, mask, classes or set(wanted))
+            for chosen in _choices(usable, wanted):
+                if want.kind is ContainerKind.INIT:
+                    return rest_fits(position + 1, staying)
+                if chosen not in tried:
+                    tried.add(chosen)
+                    if rest_fits(position + 1, staying | chosen):
+                        return True
+        return False
+
+    return rest_fits(0, frozenset())
+
+
+def _choices(usable: set[Unit], wanted: Mapping[str, int]) -> Iterator[frozenset[Unit]]:
+    chosen: list[frozenset[Unit]] = [frozenset()]
+    for resource, count in sorted(wanted.items()):
+        units = sorted(unit for unit in usable if unit[0] == resource)
+        chosen = [old | frozenset(new) for old in chosen for new in combinations(units, count)]
+    yield from chosen
+
+
+def _ordered(request: PodRequest) -> list[ContainerRequest]:
+    return sorted(request.containers, key=lambda one: one.kind is ContainerKind.APP)
+
+
+def _wanted(want: ContainerRequest) -> dict[str, int]:
+    wanted = {one.device_class: one.count for one in want.devices}
+    return {**wanted, "cpu": want.cpus} if want.cpus else wanted
+
+
+def _total(request: PodRequest) -> dict[str, int]:
+    total: dict[str, int] = {}
+    wants = _ordered(request)
+    for resource in {name for want in wants for name in _wanted(want)}:
+        staying = peak = 0
+        for want in wants:
+            count = _wanted(want).get(resource, 0)
+            if want.kind is ContainerKind.INIT:
+                peak = max(peak, staying + count)
+            else:
+                staying += count
+        total[resource] = max(peak, staying)
+    return total
+
+
+def _homes(view: NodeView, resource: str) -> dict[str, frozenset[int] | None]:
+    """Every unit of a resource, busy and sick ones too, and its NUMA nodes."""
+    if resource == "cpu":
+        return {str(cpu): None if core.numa_node is None else frozenset([core.numa_node]) for core in view.cores for cpu in core.cpus}
+    return {one.name: None if not one.numa_nodes else frozenset(one.numa_nodes) for one in view.devices[resource]}
+
+
+def _free(view: NodeView) -> set[Unit]:
+    held = {cpu for cpus in view.held_cpus.values() for cpu in cpus} | set(view.reserved_cpus) | set(view.unhealthy_cpus)
+    free = {("cpu", str(cpu)) for core in view.cores for cpu in core.cpus if cpu not in held}
+    for name, devices in view.devices.items():
+        free |= {(name, one.name) for one in devices if one.health.is_allocatable and one.name not in view.held_devices.get(name, {})}
+    return free
+
+
+def _units_in(view: NodeView, mask: frozenset[int] | None, classes: set[str]) -> set[Unit]:
+    """Units inside a node set; a class that tells no node is inside everything."""
+    found: set[Unit] = set()
+    for resource in {"cpu", *view.devices}:
+        homes = _homes(view, resource)
+        is_bound = mask is not None and resource in classes and any(homes.values())
+        found |= {
+            (resource, name) for name, nodes in homes.items() if not is_bound or (nodes is not None and mask is not None and nodes & mask)
+        }
+    return found
+
+
+def _masks(view: NodeView, wanted: Mapping[str, int], policy: Policy) -> list[frozenset[int] | None]:
+    """Node sets that the policy admits for these amounts on the node as it is; None is "anywhere"."""
+    free = _free(view)
+    if policy in (Policy.NONE, Policy.BEST_EFFORT):
+        return [None]
+    common: set[frozenset[int]] | None = None
+    for resource, count in wanted.items():
+        homes = _homes(view, resource)
+        if count and any(homes.values()):
+            nodes = sorted({node for where in homes.values() if where for node in where})
+            masks = [frozenset(one) for size in range(1, len(nodes) + 1) for one in combinations(nodes, size)]
+            touching = {mask: [name for name, where in homes.items() if where and where & mask] for mask in masks}
+            widths = [len(mask) for mask in masks if len(touching[mask]) >= count]
+            mine = {
+                mask
+                for mask in masks
+                if widths and len(mask) == min(widths) and sum((resource, name) in free for name in touching[mask]) >= count
+            }
+            common = mine if common is None else common & mine
+    if common is None:
+        return [None]
+    return sorted((mask for mask in common if policy is Policy.RESTRICTED or len(mask) == 1), key=sorted)
