@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs
 
 from topobus.domain.alignment.cpus import contradiction
 from topobus.domain.idset import CpuSet
 from topobus.domain.request import Policy, Scope
-from topobus.domain.view import AlignmentOptions, CpuOptions
+from topobus.domain.view import AlignmentOptions, CpuOptions, KubeletVersion, PlanMode
 from topobus.runtime.config import ServiceSettings
 
-__all__ = ["AlignmentSettings", "CpuSettings", "HintSettings", "TopologySettings"]
+__all__ = ["AlignmentSettings", "CpuSettings", "HintSettings", "ReservationSettings", "TopologySettings"]
+
+
+# kubelet refuses a smaller limit (topologymanager/policy_options.go, defaultMaxAllowableNUMANodes).
+_FEWEST_ALLOWABLE = 8
 
 
 class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,8 +67,19 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Among equally wide node sets take the nearest by distance; kubelet's default is the lowest ids."""
     reserved_cpus: str = ""
     """CPUs never handed out exclusively, as a cpulist (`0,112`): kubelet's --reserved-cpus. Empty: none is reserved."""
+    kubelet: KubeletVersion = KubeletVersion.V1_36
+    """Whose semantics to have, where releases differ: `1.35`, `1.36` or `1.37`. The node's kubelet's; the default is the newest that we could compare with."""
+    max_allowable_numa_nodes: Annotated[int, Meta(ge=0)] = 0
+    """kubelet's option of that name: machines with more NUMA nodes are refused. 0: no limit; kubelet needs one because its merge is exponential."""
     cpu: CpuSettings = CpuSettings()
     """How exclusive CPUs are taken."""
+    mode: PlanMode = PlanMode.COMPATIBLE
+    """`compatible`: a pod that kubelet's order of containers and choices refuses is refused. `corrected`: other hints, devices and ways to share among its
+    containers are searched first. What `compatible` admits is placed alike in both. The default is kubelet's answer; docs/adr/0008 says why."""
+    search_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 2000
+    """Tries of one container that mode `corrected` spends on a pod before it answers `gave-up`. 2000 take about half a second of one core."""
+    allow_request_policy: bool = True
+    """Whether pods may ask for a policy, scope or locality of their own; false refuses those that ask for another with `policy-forbidden`."""
 
     def __post_init__(self) -> None:
         """Refuse a cpulist that is none, and an option that cannot go with the policy."""
@@ -72,14 +87,33 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             CpuSet.parse(self.reserved_cpus)
         except ValueError as err:
             raise ValueError(f"reserved_cpus is {err}, wanted a cpulist such as 0-1,112-113") from err
+        if 0 < self.max_allowable_numa_nodes < _FEWEST_ALLOWABLE:
+            raise ValueError(
+                f"max_allowable_numa_nodes is {self.max_allowable_numa_nodes}, wanted 0 or at least {_FEWEST_ALLOWABLE}, as kubelet does"
+            )
         if self.cpu.align_by_socket and self.policy is Policy.SINGLE_NUMA_NODE:
             raise ValueError("cpu.align_by_socket cannot go with policy single-numa-node: turn one of them off")
 
     def options(self) -> AlignmentOptions:
         """The same as the domain's value."""
         return AlignmentOptions(
-            policy=self.policy, scope=self.scope, prefer_closest_numa_nodes=self.prefer_closest_numa_nodes, cpu=self.cpu.options()
+            policy=self.policy,
+            scope=self.scope,
+            prefer_closest_numa_nodes=self.prefer_closest_numa_nodes,
+            cpu=structs.replace(self.cpu.options(), has_affinity_floor=self.kubelet is KubeletVersion.V1_37),
+            kubelet=self.kubelet,
+            max_allowable_numa_nodes=self.max_allowable_numa_nodes,
+            mode=self.mode,
+            search_steps=self.search_steps,
+            allow_request_policy=self.allow_request_policy,
         )
+
+
+class ReservationSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How long devices are held for an owner that has not committed."""
+
+    expire_s: Annotated[float, Meta(gt=0)] = 60.0
+    """Seconds until a reservation that nobody commits is let go, counted anew when the service starts. 60 s: longer than any asker keeps trying."""
 
 
 class HintSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -96,3 +130,5 @@ class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknow
     """How this node aligns."""
     hints: HintSettings = HintSettings()
     """Custom hints."""
+    reservations: ReservationSettings = ReservationSettings()
+    """Placements that wait for their commit."""

@@ -13,7 +13,18 @@ from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.request import Policy, Scope
 
-__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "NodeView", "PlanMode"]
+__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "KubeletVersion", "NodeView", "PlanMode"]
+
+
+class KubeletVersion(StrEnum):
+    """Whose semantics mode compatible has; only releases whose answers differ have a name of their own."""
+
+    V1_35 = "1.35"
+    """Device hints range over all NUMA nodes, those without such a device included."""
+    V1_36 = "1.36"
+    """Device hints range over the NUMA nodes that host such a device (k/k PR 138244)."""
+    V1_37 = "1.37"
+    """With distribute-cpus-across-numa the affinity's width is a floor for the nodes used (k/k PR 139456)."""
 
 
 class PlanMode(StrEnum):
@@ -35,6 +46,8 @@ class CpuOptions(Struct, frozen=True, kw_only=True):
     prefer_align_cpus_by_uncorecache: bool = False
     strict_cpu_reservation: bool = False
     """Takes the reserved CPUs out of the shared pool; it changes no exclusive assignment."""
+    has_affinity_floor: bool = False
+    """With distribute_cpus_across_numa use at least as many NUMA nodes as the affinity has: kubelet from 1.37 on."""
     is_corrected: bool = False
     """Differ from kubelet 1.36 where it is wrong: spread over the nodes that were scored (k/k 141237); a core or socket with an offline CPU can be
     wholly free (124066); a partly used L3 group is taken when it holds enough (137315); the affinity's width is a floor for the spread (139456)."""
@@ -60,6 +73,9 @@ class AlignmentOptions(Struct, frozen=True, kw_only=True):
     """The default is kubelet's, and what decisions recorded before there was a choice were made by."""
     search_steps: int = 2000
     """Tries of one container that mode corrected may spend on a pod; 2000 take about half a second."""
+    kubelet: KubeletVersion = KubeletVersion.V1_36
+    max_allowable_numa_nodes: int = 0
+    """kubelet's `max-allowable-numa-nodes`: a machine with more is refused, unless the policy is none. 0: no limit, for ours needs none."""
     allow_request_policy: bool = True
     """Whether a pod may ask for a policy, scope or locality other than the node's."""
 

@@ -297,3 +297,13 @@ def test_prefer_packs_cores_when_cpus_are_devices() -> None:
     chosen, _ = prefer(dgx(), "cpu", ("cpu-0", "cpu-1", "cpu-113", "cpu-2"), (), 2)
 
     assert set(chosen) == {"cpu-1", "cpu-113"}
+
+
+def test_place_refuses_machines_above_the_limit_when_the_operator_set_one() -> None:
+    """max-allowable-numa-nodes refuses aligned pods on larger machines, and only where it is set."""
+    view = structs.replace(dgx(), numa_nodes=NodeSet.of(range(10)), distances=())
+    limited = structs.replace(view, options=AlignmentOptions(max_allowable_numa_nodes=8))
+
+    assert codes(place(limited, TRAINER)) == ["too-many-numa-nodes"]
+    assert isinstance(place(limited, structs.replace(TRAINER, policy=Policy.NONE)), Placement)
+    assert isinstance(place(view, TRAINER), Placement)

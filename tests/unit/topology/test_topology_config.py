@@ -43,6 +43,8 @@ def test_topology_settings_read_kubelets_names_when_given(tmp_path: Path) -> Non
         pytest.param(
             '[alignment]\npolicy = "single-numa-node"\n[alignment.cpu]\nalign_by_socket = true\n', "single-numa-node", id="socket-and-node"
         ),
+        pytest.param('[alignment]\nkubelet = "1.20"\n', "kubelet", id="unknown-kubelet"),
+        pytest.param("[alignment]\nmax_allowable_numa_nodes = 4\n", "at least 8", id="limit-too-small"),
         pytest.param("[hints]\ntimeout_s = 0\n", "timeout_s", id="no-time"),
     ],
 )
@@ -50,3 +52,9 @@ def test_topology_settings_name_the_mistake_when_there_is_one(text: str, says: s
     """Every wrong or contradictory setting is a ConfigError that names it."""
     with pytest.raises(ConfigError, match=says):
         load(text, tmp_path)
+
+
+def test_topology_settings_take_over_what_the_kubelet_release_changed(tmp_path: Path) -> None:
+    """From 1.37 on the affinity's width is a floor for spreading CPUs."""
+    assert load('[alignment]\nkubelet = "1.37"\n', tmp_path).alignment.options().cpu.has_affinity_floor
+    assert not load("", tmp_path).alignment.options().cpu.has_affinity_floor

@@ -77,7 +77,7 @@ def take_cpus(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptio
         group,
         total_nodes=len(topology.by_numa),
         total_cpus=topology.count,
-        floor=floor if options.is_corrected else 0,
+        floor=floor if options.is_corrected or options.has_affinity_floor else 0,
         is_corrected=options.is_corrected,
     )
     plain = CpuOptions(distribute_cpus_across_cores=options.distribute_cpus_across_cores, is_corrected=options.is_corrected)

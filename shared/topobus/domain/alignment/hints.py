@@ -16,6 +16,7 @@ from topobus.domain.alignment.families import Family, Unit, list_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.view import KubeletVersion
 
 __all__ = ["cpu_family", "cpu_hints", "device_family", "device_hints"]
 
@@ -68,13 +69,20 @@ def cpu_family(
 
 
 def device_family(
-    devices: Sequence[Device], available: Collection[str], count: int, nodes: NodeSet, *, reusable: Collection[str] = ()
+    devices: Sequence[Device],
+    available: Collection[str],
+    count: int,
+    nodes: NodeSet,
+    *,
+    reusable: Collection[str] = (),
+    kubelet: KubeletVersion = KubeletVersion.V1_36,
 ) -> Family | None:
     """Give the hints for `count` devices of one class as a rule.
 
     Shapes:  devices — all of the class, sick and busy ones too; available — names that are free and healthy; nodes — the machine's NUMA nodes.
     Result:  None when no device tells a NUMA node, or none is asked for.
-    Source:  1.36: only nodes that host a device of the class are candidates (k/k PR 138244); all nodes when none of those is known.
+    Source:  from 1.36 on only nodes that host a device of the class are candidates (k/k PR 138244), all nodes when none of those is known;
+             before, all nodes. The preferred flags are the same, the masks of a best-effort answer are not.
     """
     if count <= 0 or not any(one.numa_nodes for one in devices):
         return None
@@ -97,7 +105,7 @@ def device_family(
     return Family(
         units=tuple(Unit(where, total, free) for where, (total, free) in sorted(amounts.items())),
         request=count,
-        candidates=hosting & nodes.bits or nodes.bits,
+        candidates=nodes.bits if kubelet is KubeletVersion.V1_35 else hosting & nodes.bits or nodes.bits,
         musts=tuple(sorted(musts)),
     )
 
@@ -120,8 +128,14 @@ def cpu_hints(
 
 
 def device_hints(
-    devices: Sequence[Device], available: Collection[str], count: int, nodes: NodeSet, *, reusable: Collection[str] = ()
+    devices: Sequence[Device],
+    available: Collection[str],
+    count: int,
+    nodes: NodeSet,
+    *,
+    reusable: Collection[str] = (),
+    kubelet: KubeletVersion = KubeletVersion.V1_36,
 ) -> tuple[Hint, ...] | None:
     """Give the hints for `count` devices of one class as kubelet lists them; see `device_family`."""
-    family = device_family(devices, available, count, nodes, reusable=reusable)
+    family = device_family(devices, available, count, nodes, reusable=reusable, kubelet=kubelet)
     return None if family is None else list_hints(family)

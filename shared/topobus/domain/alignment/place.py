@@ -67,7 +67,7 @@ def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pla
     if request.owner.key in {*view.held_cpus, *(owner for held in view.held_devices.values() for owner in held.values())}:
         message = f"{request.owner} holds devices already; release it before placing it again"
         return Refusal(reasons=(Reason(code="already-placed", message=message, facts={"owner": request.owner.key}),))
-    forbidden = _forbidden(view, request)
+    forbidden = _forbidden(view, request) or _too_many_nodes(view, policy_of(view, request))
     if forbidden:
         return Refusal(reasons=tuple(forbidden))
     ask = Ask(
@@ -108,6 +108,15 @@ def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
         for what, wanted, own in asked
         if wanted is not None and wanted != own
     ]
+
+
+def _too_many_nodes(view: NodeView, policy: Policy) -> list[Reason]:
+    """Where kubelet does not start on a machine above the limit, the limit here is the operator's wish, and the pods are refused."""
+    limit, nodes = view.options.max_allowable_numa_nodes, len(view.numa_nodes)
+    if not limit or nodes <= limit or policy is Policy.NONE:
+        return []
+    message = f"this machine has {nodes} NUMA nodes and max-allowable-numa-nodes is {limit}: raise it, set it to 0, or use policy none"
+    return [Reason(code="too-many-numa-nodes", message=message, facts={"nodes": nodes, "limit": limit})]
 
 
 def policy_of(view: NodeView, request: PodRequest) -> Policy:

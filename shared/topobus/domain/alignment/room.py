@@ -309,7 +309,14 @@ class Room:
                 yield ResourceHints(resource=one.device_class, opinion=None)
             else:
                 available = self.free[one.device_class] - set(one.names)
-                opinion = device_family(list(devices.values()), available, one.any_count, nodes, reusable=reusable - set(one.names))
+                opinion = device_family(
+                    list(devices.values()),
+                    available,
+                    one.any_count,
+                    nodes,
+                    reusable=reusable - set(one.names),
+                    kubelet=self.view.options.kubelet,
+                )
                 yield ResourceHints(resource=one.device_class, opinion=opinion)
 
     def _company(
