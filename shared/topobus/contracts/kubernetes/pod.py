@@ -7,31 +7,26 @@ too; we ask for less, so that a pod can be tried before its memory is known.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
 from msgspec import Struct
 
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.kubernetes.resource import QuantityText
 from topobus.contracts.kubernetes.shape import did_you_mean, read_as
+from topobus.contracts.kubernetes.wishes import read_annotations
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.names import is_dns_label
 from topobus.domain.quantity import Quantity
-from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
+from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
-__all__ = ["POLICY_ANNOTATION", "RESOURCE_PREFIX", "SCOPE_ANNOTATION", "Container", "PodClaim", "PodSpec", "Resources", "pod_request"]
+__all__ = ["RESOURCE_PREFIX", "Container", "PodClaim", "PodSpec", "Resources", "pod_request"]
 
-POLICY_ANNOTATION = "topobus.dev/policy"
-SCOPE_ANNOTATION = "topobus.dev/scope"
 RESOURCE_PREFIX = "topobus.dev/"
+_DOMAIN = RESOURCE_PREFIX.rstrip("/")
 
-_ANNOTATIONS = (POLICY_ANNOTATION, SCOPE_ANNOTATION)
 _NATIVE = ("cpu", "memory", "ephemeral-storage")
 # A kubelet serves at most this many devices of a resource in practice; more is a typing error that would only cost time.
 _MAX_COUNT = 1 << 16
-
-C = TypeVar("C", Policy, Scope)
 
 
 class ResourceClaimUse(Struct, frozen=True, kw_only=True):
@@ -88,7 +83,7 @@ def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
     if not spec.containers:
         raise ContractError(f"{where}: spec.containers is empty: wanted at least one container")
     metadata = metadata_of(pod)
-    _check_annotations(metadata.annotations, where)
+    wishes = read_annotations(metadata.annotations, where)
     containers = (
         *(_container(one, _init_kind(one, where), f"{where}: init container {one.name}") for one in spec.init_containers),
         *(_container(one, ContainerKind.APP, f"{where}: container {one.name}") for one in spec.containers),
@@ -100,8 +95,9 @@ def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
     return PodRequest(
         owner=Owner(kind=OwnerKind.POD, namespace=metadata.namespace or "default", name=metadata.name, uid=uid),
         containers=containers,
-        policy=_choice(metadata.annotations, POLICY_ANNOTATION, Policy, where),
-        scope=_choice(metadata.annotations, SCOPE_ANNOTATION, Scope, where),
+        policy=wishes.policy,
+        scope=wishes.scope,
+        locality=wishes.locality,
     )
 
 
@@ -118,6 +114,11 @@ def _container(one: Container, kind: ContainerKind, where: str) -> ContainerRequ
         for name, amount in amounts.items():
             if "/" not in name and name not in _NATIVE and not name.startswith("hugepages-"):
                 raise ContractError(f"{where}: {part}.{name} is not a resource of Kubernetes{did_you_mean(name, _NATIVE)}")
+            domain = name.partition("/")[0]
+            if "/" in name and domain != _DOMAIN and did_you_mean(domain.strip(), [_DOMAIN]):
+                raise ContractError(
+                    f"{where}: {part}.{name}: nobody offers resources of {domain!r}{did_you_mean(domain.strip(), [_DOMAIN])}"
+                )
             if amount.nano < 0:
                 raise ContractError(f"{where}: {part}.{name} is {amount}: wanted 0 or more")
     for name, asked in requests.items():
@@ -168,21 +169,3 @@ def _quantity(value: QuantityText, where: str) -> Quantity:
         return Quantity.parse(value)
     except ValueError as err:
         raise ContractError(f"{where} is {err}") from err
-
-
-def _check_annotations(annotations: dict[str, Any], where: str) -> None:
-    for key in annotations:
-        if key.startswith(RESOURCE_PREFIX) and key not in _ANNOTATIONS and did_you_mean(key, _ANNOTATIONS):
-            raise ContractError(f"{where}: metadata.annotations: {key} is unknown{did_you_mean(key, _ANNOTATIONS)}")
-
-
-def _choice(annotations: dict[str, str], key: str, options: type[C], where: str) -> C | None:
-    written = annotations.get(key)
-    if written is None:
-        return None
-    legal = [one.value for one in options]
-    if written not in legal:
-        raise ContractError(
-            f"{where}: metadata.annotations: {key} is {written!r}{did_you_mean(written, legal)}", next_step=f"use one of {', '.join(legal)}"
-        )
-    return options(written)
