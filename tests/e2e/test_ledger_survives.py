@@ -19,7 +19,6 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.runtime.bus import Bus, ChangeKind
-from topobus.runtime.config import NatsSettings
 from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -29,22 +28,13 @@ GREEDY = pod("greedy", container(gpu=3))
 
 
 @pytest_asyncio.fixture
-async def server() -> AsyncIterator[NatsServer]:
-    """A fresh server with an empty store."""
-    async with NatsServer() as made:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def bus(server: NatsServer) -> AsyncIterator[Bus]:
+async def bus(client: Bus) -> Bus:
     """A connected bus on which the demo machine is published."""
-    async with Bus.session(NatsSettings(url=server.url), name="test") as made:
-        await made.provision()
-        machine, inventories = dgx_facts()
-        await made.put(MACHINE, machine, node=NODE)
-        for device_class, inventory in inventories.items():
-            await made.put(INVENTORY, inventory, node=NODE, device_class=device_class)
-        yield made
+    machine, inventories = dgx_facts()
+    await client.put(MACHINE, machine, node=NODE)
+    for device_class, inventory in inventories.items():
+        await client.put(INVENTORY, inventory, node=NODE, device_class=device_class)
+    return client
 
 
 @pytest_asyncio.fixture

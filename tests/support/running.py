@@ -6,16 +6,18 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from topobus.testing.machines import build
 from topobus.testing.nats import free_port
 
 NODE = "demo-node"
 LIMIT_S = 30.0
+SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 
 
 class Service:
@@ -128,3 +130,24 @@ def gateway_settings(folder: Path) -> dict[str, str]:
         "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),
         "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(folder / "checkpoint.json"),
     }
+
+
+@asynccontextmanager
+async def all_services(url: str, folder: Path, *, order: tuple[str, ...] = SERVICES) -> AsyncIterator[dict[str, Service]]:
+    """Run all eight on the recorded demo machine below a folder; not necessarily ready yet."""
+    root = folder / "machine"
+    if not root.exists():
+        build("dgx", root)
+    async with AsyncExitStack() as stack:
+        yield {name: await stack.enter_async_context(service(name, url, system_settings(folder))) for name in order}
+
+
+def system_settings(folder: Path) -> dict[str, str]:
+    """Settings of all services of `all_services` as environment variables."""
+    return {"TOPOBUS_ALL__HARDWARE__ROOT": str(folder / "machine"), **gateway_settings(folder)}
+
+
+async def until_all_ready(running: Mapping[str, Service]) -> None:
+    """Wait until each of them is ready."""
+    for one in running.values():
+        await one.until_ready()

@@ -14,6 +14,7 @@ from topobus.gateway.checkpoint import Checkpoint
 from topobus.gateway.claims import BusClaims, ClaimPreparer
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.dra_plugin import DraDriver
+from topobus.gateway.lock import alone
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconciliation import Reconciler
 from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
@@ -29,7 +30,8 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
     Errors: raises ConfigError for settings or a checkpoint that cannot be used.
     """
     check(settings)
-    await _Gateway(settings, runtime, Checkpoint.load(Path(settings.checkpoint_path))).run()
+    async with alone(Path(settings.checkpoint_path), runtime.readiness):
+        await _Gateway(settings, runtime, Checkpoint.load(Path(settings.checkpoint_path))).run()
 
 
 class _Gateway:

@@ -32,9 +32,13 @@ DEADLINE = "Topobus-Deadline-Ms"
 """How long the asker still waits, from the moment of sending."""
 SENT = "Topobus-Sent-Ms"
 """When it was sent, by the asker's clock, in milliseconds since 1970."""
+TWIN = "Topobus-Twin"
+"""Marks the question "does somebody answer here already?" and its answer; the value is the instance."""
 
 # Clocks of two nodes may differ by as much without a fresh request being taken for a stale one.
 _SKEW_MS = 2000
+# How long to wait for a twin's word; one that hangs is not worth more of a start.
+_TWIN_LIMIT_S = 0.3
 # Requests that wait for a free place behind those being handled; beyond that the asker is told at once.
 _MAX_WAITING = 1024
 _INBOX = re.compile(r"_INBOX\.[A-Za-z0-9_.-]+")
@@ -54,6 +58,7 @@ class Asks:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._answerers: list[_Answerer] = []
+        self._has_twin = False
 
     async def ask(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, parts: dict[str, str]) -> R:
         """Ask, and wait for the one answer."""
@@ -85,6 +90,8 @@ class Asks:
 
     async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], concurrency: int, parts: dict[str, str]) -> None:
         """Answer from now on."""
+        if not ask.queue_group:
+            await self._look_for_twin(ask, ask.subject(**parts))
         answerer = _Answerer(self._connection, ask, handler, concurrency)
         self._answerers.append(answerer)
         answerer.lasting = await self._connection.subscribe(ask.subject(**parts), answerer.on_message, queue=ask.queue_group)
@@ -95,6 +102,17 @@ class Asks:
             except (PeerUnavailable, TimeoutError):
                 # The connection is being replaced: the new client listens before it is called connected.
                 pass
+
+    async def _look_for_twin(self, ask: Ask[Any, Any], subject: str) -> None:
+        """Say when another instance answers where only one should: both stay safe, and the operator wants to know."""
+        if self._has_twin or not self._connection.is_connected:
+            return
+        try:
+            answer = await self._connection.request(subject, headers={TWIN: self._connection.instance}, timeout_s=_TWIN_LIMIT_S)
+        except (PeerUnavailable, TimeoutError):
+            return
+        self._has_twin = True
+        _tell_twin(ask, (answer.headers or {}).get(TWIN, "unknown"))
 
     async def drain(self, *, timeout_s: float) -> None:
         """Stop listening, finish what has arrived."""
@@ -118,7 +136,11 @@ class _Answerer:
     async def on_message(self, message: Msg) -> None:
         """Take a message in at once: this runs in the client's own loop over the subscription and must not wait."""
         arrived = self._connection.clock.monotonic()
-        if len(self._running) < self._concurrency:
+        twin = (message.headers or {}).get(TWIN)
+        if twin is not None:
+            _tell_twin(self._ask, twin)
+            await self._reply(message, b"", {TWIN: self._connection.instance})
+        elif len(self._running) < self._concurrency:
             self._start(message, arrived)
         elif len(self._waiting) < _MAX_WAITING:
             self._waiting.append((message, arrived))
@@ -153,9 +175,9 @@ class _Answerer:
             outcome = next(code for kind, code in _CODES if isinstance(err, kind))
             headers = _error_headers(outcome, err)
             log = get_logger()
-            (log.error if outcome == "internal" else log.warning)(
-                "ask.refused", noun=self._ask.name, code=outcome, error=str(err), **err.facts
-            )
+            # Merged, not passed side by side: an error handed on from another peer has a fact `code` of its own.
+            told = {**err.facts, "noun": self._ask.name, "code": outcome, "error": str(err)}
+            (log.error if outcome == "internal" else log.warning)("ask.refused", **told)
             if outcome == "contract":
                 self._connection.metrics.rejects.labels(self._ask.name).inc()
             if outcome == "internal" and not self._connection.crash.done():
@@ -205,6 +227,15 @@ class _Answerer:
         except TimeoutError:
             for task in self._running:
                 task.cancel()
+
+
+def _tell_twin(ask: Ask[Any, Any], instance: str) -> None:
+    get_logger().warning(
+        "twin.found",
+        noun=ask.name,
+        twin=instance[:100],
+        next_step=f"run one {'/'.join(ask.writer)} service a node; while two run, both answer and nothing is done twice",
+    )
 
 
 def _raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:

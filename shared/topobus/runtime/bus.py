@@ -136,7 +136,7 @@ class Bus:
             await self.provision()
         except ConfigError as err:
             self._connection.readiness.set("streams", is_ready=False, why=str(err))
-            get_logger().error("bus.provision-refused", error=str(err), **err.facts)
+            get_logger().error("bus.provision-refused", **{**err.facts, "error": str(err)})
 
     async def inspect(self) -> dict[str, str]:
         """Compare all streams and buckets with the catalogue and make nothing: name to what is wrong, empty when nothing is.

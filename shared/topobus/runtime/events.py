@@ -144,7 +144,7 @@ class Events:
             value = decode(item.data, event.message, where=item.subject)
         except ContractError as err:
             self._connection.metrics.rejects.labels(event.name).inc()
-            get_logger().warning("event.rejected", subject=item.subject, sequence=item.sequence, error=str(err), **err.facts)
+            get_logger().warning("event.rejected", **{**err.facts, "subject": item.subject, "sequence": item.sequence, "error": str(err)})
             return None
         return Received(
             parts={part: from_token(token) for part, token in zip(event.parts, tokens, strict=True)},

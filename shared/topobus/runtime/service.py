@@ -99,7 +99,7 @@ def _fail(name: str, err: TopobusError) -> int:
     if status == EX_CONFIG:
         print(f"topobus-{name}: {err}", file=sys.stderr)  # noqa: T201 - for the operator, who may not read logs yet
     else:
-        get_logger().error("service.failed", kind=type(err).__name__, error=str(err), **err.facts)
+        get_logger().error("service.failed", **{**err.facts, "kind": type(err).__name__, "error": str(err)})
     return status
 
 

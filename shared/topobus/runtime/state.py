@@ -163,7 +163,8 @@ class States:
             value = decode(item.data, state.message, where=f"{state.bucket}/{key}")
         except ContractError as err:
             self._connection.metrics.rejects.labels(state.name).inc()
-            get_logger().warning("state.rejected", bucket=state.bucket, key=key, revision=item.sequence, error=str(err), **err.facts)
+            told = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err)}
+            get_logger().warning("state.rejected", **told)
             return None
         known.add(key)
         return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value)

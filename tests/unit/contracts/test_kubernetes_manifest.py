@@ -180,6 +180,17 @@ def test_admit_keeps_identity_and_status_when_an_object_is_replaced() -> None:
     assert again == stored
 
 
+@pytest.mark.parametrize(
+    "limits", ["{topobus.dev/gpu: [1]}", "{topobus.dev/gpu: {a: 1}}", "{'a[0].b[': [1]}"], ids=["list", "mapping", "odd-key"]
+)
+def test_parse_manifest_ends_when_a_value_of_a_mapping_is_wrong(limits: str) -> None:
+    """A wrong value under a key with dots and brackets in it is named with its line; finding that line always comes to an end."""
+    text = f"apiVersion: v1\nkind: Pod\nmetadata: {{name: p}}\nspec:\n  containers:\n  - name: c\n    resources:\n      limits: {limits}\n"
+
+    with pytest.raises(ContractError, match=r"line 8: spec\.containers\[0\]\.resources\.limits"):
+        parse_manifest(text, where="pod.yaml")
+
+
 def test_admit_takes_no_status_from_the_user_when_the_object_is_new() -> None:
     """What `kubectl get -o yaml` printed may be applied elsewhere: it is not allocated there."""
     text = (

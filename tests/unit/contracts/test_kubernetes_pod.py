@@ -45,6 +45,13 @@ def test_pod_request_reads_devices_and_memory_when_they_have_limits() -> None:
     assert request.containers[0].memory_bytes == 3 * 2**29
 
 
+@pytest.mark.parametrize("name", ["topobus/gpu", "topobus.de/gpu", "topobus.dev /gpu", "tpobus.dev/gpu"])
+def test_pod_request_refuses_a_resource_when_its_domain_is_nearly_ours(name: str) -> None:
+    """A typing error in the domain is not taken for somebody else's resource and ignored."""
+    with pytest.raises(ContractError, match=r'did you mean "topobus\.dev"'):
+        pod_request(_pod({"limits": {name: 1}}), uid="u")
+
+
 def test_pod_request_knows_sidecars_and_init_containers_when_the_pod_has_them() -> None:
     """Init containers stand first; restartPolicy Always makes one a sidecar."""
     pod = ApiObject(

@@ -133,7 +133,8 @@ class _Document:
     def _line(self, path: str) -> int:
         """Find the line of the nearest enclosing value that stands in the text."""
         while path and path not in self.lines:
-            path = re.sub(r"(\.?[^.\[\]]*|\[\d+\])$", "", path) if re.search(r"[.\[]", path) else ""
+            # Shorter at each turn whatever stands in it: keys may hold dots, and msgspec writes `[...]` for "some key of this mapping".
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
         return self.lines.get(path, 1)
 
     def _plain(self, node: yaml.Node, path: str, depth: int) -> Any:

@@ -1,0 +1,65 @@
+"""One gateway a node at a time: whoever holds the lock beside the checkpoint is the gateway, another one waits.
+
+Two that ran together would replace each other's checkpoint and forget claims that containers use. The kernel frees the lock when its holder ends,
+however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from topobus.domain.errors import ConfigError
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+
+__all__ = ["alone"]
+
+# A roll-over that overlaps should cost no more than this.
+_RETRY_S = 0.5
+
+
+@asynccontextmanager
+async def alone(checkpoint: Path, readiness: Readiness) -> AsyncIterator[None]:
+    """Hold this node's gateway lock for the length of a block; waits, not ready and saying so, while another process holds it.
+
+    Errors: raises ConfigError when the lock file cannot be made.
+    """
+    path = checkpoint.with_name(checkpoint.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        raise ConfigError(
+            f"gateway: checkpoint_path: cannot make {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
+        ) from err
+    try:
+        await _lock(file, path, readiness)
+        os.ftruncate(file, 0)
+        os.pwrite(file, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(file)
+
+
+async def _lock(file: int, path: Path, readiness: Readiness) -> None:
+    is_said = False
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not is_said:
+                is_said = True
+                holder = os.pread(file, 20, 0).decode("ascii", "replace") or "unknown"
+                readiness.set("lock", is_ready=False, why=f"another gateway runs on this node (process {holder})")
+                get_logger().warning("twin.found", lock=str(path), process=holder, next_step="this one waits until the other ends")
+            await asyncio.sleep(_RETRY_S)
+        else:
+            if is_said:
+                get_logger().info("twin.gone", lock=str(path))
+                readiness.set("lock", is_ready=True)
+            return

@@ -1,0 +1,38 @@
+"""A real nats-server and a short folder for sockets."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.testing.nats import NatsServer
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder with a path so short that sockets below it fit (pytest's own may not be)."""
+    made = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[NatsServer]:
+    """A fresh server with an empty store."""
+    async with NatsServer() as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def client(server: NatsServer) -> AsyncIterator[Bus]:
+    """A connected bus with all streams and buckets made."""
+    async with Bus.session(NatsSettings(url=server.url), name="test") as made:
+        await made.provision()
+        yield made
