@@ -1,4 +1,4 @@
-"""The four asks that topology answers: place, prefer, adopt, release. Expected answers are values; only a silent peer is an error."""
+"""The five asks that topology answers: place, prefer, adopt, commit, release. Expected answers are values; only a silent peer is an error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from topobus.contracts.messages import (
     Adopted,
     AdoptReply,
     AdoptRequest,
+    CommitReply,
+    CommitRequest,
     DecisionEvent,
     HintsRequest,
     PlaceReply,
@@ -26,7 +28,7 @@ from topobus.domain.alignment.place import place, prefer
 from topobus.domain.alignment.view import CPU_CLASS
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import Ledger, OperationRecord, PendingDecision
+from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.transitions import Step
@@ -45,7 +47,7 @@ __all__ = ["Answers"]
 
 
 class Answers:
-    """Handlers of the four asks."""
+    """Handlers of the five asks."""
 
     def __init__(
         self,
@@ -87,7 +89,15 @@ class Answers:
                 return transitions.record_refusal(
                     ledger, op_id=asked.op_id, verb="place", owner=asked.pod.owner, decision_id=made, refusal=outcome, pending=pending
                 )
-            return transitions.reserve(ledger, op_id=asked.op_id, request=asked.pod, placement=outcome, decision_id=made, pending=pending)
+            return transitions.reserve(
+                ledger,
+                op_id=asked.op_id,
+                request=asked.pod,
+                placement=outcome,
+                decision_id=made,
+                phase=AllocationPhase.RESERVED if asked.is_reservation else AllocationPhase.COMMITTED,
+                pending=pending,
+            )
 
         step = await self._change("place", asked.op_id, asked.pod.owner, decide, began)
         record = step.record
@@ -146,6 +156,29 @@ class Answers:
             return AdoptReply(result=record.outcome)
         adopted = Adopted(decision_id=record.decision_id, ledger_sequence=self._book.ledger.sequence, displaced=record.displaced)
         return AdoptReply(result=adopted)
+
+    async def commit(self, asked: CommitRequest) -> CommitReply:
+        """Keep what was reserved; refused when there is no reservation any more."""
+        began = self._clock.monotonic()
+        _accept(complaint_of_operation(asked.op_id, asked.owner))
+
+        async def decide(ledger: Ledger) -> Step:
+            found = transitions.known(ledger, asked.op_id)
+            if found is not None:
+                return Step(ledger=ledger, record=found, is_repeat=True)
+            made, pending = decision_id(ledger, asked.op_id), self._pending(ledger, asked.owner, None, None)
+            step = transitions.commit(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=made, pending=pending)
+            if isinstance(step, Refusal):
+                return transitions.record_refusal(
+                    ledger, op_id=asked.op_id, verb="commit", owner=asked.owner, decision_id=made, refusal=step, pending=pending
+                )
+            return step
+
+        record = (await self._change("commit", asked.op_id, asked.owner, decide, began)).record
+        refusal = _reused(asked.op_id, record, "commit", asked.owner)
+        if refusal is None and isinstance(record.outcome, Refusal):
+            refusal = record.outcome
+        return CommitReply(refusal=refusal, ledger_sequence=self._book.ledger.sequence)
 
     async def release(self, asked: ReleaseRequest) -> ReleaseReply:
         """Let go of what an owner holds; nothing held is no error."""
@@ -211,7 +244,9 @@ class Answers:
         if isinstance(record.outcome, Refusal):
             codes = [one.code for one in record.outcome.reasons]
             self._metrics.refusals.labels(verb, codes[0] if codes else "").inc()
-            get_logger().info("pod.refused" if verb == "place" else "adoption.refused", reasons=codes, **facts)
+            get_logger().info(
+                {"place": "pod.refused", "adopt": "adoption.refused"}.get(verb, "reservation.refused"), reasons=codes, **facts
+            )
         elif isinstance(record.outcome, Placement):
             placed = [
                 {"container": one.name, "numa_nodes": str(one.numa_nodes), "cpus": str(one.cpus), "devices": one.devices}
@@ -220,6 +255,8 @@ class Answers:
             get_logger().info("pod.placed", containers=placed, **facts)
         elif verb == "adopt":
             get_logger().info("devices.adopted", displaced=[one.key for one in record.displaced], **facts)
+        elif verb == "commit":
+            get_logger().info("reservation.committed", **facts)
         else:
             get_logger().info("devices.released", devices=record.devices, **facts)
 

@@ -1,0 +1,72 @@
+"""Reservations that nobody commits are let go, so that an asker that dies between reserve and commit leaks nothing.
+
+Time is measured by the monotonic clock of this process from when it first saw a reservation: a restart counts anew, and a jump of the wall clock changes
+nothing. Letting go is a release like any other, with an operation id made of the reservation's decision, so that it happens and is announced once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from topobus.domain import transitions
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.ledger import Allocation, AllocationPhase, Ledger, OperationRecord, PendingDecision
+from topobus.domain.transitions import Step
+from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.topology.announcer import Announcer
+from topobus.topology.book import Book
+from topobus.topology.core.decisions import decision_id
+
+__all__ = ["Reservations"]
+
+# How often the ledger is looked through; a reservation lives so much longer at most.
+_LOOK_S = 1.0
+
+
+class Reservations:
+    """Watches over what is reserved and not committed."""
+
+    def __init__(self, *, book: Book, announcer: Announcer, clock: Clock, expire_s: float) -> None:
+        self._book = book
+        self._announcer = announcer
+        self._clock = clock
+        self._expire_s = expire_s
+        self._since: dict[tuple[str, str], float] = {}
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            try:
+                await self.look()
+            except (PeerUnavailable, ContractError) as err:
+                get_logger().warning("reservation.kept-longer", error=str(err))
+            await asyncio.sleep(min(_LOOK_S, self._expire_s / 4))
+
+    async def look(self) -> None:
+        """Let go of what has been reserved for too long."""
+        now = self._clock.monotonic()
+        reserved = {
+            (key, one.decision_id): one for key, one in self._book.ledger.allocations.items() if one.phase is AllocationPhase.RESERVED
+        }
+        self._since = {key: self._since.get(key, now) for key in reserved}
+        for key, allocation in reserved.items():
+            if now - self._since[key] >= self._expire_s:
+                await self._expire(allocation)
+
+    async def _expire(self, reserved: Allocation) -> None:
+        op_id = f"expire-{reserved.decision_id}"
+
+        async def decide(ledger: Ledger) -> Step:
+            held = ledger.allocations.get(reserved.owner.key)
+            if held is None or held.phase is not AllocationPhase.RESERVED or held.decision_id != reserved.decision_id:
+                # It was committed or released while we were waiting for our turn.
+                nothing = OperationRecord(verb="release", owner_key=reserved.owner.key)
+                return Step(ledger=ledger, record=nothing, is_repeat=True)
+            pending = PendingDecision(owner=reserved.owner, time=rfc3339(self._clock.now()), ledger_sequence=ledger.sequence + 1)
+            return transitions.release(ledger, op_id=op_id, owner=reserved.owner, decision_id=decision_id(ledger, op_id), pending=pending)
+
+        step = await self._book.change(decide)
+        if not step.is_repeat:
+            self._announcer.wake()
+            get_logger().warning("reservation.expired", owner=reserved.owner.key, op_id=op_id, after_s=self._expire_s)
