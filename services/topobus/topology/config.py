@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
@@ -12,7 +12,7 @@ from topobus.domain.request import Policy, Scope
 from topobus.domain.view import AlignmentOptions, CpuOptions, KubeletVersion, PlanMode
 from topobus.runtime.config import ServiceSettings
 
-__all__ = ["AlignmentSettings", "CpuSettings", "HintSettings", "ReservationSettings", "TopologySettings"]
+__all__ = ["AlignmentSettings", "CpuSettings", "HintSettings", "MemorySettings", "ReservationSettings", "TopologySettings"]
 
 
 # kubelet refuses a smaller limit (topologymanager/policy_options.go, defaultMaxAllowableNUMANodes).
@@ -56,6 +56,21 @@ class CpuSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         )
 
 
+class MemorySettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How memory is aligned."""
+
+    policy: Literal["none", "static"] = "none"
+    """kubelet's memory manager policy: `static` aligns memory and huge pages of containers that ask for them. The default is kubelet's."""
+    reserved_bytes: dict[str, Annotated[int, Meta(ge=0)]] = {}
+    """Bytes of ordinary memory by NUMA node that are never handed out: kubelet's --reserved-memory. Keys are node ids: `{"0" = 1073741824}`."""
+
+    def __post_init__(self) -> None:
+        """Refuse keys that are no node ids."""
+        for key in self.reserved_bytes:
+            if not (key.isascii() and key.isdecimal()):
+                raise ValueError(f"reserved_bytes has the key {key!r}, wanted a NUMA node id such as 0")
+
+
 class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How this node aligns pods that do not say otherwise."""
 
@@ -73,6 +88,8 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """kubelet's option of that name: machines with more NUMA nodes are refused. 0: no limit; kubelet needs one because its merge is exponential."""
     cpu: CpuSettings = CpuSettings()
     """How exclusive CPUs are taken."""
+    memory: MemorySettings = MemorySettings()
+    """How memory is aligned."""
     mode: PlanMode = PlanMode.COMPATIBLE
     """`compatible`: a pod that kubelet's order of containers and choices refuses is refused. `corrected`: other hints, devices and ways to share among its
     containers are searched first. What `compatible` admits is placed alike in both. The default is kubelet's answer; docs/adr/0008 says why."""
@@ -102,6 +119,7 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
             prefer_closest_numa_nodes=self.prefer_closest_numa_nodes,
             cpu=structs.replace(self.cpu.options(), has_affinity_floor=self.kubelet is KubeletVersion.V1_37),
             kubelet=self.kubelet,
+            aligns_memory=self.memory.policy == "static",
             max_allowable_numa_nodes=self.max_allowable_numa_nodes,
             mode=self.mode,
             search_steps=self.search_steps,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import aclosing
 
 from topobus.contracts.catalogue import INVENTORY, MACHINE
@@ -24,13 +25,23 @@ __all__ = ["Facts"]
 class Facts:
     """The machine and the inventories of one node. Watches write it, answers read it."""
 
-    def __init__(self, bus: Bus, *, node: str, options: AlignmentOptions, reserved_cpus: CpuSet, readiness: Readiness) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        node: str,
+        options: AlignmentOptions,
+        reserved_cpus: CpuSet,
+        reserved_memory: Mapping[int, int] | None = None,
+        readiness: Readiness,
+    ) -> None:
         self.machine: Machine | None = None
         self.inventories: dict[str, Inventory] = {}
         self._bus = bus
         self._node = node
         self._options = options
         self._reserved = reserved_cpus
+        self._reserved_memory = reserved_memory
         self._readiness = readiness
         self._has_inventories = False
         self._static: NodeView | None = None
@@ -54,7 +65,9 @@ class Facts:
                 f"node {self._node}: {what} has not been published yet", next_step="see whether discovery and the device services run"
             )
         if self._static is None:
-            self._static = node_view(self.machine, self.inventories, None, self._options, self._reserved)
+            self._static = node_view(
+                self.machine, self.inventories, None, self._options, self._reserved, reserved_memory=self._reserved_memory
+            )
             self._warn_about_reserved(self._static)
         return with_ledger(self._static, ledger)
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from topobus.domain.idset import CpuSet
-from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.outcome import MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.view import NodeView
 
@@ -32,6 +32,8 @@ class Holding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Class to device names, sorted. CPUs stand in `cpus`, not here."""
     cpus: CpuSet = CpuSet()
     memory_bytes: int = 0
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory by NUMA node, where the node aligns memory."""
 
 
 class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):

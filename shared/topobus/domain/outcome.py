@@ -7,7 +7,7 @@ from msgspec import Struct
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 
-__all__ = ["ContainerPlacement", "HintList", "Placement", "Reason", "Refusal"]
+__all__ = ["ContainerPlacement", "HintList", "MemoryBlock", "Placement", "Reason", "Refusal"]
 
 
 class Reason(Struct, frozen=True, kw_only=True):
@@ -37,6 +37,26 @@ class HintList(Struct, frozen=True, kw_only=True):
     """At most how many more there were: a record keeps the narrowest ones of a long list."""
 
 
+class MemoryBlock(Struct, frozen=True, kw_only=True):
+    """What one container holds of one kind of memory: the affinity, and how many bytes of which node."""
+
+    kind: str
+    """`memory`, or `hugepages-2Mi` and the like."""
+    nodes: NodeSet
+    shares: tuple[tuple[int, int], ...] = ()
+    """(NUMA node, bytes), by node; a node of the affinity that gave nothing is left out, but belongs to the group."""
+
+    @property
+    def by_node(self) -> dict[int, int]:
+        """NUMA node to bytes."""
+        return dict(self.shares)
+
+    @property
+    def size_bytes(self) -> int:
+        """All of it."""
+        return sum(size for _, size in self.shares)
+
+
 class ContainerPlacement(Struct, frozen=True, kw_only=True):
     """What one container gets."""
 
@@ -48,6 +68,8 @@ class ContainerPlacement(Struct, frozen=True, kw_only=True):
     """NUMA nodes that the CPUs and devices chosen really touch."""
     devices: dict[str, tuple[str, ...]] = {}
     """Class to device names, sorted."""
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory by NUMA node, where the node aligns memory."""
     hints: tuple[HintList, ...] = ()
     reasons: tuple[Reason, ...] = ()
     """Why this alignment and why these devices: which hint decided, what tied, how the tie broke."""

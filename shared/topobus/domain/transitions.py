@@ -107,6 +107,7 @@ def reserve(
             },
             cpus=one.cpus,
             memory_bytes=memory.get(one.name, 0),
+            memory=one.memory,
         )
         for one in placement.containers
     )

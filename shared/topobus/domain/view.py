@@ -11,9 +11,10 @@ from msgspec import Struct
 
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import MemoryBlock
 from topobus.domain.request import Policy, Scope
 
-__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "KubeletVersion", "NodeView", "PlanMode"]
+__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "KubeletVersion", "NodeView", "NumaMemory", "PlanMode"]
 
 
 class KubeletVersion(StrEnum):
@@ -74,10 +75,19 @@ class AlignmentOptions(Struct, frozen=True, kw_only=True):
     search_steps: int = 2000
     """Tries of one container that mode corrected may spend on a pod; 2000 take about half a second."""
     kubelet: KubeletVersion = KubeletVersion.V1_36
+    aligns_memory: bool = False
+    """kubelet's memory manager policy Static: memory and huge pages are aligned and kept apart by NUMA node."""
     max_allowable_numa_nodes: int = 0
     """kubelet's `max-allowable-numa-nodes`: a machine with more is refused, unless the policy is none. 0: no limit, for ours needs none."""
     allow_request_policy: bool = True
     """Whether a pod may ask for a policy, scope or locality other than the node's."""
+
+
+class NumaMemory(Struct, frozen=True, kw_only=True):
+    """What one NUMA node has to give, by kind (`memory`, `hugepages-2Mi`), in bytes; reserved memory is taken off."""
+
+    id: int
+    allocatable: dict[str, int]
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
@@ -101,6 +111,9 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Class to device name to the key of the owner that holds it."""
     held_cpus: dict[str, CpuSet] = {}
     """Owner key to the CPUs that it holds."""
+    memory: tuple[NumaMemory, ...] = ()
+    held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
+    """Owner key to the memory that it holds."""
     silent_classes: tuple[str, ...] = ()
     """Classes whose service had no opinion in time (custom hints asked, no answer)."""
     custom_hints: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}

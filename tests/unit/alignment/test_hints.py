@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
 from topobus.domain.alignment.hints import cpu_hints, device_hints
+from topobus.domain.alignment.merge import merge_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.request import Policy
+from topobus.domain.view import KubeletVersion
 
 
 def device(name: str, nodes: str | None) -> Device:
@@ -69,3 +74,13 @@ def test_cpu_hints_answer_when_the_machine_has_64_nodes() -> None:
     assert hints is not None
     assert (str(hints[0].nodes), hints[0].preferred) == ("0,4", True)
     assert hints[-1].nodes == NodeSet.of(range(0, 256, 4))
+
+
+@pytest.mark.parametrize(("kubelet", "merged"), [(KubeletVersion.V1_35, "0"), (KubeletVersion.V1_36, "1")])
+def test_device_hints_range_over_all_nodes_when_kubelet_is_older(kubelet: KubeletVersion, merged: str) -> None:
+    """k/k PR 138244 changed best-effort masks: 3 CPUs free on node 0 only, a device on node 1 only; before 1.36 node 0 wins, since then node 1."""
+    nodes = NodeSet(0, 1)
+    cpus = cpu_hints({0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")}, CpuSet.parse("0-3"), 3)
+    devices = device_hints([device("a", "1")], ["a"], 1, nodes, kubelet=kubelet)
+
+    assert str(merge_hints([cpus, devices], nodes, Policy.BEST_EFFORT).hint.nodes) == merged

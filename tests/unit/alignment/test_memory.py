@@ -53,7 +53,16 @@ def test_allocate_memory_fills_nodes_in_order_of_id() -> None:
     """The affinity's nodes are filled in ascending order, and all of them belong to the group from then on."""
     made = allocate_memory([node(0, 2), node(1, 3)], {"memory": 4}, Hint(NodeSet(0, 1), preferred=True))
 
-    assert made == (MemoryBlock(kind="memory", nodes=NodeSet(0, 1), shares={0: 2, 1: 2}),)
+    assert made == (
+        MemoryBlock(
+            kind="memory",
+            nodes=NodeSet(0, 1),
+            shares=(
+                (0, 2),
+                (1, 2),
+            ),
+        ),
+    )
 
 
 def test_allocate_memory_widens_the_affinity_when_it_is_too_narrow() -> None:
@@ -88,8 +97,15 @@ def test_allocate_memory_refuses_when_a_node_serves_alone_already() -> None:
 def test_memory_nodes_follow_from_the_blocks_that_are_held() -> None:
     """Free memory, assignments and groups are worked out from the blocks, nothing else is kept."""
     blocks = [
-        MemoryBlock(kind="memory", nodes=NodeSet(0, 1), shares={0: 8, 1: 2}),
-        MemoryBlock(kind="memory", nodes=NodeSet(2), shares={2: 3}),
+        MemoryBlock(
+            kind="memory",
+            nodes=NodeSet(0, 1),
+            shares=(
+                (0, 8),
+                (1, 2),
+            ),
+        ),
+        MemoryBlock(kind="memory", nodes=NodeSet(2), shares=((2, 3),)),
     ]
 
     nodes = memory_nodes({one: {"memory": 8} for one in range(4)}, blocks)

@@ -65,7 +65,7 @@ def fill(room: Room, want: Want, aligned: Aligned) -> ContainerPlacement | Confl
     if faults:
         return Conflict(want=want, reasons=tuple(faults))
     hint = aligned.merged.hint
-    taken = room.take(want, hint.nodes)
+    taken = room.take(want, hint)
     if isinstance(taken, list):
         return Conflict(want=want, reasons=tuple(taken))
     return ContainerPlacement(
@@ -74,6 +74,7 @@ def fill(room: Room, want: Want, aligned: Aligned) -> ContainerPlacement | Confl
         cpus=taken.cpus,
         numa_nodes=taken.numa_nodes,
         devices=taken.devices,
+        memory=taken.memory,
         hints=aligned.records,
         reasons=tuple(_why(room, want, aligned, taken)),
     )
@@ -91,6 +92,14 @@ def _why(room: Room, want: Want, aligned: Aligned, taken: Taken) -> list[Reason]
                 facts={"resource": CPU_CLASS, "cpus": str(taken.cpus), "whole_cores": cores, "numa_nodes": str(nodes)},
             )
         )
+    reasons += [
+        Reason(
+            code="memory-taken",
+            message=f"{block.kind} on NUMA node {block.nodes}: {', '.join(f'{size} bytes of node {node}' for node, size in block.shares) or 'reused'}",
+            facts={"resource": block.kind, "numa_nodes": str(block.nodes), "size_bytes": block.size_bytes},
+        )
+        for block in taken.memory
+    ]
     for device_class, choice in sorted(taken.choices.items()):
         link = choice.bottleneck.value if choice.bottleneck is not None else ""
         what = f"widest bottleneck link {link}" if link else "least fragmentation"

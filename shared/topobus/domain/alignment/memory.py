@@ -10,24 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from msgspec import Struct
-
 from topobus.domain.alignment.memory_family import MemoryAmount, MemoryFamily, MemoryNode
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
-from topobus.domain.outcome import Reason
+from topobus.domain.outcome import MemoryBlock, Reason
 
 __all__ = ["MemoryAmount", "MemoryBlock", "MemoryNode", "allocate_memory", "memory_hints", "memory_nodes"]
-
-
-class MemoryBlock(Struct, frozen=True, kw_only=True):
-    """What one container holds of one kind of memory: the affinity, and how many bytes of which node."""
-
-    kind: str
-    """`memory`, or `hugepages-2Mi` and the like."""
-    nodes: NodeSet
-    shares: dict[int, int] = {}
-    """NUMA node to bytes; a node of the affinity that gave nothing is left out, but belongs to the group."""
 
 
 def memory_nodes(allocatable: Mapping[int, Mapping[str, int]], blocks: Iterable[MemoryBlock]) -> tuple[MemoryNode, ...]:
@@ -43,7 +31,7 @@ def memory_nodes(allocatable: Mapping[int, Mapping[str, int]], blocks: Iterable[
             if node in free:
                 assignments[node] += 1
                 groups[node] = block.nodes
-                free[node][block.kind] = free[node].get(block.kind, 0) - block.shares.get(node, 0)
+                free[node][block.kind] = free[node].get(block.kind, 0) - block.by_node.get(node, 0)
     return tuple(
         MemoryNode(
             id=node,
@@ -122,14 +110,14 @@ def _satisfies(nodes: Sequence[MemoryNode], mask: NodeSet, request: Mapping[str,
 def _fill(by_id: Mapping[int, MemoryNode], mask: NodeSet, kind: str, wanted: int, reused: int) -> MemoryBlock:
     """Take from the mask's nodes in ascending order of id; what is reused is not taken again."""
     left = max(0, wanted - reused)
-    shares: dict[int, int] = {}
+    shares: list[tuple[int, int]] = []
     for one in mask:
         amount = by_id[one].amounts.get(kind)
         taken = min(left, amount.free) if amount is not None else 0
         if taken:
-            shares[one] = taken
+            shares.append((one, taken))
             left -= taken
-    return MemoryBlock(kind=kind, nodes=mask, shares=shares)
+    return MemoryBlock(kind=kind, nodes=mask, shares=tuple(shares))
 
 
 def _reason(code: str, message: str, request: Mapping[str, int], hint: Hint) -> Reason:

@@ -64,7 +64,11 @@ def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pla
     wants = read_wants(request)
     if isinstance(wants, Refusal):
         return wants
-    if request.owner.key in {*view.held_cpus, *(owner for held in view.held_devices.values() for owner in held.values())}:
+    if request.owner.key in {
+        *view.held_cpus,
+        *view.held_memory,
+        *(owner for held in view.held_devices.values() for owner in held.values()),
+    }:
         message = f"{request.owner} holds devices already; release it before placing it again"
         return Refusal(reasons=(Reason(code="already-placed", message=message, facts={"owner": request.owner.key}),))
     forbidden = _forbidden(view, request) or _too_many_nodes(view, policy_of(view, request))

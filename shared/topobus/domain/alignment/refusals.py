@@ -12,9 +12,10 @@ from itertools import combinations
 from msgspec import Struct
 
 from topobus.domain.alignment.family_merge import merge_opinions
+from topobus.domain.alignment.memory import memory_nodes
 from topobus.domain.alignment.merge import Merged
 from topobus.domain.alignment.room import ResourceHints, Room
-from topobus.domain.alignment.view import CPU_CLASS, without_owners
+from topobus.domain.alignment.view import CPU_CLASS, MEMORY, without_owners
 from topobus.domain.alignment.wants import Want
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import HintList, Reason, Refusal
@@ -107,6 +108,10 @@ def _resource_reason(room: Room, want: Want, one: HintList, policy: Policy) -> R
     if resource == CPU_CLASS:
         wanted = len(want.named_cpus) if one.resource != resource else want.cpus
         rows = [(node, len(cpus), len(cpus & room.free_cpus)) for node, cpus in room.topology.cpus_by_node().items()]
+    elif resource in want.memory:
+        wanted = want.memory[resource]
+        nodes = memory_nodes(room.memory.allocatable, room.memory.blocks)
+        rows = [(node.id, node.amounts[resource].allocatable, node.amounts[resource].free) for node in nodes if resource in node.amounts]
     else:
         mine = want.of_class(resource)
         wanted = len(mine.names) if one.resource != resource else mine.any_count
@@ -145,7 +150,8 @@ def _to_free(view: NodeView, request: PodRequest, fits: Callable[[NodeView], boo
     """Name the owners whose release would make the pod fit: as few as possible, then those that hold least."""
     classes = {device.device_class for one in request.containers for device in one.devices}
     wants_cpus = any(one.cpus for one in request.containers) or CPU_CLASS in classes
-    holdings = _holdings(view, classes, wants_cpus=wants_cpus)
+    wants_memory = any(one.memory_bytes or one.hugepages for one in request.containers)
+    holdings = _holdings(view, classes, wants_cpus=wants_cpus, wants_memory=wants_memory)
     if not holdings or not fits(without_owners(view, frozenset(holdings))):
         return ()
     chosen = _smallest(view, holdings, fits)
@@ -170,8 +176,8 @@ def _smallest(view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...
     return frozenset(left)
 
 
-def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool) -> dict[str, dict[str, tuple[str, ...]]]:
-    """Who holds anything of the classes wanted: owner to class to names (CPUs as one cpulist)."""
+def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool, wants_memory: bool) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Who holds anything of the classes wanted: owner to class to names (CPUs by id, memory by amount)."""
     found: dict[str, dict[str, list[str]]] = {}
     for device_class in sorted(classes):
         for name, owner in sorted(view.held_devices.get(device_class, {}).items()):
@@ -179,6 +185,9 @@ def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool) -> dict[st
     if wants_cpus:
         for owner, cpus in sorted(view.held_cpus.items()):
             found.setdefault(owner, {}).setdefault(CPU_CLASS, []).extend(str(cpu) for cpu in cpus)
+    if wants_memory:
+        for owner, blocks in sorted(view.held_memory.items()):
+            found.setdefault(owner, {}).setdefault(MEMORY, []).extend(f"{one.size_bytes} bytes of {one.kind}" for one in blocks)
     return {owner: {name: tuple(held) for name, held in rows.items()} for owner, rows in found.items()}
 
 
@@ -190,6 +199,10 @@ def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]
             cpus = CpuSet.of(int(name) for name in names)
             nodes |= NodeSet.of(core.numa_node for core in view.cores if core.numa_node is not None and not core.cpus.isdisjoint(cpus))
             parts.append(f"CPUs {cpus}")
+        elif device_class == MEMORY:
+            for block in view.held_memory.get(owner, ()):
+                nodes |= block.nodes
+            parts.append(", ".join(names))
         else:
             known = {one.name: one for one in view.devices.get(device_class, ())}
             for name in names:
@@ -202,7 +215,7 @@ def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]
         facts={
             "owner": owner,
             "classes": tuple(sorted(held)),
-            "devices": tuple(one for device_class in sorted(held) if device_class != CPU_CLASS for one in held[device_class]),
+            "devices": tuple(one for device_class in sorted(held) if device_class not in (CPU_CLASS, MEMORY) for one in held[device_class]),
             "cpus": str(CpuSet.of(int(one) for one in held.get(CPU_CLASS, ()))),
             "numa_nodes": str(nodes),
         },

@@ -20,13 +20,15 @@ from topobus.domain.alignment.domains import Places
 from topobus.domain.alignment.families import Family, sample_hints
 from topobus.domain.alignment.hints import cpu_family, device_family
 from topobus.domain.alignment.locality import Site, site_of, socket_of_nodes
-from topobus.domain.alignment.view import CPU_CLASS, cpu_name
+from topobus.domain.alignment.memory_family import MemoryFamily
+from topobus.domain.alignment.memory_room import MemoryRoom
+from topobus.domain.alignment.view import CPU_CLASS, MEMORY, cpu_name
 from topobus.domain.alignment.wants import DeviceWant, Want
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.outcome import HintList, Reason
+from topobus.domain.outcome import HintList, MemoryBlock, Reason
 from topobus.domain.request import ContainerKind
-from topobus.domain.view import NodeView
+from topobus.domain.view import NodeView, PlanMode
 
 __all__ = ["ResourceHints", "Room", "Taken"]
 
@@ -38,7 +40,7 @@ class ResourceHints(Struct, frozen=True, kw_only=True):
     """What one resource of one container (or of the whole pod) says about NUMA nodes."""
 
     resource: str
-    opinion: Family | tuple[Hint, ...] | None
+    opinion: Family | MemoryFamily | tuple[Hint, ...] | None
 
     def record(self) -> HintList:
         """The hints for a decision event: all of them, or the narrowest ones of a long list."""
@@ -47,7 +49,8 @@ class ResourceHints(Struct, frozen=True, kw_only=True):
         if isinstance(self.opinion, Family):
             hints, omitted = sample_hints(self.opinion, _RECORDED_HINTS)
             return HintList(resource=self.resource, hints=hints, omitted=omitted)
-        return HintList(resource=self.resource, hints=self.opinion[:_RECORDED_HINTS], omitted=len(self.opinion[_RECORDED_HINTS:]))
+        listed = self.opinion.list_hints() if isinstance(self.opinion, MemoryFamily) else self.opinion
+        return HintList(resource=self.resource, hints=listed[:_RECORDED_HINTS], omitted=len(listed[_RECORDED_HINTS:]))
 
 
 class Taken(Struct, frozen=True, kw_only=True):
@@ -55,6 +58,7 @@ class Taken(Struct, frozen=True, kw_only=True):
 
     cpus: CpuSet = CpuSet()
     devices: dict[str, tuple[str, ...]] = {}
+    memory: tuple[MemoryBlock, ...] = ()
     numa_nodes: NodeSet = NodeSet()
     choices: dict[str, Choice] = {}
     """How the devices that were free to choose were chosen, by class."""
@@ -79,6 +83,7 @@ class Room:
             name: {one.name for one in devices.values() if one.health.is_allocatable and one.name not in view.held_devices.get(name, {})}
             for name, devices in self.devices.items()
         }
+        self.memory = MemoryRoom.of(view)
         self.reusable_cpus = CpuSet()
         self.reusable: dict[str, set[str]] = {}
         self._sockets = socket_of_nodes(view.cores)
@@ -116,6 +121,7 @@ class Room:
 
     def absorb(self, fork: Room, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> None:
         """Take over what happened in a fork that was made with these limits."""
+        self.memory = fork.memory
         limits = devices or {}
         for mine, theirs in ((self.free, fork.free), (self.reusable, fork.reusable)):
             for name, names in theirs.items():
@@ -167,10 +173,14 @@ class Room:
             lists.append(ResourceHints(resource=f"{CPU_CLASS} (named)", opinion=opinion))
         for one in want.devices:
             lists += self._device_lists(one, reusable=set() if is_pod else self.reusable.get(one.device_class, set()))
-        return lists
+        return [*lists, *self._memory_lists(want, is_pod=is_pod)]
 
-    def take(self, want: Want, nodes: NodeSet | None) -> Taken | list[Reason]:
+    def take(self, want: Want, hint: Hint) -> Taken | list[Reason]:
         """Take what a container wants, inside the alignment first; the reasons when that fails. Updates what is free and what may be reused."""
+        nodes = hint.nodes
+        blocks = self.memory.take(want.memory, hint, want.kind)
+        if isinstance(blocks, Reason):
+            return [_fault(want, blocks.code, blocks.message, MEMORY)]
         cpus = CpuSet()
         if want.cpus:
             assigned = assign_cpus(
@@ -195,9 +205,11 @@ class Room:
                 outside[one.device_class] = strays
             self._keep_devices(want.kind, one, set(choice.names))
         self._keep_cpus(want.kind, cpus)
+        memory, self.memory = blocks
         return Taken(
             cpus=cpus,
             devices=dict(sorted(devices.items())),
+            memory=memory,
             numa_nodes=self._touched(cpus, devices),
             choices=choices,
             outside=outside,
@@ -318,6 +330,14 @@ class Room:
                     kubelet=self.view.options.kubelet,
                 )
                 yield ResourceHints(resource=one.device_class, opinion=opinion)
+
+    def _memory_lists(self, want: Want, *, is_pod: bool) -> Iterable[ResourceHints]:
+        """One list a kind of memory, the same for all, as kubelet has it; nothing that fits is "no opinion" there, and impossible when corrected."""
+        family = self.memory.family(want.memory, is_pod=is_pod)
+        if family is not None:
+            is_silent = family.is_empty and self.view.options.mode is PlanMode.COMPATIBLE
+            for kind in sorted(want.memory):
+                yield ResourceHints(resource=kind, opinion=None if is_silent else family)
 
     def _company(
         self, mine: DeviceWant, chosen: Mapping[str, tuple[str, ...]], waiting: Iterable[DeviceWant], nodes: NodeSet | None

@@ -9,13 +9,17 @@ from msgspec import structs
 from topobus.domain.device import Inventory
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
-from topobus.domain.machine import Machine
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView
+from topobus.domain.machine import Machine, NumaNode
+from topobus.domain.outcome import MemoryBlock
+from topobus.domain.view import AlignmentOptions, CoreView, NodeView, NumaMemory
 
-__all__ = ["CPU_CLASS", "cpu_name", "cpu_of_name", "node_view", "with_ledger", "without_owners"]
+__all__ = ["CPU_CLASS", "MEMORY", "cpu_name", "cpu_of_name", "node_view", "with_ledger", "without_owners"]
 
 CPU_CLASS = "cpu"
 """The class whose devices are logical CPUs."""
+
+MEMORY = "memory"
+"""The kind of ordinary memory; huge pages are `hugepages-<size>`."""
 
 _PREFIX = "cpu-"
 
@@ -51,10 +55,11 @@ def node_view(
     *,
     silent_classes: tuple[str, ...] = (),
     custom_hints: Mapping[str, tuple[tuple[NodeSet | None, bool], ...]] | None = None,
+    reserved_memory: Mapping[int, int] | None = None,
 ) -> NodeView:
     """Put together what a plan sees.
 
-    Shapes:  inventories — by class; ledger None means that nothing is held; custom_hints — by `class/count`.
+    Shapes:  inventories — by class; ledger None means that nothing is held; custom_hints — by `class/count`; reserved_memory — bytes by NUMA node.
     """
     cores: dict[int, list[int]] = {}
     places: dict[int, CoreView] = {}
@@ -85,6 +90,7 @@ def node_view(
             if name != CPU_CLASS
         },
         unhealthy_cpus=CpuSet.of(one for one in sick if one is not None),
+        memory=tuple(_memory(one, (reserved_memory or {}).get(one.id, 0)) for one in machine.numa_nodes),
         silent_classes=tuple(sorted(silent_classes)),
         custom_hints=dict(custom_hints or {}),
     )
@@ -95,18 +101,36 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
     """The same node with what this ledger says is held."""
     held_devices: dict[str, dict[str, str]] = {}
     held_cpus: dict[str, CpuSet] = {}
+    held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
     for key, allocation in sorted(ledger.allocations.items()):
         for holding in allocation.holdings:
             for device_class, names in holding.devices.items():
                 held_devices.setdefault(device_class, {}).update(dict.fromkeys(names, key))
             if holding.cpus:
                 held_cpus[key] = held_cpus.get(key, CpuSet()) | holding.cpus
+            if holding.memory:
+                held_memory[key] = (*held_memory.get(key, ()), *holding.memory)
     return structs.replace(
         view,
         ledger_sequence=ledger.sequence,
         held_devices={name: dict(sorted(held.items())) for name, held in sorted(held_devices.items())},
         held_cpus=held_cpus,
+        held_memory=held_memory,
     )
+
+
+def _memory(node: NumaNode, reserved: int) -> NumaMemory:
+    """Ordinary memory is what is left beside the huge pages and what is reserved, as kubelet counts."""
+    pools = {f"hugepages-{_size(pool.page_bytes)}": pool.total * pool.page_bytes for pool in node.hugepages}
+    return NumaMemory(id=node.id, allocatable={MEMORY: max(0, node.memory_bytes - sum(pools.values()) - reserved), **pools})
+
+
+def _size(size_bytes: int) -> str:
+    """Write a page size as Kubernetes does: the largest binary unit that divides it."""
+    for unit, suffix in ((1 << 30, "Gi"), (1 << 20, "Mi"), (1 << 10, "Ki")):
+        if size_bytes % unit == 0:
+            return f"{size_bytes // unit}{suffix}"
+    return str(size_bytes)
 
 
 def without_owners(view: NodeView, owner_keys: frozenset[str]) -> NodeView:
@@ -117,4 +141,5 @@ def without_owners(view: NodeView, owner_keys: frozenset[str]) -> NodeView:
             name: {device: owner for device, owner in held.items() if owner not in owner_keys} for name, held in view.held_devices.items()
         },
         held_cpus={owner: cpus for owner, cpus in view.held_cpus.items() if owner not in owner_keys},
+        held_memory={owner: blocks for owner, blocks in view.held_memory.items() if owner not in owner_keys},
     )

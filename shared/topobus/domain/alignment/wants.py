@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name
+from topobus.domain.alignment.view import CPU_CLASS, MEMORY, cpu_of_name
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import ContainerKind, ContainerRequest, PodRequest
@@ -47,6 +47,8 @@ class Want(Struct, frozen=True, kw_only=True):
     named_cpus: CpuSet = CpuSet()
     devices: tuple[DeviceWant, ...] = ()
     """One a class, sorted by class."""
+    memory: dict[str, int] = {}
+    """Kind to bytes, of what is wanted at all."""
 
     def of_class(self, device_class: str) -> DeviceWant:
         """What is wanted of a class; zero when nothing is."""
@@ -80,8 +82,15 @@ def pod_total(wants: Sequence[Want]) -> Want:
     named = CpuSet()
     for want in wants:
         named |= want.named_cpus
+    kinds = sorted({kind for want in wants for kind in want.memory})
     return Want(
-        name="", place=0, kind=ContainerKind.APP, cpus=_peak(wants, [want.cpus for want in wants]), named_cpus=named, devices=tuple(devices)
+        name="",
+        place=0,
+        kind=ContainerKind.APP,
+        cpus=_peak(wants, [want.cpus for want in wants]),
+        named_cpus=named,
+        devices=tuple(devices),
+        memory={kind: _peak(wants, [want.memory.get(kind, 0) for want in wants]) for kind in kinds},
     )
 
 
@@ -101,6 +110,9 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Want
 
     if container.cpus < 0:
         fault("count-zero", f"asks for {container.cpus} exclusive CPUs, wanted 0 or more", resource=CPU_CLASS, wanted=container.cpus)
+    for kind, size in ((MEMORY, container.memory_bytes), *sorted(container.hugepages.items())):
+        if size < 0:
+            fault("count-zero", f"asks for {size} bytes of {kind}, wanted 0 or more", resource=kind, wanted=size)
     cpus = max(container.cpus, 0)
     named_cpus: list[int] = []
     counts: dict[str, int] = {}
@@ -143,4 +155,5 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Want
             )
             for device_class, count in sorted(counts.items())
         ),
+        memory={kind: size for kind, size in ((MEMORY, container.memory_bytes), *sorted(container.hugepages.items())) if size > 0},
     )

@@ -1,0 +1,65 @@
+"""The memory of a node during one plan: hints out of it, blocks taken from it, and what init containers leave for reuse.
+
+Immutable: taking gives the blocks and the room afterwards, so a search may fork as often as it likes.
+Source: kubelet 1.36 cm/memorymanager/policy_static.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct, structs
+
+from topobus.domain.alignment.memory import allocate_memory, memory_nodes
+from topobus.domain.alignment.memory_family import MemoryFamily
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import MemoryBlock, Reason
+from topobus.domain.request import ContainerKind
+from topobus.domain.view import NodeView
+
+__all__ = ["MemoryRoom"]
+
+
+class MemoryRoom(Struct, frozen=True, kw_only=True):
+    """What is there, what is held, and what may be reused."""
+
+    allocatable: dict[int, dict[str, int]] = {}
+    """NUMA node to kind to bytes; empty when memory is not aligned."""
+    blocks: tuple[MemoryBlock, ...] = ()
+    reusable: dict[NodeSet, dict[str, int]] = {}
+
+    @classmethod
+    def of(cls, view: NodeView) -> MemoryRoom:
+        """The memory of a view; nothing at all when the node does not align memory."""
+        if not view.options.aligns_memory:
+            return cls()
+        blocks = tuple(block for _, held in sorted(view.held_memory.items()) for block in held)
+        return cls(allocatable={one.id: one.allocatable for one in view.memory}, blocks=blocks)
+
+    def family(self, wanted: Mapping[str, int], *, is_pod: bool) -> MemoryFamily | None:
+        """The hints for so much of each kind; None when nothing is wanted or memory is not aligned."""
+        if not self.allocatable or not wanted:
+            return None
+        return MemoryFamily(memory_nodes(self.allocatable, self.blocks), wanted, {} if is_pod else self.reusable)
+
+    def take(self, wanted: Mapping[str, int], hint: Hint, kind: ContainerKind) -> tuple[tuple[MemoryBlock, ...], MemoryRoom] | Reason:
+        """Take memory inside the affinity; what an init container takes may be taken again by what comes after it."""
+        if not self.allocatable or not wanted:
+            return (), self
+        made = allocate_memory(memory_nodes(self.allocatable, self.blocks), wanted, hint, reusable=self.reusable)
+        if isinstance(made, Reason):
+            return made
+        return made, structs.replace(self, blocks=(*self.blocks, *made), reusable=self._left(made, wanted, kind))
+
+    def _left(self, made: Iterable[MemoryBlock], wanted: Mapping[str, int], kind: ContainerKind) -> dict[NodeSet, dict[str, int]]:
+        left = {nodes: dict(kinds) for nodes, kinds in self.reusable.items()}
+        for block in made:
+            kinds = left.setdefault(block.nodes, {})
+            have = kinds.get(block.kind, 0)
+            if kind is ContainerKind.INIT:
+                # Init containers run one after the other: what the largest took is there for all that follow.
+                kinds[block.kind] = max(have, wanted[block.kind])
+            else:
+                kinds[block.kind] = max(0, have - wanted[block.kind])
+        return left
