@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
 
-.PHONY: help setup demo up test lint types imports proto docs unit integration engine bench format clean
+.PHONY: help setup demo up test lint types imports proto docs unit integration engine versions bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -44,6 +44,9 @@ integration: setup ## tests with real processes and a real nats-server
 
 engine: setup ## compose on a real container engine (as root: installs Docker when absent)
 	$(BIN)/python -m pytest -q -s -x -m engine tests/engine
+
+versions: setup ## the bus and the demo on the nats-servers of newer Debian releases
+	@tools/test-nats-versions
 
 bench: setup ## measure; no test times anything
 	$(BIN)/python -m topobus.testing.bench

@@ -58,8 +58,13 @@ def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subsc
     elif isinstance(noun, Event):
         publish.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
     else:
-        subscribe.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
+        subject = f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}"
+        subscribe.add(subject)
         publish.update(f"_INBOX.{name}.>" for reader in noun.readers for name in _CONNECTION_NAMES.get(reader, (reader,)))
+        if isinstance(noun, Ask) and not noun.queue_group:
+            # A starting instance asks at its own subject whether another one answers there already, and answers when asked.
+            publish.add(subject)
+            publish.update(f"_INBOX.{name}.>" for name in _CONNECTION_NAMES.get(principal, (principal,)))
 
 
 def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str], *, is_writer: bool) -> None:
