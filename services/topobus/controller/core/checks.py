@@ -122,8 +122,8 @@ class Checks:
         verdict = self.would_select(request, candidate)
         return self.is_large_enough(request, candidate) if verdict else verdict
 
-    def constraint_state(self, claim_index: int) -> Hashable:
-        """Tell states of a claim's constraints apart."""
+    def constraint_states(self, claim_index: int) -> tuple[Hashable, ...]:
+        """Give the state of each of a claim's constraints."""
         return tuple(one.state for one in self._constraints[claim_index]) if claim_index < len(self._constraints) else ()
 
     @property
@@ -146,14 +146,15 @@ class Checks:
             return False
         return fits_capacity(candidate, amounts, used or {}, *(shared or ()))
 
-    def _is_shared(self, candidate: Candidate) -> bool:
+    def is_shared(self, candidate: Candidate) -> bool:
+        """Say whether several requests may have the device, by capacity."""
         return self._has[Gate.CONSUMABLE_CAPACITY] and bool(candidate.device.allow_multiple_allocations)
 
     def _pays_counters(self, candidate: Candidate) -> bool:
         """Say whether a grant takes counters: a shared device pays once."""
         if not candidate.device.consumes_counters:
             return False
-        return not (self._is_shared(candidate) and (candidate.id in self._given.usage.consumed or self._sharing.get(candidate.id)))
+        return not (self.is_shared(candidate) and (candidate.id in self._given.usage.consumed or self._sharing.get(candidate.id)))
 
     def take(self, request: PreparedRequest, candidate: Candidate, *, is_trial: bool = False) -> Blocker | None:
         """Take counters and constraints for a selected device, ready to be granted; or name what stands in the way and take nothing.
@@ -205,7 +206,7 @@ class Checks:
 
     def grant(self, claim_index: int, request: PreparedRequest, candidate: Candidate) -> None:
         """Record a device that `take` let pass."""
-        is_shared = self._is_shared(candidate)
+        is_shared = self.is_shared(candidate)
         amounts = (self._amounts_of(request, candidate) or {}) if is_shared else {}
         if is_shared:
             self._sharing.setdefault(candidate.id, []).append(amounts)
@@ -219,8 +220,8 @@ class Checks:
         kubernetes/kubernetes#134100: upstream does not give back the counters of a device that is shared by capacity.
         """
         self.grants[claim_index].pop()
-        (self._sharing if self._is_shared(candidate) else self._held)[candidate.id].pop()
-        if self._pays_counters(candidate) and (self._is_corrected or not self._is_shared(candidate)):
+        (self._sharing if self.is_shared(candidate) else self._held)[candidate.id].pop()
+        if self._pays_counters(candidate) and (self._is_corrected or not self.is_shared(candidate)):
             self._counters.give_back(candidate)
         self._remove_constraints(request)
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from topobus.contracts.kubernetes.limits import MAX_LIST
 from topobus.controller.core.checks import Checks
+from topobus.controller.core.lookahead import Lookahead
 from topobus.controller.core.pools import Candidate, Pool, PoolState, gather_pools
 from topobus.controller.core.reasons import Blocker, describe_miss, summarize
 from topobus.controller.core.requests import Alternatives, FaultError, PreparedRequest, prepare
@@ -28,10 +29,13 @@ from topobus.domain.outcome import Reason
 __all__ = ["DEFAULT_STEP_BUDGET", "allocate"]
 
 DEFAULT_STEP_BUDGET = 200_000
-"""Steps of one search on one node. A step costs some microseconds, so this is about a second: what is not found by then is worth an answer, not a wait."""
+"""Work of one search on one node, in steps; looking ahead counts, too. A step costs some ten microseconds, so this is two seconds: what is not found by then is
+worth an answer, not a wait."""
 
 # Most searches end within a few dozen steps; only beyond these is it worth while to find out which devices are equal.
 _HARD_STEPS = 256
+# What looking ahead costs: it counts so many devices of one request in the time that a step takes.
+_DEVICES_PER_STEP = 16
 # Failures remembered at most: some 20 MB. What is forgotten is only proved again.
 _REMEMBERED = 50_000
 
@@ -98,6 +102,7 @@ class _Search:
         self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler, step_budget: int, *, is_clever: bool
     ) -> None:
         self.steps = 0
+        self._work = 0
         self._given = given
         self._budget = step_budget
         self._is_clever = is_clever
@@ -109,12 +114,16 @@ class _Search:
         self._requests: tuple[tuple[Alternatives, ...], ...] = ()
         self._can_prune = False
         self._symmetry: Symmetry | None = None
+        self._total = 0
+        self._lookahead: Lookahead | None = None
+        self._can_look_ahead = False
         self._failed: dict[Hashable, _End] = {}
 
     def run(self) -> Outcome:
         """Search until done, exhausted, or out of budget."""
         self._requests = prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough)
         self._can_prune = self._is_clever and self._checks.is_reversible
+        self._total = sum(len(requests) for requests in self._requests)
         end = self._walk()
         if end is None:
             return GaveUp(self.steps)
@@ -140,7 +149,8 @@ class _Search:
                 answer = stop.value
                 continue
             self.steps += 1
-            if self.steps > self._budget:
+            self._work += 1
+            if self._work > self._budget:
                 return None
             stack.append(self._visit(at, is_inside=is_inside))
             answer = None
@@ -150,10 +160,18 @@ class _Search:
         """Serve one device more. `is_inside` says that an alternative was entered already."""
         if at.claim == len(self._requests):
             return _End.DONE
-        if at.device or is_inside or not self._is_hard():
+        is_hard = self._is_hard()
+        if is_hard and self._is_hopeless(at):
+            return _End.MISS
+        if at.device or is_inside or not is_hard:
             return (yield from self._serve(at, is_inside=is_inside))
         symmetry = self._symmetry_now()
-        key = (at.claim, at.request, symmetry.signature(at.claim, at.request, self._checks.grants), self._checks.constraint_state(at.claim))
+        key = (
+            at.claim,
+            at.request,
+            symmetry.signature(at.claim, at.request, self._checks.grants),
+            self._checks.constraint_states(at.claim),
+        )
         known = self._failed.get(key)
         if known is not None:
             return known
@@ -256,6 +274,16 @@ class _Search:
 
     def _is_hard(self) -> bool:
         return self._can_prune and self.steps > _HARD_STEPS
+
+    def _is_hopeless(self, at: _At) -> bool:
+        """Look ahead, where that may be done at all."""
+        if self._lookahead is None:
+            self._lookahead = Lookahead(self._given, self._requests, self._candidates, self._checks)
+            self._can_look_ahead = self._lookahead.can_tell()
+        if not self._can_look_ahead:
+            return False
+        self._work += len(self._candidates) * self._total // _DEVICES_PER_STEP
+        return self._lookahead.is_hopeless(at.claim, at.request, at.alternative, at.device)
 
     def _symmetry_now(self) -> Symmetry:
         if self._symmetry is None:
