@@ -393,8 +393,3 @@ async def _close_quietly(client: Client) -> None:
     with suppress(nats.errors.Error, OSError, TimeoutError, AssertionError):
         async with asyncio.timeout(1.0):
             await client.close()
-
-
-def _say(err: Exception) -> str:
-    """Give an error's text, or its kind: several of nats-py's and asyncio's have no text."""
-    return str(err) or type(err).__name__

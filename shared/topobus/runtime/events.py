@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
+from topobus.runtime.patience import Patience
 from topobus.runtime.tracing import injected
 
 __all__ = ["Events", "Received", "Start"]
@@ -118,15 +118,11 @@ class Events:
 
     async def _read_span(self, event: Event[M], behind: int, upto: int, parts: dict[str, str]) -> list[Received[M]]:
         found: list[Received[M]] = []
-        limit_s = self._connection.settings.timeout_s
+        patience = Patience(f"read {event.stream}", limit_s=self._connection.settings.timeout_s)
         feed = Feed(self._connection, event.stream, event.pattern(**parts), From.ALL, behind=behind)
         async with aclosing(feed.messages()) as items:
             while True:
-                try:
-                    async with asyncio.timeout(limit_s):
-                        item = await anext(items)
-                except TimeoutError as err:
-                    raise PeerUnavailable(f"read {event.stream}: nothing came for {limit_s:g} s") from err
+                item = await patience.next(items)
                 if not isinstance(item, Delivery):
                     if item is Mark.CAUGHT_UP:
                         return found

@@ -16,6 +16,7 @@ from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
+from topobus.runtime.patience import Patience
 from topobus.runtime.provision import bucket_stream, bucket_subject
 
 __all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Written"]
@@ -118,8 +119,7 @@ class States:
     async def list(self, state: State[M], parts: dict[str, str]) -> tuple[Entry[M], ...]:
         """Read all present entries, sorted by key; malformed ones are logged and left out."""
         found: dict[str, Entry[M]] = {}
-        # How long silence may last; a watch would wait for ever, a list must not.
-        patience = _Patience(self._connection, f"list {state.bucket}")
+        patience = Patience(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
         async with aclosing(self.watch(state, parts)) as changes:
             while True:
                 change = await patience.next(changes)
@@ -201,21 +201,3 @@ class States:
 
 class _Lost(Exception):
     """Raised inside when a compare-and-set lost."""
-
-
-class _Patience:
-    """Bounds how long a read of what is there already may take to make progress."""
-
-    def __init__(self, connection: Connection, what: str) -> None:
-        self._limit_s = connection.settings.timeout_s
-        self._what = what
-
-    async def next(self, items: AsyncGenerator[M, None]) -> M:
-        """Give the next item; PeerUnavailable when none comes."""
-        import asyncio
-
-        try:
-            async with asyncio.timeout(self._limit_s):
-                return await anext(items)
-        except TimeoutError as err:
-            raise PeerUnavailable(f"{self._what}: nothing came for {self._limit_s:g} s") from err
