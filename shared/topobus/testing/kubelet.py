@@ -74,6 +74,8 @@ class KubeletSimulator:
         cpus: online CPUs by NUMA node, for containers that ask exclusive CPUs.
         has_reregister_race: behave as kubelets before 1.36, where the end of an old stream cuts off the plugin that replaced it.
         health_api: which DRA health version to open first; 1.36 opens v1alpha1 although v1 is offered.
+        wipe_slices: called with a driver's name to delete its ResourceSlices of this node, and with "" at kubelet's start to delete all of them:
+            `lambda driver: server.wipe_slices("n1", driver)` with an ApiServerSimulator. None: a kubelet without an API server.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class KubeletSimulator:
         monotonic: Callable[[], float] = time.monotonic,
         has_reregister_race: bool = False,
         health_api: str = "v1alpha1",
+        wipe_slices: Callable[[str], object] | None = None,
     ) -> None:
         self.root = root
         self.directories = directories
@@ -99,7 +102,7 @@ class KubeletSimulator:
         self._plugins = DevicePlugins(
             self.device_plugin_dir, self._store, self._log, timings, monotonic, has_reregister_race=has_reregister_race
         )
-        self._drivers = Drivers(self.plugins_registry_dir, self._log, timings, monotonic, health_api=health_api)
+        self._drivers = Drivers(self.plugins_registry_dir, self._log, timings, monotonic, health_api=health_api, wipe_slices=wipe_slices)
         self._admitter = Admitter(
             self._store, self._plugins, self._drivers, nodes=numa_nodes, options=options, distances=distances, cpus=cpus or {}
         )

@@ -53,12 +53,22 @@ class _Driver:
 class Drivers:
     """All DRA drivers that the plugin watcher registered."""
 
-    def __init__(self, folder: Path, log: EventLog, timings: KubeletTimings, monotonic: Callable[[], float], *, health_api: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        log: EventLog,
+        timings: KubeletTimings,
+        monotonic: Callable[[], float],
+        *,
+        health_api: str,
+        wipe_slices: Callable[[str], object] | None = None,
+    ) -> None:
         self._folder = folder
         self._log = log
         self._timings = timings
         self._monotonic = monotonic
         self._health_api = health_api
+        self._wipe_slices = wipe_slices
         self._tasks = Tasks()
         self._watchers: dict[Path, asyncio.Task[None]] = {}
         self._drivers: dict[str, _Driver] = {}
@@ -69,6 +79,7 @@ class Drivers:
     async def start(self) -> None:
         """Watch the folder; sockets that are there already are registered too."""
         self._stopping = asyncio.Event()
+        self._wipe("")
         is_watching = asyncio.Event()
         self._tasks.spawn(self._watch_folder(is_watching))
         await is_watching.wait()
@@ -199,7 +210,20 @@ class Drivers:
                 if self._drivers.get(driver.name) is driver:
                     del self._drivers[driver.name]
                 self._log.add("Deregistered", driver.name)
+                if not self._stopping.is_set():
+                    self._tasks.spawn(self._wipe_later(driver.name))
                 await driver.channel.close()
+
+    async def _wipe_later(self, driver: str) -> None:
+        """Delete the slices of a driver that stays away."""
+        await asyncio.sleep(self._timings.wipe_s)
+        if driver not in self._drivers:
+            self._wipe(driver)
+
+    def _wipe(self, driver: str) -> None:
+        if self._wipe_slices is not None:
+            self._wipe_slices(driver)
+            self._log.add("WipeSlices", driver)
 
     async def _register(self, path: Path) -> _Driver | None:
         """Ask who is there, connect to its service, and tell it the outcome; None when it must be tried again."""

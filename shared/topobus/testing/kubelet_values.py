@@ -45,6 +45,8 @@ class KubeletTimings(Struct, frozen=True, kw_only=True):
     dra_s: float = 45.0
     grace_s: float = 300.0
     """How long a stopped device plugin's devices stay in the node's capacity."""
+    wipe_s: float = 30.0
+    """How long a DRA driver may stay away until its ResourceSlices are deleted."""
     health_retry_s: float = 5.0
     health_timeout_s: float = 30.0
     """A DRA device's health turns Unknown when it is not reported again within this time."""
