@@ -132,7 +132,7 @@ async def test_gateway_keeps_its_devices_when_it_restarts_under_an_older_kubelet
         await rig.plane.show("gpu", *GPUS)
         async with rig.kubelet, rig.gateway():
             await rig.kubelet.wait_for_resource(GPU, allocatable=3)
-            async with rig.gateway():
+            async with rig.gateway(checkpoint_path=str(rig.root / "other" / "checkpoint.json")):
                 await rig.kubelet.wait_for_event("Register.ok", count=2)
                 await rig.kubelet.wait_for_event("ListAndWatch.closed")
                 await rig.kubelet.wait_for_event("Register.ok", count=3)

@@ -32,7 +32,7 @@ from topobus.gateway.node_state import NodeState
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 
-__all__ = ["BusClaims", "ClaimKey", "ClaimPreparer", "ClaimReader", "PreparedDevice"]
+__all__ = ["BusClaims", "ClaimKey", "ClaimPreparer", "ClaimReader", "PreparedDevice", "Settler"]
 
 
 class ClaimKey(Struct, frozen=True, kw_only=True):
@@ -68,6 +68,18 @@ class ClaimReader(Protocol):
         ...
 
 
+class Settler(Protocol):
+    """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no ledger."""
+
+    def leave(self, owner: Owner) -> None:
+        """Take over a claim that is no longer prepared here."""
+        ...
+
+    async def settle(self) -> bool:
+        """Release what is over; True when something was."""
+        ...
+
+
 class BusClaims:
     """Claims of the stand-alone store."""
 
@@ -88,7 +100,15 @@ class ClaimPreparer:
     """Prepares and unprepares claims of all classes on this node."""
 
     def __init__(
-        self, *, state: NodeState, asks: NodeAsks, reader: ClaimReader, checkpoint: Checkpoint, cdi_dir: Path, deadlines: DeadlineSettings
+        self,
+        *,
+        state: NodeState,
+        asks: NodeAsks,
+        reader: ClaimReader,
+        checkpoint: Checkpoint,
+        cdi_dir: Path,
+        deadlines: DeadlineSettings,
+        settler: Settler | None = None,
     ) -> None:
         self._state = state
         self._asks = asks
@@ -96,6 +116,7 @@ class ClaimPreparer:
         self._checkpoint = checkpoint
         self._cdi_dir = cdi_dir
         self._deadlines = deadlines
+        self._settler = settler
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
     def has_claims(self, device_class: str) -> bool:
@@ -165,7 +186,7 @@ class ClaimPreparer:
             )
         entry = msgspec.structs.replace(entry, devices=found.devices)
         await self._checkpoint.put(entry)
-        await self._adopt(entry, claim, found)
+        entry = await self._adopt(entry, claim, found)
         names = tuple(sorted({one.device for one in found.devices}))
         prepared = await self._asks.prepare(f"{entry.attempt}-prepare", claim.owner, device_class, names, found.config)
         if isinstance(prepared, Refusal):
@@ -181,8 +202,24 @@ class ClaimPreparer:
         )
         return _answer(entry)
 
-    async def _adopt(self, entry: ClaimEntry, claim: ClaimKey, found: ClaimAllocation) -> None:
-        """Tell the ledger: exclusive devices are held, those of admin access are only looked at."""
+    async def _adopt(self, entry: ClaimEntry, claim: ClaimKey, found: ClaimAllocation) -> ClaimEntry:
+        """Tell the ledger; refused, look once whether the holder is a claim that is over. The entry says which attempt it was."""
+        refusal = await self._try_adopt(entry, claim, found)
+        if refusal is None:
+            return entry
+        # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
+        await self._checkpoint.remove(entry.uid, entry.device_class)
+        if self._settler is not None and await self._settler.settle():
+            entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
+            await self._checkpoint.put(entry)
+            refusal = await self._try_adopt(entry, claim, found)
+            if refusal is None:
+                return entry
+            await self._checkpoint.remove(entry.uid, entry.device_class)
+        raise _ClaimFailed(_text(refusal))
+
+    async def _try_adopt(self, entry: ClaimEntry, claim: ClaimKey, found: ClaimAllocation) -> Refusal | None:
+        """Exclusive devices are held, those of admin access are only looked at."""
         looked_at = tuple(sorted({one.device for one in found.devices if one.is_shared}))
         shared = {entry.device_class: looked_at} if looked_at else {}
         for is_shared, op_id, devices in ((False, f"{entry.attempt}-adopt", found.held), (True, f"{entry.attempt}-adopt-shared", shared)):
@@ -190,11 +227,10 @@ class ClaimPreparer:
                 continue
             adopted = await self._asks.adopt(op_id, claim.owner, devices, is_shared=is_shared)
             if isinstance(adopted, Refusal):
-                # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
-                await self._checkpoint.remove(entry.uid, entry.device_class)
-                raise _ClaimFailed(_text(adopted))
+                return adopted
             for device_class, names in devices.items() if not is_shared else ():
                 self._state.hand_out(device_class, names, claim.owner, adopted.ledger_sequence)
+        return None
 
     async def _unprepare(self, device_class: str, claim: ClaimKey) -> None:
         entry = self._checkpoint.get(claim.uid, device_class)
@@ -206,7 +242,10 @@ class ClaimPreparer:
             raise _ClaimFailed(_text(refusal))
         await asyncio.to_thread(delete, self._cdi_dir, _file(entry))
         is_last = not any(one.uid == claim.uid and one.device_class != device_class for one in self._checkpoint.entries())
-        if is_last and not is_allocated_here(await self._reader.read(entry.namespace, entry.name), claim.uid, self._state.node):
+        if self._settler is not None:
+            # Undoing must not wait for the API server: the settler finds out later whether the claim is over.
+            self._settler.leave(claim.owner)
+        elif is_last and not is_allocated_here(await self._reader.read(entry.namespace, entry.name), claim.uid, self._state.node):
             # While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them.
             await self._asks.release(f"{entry.attempt}-release", claim.owner)
         await self._checkpoint.remove(claim.uid, device_class)

@@ -11,7 +11,7 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.runtime.config import ServiceSettings
 
-__all__ = ["DeadlineSettings", "Exposure", "GatewaySettings", "KubeletSettings", "check"]
+__all__ = ["ClusterSettings", "DeadlineSettings", "Exposure", "GatewaySettings", "KubeletSettings", "check"]
 
 Exposure = Literal["both", "dra", "device-plugin", "none"]
 """How a class is offered to kubelet."""
@@ -60,11 +60,31 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How long after kubelet's start only allocations that it has listed since are released: at first it lists no pods at all."""
 
 
+class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A Kubernetes API server to read claims from and to publish ResourceSlices to. Off: claims come from the stand-alone store."""
+
+    mode: Literal["off", "in-cluster", "kubeconfig"] = "off"
+    """Where the cluster is: nowhere, around our pod (service account), or where a kubeconfig file says."""
+    kubeconfig: str = ""
+    """Path of the file, with mode `kubeconfig`."""
+    context: str = ""
+    """Context of the file; empty: its current one."""
+    call_s: Seconds = 10.0
+    """How long one call may take, in seconds."""
+    retry_s: Seconds = 1.0
+    """First pause after a call that failed, in seconds; doubled up to ten."""
+    publish_delay_s: Annotated[float, Meta(ge=0)] = 0.2
+    """How long changes are collected before slices are written, in seconds: a burst becomes one write."""
+    resync_s: Seconds = 300.0
+    """How often slices are compared without news, in seconds."""
+
+
 class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the gateway service."""
 
     kubelet: KubeletSettings = KubeletSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
+    cluster: ClusterSettings = ClusterSettings()
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """kubelet's PodResources service."""
     cdi_dir: str = "/var/run/cdi"
@@ -100,6 +120,11 @@ def check(settings: GatewaySettings) -> None:
     for device_class in settings.exposure:
         if not is_dns_label(device_class):
             raise ConfigError(f"gateway: exposure: got the class {device_class!r}, wanted a DNS label such as gpu")
+    if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
+        raise ConfigError(
+            f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
+            next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
+        )
     # The longest names that we make: a class is a DNS label, in practice short; sixteen characters leave room for plugins' own classes.
     longest_class = "c" * 16
     kubelet = settings.kubelet

@@ -69,6 +69,14 @@ class NodeState:
         """Classes with something to list: devices, or held ones that are gone."""
         return tuple(sorted(name for name, entries in self._lists.items() if entries))
 
+    def inventories(self) -> dict[str, Inventory]:
+        """Inventories by class, as last seen."""
+        return dict(self._inventories)
+
+    def holders(self, device_class: str) -> dict[str, Owner]:
+        """Who holds which device of a class, what was handed out a moment ago included."""
+        return self._holders(device_class)
+
     def entries(self, device_class: str) -> tuple[ListEntry, ...]:
         """The device plugin's complete list."""
         return self._lists.get(device_class, ())

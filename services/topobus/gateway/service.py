@@ -7,17 +7,22 @@ readiness only where there is a kubelet.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.checkpoint import Checkpoint
-from topobus.gateway.claims import BusClaims, ClaimPreparer
+from topobus.gateway.claim_settling import ClaimSettler
+from topobus.gateway.claims import BusClaims, ClaimPreparer, ClaimReader
+from topobus.gateway.cluster import Cluster, ClusterClaims
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.dra_plugin import DraDriver
 from topobus.gateway.lock import alone
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconciliation import Reconciler
 from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
+from topobus.gateway.slice_publisher import SlicePublisher
 from topobus.gateway.sockets import CallMetrics, FolderWatch, identity, remove_stale
 from topobus.runtime.service import Runtime
 
@@ -30,12 +35,28 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
     Errors: raises ConfigError for settings or a checkpoint that cannot be used.
     """
     check(settings)
-    async with alone(Path(settings.checkpoint_path), runtime.readiness):
-        await _Gateway(settings, runtime, Checkpoint.load(Path(settings.checkpoint_path))).run()
+    async with alone(Path(settings.checkpoint_path), runtime.readiness), _opened(settings) as cluster:
+        await _Gateway(settings, runtime, Checkpoint.load(Path(settings.checkpoint_path)), cluster).run()
+
+
+@asynccontextmanager
+async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
+    """Open the cluster, where one is configured."""
+    if settings.cluster.mode == "off":
+        yield None
+        return
+    # The client library costs memory and start-up time, so a gateway without a cluster never loads it.
+    from topobus.gateway.kubernetes import KubernetesCluster
+
+    cluster = KubernetesCluster.open(settings.cluster)
+    try:
+        yield cluster
+    finally:
+        await cluster.close()
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, checkpoint: Checkpoint) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, checkpoint: Checkpoint, cluster: Cluster | None) -> None:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
@@ -43,13 +64,20 @@ class _Gateway:
         self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines)
         self._metrics = CallMetrics(runtime.registry)
         self._checkpoint = checkpoint
+        self._cluster = cluster
+        reader: ClaimReader = BusClaims(runtime.bus)
+        self._settler: ClaimSettler | None = None
+        if cluster is not None:
+            reader = ClusterClaims(cluster)
+            self._settler = ClaimSettler(self._state, self._asks, reader, checkpoint, settings.deadlines)
         self._preparer = ClaimPreparer(
             state=self._state,
             asks=self._asks,
-            reader=BusClaims(runtime.bus),
+            reader=reader,
             checkpoint=checkpoint,
             cdi_dir=Path(settings.cdi_dir),
             deadlines=settings.deadlines,
+            settler=self._settler,
         )
         watchdog_s = settings.deadlines.watchdog_s
         self._plugin_watch = FolderWatch(Path(settings.kubelet.device_plugin_dir), watchdog_s)
@@ -73,7 +101,23 @@ class _Gateway:
             group.create_task(
                 Reconciler(Path(self._settings.pod_resources_socket), self._state, self._asks, self._settings.deadlines).run()
             )
+            self._join_cluster(group)
             await self._open_doors(group)
+
+    def _join_cluster(self, group: asyncio.TaskGroup) -> None:
+        """Publish slices and settle claims, where there is a cluster."""
+        if self._cluster is None or self._settler is None:
+            return
+        publisher = SlicePublisher(
+            self._cluster,
+            self._state,
+            offers=self._settings.offers_dra,
+            settings=self._settings.cluster,
+            readiness=self._readiness,
+            registry=self._runtime.registry,
+        )
+        group.create_task(publisher.run())
+        group.create_task(self._settler.run())
 
     async def _open_doors(self, group: asyncio.TaskGroup) -> None:
         """Serve each class from its first device on (or its first claim still to be undone); a class is never closed again while we run."""

@@ -24,7 +24,7 @@ class Readiness:
         self._lock = Lock()
 
     def set(self, part: str, is_ready: bool, why: str = "") -> None:
-        """Say whether a part is ready, and why not."""
+        """Say whether a part is ready, and why not; a part that is ready may have a remark."""
         with self._lock:
             self._parts[part] = (is_ready, why)
 
@@ -35,6 +35,12 @@ class Readiness:
             return bool(self._parts) and all(is_ready for is_ready, _ in self._parts.values())
 
     def report(self) -> dict[str, str]:
-        """Give each part's state, sorted by name: `ready`, or why it is not."""
+        """Give each part's state, sorted by name: `ready` (with a remark where there is one), or why it is not."""
         with self._lock:
-            return {part: "ready" if is_ready else (why or "not ready") for part, (is_ready, why) in sorted(self._parts.items())}
+            return {part: _describe(is_ready, why) for part, (is_ready, why) in sorted(self._parts.items())}
+
+
+def _describe(is_ready: bool, why: str) -> str:
+    if is_ready:
+        return f"ready: {why}" if why else "ready"
+    return why or "not ready"

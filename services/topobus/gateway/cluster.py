@@ -1,0 +1,94 @@
+"""What the gateway needs of a Kubernetes API server, as a protocol: the rest of the gateway knows no client library.
+
+Flows in: objects in Kubernetes' wire shape. Flows out: objects, the server's refusals as values, and changes. Silence is PeerUnavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+from topobus.contracts.messages import ApiObject
+
+__all__ = ["CLAIMS", "NODES", "SLICES", "Cluster", "ClusterChange", "ClusterChangeKind", "ClusterClaims", "Rejected", "ResourceKind"]
+
+
+class ResourceKind(Struct, frozen=True, kw_only=True):
+    """A kind and where it is served."""
+
+    api_version: str
+    kind: str
+    plural: str
+    is_namespaced: bool = False
+
+
+SLICES = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceSlice", plural="resourceslices")
+CLAIMS = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceClaim", plural="resourceclaims", is_namespaced=True)
+NODES = ResourceKind(api_version="v1", kind="Node", plural="nodes")
+
+
+class Rejected(Struct, frozen=True, kw_only=True):
+    """The server's no: a conflict, an absent object, something invalid or forbidden. Asked again unchanged, it would be no again."""
+
+    code: int
+    reason: str
+    message: str
+
+
+class ClusterChangeKind(StrEnum):
+    """What a watch tells."""
+
+    SNAPSHOT = "snapshot"
+    """All objects that there are; what was known before is void."""
+    PUT = "put"
+    DELETE = "delete"
+
+
+class ClusterChange(Struct, frozen=True, kw_only=True):
+    """One change, or all objects at once."""
+
+    kind: ClusterChangeKind
+    objects: tuple[ApiObject, ...] = ()
+
+    @property
+    def object(self) -> ApiObject:
+        """The object of a change that is about one."""
+        return self.objects[0]
+
+
+class Cluster(Protocol):
+    """An API server. All methods raise PeerUnavailable when it does not answer, or asks to come back later."""
+
+    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
+        """Read an object; None when there is none."""
+        ...
+
+    async def create(self, kind: ResourceKind, one: ApiObject) -> ApiObject | Rejected:
+        """Make an object; the answer is what the server stored."""
+        ...
+
+    async def update(self, kind: ResourceKind, one: ApiObject) -> ApiObject | Rejected:
+        """Replace an object of the resource version that it carries."""
+        ...
+
+    async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
+        """Delete an object if it is still this one; one that is gone already is done."""
+        ...
+
+    def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
+        """Follow objects for ever: a snapshot, then changes, and a snapshot again whenever history was lost."""
+        ...
+
+
+class ClusterClaims:
+    """Claims of a cluster, for the preparation; whoever reads them compares the uid."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def read(self, namespace: str, name: str) -> ApiObject | None:
+        """Read a claim from the API server."""
+        return await self._cluster.get(CLAIMS, name, namespace)

@@ -1,0 +1,247 @@
+"""What must be written so that the API server shows this node's devices: one pool a class, cut into slices, written only where something differs.
+
+Flows in: an inventory, who holds what, and the slices that are there. Flows out: deletes, updates and creates in that order. Generations follow the
+helper library of Kubernetes: kept while one update is enough, else one more for all slices, so that a scheduler never mixes two states of a pool.
+Source: k8s.io/dynamic-resource-allocation resourceslice controller (syncPool), 1.37.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.contracts.kubernetes.resource import API_VERSION, Pool, SliceDevice, SliceSpec, Taint
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.kubernetes.slices import DEVICES_PER_SLICE, slice_device
+from topobus.contracts.messages import ApiObject
+from topobus.domain.device import Inventory, driver_name
+from topobus.domain.errors import ContractError
+from topobus.domain.request import Owner, OwnerKind
+
+__all__ = [
+    "LIST_FIELDS",
+    "OCCUPIED_TAINT",
+    "Deletion",
+    "SlicePlan",
+    "class_of_slice",
+    "dropped_fields",
+    "has_lists",
+    "pool_devices",
+    "slice_plan",
+    "without_fields",
+]
+
+OCCUPIED_TAINT = "topobus.dev/occupied"
+"""On a device that a pod holds by another way than a claim: the scheduler must not give it again."""
+LIST_FIELDS = tuple(f"spec.devices.*.attributes.*.{name}" for name in ("ints", "bools", "strings", "versions"))
+"""Lists as attributes: a server that does not know them refuses the slice instead of dropping the field."""
+
+# Three hexadecimal digits in front of the name: the scheduler tries pools in the order of slice names. 4096 slices of 64 devices are enough for a node.
+_INDEX = re.compile(r"([0-9a-f]{3})-")
+
+
+class Deletion(Struct, frozen=True, kw_only=True):
+    """A slice to delete, if it is still exactly this one."""
+
+    name: str
+    uid: str
+    resource_version: str
+
+
+class SlicePlan(Struct, frozen=True, kw_only=True):
+    """What is to be written, in this order."""
+
+    generation: int
+    deletes: tuple[Deletion, ...] = ()
+    updates: tuple[ApiObject, ...] = ()
+    """Complete objects with the resource version that they replace."""
+    creates: tuple[ApiObject, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is nothing to write."""
+        return not (self.deletes or self.updates or self.creates)
+
+
+def class_of_slice(one: ApiObject, node: str) -> str:
+    """Class of a slice of ours for this node; empty for anybody else's."""
+    suffix = driver_name("")
+    driver = str(one.spec.get("driver", ""))
+    return driver.removesuffix(suffix) if driver.endswith(suffix) and one.spec.get("nodeName") == node else ""
+
+
+def pool_devices(inventory: Inventory, holders: Mapping[str, Owner]) -> tuple[SliceDevice, ...]:
+    """Show an inventory's devices; one that a pod holds outside of DRA is tainted."""
+    devices = []
+    for one in inventory.devices:
+        shown = slice_device(one)
+        holder = holders.get(one.name)
+        if holder is not None and holder.kind is not OwnerKind.CLAIM:
+            taint = Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule")
+            shown = msgspec.structs.replace(shown, taints=(*shown.taints, taint))
+        devices.append(shown)
+    return tuple(devices)
+
+
+def slice_plan(
+    driver: str,
+    node: str,
+    node_uid: str,
+    devices: Sequence[SliceDevice],
+    present: Iterable[ApiObject],
+    *,
+    dropped: Iterable[str] = (),
+    last_generation: int = 0,
+) -> SlicePlan:
+    """Decide what to write so that the pool of a driver on a node shows these devices.
+
+    Shapes: present — the slices of this driver and node; dropped — fields that the server does not keep, so their absence is no difference;
+    last_generation — of what was written before, for the case that somebody has deleted all of it.
+    Order: deletes, updates, creates; a pool without devices keeps one empty slice, which says that there is nothing (no slice says nothing).
+    """
+    fields = tuple(dropped)
+    chunks = [tuple(devices[start : start + DEVICES_PER_SLICE]) for start in range(0, len(devices), DEVICES_PER_SLICE)] or [()]
+    found = sorted(present, key=lambda one: str(one.metadata.get("name", "")))
+    specs = {str(one.metadata.get("name", "")): _read(one) for one in found}
+    generation = max((spec.pool.generation for spec in specs.values() if spec), default=last_generation)
+    matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
+    obsolete: list[ApiObject] = []
+    for one in found:
+        spec = specs[str(one.metadata.get("name", ""))]
+        index = _index_of(one)
+        if spec is None or spec.pool.generation < generation or not 0 <= index < len(chunks) or index in matched:
+            obsolete.append(one)
+        else:
+            matched[index] = (one, spec)
+    owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
+
+    def wanted(index: int, generation: int) -> SliceSpec:
+        pool = Pool(name=node, generation=generation, resource_slice_count=len(chunks))
+        shown = chunks[index]
+        if index in matched:
+            shown = _with_times(shown, matched[index][1].devices)
+        return without_fields(SliceSpec(driver=driver, node_name=node, pool=pool, devices=shown), fields)
+
+    changed = {
+        index
+        for index, (one, spec) in matched.items()
+        if spec != wanted(index, generation) or one.metadata.get("ownerReferences") != [owner]
+    }
+    missing = [index for index in range(len(chunks)) if index not in matched]
+    is_bumped = bool(missing) or len(changed) > 1
+    generation += is_bumped
+    updates = [_updated(matched[index][0], wanted(index, generation), owner) for index in sorted(matched) if index in changed or is_bumped]
+    creates = [_created(index, wanted(index, generation), owner) for index in missing]
+    return SlicePlan(generation=generation, deletes=tuple(map(_deletion, obsolete)), updates=tuple(updates), creates=tuple(creates))
+
+
+def dropped_fields(sent: ApiObject, stored: ApiObject) -> tuple[str, ...]:
+    """Find fields that were sent and not stored: an older server leaves out what it does not know, and tells nobody.
+
+    >>> base = ApiObject(api_version="v1", kind="X", metadata={}, spec={"devices": [{"name": "a"}]})
+    >>> dropped_fields(ApiObject(api_version="v1", kind="X", metadata={}, spec={"devices": [{"name": "a", "taints": [1]}]}), base)
+    ('spec.devices.*.taints',)
+    """
+    return tuple(sorted(set(_missing(sent.spec, stored.spec, "spec"))))
+
+
+def has_lists(one: ApiObject) -> bool:
+    """Say whether an attribute of a slice has a list as its value."""
+    lists = {path.rpartition(".")[2] for path in LIST_FIELDS}
+    return any(lists & value.keys() for device in one.spec.get("devices", ()) for value in device.get("attributes", {}).values())
+
+
+def without_fields(spec: SliceSpec, fields: Iterable[str]) -> SliceSpec:
+    """Leave out fields, given as paths with `*` for every element; an attribute that loses its value goes as a whole."""
+    paths = tuple(fields)
+    if not paths:
+        return spec
+    plain: dict[str, Any] = {"spec": msgspec.to_builtins(spec)}
+    for path in paths:
+        _remove(plain, path.split("."))
+    for device in plain["spec"].get("devices", ()):
+        if "attributes" in device:
+            device["attributes"] = {key: value for key, value in device["attributes"].items() if value}
+    return read_as(plain["spec"], SliceSpec, where="a slice of ours")
+
+
+def _read(one: ApiObject) -> SliceSpec | None:
+    try:
+        return read_as(one.spec, SliceSpec, where="slice")
+    except ContractError:
+        # Not readable, so not ours as it should be: it is replaced.
+        return None
+
+
+def _index_of(one: ApiObject) -> int:
+    match = _INDEX.match(str(one.metadata.get("name", "")))
+    return int(match[1], 16) if match else -1
+
+
+def _with_times(devices: Sequence[SliceDevice], present: Sequence[SliceDevice]) -> tuple[SliceDevice, ...]:
+    """Keep the time that the server gave to a taint for which we know none."""
+    times = {(one.name, taint.key, taint.value, taint.effect): taint.time_added for one in present for taint in one.taints}
+    return tuple(
+        msgspec.structs.replace(
+            one,
+            taints=tuple(
+                msgspec.structs.replace(taint, time_added=taint.time_added or times.get((one.name, taint.key, taint.value, taint.effect)))
+                for taint in one.taints
+            ),
+        )
+        for one in devices
+    )
+
+
+def _created(index: int, spec: SliceSpec, owner: dict[str, Any]) -> ApiObject:
+    # The server cuts a long name from behind before it adds five characters of chance, so the index stands in front.
+    metadata = {"generateName": f"{index:03x}-{spec.driver}-{spec.node_name}-", "ownerReferences": [owner]}
+    return ApiObject(api_version=API_VERSION, kind="ResourceSlice", metadata=metadata, spec=msgspec.to_builtins(spec))
+
+
+def _updated(one: ApiObject, spec: SliceSpec, owner: dict[str, Any]) -> ApiObject:
+    metadata = {key: value for key, value in one.metadata.items() if key != "managedFields"}
+    metadata["ownerReferences"] = [owner]
+    return ApiObject(api_version=API_VERSION, kind="ResourceSlice", metadata=metadata, spec=msgspec.to_builtins(spec))
+
+
+def _deletion(one: ApiObject) -> Deletion:
+    return Deletion(
+        name=str(one.metadata.get("name", "")),
+        uid=str(one.metadata.get("uid", "")),
+        resource_version=str(one.metadata.get("resourceVersion", "")),
+    )
+
+
+def _missing(sent: Any, stored: Any, path: str) -> Iterable[str]:
+    if isinstance(sent, dict) and isinstance(stored, dict):
+        # Names of attributes and capacities are data, not fields.
+        is_map = path.endswith((".attributes", ".capacity"))
+        for key, value in sent.items():
+            place = f"{path}.{'*' if is_map else key}"
+            if value in (None, [], {}, ()):
+                # Nothing is nothing, with or without its name.
+                continue
+            if key not in stored:
+                yield place
+            else:
+                yield from _missing(value, stored[key], place)
+    elif isinstance(sent, list | tuple) and isinstance(stored, list | tuple):
+        for one, other in zip(sent, stored, strict=False):
+            yield from _missing(one, other, f"{path}.*")
+
+
+def _remove(one: Any, path: Sequence[str]) -> None:
+    head, *rest = path
+    if head == "*":
+        for inner in one.values() if isinstance(one, dict) else one if isinstance(one, list | tuple) else ():
+            _remove(inner, rest)
+    elif isinstance(one, dict) and head in one:
+        if rest:
+            _remove(one[head], rest)
+        else:
+            del one[head]

@@ -1,0 +1,287 @@
+"""The gateway in a cluster: ResourceSlices kept through wipes, restarts and older servers, and claims read from the API server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, claim, device
+from topobus.domain.errors import ConfigError
+from topobus.domain.health import HealthState
+from topobus.domain.idset import NodeSet
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.config import ClusterSettings
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.kubelet import ClaimReference, KubeletTimings
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+SLICES = "resourceslices"
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ApiServerSimulator]:
+    """An API server that knows our node."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
+        running.put({"kind": "Node", "metadata": {"name": NODE}})
+        yield running
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+    """Two GPUs and a NIC; a kubelet that wipes slices; a gateway that knows the cluster."""
+
+    def wipe(driver: str) -> int:
+        return server.wipe_slices(NODE, driver)
+
+    async with make_rig(nats_server.url, wipe_slices=wipe, timings=KubeletTimings(wipe_s=0.1)) as made:
+        await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
+        await made.plane.show("nic", device("nic-0", 0))
+        cluster = ClusterSettings(
+            mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")), retry_s=0.05, publish_delay_s=0.01
+        )
+        made.settings = msgspec.structs.replace(made.settings, cluster=cluster)
+        yield made
+
+
+def shown(server: ApiServerSimulator) -> dict[str, list[dict[str, Any]]]:
+    """Devices by driver, as the API server has them."""
+    return {one["spec"]["driver"]: one["spec"].get("devices", []) for one in server.objects("ResourceSlice")}
+
+
+def taints(server: ApiServerSimulator, driver: str = "gpu.topobus.dev") -> dict[str, list[str]]:
+    """Taints by device."""
+    return {one["name"]: [f"{it['key']}:{it['effect']}" for it in one.get("taints", ())] for one in shown(server).get(driver, [])}
+
+
+def writes(server: ApiServerSimulator) -> list[tuple[str, int]]:
+    """Every write of a slice and how it ended."""
+    return [(one.method, one.code) for one in server.requests if one.is_write and SLICES in one.path]
+
+
+async def published(rig: Rig, server: ApiServerSimulator) -> None:
+    """Wait until both classes are there and the gateway says that it is done."""
+    await server.until(lambda: len(server.objects("ResourceSlice")) == 2, what="two slices")
+    await rig.readiness.until(lambda report: report.get("slices", "").startswith("ready"))
+
+
+async def test_slices_show_the_nodes_devices_when_a_cluster_is_configured(rig: Rig, server: ApiServerSimulator) -> None:
+    """One pool a class, owned by the node, with standard attributes; a second gateway finds nothing to write."""
+    node_uid = server.objects("Node")[0]["metadata"]["uid"]
+    async with rig.gateway():
+        await published(rig, server)
+    first = writes(server)
+    async with rig.gateway():
+        await rig.readiness.until(lambda report: report.get("slices") == "ready")
+
+    gpu = next(one for one in server.objects("ResourceSlice") if one["spec"]["driver"] == "gpu.topobus.dev")
+    assert gpu["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+    assert [one["name"] for one in gpu["spec"]["devices"]] == ["gpu-0", "gpu-1"]
+    assert gpu["spec"]["devices"][1]["attributes"]["resource.kubernetes.io/numaNode"] == {"int": 1}
+    assert [(one["kind"], one["uid"], one["controller"]) for one in gpu["metadata"]["ownerReferences"]] == [("Node", node_uid, True)]
+    assert first == writes(server) == [("POST", 201), ("POST", 201)]
+
+
+async def test_slices_come_back_when_kubelet_wipes_them(rig: Rig, server: ApiServerSimulator) -> None:
+    """At kubelet's start all slices of the node go, and when a driver stays away its own; they are back at once, with a higher generation."""
+    async with rig.gateway():
+        await published(rig, server)
+        async with rig.kubelet:
+            await rig.kubelet.wait_for_event("WipeSlices")
+            await published(rig, server)
+            await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+
+            server.wipe_slices(NODE, "gpu.topobus.dev")
+            await published(rig, server)
+
+            generations = {one["spec"]["driver"]: one["spec"]["pool"]["generation"] for one in server.objects("ResourceSlice")}
+            assert generations == {"gpu.topobus.dev": 3, "nic.topobus.dev": 2}
+
+
+async def test_kubelet_wipes_a_drivers_slices_when_it_stays_away(rig: Rig, server: ApiServerSimulator) -> None:
+    """A gateway that has ended leaves its slices; kubelet deletes them after its time."""
+    async with rig.kubelet:
+        async with rig.gateway():
+            for driver in ("gpu.topobus.dev", "nic.topobus.dev"):
+                await rig.kubelet.wait_for_driver(driver)
+            await published(rig, server)
+
+        await rig.kubelet.wait_for_event("WipeSlices", subject="gpu.topobus.dev")
+        await server.until(lambda: not server.objects("ResourceSlice"), what="no slices")
+
+
+async def test_taints_follow_health_and_holders_when_they_change(rig: Rig, server: ApiServerSimulator) -> None:
+    """A sick device evicts, one that a pod holds without a claim is closed, one write each; and both come back."""
+    owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u")
+    async with rig.gateway():
+        await published(rig, server)
+        before = len(writes(server))
+
+        await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 1))
+        await server.until(lambda: taints(server)["gpu-0"] == ["topobus.dev/health:NoExecute"], what="a health taint")
+        await rig.plane.hold(owner, gpu=("gpu-1",))
+        await server.until(lambda: taints(server)["gpu-1"] == ["topobus.dev/occupied:NoSchedule"], what="an occupied taint")
+        assert writes(server)[before:] == [("PUT", 200), ("PUT", 200)]
+
+        await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
+        await rig.plane.let_go(owner)
+        await server.until(lambda: taints(server) == {"gpu-0": [], "gpu-1": []}, what="no taints")
+
+
+async def test_dropped_fields_are_said_once_when_the_server_is_older(rig: Rig, server: ApiServerSimulator) -> None:
+    """A server without taints gets the slice without a war of writes; readiness says what is missing."""
+    server.set_drops({"ResourceSlice": ["spec.devices.*.taints"]})
+    await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 1))
+    async with rig.gateway():
+        report = await rig.readiness.until(lambda report: "does not keep" in report.get("slices", ""))
+        settled = writes(server)
+        await rig.plane.show("nic", device("nic-0", 0), device("nic-1", 1))
+        await server.until(lambda: len(shown(server)["nic.topobus.dev"]) == 2, what="the second NIC")
+
+    assert report["slices"] == "ready: the API server does not keep spec.devices.*.taints"
+    assert settled == [("POST", 201), ("POST", 201)]
+    assert writes(server) == [*settled, ("PUT", 200)]
+
+
+async def test_slices_go_without_lists_when_the_server_refuses_them(rig: Rig, server: ApiServerSimulator) -> None:
+    """A device on two NUMA nodes has a list attribute; a server that does not know lists gets the rest of the device."""
+    server.set_drops({"ResourceSlice": ["spec.devices.*.attributes.*.ints"]})
+    wide = msgspec.structs.replace(device("gpu-0", 0), numa_nodes=NodeSet(0, 1), model="T4")
+    await rig.plane.show("gpu", wide)
+    async with rig.gateway():
+        await published(rig, server)
+
+        (one,) = shown(server)["gpu.topobus.dev"]
+        assert set(one["attributes"]) == {"model"}
+
+
+async def test_publishing_goes_on_when_the_api_server_was_away(rig: Rig, server: ApiServerSimulator) -> None:
+    """Errors, a cut watch, a forgotten history and a restart: what changed meanwhile is there afterwards, and nothing twice."""
+    server.refuse("POST", SLICES, code=500, times=2)
+    async with rig.gateway():
+        await published(rig, server)
+        await server.stop()
+        await rig.plane.show("gpu", device("gpu-0", 0))
+        await server.start()
+        await server.until(lambda: len(shown(server)["gpu.topobus.dev"]) == 1, what="one GPU")
+
+        server.put({"kind": "Node", "metadata": {"name": "other"}})
+        server.compact()
+        server.close_watches()
+        server.wipe_slices(NODE)
+        await published(rig, server)
+
+    assert [code for _, code in writes(server)].count(500) == 2
+
+
+async def test_leftovers_are_deleted_when_a_class_is_no_longer_offered(rig: Rig, server: ApiServerSimulator) -> None:
+    """Slices of a class that is not offered through DRA go; another driver's are not touched; a strange slice of ours goes, too."""
+    pool = {"name": NODE, "generation": 4, "resourceSliceCount": 1}
+    for name, driver in (("foreign", "gpu.example.com"), ("old-nic", "nic.topobus.dev"), ("old-gpu", "gpu.topobus.dev")):
+        server.put({"kind": "ResourceSlice", "metadata": {"name": name}, "spec": {"driver": driver, "nodeName": NODE, "pool": pool}})
+    async with rig.gateway(exposure={"nic": "device-plugin"}):
+        await rig.readiness.until(lambda report: report.get("slices") == "ready")
+
+    found = {one["spec"]["driver"]: (one["metadata"]["name"], one["spec"]["pool"]["generation"]) for one in server.objects("ResourceSlice")}
+    assert found.keys() == {"gpu.example.com", "gpu.topobus.dev"}
+    assert found["gpu.example.com"] == ("foreign", 4)
+    assert found["gpu.topobus.dev"][0].startswith("000-gpu.topobus.dev-")
+    assert found["gpu.topobus.dev"][1] == 5
+
+
+async def test_gateway_waits_when_the_node_is_not_in_the_cluster(rig: Rig, server: ApiServerSimulator) -> None:
+    """Without its node object nothing is published, and readiness says whose name is missing; it appears, and all is well."""
+    server.remove("Node", NODE)
+    async with rig.gateway():
+        await rig.readiness.until(lambda report: f"there is no node {NODE}" in report.get("slices", ""))
+        assert writes(server) == []
+
+        server.put({"kind": "Node", "metadata": {"name": NODE}})
+        await published(rig, server)
+
+
+def allocated(server: ApiServerSimulator, name: str, *devices: str) -> ClaimReference:
+    """Put an allocated claim into the cluster, as the scheduler does; its own uid is in the reference."""
+    stand_alone = claim(name, "", *devices)
+    request = {"name": "r", "exactly": {"deviceClassName": "gpu"}}
+    spec = {"devices": {"requests": [request]}}
+    stored = server.put({"kind": "ResourceClaim", "metadata": {"name": name}, "spec": spec, "status": stand_alone.status})
+    return ClaimReference(name=name, uid=stored["metadata"]["uid"], drivers=("gpu.topobus.dev",))
+
+
+async def test_claim_is_read_from_the_api_server_when_kubelet_prepares_it(rig: Rig, server: ApiServerSimulator) -> None:
+    """The allocation is the cluster's; a claim of the same name with another uid is refused, and so is one that is not there."""
+    training = allocated(server, "training", "gpu-0")
+    async with rig.gateway(), rig.kubelet:
+        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        (prepared,) = await rig.kubelet.prepare_claims([training])
+        (replaced,) = await rig.kubelet.prepare_claims([msgspec.structs.replace(training, uid="another")])
+        (missing,) = await rig.kubelet.prepare_claims([msgspec.structs.replace(training, name="none", uid="none")])
+
+    assert ([one.device for one in prepared.devices], prepared.error) == (["gpu-0"], "")
+    assert "has uid" in replaced.error
+    assert "does not exist" in missing.error
+
+
+async def test_device_is_free_for_the_next_claim_when_the_scheduler_took_the_first_one_back(rig: Rig, server: ApiServerSimulator) -> None:
+    """Unprepared and deallocated, a claim no longer stands in the ledger's way, without waiting for a period."""
+    first = allocated(server, "first", "gpu-0")
+    async with rig.gateway(deadlines=msgspec.structs.replace(rig.settings.deadlines, reconcile_s=600.0)), rig.kubelet:
+        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        await rig.kubelet.prepare_claims([first])
+        await rig.kubelet.unprepare_claims([first])
+        second = allocated(server, "second", "gpu-0")
+
+        (early,) = await rig.kubelet.prepare_claims([second])
+        server.put({**server.objects("ResourceClaim")[0], "status": {}})
+        (late,) = await rig.kubelet.prepare_claims([second])
+
+    assert "first" in early.error
+    assert late.error == ""
+
+
+async def test_claim_is_released_when_it_was_deallocated_elsewhere(rig: Rig, server: ApiServerSimulator) -> None:
+    """A claim of the ledger that the cluster no longer knows is let go by the periodic look."""
+    gone = Owner(kind=OwnerKind.CLAIM, name="gone", uid="u-gone")
+    kept = allocated(server, "kept", "gpu-1")
+    await rig.plane.hold(gone, gpu=("gpu-0",))
+    await rig.plane.hold(Owner(kind=OwnerKind.CLAIM, name="kept", uid=kept.uid), gpu=("gpu-1",))
+    async with rig.gateway():
+        released = await rig.plane.wait_for("released")
+
+    assert released.owner == gone
+    assert [one.owner.name for one in rig.plane.ledger.allocations.values()] == ["kept"]
+
+
+async def test_unprepare_succeeds_when_the_api_server_is_away(rig: Rig, server: ApiServerSimulator) -> None:
+    """A pod can end without the API server; its devices are let go when it is back and says so."""
+    training = allocated(server, "training", "gpu-0")
+    async with rig.gateway(), rig.kubelet:
+        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        await rig.kubelet.prepare_claims([training])
+        await server.stop()
+
+        errors = await rig.kubelet.unprepare_claims([training])
+        held = len(rig.plane.ledger.allocations)
+        server.remove("ResourceClaim", "training")
+        await server.start()
+        await rig.plane.wait_for("released")
+
+    assert (errors, held) == ({}, 1)
+
+
+@pytest.mark.parametrize("mode", ["kubeconfig", "in-cluster"])
+async def test_gateway_ends_with_a_config_error_when_there_is_no_configuration(rig: Rig, mode: str) -> None:
+    """A path that leads nowhere, or no service account around us, is the operator's mistake and names the setting."""
+    path = "/nowhere/kubeconfig" if mode == "kubeconfig" else ""
+    settings = ClusterSettings(mode=mode, kubeconfig=path)  # type: ignore[arg-type]  # parametrized
+    with pytest.raises(ConfigError, match="gateway: cluster"):
+        async with rig.gateway(cluster=settings) as task:
+            await task

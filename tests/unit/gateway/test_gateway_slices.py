@@ -1,0 +1,229 @@
+"""Slice plans: what is written so that a pool shows its devices, and what is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from topobus.contracts.kubernetes.limits import check_slice
+from topobus.contracts.kubernetes.resource import SliceDevice, SliceSpec, Taint
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.messages import ApiObject
+from topobus.domain.device import Device, Inventory
+from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.domain.idset import NodeSet
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.slices import (
+    LIST_FIELDS,
+    SlicePlan,
+    class_of_slice,
+    dropped_fields,
+    has_lists,
+    pool_devices,
+    slice_plan,
+    without_fields,
+)
+
+NODE = "n1"
+DRIVER = "gpu.topobus.dev"
+
+
+def devices(count: int, *, sick: int | None = None) -> tuple[SliceDevice, ...]:
+    """Devices of an inventory, one of them sick."""
+    fault = Condition(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc", since="2026-01-02T03:04:05Z")
+    found = tuple(
+        Device(
+            name=f"gpu-{index:03d}",
+            device_class="gpu",
+            model="T4",
+            health=DeviceHealth(state=HealthState.UNHEALTHY, conditions=(fault,)) if index == sick else DeviceHealth(),
+        )
+        for index in range(count)
+    )
+    return pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=found), {})
+
+
+def store(plan: SlicePlan, before: tuple[ApiObject, ...] = (), *, version: int = 10) -> tuple[ApiObject, ...]:
+    """Do what a plan says, as a server would."""
+    gone = {one.name for one in plan.deletes} | {str(one.metadata["name"]) for one in plan.updates}
+    kept = [one for one in before if one.metadata["name"] not in gone]
+    made: list[ApiObject] = []
+    for index, one in enumerate((*plan.updates, *plan.creates)):
+        name = one.metadata.get("name") or f"{one.metadata['generateName']}abcde"
+        metadata = {**one.metadata, "name": name, "uid": f"uid-{name}", "resourceVersion": str(version + index)}
+        made.append(msgspec.structs.replace(one, metadata=metadata))
+    return (*kept, *made)
+
+
+def plan_of(count: int, present: tuple[ApiObject, ...] = (), *, sick: int | None = None, **more: Any) -> SlicePlan:
+    """Plan a pool."""
+    return slice_plan(DRIVER, NODE, "node-uid", devices(count, sick=sick), present, **more)
+
+
+def specs(objects: tuple[ApiObject, ...]) -> list[SliceSpec]:
+    """Read what would be stored."""
+    return [read_as(one.spec, SliceSpec, where="test") for one in objects]
+
+
+def test_plan_cuts_the_pool_when_there_are_many_devices() -> None:
+    """64 devices a slice, an index in front of the name, the node as owner, every limit kept, all devices there in order."""
+    plan = plan_of(150, sick=3)
+
+    found = specs(plan.creates)
+    assert [len(one.devices) for one in found] == [64, 64, 22]
+    assert [one.metadata["generateName"] for one in plan.creates] == [f"{index:03x}-gpu.topobus.dev-n1-" for index in range(3)]
+    assert {one.metadata["ownerReferences"][0]["uid"] for one in plan.creates} == {"node-uid"}
+    assert [one.name for spec in found for one in spec.devices] == [f"gpu-{index:03d}" for index in range(150)]
+    assert {(one.pool.name, one.pool.generation, one.pool.resource_slice_count) for one in found} == {("n1", 1, 3)}
+    assert [problem for one in found for problem in check_slice(one)] == []
+
+
+def test_plan_is_empty_when_nothing_differs() -> None:
+    """What was stored is what is wanted: no write."""
+    present = store(plan_of(70, sick=1))
+
+    assert plan_of(70, present, sick=1).is_empty
+
+
+def test_plan_keeps_the_generation_when_one_update_is_enough() -> None:
+    """A fault changes one slice, with the version that it replaces; the others and the generation stay."""
+    present = store(plan_of(70))
+
+    plan = plan_of(70, present, sick=69)
+
+    assert (plan.generation, len(plan.updates), plan.creates, plan.deletes) == (1, 1, (), ())
+    assert plan.updates[0].metadata["resourceVersion"] == present[1].metadata["resourceVersion"]
+    (taint,) = specs(plan.updates)[0].devices[-1].taints
+    assert (taint.effect, taint.time_added) == ("NoExecute", "2026-01-02T03:04:05Z")
+
+
+def test_plan_raises_the_generation_for_all_when_the_pool_grows_or_shrinks() -> None:
+    """A pool that needs more than one write is one of the next generation as a whole, so that nobody mixes two states."""
+    two = store(plan_of(70))
+
+    more = plan_of(140, two)
+    fewer = plan_of(10, two)
+
+    assert (more.generation, len(more.updates), len(more.creates)) == (2, 2, 1)
+    assert {one.pool.generation for one in specs((*more.updates, *more.creates))} == {2}
+    # One slice too many is deleted, and the other is updated once: still no two states to mix.
+    assert (fewer.generation, [one.name for one in fewer.deletes], len(fewer.updates)) == (1, [two[1].metadata["name"]], 1)
+    assert (fewer.deletes[0].uid, fewer.deletes[0].resource_version) == (two[1].metadata["uid"], two[1].metadata["resourceVersion"])
+
+
+def test_plan_begins_above_what_was_written_when_all_slices_are_gone() -> None:
+    """After a wipe the pool comes back with a higher generation than any that a scheduler may remember."""
+    plan = plan_of(70, (), last_generation=7)
+
+    assert (plan.generation, len(plan.creates)) == (8, 2)
+
+
+def test_plan_shows_an_empty_slice_when_there_is_no_device() -> None:
+    """No device is one empty slice, for no slice at all says nothing."""
+    plan = plan_of(0)
+
+    (only,) = specs(plan.creates)
+    assert (only.devices, only.pool.resource_slice_count) == ((), 1)
+    assert plan_of(0, store(plan)).is_empty
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param({"name": "zzz-not-ours"}, id="no-index"),
+        pytest.param({"name": "fff-gpu.topobus.dev-n1-x"}, id="index-too-high"),
+        pytest.param({"name": "000-gpu.topobus.dev-n1-zzzzz"}, id="second-of-one-index"),
+    ],
+)
+def test_plan_deletes_a_slice_when_it_does_not_belong_to_the_pool(metadata: dict[str, str]) -> None:
+    """A leftover is deleted and nothing else is touched."""
+    (good,) = store(plan_of(3))
+    leftover = msgspec.structs.replace(good, metadata={**good.metadata, **metadata})
+
+    plan = plan_of(3, (good, leftover))
+
+    assert [one.name for one in plan.deletes] == [metadata["name"]]
+    assert (plan.updates, plan.creates) == ((), ())
+
+
+@pytest.mark.parametrize("pool", [{"generation": 0}, {"generation": "x"}], ids=["older", "unreadable"])
+def test_plan_replaces_a_slice_when_it_is_of_an_older_generation_or_unreadable(pool: dict[str, Any]) -> None:
+    """It is deleted, and its devices are published anew with the others of one new generation."""
+    first, second = store(plan_of(70))
+    broken = msgspec.structs.replace(second, spec={**second.spec, "pool": {**second.spec["pool"], **pool}})
+
+    plan = plan_of(70, (first, broken))
+
+    assert [one.name for one in plan.deletes] == [second.metadata["name"]]
+    assert (plan.generation, len(plan.updates), len(plan.creates)) == (2, 1, 1)
+
+
+def test_plan_takes_over_slices_when_the_node_was_made_anew() -> None:
+    """A node object with another uid would have the slices collected as garbage: the owner is put right."""
+    present = store(plan_of(3))
+
+    plan = slice_plan(DRIVER, NODE, "other-uid", devices(3), present)
+
+    assert [one.metadata["ownerReferences"][0]["uid"] for one in plan.updates] == ["other-uid"]
+
+
+def test_plan_keeps_the_servers_time_when_a_taint_has_none_of_its_own() -> None:
+    """The time that the server added is not a difference."""
+    taint = Taint(key="topobus.dev/health", value="unknown", effect="NoSchedule")
+    wanted = (SliceDevice(name="gpu-0", taints=(taint,)),)
+    (stored,) = store(slice_plan(DRIVER, NODE, "u", wanted, ()))
+    stored.spec["devices"][0]["taints"][0]["timeAdded"] = "2026-01-02T03:04:05Z"
+
+    assert slice_plan(DRIVER, NODE, "u", wanted, (stored,)).is_empty
+
+
+def test_plan_does_not_write_what_the_server_drops_when_that_is_known() -> None:
+    """A field that the server does not keep is found by comparing, and from then on no difference."""
+    plan = plan_of(3, sick=1)
+    sent = plan.creates[0]
+    kept = msgspec.structs.replace(sent, spec=msgspec.to_builtins(without_fields(specs((sent,))[0], ["spec.devices.*.taints"])))
+    present = store(SlicePlan(generation=1, creates=(kept,)))
+
+    fields = dropped_fields(sent, present[0])
+
+    assert fields == ("spec.devices.*.taints",)
+    assert not plan_of(3, present, sick=1).is_empty
+    assert plan_of(3, present, sick=1, dropped=fields).is_empty
+
+
+def test_lists_are_left_out_whole_when_a_server_does_not_know_them() -> None:
+    """An attribute without its value would be refused, so it goes with its value; other attributes stay."""
+    inventory = Inventory(
+        node=NODE, device_class="gpu", generation=1, devices=(Device(name="g", device_class="gpu", model="T4", numa_nodes=NodeSet(0, 1)),)
+    )
+    (one,) = slice_plan(DRIVER, NODE, "u", pool_devices(inventory, {}), ()).creates
+
+    (bare,) = specs((one,))
+    found = without_fields(bare, LIST_FIELDS).devices[0].attributes
+
+    assert has_lists(one)
+    assert set(found) == {"model"}
+
+
+def test_pool_taints_a_device_when_a_pod_holds_it_without_a_claim() -> None:
+    """What kubelet gave away through the device plugin is not scheduled again; a claim's own devices are."""
+    inventory = Inventory(
+        node=NODE, device_class="gpu", generation=1, devices=tuple(Device(name=name, device_class="gpu") for name in ("a", "b", "c"))
+    )
+    holders = {"a": Owner(kind=OwnerKind.DEVICE_PLUGIN, name="r", uid="u"), "b": Owner(kind=OwnerKind.CLAIM, name="c", uid="u")}
+
+    taints = {one.name: [(taint.key, taint.value, taint.effect) for taint in one.taints] for one in pool_devices(inventory, holders)}
+
+    assert taints == {"a": [("topobus.dev/occupied", "device-plugin", "NoSchedule")], "b": [], "c": []}
+
+
+def test_class_of_slice_knows_only_our_drivers_on_this_node() -> None:
+    """Another driver's slices, or another node's, are never touched."""
+
+    def of(driver: str, node: str) -> str:
+        one = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={}, spec={"driver": driver, "nodeName": node})
+        return class_of_slice(one, NODE)
+
+    assert (of(DRIVER, NODE), of("gpu.nvidia.com", NODE), of(DRIVER, "n2"), of(DRIVER, "")) == ("gpu", "", "", "")
