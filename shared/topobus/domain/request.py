@@ -118,6 +118,8 @@ class ContainerRequest(Struct, frozen=True, kw_only=True):
     kind: ContainerKind = ContainerKind.APP
     cpus: int = 0
     memory_bytes: int = 0
+    is_memory_fixed: bool = True
+    """False for memory that may be exceeded (no limit, or one above the request): it is recorded and never aligned."""
     hugepages: dict[str, int] = {}
     """Bytes of huge pages by kind: `hugepages-2Mi`."""
     devices: tuple[DeviceRequest, ...] = ()

@@ -370,6 +370,13 @@ def test_place_lets_later_containers_reuse_the_init_containers_memory() -> None:
     assert [block.by_node for block in (*first.memory, *second.memory)] == [{0: 48 * GIB}, {0: 8 * GIB}]
 
 
+def test_place_never_aligns_memory_that_may_be_exceeded() -> None:
+    """Burstable memory is no matter of NUMA nodes, as in kubelet."""
+    request = pod("p", structs.replace(container(gpu=1), memory_bytes=500 * GIB, is_memory_fixed=False))
+
+    assert placed(place(with_memory(), request))[0].memory == ()
+
+
 def test_place_ignores_memory_when_the_node_does_not_align_it() -> None:
     """Without the policy memory is only recorded, as with kubelet's policy None."""
     (one,) = placed(place(dgx(), hungry("p", 10_000)))

@@ -45,6 +45,27 @@ def test_pod_request_reads_devices_and_memory_when_they_have_limits() -> None:
     assert request.containers[0].memory_bytes == 3 * 2**29
 
 
+@pytest.mark.parametrize(
+    ("resources", "is_fixed"),
+    [
+        pytest.param({"limits": {"memory": "2Gi"}}, True, id="limit-alone"),
+        pytest.param({"limits": {"memory": "2Gi"}, "requests": {"memory": "2048Mi"}}, True, id="same-amount"),
+        pytest.param({"limits": {"memory": "2Gi"}, "requests": {"memory": "1Gi"}}, False, id="burstable"),
+        pytest.param({"requests": {"memory": "1Gi"}}, False, id="no-limit"),
+    ],
+)
+def test_pod_request_fixes_memory_when_the_limit_is_the_request(resources: dict[str, Any], is_fixed: bool) -> None:  # noqa: FBT001
+    """Only guaranteed memory is aligned, as with kubelet's memory manager."""
+    assert pod_request(_pod(resources), uid="u").containers[0].is_memory_fixed is is_fixed
+
+
+def test_pod_request_reads_huge_pages_when_they_have_limits() -> None:
+    """Huge pages go by their kind, in bytes."""
+    request = pod_request(_pod({"limits": {"memory": "1Gi", "hugepages-2Mi": "64Mi", "hugepages-1Gi": 0}}), uid="u")
+
+    assert request.containers[0].hugepages == {"hugepages-2Mi": 64 << 20}
+
+
 @pytest.mark.parametrize("name", ["topobus/gpu", "topobus.de/gpu", "topobus.dev /gpu", "tpobus.dev/gpu"])
 def test_pod_request_refuses_a_resource_when_its_domain_is_nearly_ours(name: str) -> None:
     """A typing error in the domain is not taken for somebody else's resource and ignored."""

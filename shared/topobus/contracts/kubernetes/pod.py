@@ -23,7 +23,6 @@ __all__ = ["RESOURCE_PREFIX", "Container", "PodClaim", "PodSpec", "Resources", "
 
 RESOURCE_PREFIX = "topobus.dev/"
 _DOMAIN = RESOURCE_PREFIX.rstrip("/")
-_DOMAIN = RESOURCE_PREFIX.rstrip("/")
 
 _NATIVE = ("cpu", "memory", "ephemeral-storage")
 # A kubelet serves at most this many devices of a resource in practice; more is a typing error that would only cost time.
@@ -120,9 +119,6 @@ def _container(one: Container, kind: ContainerKind, where: str) -> ContainerRequ
                 raise ContractError(
                     f"{where}: {part}.{name}: nobody offers resources of {domain!r}{did_you_mean(domain.strip(), [_DOMAIN])}"
                 )
-            domain = name.partition("/")[0]
-            if "/" in name and domain != _DOMAIN and did_you_mean(domain.strip(), [_DOMAIN]):
-                raise ContractError(f"{where}: {part}.{name}: nobody offers resources of {domain!r}{did_you_mean(domain.strip(), [_DOMAIN])}")
             if amount.nano < 0:
                 raise ContractError(f"{where}: {part}.{name} is {amount}: wanted 0 or more")
     for name, asked in requests.items():
@@ -134,6 +130,8 @@ def _container(one: Container, kind: ContainerKind, where: str) -> ContainerRequ
         kind=kind,
         cpus=_exclusive_cpus(limits, requests),
         memory_bytes=memory.units,
+        is_memory_fixed="memory" in limits and requests.get("memory", limits["memory"]) == limits["memory"],
+        hugepages={name: limits[name].units for name in sorted(limits) if name.startswith("hugepages-") and limits[name].units},
         devices=_devices(limits, requests, where),
     )
 

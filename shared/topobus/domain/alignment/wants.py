@@ -155,5 +155,12 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Want
             )
             for device_class, count in sorted(counts.items())
         ),
-        memory={kind: size for kind, size in ((MEMORY, container.memory_bytes), *sorted(container.hugepages.items())) if size > 0},
+        memory=_memory(container),
     )
+
+
+def _memory(container: ContainerRequest) -> dict[str, int]:
+    """What the memory policy speaks of; as in kubelet, only for containers whose memory is guaranteed."""
+    if not container.is_memory_fixed:
+        return {}
+    return {kind: size for kind, size in ((MEMORY, container.memory_bytes), *sorted(container.hugepages.items())) if size > 0}
