@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from topobus.contracts.catalogue import ADOPT, PLACE, PREFER, RELEASE
+from topobus.contracts.catalogue import ADOPT, COMMIT, PLACE, PREFER, RELEASE
 from topobus.domain.idset import CpuSet
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -14,17 +14,23 @@ from topobus.topology.book import Book
 from topobus.topology.config import TopologySettings
 from topobus.topology.facts import Facts
 from topobus.topology.metrics import TopologyMetrics
+from topobus.topology.reservations import Reservations
 
 __all__ = ["serve"]
 
 
 async def serve(settings: TopologySettings, runtime: Runtime) -> None:
-    """Answer place, prefer, adopt and release for this node until cancelled."""
+    """Answer place, prefer, adopt, commit and release for this node until cancelled."""
     bus, node = runtime.bus, runtime.node
     metrics = TopologyMetrics(runtime.registry)
     options = settings.alignment.options()
     facts = Facts(
-        bus, node=node, options=options, reserved_cpus=CpuSet.parse(settings.alignment.reserved_cpus), readiness=runtime.readiness
+        bus,
+        node=node,
+        options=options,
+        reserved_cpus=CpuSet.parse(settings.alignment.reserved_cpus),
+        reserved_memory={int(key): size for key, size in settings.alignment.memory.reserved_bytes.items()},
+        readiness=runtime.readiness,
     )
     book = Book(bus, node=node, readiness=runtime.readiness, metrics=metrics)
     announcer = Announcer(bus, node=node, book=book, metrics=metrics)
@@ -38,13 +44,16 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         metrics=metrics,
         hint_timeout_s=settings.hints.timeout_s,
     )
+    reservations = Reservations(book=book, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s)
     await book.open()
-    get_logger().info("topology.opened", policy=options.policy.value, scope=options.scope.value)
+    get_logger().info("topology.opened", policy=options.policy.value, scope=options.scope.value, mode=options.mode.value)
     async with asyncio.TaskGroup() as group:
         group.create_task(facts.watch())
         group.create_task(book.look_after())
         group.create_task(announcer.run())
+        group.create_task(reservations.run())
         await bus.answer(PLACE, answers.place, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)
         await bus.answer(ADOPT, answers.adopt, node=node)
+        await bus.answer(COMMIT, answers.commit, node=node)
         await bus.answer(RELEASE, answers.release, node=node)
