@@ -96,6 +96,18 @@ def test_place_names_the_fewest_owners_when_several_stand_in_the_way() -> None:
     assert [one.facts["owner"] for one in outcome.to_free] == [owner("big").key]
 
 
+def test_place_names_devices_on_nodes_that_the_machine_lacks() -> None:
+    """A device that names a NUMA node which does not exist is in no hint; the refusal says so instead of crashing."""
+    view = dgx()
+    fpgas = tuple(structs.replace(one, numa_nodes=NodeSet(7)) for one in view.devices["fpga"])
+
+    outcome = place(structs.replace(view, devices={**view.devices, "fpga": fpgas}), pod("p", container(fpga=1), policy=Policy.RESTRICTED))
+
+    assert isinstance(outcome, Refusal)
+    (row,) = (one for one in outcome.reasons if one.code == "resource-nodes")
+    assert row.facts["free"] == ("2 on NUMA nodes that this machine lacks: fpga-0 (7), fpga-1 (7)",)
+
+
 def test_place_names_nobody_to_free_when_freeing_would_not_help() -> None:
     """A request beyond the machine has nobody to blame."""
     outcome = place(holding(dgx(), "busy", gpu=("gpu-0",)), pod("huge", container(gpu=9)))

@@ -54,7 +54,7 @@ def test_pod_request_reads_devices_and_memory_when_they_have_limits() -> None:
         pytest.param({"requests": {"memory": "1Gi"}}, False, id="no-limit"),
     ],
 )
-def test_pod_request_fixes_memory_when_the_limit_is_the_request(resources: dict[str, Any], is_fixed: bool) -> None:  # noqa: FBT001
+def test_pod_request_fixes_memory_when_the_limit_is_the_request(resources: dict[str, Any], is_fixed: bool) -> None:
     """Only guaranteed memory is aligned, as with kubelet's memory manager."""
     assert pod_request(_pod(resources), uid="u").containers[0].is_memory_fixed is is_fixed
 

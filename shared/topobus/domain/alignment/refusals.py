@@ -125,10 +125,22 @@ def _resource_reason(room: Room, want: Want, one: HintList, policy: Policy) -> R
             for node in room.view.numa_nodes
         ]
     table = tuple(f"node {node}: {free} of {exists} free" for node, exists, free in rows if exists)
+    strays = _strays(room, resource)
+    if strays:
+        table = (*table, f"{len(strays)} on NUMA nodes that this machine lacks: {', '.join(strays)}")
     return Reason(
         code="resource-nodes",
         message=f"{one.resource}: {wanted} wanted, offered on NUMA node {_nodes_text(one, policy)} ({'; '.join(table) or 'none exists'})",
         facts={"container": want.name, "resource": one.resource, "wanted": wanted, "nodes": _nodes_text(one, policy), "free": table},
+    )
+
+
+def _strays(room: Room, resource: str) -> tuple[str, ...]:
+    """Devices that name only NUMA nodes which the machine does not have: they are in no hint, as in kubelet."""
+    return tuple(
+        f"{one.name} ({one.numa_nodes})"
+        for one in room.devices.get(resource, {}).values()
+        if one.numa_nodes and one.numa_nodes.isdisjoint(room.view.numa_nodes)
     )
 
 
