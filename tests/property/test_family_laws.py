@@ -6,10 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from topobus.domain.alignment import family_merge
-from topobus.domain.alignment.families import Family, Unit, feasible_masks, list_hints, sample_hints
+from topobus.domain.alignment import family_merge, window
+from topobus.domain.alignment.bitsets import Universe, members
+from topobus.domain.alignment.families import Family, Unit, feasible_masks, list_hints, sample_hints, unpack
 from topobus.domain.alignment.family_merge import merge_opinions
-from topobus.domain.alignment.merge import merge_hints
+from topobus.domain.alignment.merge import fit_order, merge_hints
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
 
@@ -106,3 +107,23 @@ def test_merge_answers_exactly_when_nodes_are_many_and_alike(nodes: int) -> None
     assert merged.is_exact
     assert not merged.hint.preferred
     assert merged.hint.nodes == NodeSet(0, 1, 2)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.integers(2, 7), st.data())
+def test_closest_mask_is_found_without_looking_at_all(monkeypatch: pytest.MonkeyPatch, nodes: int, data: st.DataObject) -> None:
+    """Branch and bound gives the mask of least distance, and of equal ones that of smallest value."""
+    ids = tuple(range(0, 3 * nodes, 3))
+    rows = [[data.draw(st.sampled_from([10, 12, 20, 31])) for _ in ids] for _ in ids]
+    fit = fit_order(NodeSet(*ids), rows)
+    universe = Universe(nodes)
+    size = data.draw(st.integers(1, nodes))
+    layer = universe.layers[size] & data.draw(st.integers(0, universe.everything))
+    if not layer:
+        return
+
+    with monkeypatch.context() as patch:
+        patch.setattr(window, "_FEW", 0)
+        found = window.closest(layer, size, ids, fit)
+
+    assert found == min((unpack(mask, ids) for mask in members(layer)), key=fit)

@@ -102,7 +102,7 @@ def merge_cases() -> tuple[Case, ...]:
     return (
         Case(name="merge 8 nodes x 4 resources, no preferred hint", run=worst_merge(8, 4), budget_ms=2.0),
         Case(name="merge 16 nodes x 5 resources, no preferred hint", run=worst_merge(16, 5), budget_ms=20.0),
-        Case(name="merge 16 nodes x 5 resources, no preferred, closest", run=worst_merge(16, 5, is_closest=True)),
+        Case(name="merge 16 nodes x 5 resources, no preferred, closest", run=worst_merge(16, 5, is_closest=True), budget_ms=20.0),
         Case(name="merge 8 nodes x 4 resources, preferred hint", run=worst_merge(8, 4, is_busy=False)),
         Case(name="merge of listed hints, 8 nodes x 4 resources, no preferred", run=listed_merge(8, 4), budget_ms=2.0),
         Case(name="merge GB200-like, 36 nodes x 6 resources", run=gb200_merge(), budget_ms=5.0),

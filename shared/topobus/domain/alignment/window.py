@@ -8,10 +8,13 @@ from topobus.domain.alignment.bitsets import Universe, first, members, reverse
 from topobus.domain.alignment.families import Family, pack, unpack
 from topobus.domain.alignment.merge import Fit
 
-__all__ = ["TIED_SHOWN", "Spare", "fittest", "lowest", "reachable", "within"]
+__all__ = ["TIED_SHOWN", "Spare", "closest", "fittest", "lowest", "reachable", "within"]
 
 TIED_SHOWN = 8
 """Alternatives named in a reason at most."""
+
+# Masks up to which each is simply looked at.
+_FEW = 256
 
 
 def lowest(found: int, order: Sequence[int]) -> list[int]:
@@ -112,4 +115,40 @@ def fittest(reachable: int, universe: Universe, width: int, order: Sequence[int]
     layer = universe.layers[size] & reachable
     if not is_closest:
         return unpack(first(layer), order)
-    return min((unpack(mask, order) for mask in members(layer)), key=fit)
+    return closest(layer, size, order, fit)
+
+
+def closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
+    """The fittest of a family of masks that all have `size` positions, by distance: branch and bound where they are many.
+
+    Masks are walked by value, so of equally near ones the first is the right one and all others can be cut.
+    """
+    if layer.bit_count() <= _FEW:
+        return min((unpack(mask, order) for mask in members(layer)), key=fit)
+    alone = [fit(1 << one)[1] for one in order]
+    pairs = [
+        [fit(1 << one | 1 << other)[1] - alone[place] - alone[position] if one != other else 0 for position, other in enumerate(order)]
+        for place, one in enumerate(order)
+    ]
+    nearest = min(pairs[place][other] for place in range(len(order)) for other in range(place))
+    best: tuple[int, int] | None = None
+
+    def descend(top: int, left: int, mask: int, cost: int, adds: Sequence[int]) -> None:
+        """Choose `left` more positions below `top`; `adds` is what each would cost beside those chosen."""
+        nonlocal best
+        if not left:
+            if layer >> mask & 1 and (best is None or cost < best[0]):
+                best = (cost, mask)
+            return
+        for position in range(left - 1, top):
+            new_cost = cost + adds[position]
+            rest = left - 1
+            if best is not None:
+                least = sum(sorted(adds[:position])[:rest]) + rest * nearest + rest * (rest - 1) // 2 * nearest
+                if new_cost + least >= best[0]:
+                    continue
+            row = pairs[position]
+            descend(position, rest, mask | 1 << position, new_cost, [one + row[other] for other, one in enumerate(adds[:position])])
+
+    descend(len(order), size, 0, 0, alone)
+    return unpack(best[1], order) if best is not None else 0
