@@ -149,11 +149,11 @@ class Answers:
             return step
 
         record = (await self._change("adopt", asked.op_id, asked.owner, decide, began)).record
-        reused = _reused(asked.op_id, record, "adopt", asked.owner)
-        if reused is not None:
-            return AdoptReply(result=reused)
-        if isinstance(record.outcome, Refusal):
-            return AdoptReply(result=record.outcome)
+        # Admin access holds nothing, so nothing of it can be lost.
+        held = {} if asked.is_shared else asked.devices
+        refusal = _reused(asked.op_id, record, "adopt", asked.owner) or transitions.adopted_by(self._book.ledger, record, held)
+        if refusal is not None:
+            return AdoptReply(result=refusal)
         adopted = Adopted(decision_id=record.decision_id, ledger_sequence=self._book.ledger.sequence, displaced=record.displaced)
         return AdoptReply(result=adopted)
 

@@ -22,6 +22,7 @@ __all__ = [
     "OPERATIONS_KEPT",
     "Step",
     "adopt",
+    "adopted_by",
     "announce",
     "check",
     "commit",
@@ -53,18 +54,39 @@ class Step(Struct, frozen=True, kw_only=True):
 
 
 def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
-    """The answer of a `place`: as stored, or, when it is an old one, as the allocation tells it (without the reasons)."""
-    if record.outcome is not None:
+    """The answer of a `place`, given again as long as it is true: an old one as the allocation tells it (without the reasons).
+
+    What was let go since is told so, however new the answer is: its devices may be somebody else's by now.
+    """
+    if isinstance(record.outcome, Refusal):
         return record.outcome
     allocation = ledger.allocations.get(record.owner_key)
-    if allocation is None or allocation.decision_id != record.decision_id:
-        message = f"{record.owner_key} was placed by decision {record.decision_id} and has been released since"
-        return Refusal(reasons=(Reason(code="released-since", message=message, facts={"decision": record.decision_id}),))
-    containers = tuple(
-        ContainerPlacement(name=one.container, alignment=Hint(None, preferred=False), cpus=one.cpus, devices=one.devices)
-        for one in allocation.holdings
-    )
-    return Placement(containers=containers)
+    if allocation is not None and allocation.decision_id == record.decision_id:
+        return record.outcome if record.outcome is not None else _placement_of(allocation)
+    if record.outcome is not None and allocation is not None:
+        # Adopted by the same owner meanwhile: the gateway writes down what the controller has placed.
+        placed = [Holding(devices=one.devices, cpus=one.cpus) for one in record.outcome.containers]
+        if not any(_missing(allocation, one) for one in placed):
+            return record.outcome
+    message = f"{record.owner_key} was placed by decision {record.decision_id} and has been released since"
+    return _released_since(record, message)
+
+
+def adopted_by(ledger: Ledger, record: OperationRecord, devices: Mapping[str, Iterable[str]]) -> Refusal | None:
+    """The refusal of an `adopt` (None: it went well), given again as long as it is true.
+
+    An owner that no longer holds what it asks for, because it was released since or asks for other devices under the same operation, is told so.
+    """
+    if isinstance(record.outcome, Refusal):
+        return record.outcome
+    wanted = _holding(devices)
+    if isinstance(wanted, Refusal):
+        return wanted
+    missing = _missing(ledger.allocations.get(record.owner_key), wanted)
+    if not missing:
+        return None
+    message = f"decision {record.decision_id} adopted devices for {record.owner_key}, which does not hold {', '.join(missing)} now: use a new op_id"
+    return _released_since(record, message)
 
 
 def known(ledger: Ledger, op_id: str) -> OperationRecord | None:
@@ -284,6 +306,18 @@ def _slim(record: OperationRecord) -> OperationRecord:
     return structs.replace(record, outcome=outcome, pending=pending)
 
 
+def _placement_of(allocation: Allocation) -> Placement:
+    containers = tuple(
+        ContainerPlacement(name=one.container, alignment=Hint(None, preferred=False), cpus=one.cpus, devices=one.devices)
+        for one in allocation.holdings
+    )
+    return Placement(containers=containers)
+
+
+def _released_since(record: OperationRecord, message: str) -> Refusal:
+    return Refusal(reasons=(Reason(code="released-since", message=message, facts={"decision": record.decision_id}),))
+
+
 def _repeat(ledger: Ledger, record: OperationRecord) -> Step:
     return Step(ledger=ledger, record=record, is_repeat=True)
 
@@ -312,6 +346,12 @@ def _common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
             found |= set(names) & set(wanted.devices.get(device_class, ()))
         found |= {cpu_name(cpu) for cpu in holding.cpus & wanted.cpus}
     return tuple(sorted(found))
+
+
+def _missing(allocation: Allocation | None, wanted: Holding) -> tuple[str, ...]:
+    """Names of what a holding wants and an allocation lacks."""
+    names = {name for kept in wanted.devices.values() for name in kept} | {cpu_name(cpu) for cpu in wanted.cpus}
+    return tuple(sorted(names - set(_common(allocation, wanted) if allocation is not None else ())))
 
 
 def _without(holding: Holding, taken: Holding) -> Holding:
