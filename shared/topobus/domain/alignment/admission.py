@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from topobus.domain.alignment.family_merge import merge_opinions
 from topobus.domain.alignment.locality import pairs_by_switch
 from topobus.domain.alignment.merge import Merged
+from topobus.domain.alignment.offers import ResourceHints, Taken
 from topobus.domain.alignment.refusals import Conflict
-from topobus.domain.alignment.room import ResourceHints, Room, Taken
+from topobus.domain.alignment.room import Room
 from topobus.domain.alignment.view import CPU_CLASS
 from topobus.domain.alignment.wants import Want
 from topobus.domain.hint import Hint

@@ -14,7 +14,8 @@ from msgspec import Struct
 from topobus.domain.alignment.family_merge import merge_opinions
 from topobus.domain.alignment.memory import memory_nodes
 from topobus.domain.alignment.merge import Merged
-from topobus.domain.alignment.room import ResourceHints, Room
+from topobus.domain.alignment.offers import ResourceHints
+from topobus.domain.alignment.room import Room
 from topobus.domain.alignment.view import CPU_CLASS, MEMORY, without_owners
 from topobus.domain.alignment.wants import Want
 from topobus.domain.idset import CpuSet, NodeSet

@@ -1,0 +1,47 @@
+"""What goes into a merge and what comes out of taking: the opinion of one resource, and what one container got."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from topobus.domain.alignment.devices import Choice
+from topobus.domain.alignment.families import Family, sample_hints
+from topobus.domain.alignment.memory_family import MemoryFamily
+from topobus.domain.hint import Hint
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import HintList, MemoryBlock
+
+__all__ = ["ResourceHints", "Taken"]
+
+# Hints recorded a resource: a decision event must stay small on machines with many NUMA nodes (8 nodes have 255 masks).
+_RECORDED_HINTS = 64
+
+
+class ResourceHints(Struct, frozen=True, kw_only=True):
+    """What one resource of one container (or of the whole pod) says about NUMA nodes."""
+
+    resource: str
+    opinion: Family | MemoryFamily | tuple[Hint, ...] | None
+
+    def record(self) -> HintList:
+        """The hints for a decision event: all of them, or the narrowest ones of a long list."""
+        if self.opinion is None:
+            return HintList(resource=self.resource, hints=None)
+        if isinstance(self.opinion, Family):
+            hints, omitted = sample_hints(self.opinion, _RECORDED_HINTS)
+            return HintList(resource=self.resource, hints=hints, omitted=omitted)
+        listed = self.opinion.list_hints() if isinstance(self.opinion, MemoryFamily) else self.opinion
+        return HintList(resource=self.resource, hints=listed[:_RECORDED_HINTS], omitted=len(listed[_RECORDED_HINTS:]))
+
+
+class Taken(Struct, frozen=True, kw_only=True):
+    """What a container got."""
+
+    cpus: CpuSet = CpuSet()
+    devices: dict[str, tuple[str, ...]] = {}
+    memory: tuple[MemoryBlock, ...] = ()
+    numa_nodes: NodeSet = NodeSet()
+    choices: dict[str, Choice] = {}
+    """How the devices that were free to choose were chosen, by class."""
+    outside: dict[str, tuple[str, ...]] = {}
+    """Devices that had to be taken outside the alignment, by class."""
