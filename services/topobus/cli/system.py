@@ -11,9 +11,12 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import sysconfig
 import tempfile
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +40,9 @@ _SOCKET_BYTES = 107
 _DEFAULT_NATS_PORT = 4222
 _NATS_READY_S = 15.0
 _SHORT_TMP = Path("/tmp")
+_LOCK = "lock"
+# Between making a folder and locking it; nobody needs so long.
+_ABANDONED_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +106,14 @@ def state_folder(wanted: Path | None) -> Iterator[Path]:
     if wanted is None:
         near = Path(tempfile.gettempdir())
         home = near if _has_room(near / "topobus-12345678") else _SHORT_TMP
-        made = Path(tempfile.mkdtemp(prefix="topobus-", dir=home))
-        try:
-            yield made
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
+        _remove_abandoned(home)
+        with _signals_as_interrupts():
+            made = Path(tempfile.mkdtemp(prefix="topobus-", dir=home))
+            try:
+                with _lock(made / _LOCK):
+                    yield made
+            finally:
+                shutil.rmtree(made, ignore_errors=True)
         return
     folder = wanted.absolute()
     if not _has_room(folder):
@@ -113,19 +122,53 @@ def state_folder(wanted: Path | None) -> Iterator[Path]:
             f"--dir {folder}: a socket below it would have a path of {longest} bytes, wanted at most {_SOCKET_BYTES}",
             next_step="choose a shorter folder, such as /tmp/topobus",
         )
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
-    except OSError as err:
-        raise ConfigError(f"--dir {folder}: {err.strerror}", next_step="choose a folder that can be written") from err
-    with lock:
+    with contextlib.ExitStack() as held:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            folder.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_lock(folder / _LOCK))
         except BlockingIOError as err:
             raise ConfigError(
                 f"--dir {folder} is in use by another `topobus up`", next_step="stop that one, or choose another folder"
             ) from err
+        except OSError as err:
+            raise ConfigError(f"--dir {folder}: {err.strerror}", next_step="choose a folder that can be written") from err
         yield folder
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Hold a folder's lock; the kernel frees it when this process ends, however it ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+
+
+def _remove_abandoned(home: Path) -> None:
+    """Remove fresh folders of runs that were killed before they could: ours, old enough, with a lock that nobody holds."""
+    for lock in home.glob(f"topobus-????????/{_LOCK}"):
+        try:
+            found = lock.stat()
+            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _ABANDONED_AFTER_S:
+                continue
+            with _lock(lock):
+                shutil.rmtree(lock.parent, ignore_errors=True)
+        except OSError:
+            # Somebody holds it, or another run removes it at this moment.
+            continue
+
+
+@contextlib.contextmanager
+def _signals_as_interrupts() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that what is made before a loop runs is removed, too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
 
 
 @asynccontextmanager

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +28,33 @@ def test_state_folder_goes_when_the_run_fails() -> None:
     """A failure leaves no folder behind."""
     with pytest.raises(RuntimeError), state_folder(None) as folder:
         raise RuntimeError("no luck")
+
+    assert not folder.exists()
+
+
+def test_state_folder_removes_another_when_its_run_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed run left goes at the next start; a folder in use, a young one and one of somebody else's making stay."""
+    home = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    monkeypatch.setattr("tempfile.tempdir", str(home))
+    killed, young, foreign = (home / f"topobus-{name}" for name in ("killed00", "young000", "foreign0"))
+    for folder in (killed, young, foreign):
+        (folder / "logs").mkdir(parents=True)
+    (killed / "lock").touch()
+    (young / "lock").touch()
+    with state_folder(None) as used:
+        for folder in (killed, used):
+            os.utime(folder / "lock", (0, 0))
+        with state_folder(None):
+            left = {one.name for one in home.iterdir()}
+            assert left >= {used.name, young.name, foreign.name}
+            assert killed.name not in left
+    shutil.rmtree(home)
+
+
+def test_state_folder_goes_when_sigterm_comes_before_anything_runs() -> None:
+    """SIGTERM unwinds like Ctrl-C, so that the folder is removed."""
+    with pytest.raises(KeyboardInterrupt), state_folder(None) as folder:
+        signal.raise_signal(signal.SIGTERM)
 
     assert not folder.exists()
 
