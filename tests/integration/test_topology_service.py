@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
 from topobus.contracts.catalogue import ADOPT, DECISION, INVENTORY, LEDGER, MACHINE, PLACE, PREFER, RELEASE
@@ -305,3 +306,20 @@ async def test_topology_says_when_the_store_was_rolled_back_under_it(bus: Bus) -
     assert entry is not None
     assert entry.value.epoch == 2
     assert TRAINER.owner.key in entry.value.allocations
+
+
+async def test_topology_aligns_memory_when_the_policy_is_static(nats_server: NatsServer, bus: Bus) -> None:
+    """Memory comes from the NUMA node of the GPUs, is held in the ledger to the byte, and is free again after the release."""
+    await publish_node(bus)
+    big = [
+        pod(name, structs.replace(container(gpu=1), memory_bytes=600 << 30), policy=Policy.RESTRICTED) for name in ("one", "two", "three")
+    ]
+    async with topology(nats_server.url, TOPOBUS_TOPOLOGY__ALIGNMENT__MEMORY__POLICY="static"):
+        first, second, third = [await ask_place(bus, f"op-{request.owner.name}", request) for request in big]
+        await bus.ask(RELEASE, ReleaseRequest(op_id="op-release", owner=big[0].owner), node=NODE)
+        again = await ask_place(bus, "op-again", big[2])
+
+    for reply, node in ((first, 0), (second, 1), (again, 0)):
+        assert isinstance(reply.result, Placement)
+        assert [block.by_node for block in reply.result.containers[0].memory] == [{node: 600 << 30}]
+    assert isinstance(third.result, Refusal)
