@@ -28,6 +28,8 @@ def answer_view(result: Placement | Refusal, *, has_facts: bool = False) -> Rend
     lines: list[RenderableType] = [Text("why not", "title"), *reason_lines(result.reasons, has_facts=has_facts)]
     if result.to_free:
         lines += [Text("what would have to be freed", "title"), *reason_lines(result.to_free, has_facts=has_facts)]
+    elif any(reason.code == "gave-up" for reason in result.reasons):
+        lines.append(Text("whether freeing something would help is not known", "faint"))
     else:
         lines.append(Text("nothing that is held stands in the way: freeing would not help", "faint"))
     return Group(*lines)

@@ -26,6 +26,7 @@ _COMMANDS = (
     ("machine", "commands.machine:machine", "Draw a machine: sockets, NUMA nodes, CPUs, devices, and who holds what."),
     ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
     ("place", "commands.place:place", "Place a pod and say where and why, or why not and what would have to be freed."),
+    ("simulate", "commands.simulate:simulate", "Plan pods on a recorded machine, without any server."),
     ("release", "commands.place:release_app", "Let go of what an owner holds."),
     ("claim", "commands.claim:claim_app", "Device classes, claims and pods of the stand-alone API."),
     ("health", "commands.health:health_app", "How devices are, and how they are from now on."),

@@ -17,9 +17,11 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import PodRequest
 
-__all__ = ["NamespacedName", "parse_namespaced", "read_objects", "read_pod"]
+__all__ = ["NamespacedName", "parse_namespaced", "read_objects", "read_pod", "read_pods"]
 
 NamespacedName = tuple[str, str]
+
+_MANIFESTS = (".json", ".yaml", ".yml")
 
 # A pod of the stand-alone tool has no API server to give it a uid: the same name is the same pod, on every machine and at every run.
 _POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
@@ -54,9 +56,27 @@ def read_pod(path: Path) -> PodRequest:
     if len(pods) != 1:
         kinds = ", ".join(one.kind for one in objects)
         raise ContractError(f"{path}: wanted one Pod, got {len(pods)} (the file has: {kinds})", next_step="give a file with one pod")
-    metadata = metadata_of(pods[0])
+    return _request(pods[0])
+
+
+def read_pods(path: Path) -> tuple[PodRequest, ...]:
+    """Read all pods of a manifest, or of every manifest in a folder, in the order of file names and then as written; other objects are passed over.
+
+    Errors: raises InputError when there is no such file or folder, or no pod in it.
+    """
+    files = sorted(one for one in path.iterdir() if one.suffix in _MANIFESTS and one.is_file()) if path.is_dir() else [path]
+    pods = tuple(_request(one) for file in files for one in read_objects(file) if one.kind == "Pod")
+    if not pods:
+        raise InputError(
+            f"{path} holds no pod", next_step=f"give a folder with manifests of pods ({', '.join(_MANIFESTS)}), such as examples/pods"
+        )
+    return pods
+
+
+def _request(pod: ApiObject) -> PodRequest:
+    metadata = metadata_of(pod)
     uid = metadata.uid or str(uuid.uuid5(_POD_SPACE, f"{metadata.namespace or 'default'}/{metadata.name}"))
-    return pod_request(pods[0], uid=uid)
+    return pod_request(pod, uid=uid)
 
 
 def parse_namespaced(text: str) -> NamespacedName:

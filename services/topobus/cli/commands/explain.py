@@ -22,7 +22,7 @@ from topobus.contracts.messages import DecisionEvent
 from topobus.domain.alignment.place import place
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
-from topobus.domain.view import NodeView
+from topobus.domain.view import NodeView, PlanMode
 
 __all__ = ["explain", "explanation", "replay"]
 
@@ -130,6 +130,10 @@ def _request_table(request: PodRequest) -> Table:
         if one.cpus:
             wants.append(f"{one.cpus} exclusive cpus")
         grid.add_row(f"{one.kind} {one.name or '(claim)'}", ", ".join(wants) or "nothing")
+    own = [f"{what} {wish}" for what, wish in (("policy", request.policy), ("scope", request.scope)) if wish is not None]
+    own += [f"locality {one}" for one in request.locality]
+    if own:
+        grid.add_row("of its own", ", ".join(own))
     return grid
 
 
@@ -139,6 +143,7 @@ def _view_table(view: NodeView) -> Table:
     grid.add_row(
         "policy", f"{options.policy}, scope {options.scope}" + (", prefer-closest-numa-nodes" if options.prefer_closest_numa_nodes else "")
     )
+    grid.add_row("mode", options.mode.value + (f", {options.search_steps} steps" if options.mode is PlanMode.CORRECTED else ""))
     grid.add_row(
         "generations",
         ", ".join([f"machine {view.machine_generation}", *(f"{key} {value}" for key, value in sorted(view.inventory_generations.items()))]),

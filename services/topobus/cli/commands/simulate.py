@@ -1,0 +1,91 @@
+"""`topobus simulate`: plan pods on a recorded machine, without any server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from topobus.cli.commands.place import reply_view
+from topobus.cli.drawing import draw_machine
+from topobus.cli.exits import ExitCode, InputError, UsageError
+from topobus.cli.manifests import read_pods
+from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.output import DRAWING_WIDTH, Output
+from topobus.cli.simulation import Simulation, open_machine
+from topobus.contracts.codec import encode
+from topobus.contracts.messages import PlaceReply
+from topobus.domain.idset import CpuSet
+from topobus.domain.outcome import Placement
+from topobus.domain.request import Policy, Scope
+from topobus.domain.view import AlignmentOptions, PlanMode
+
+__all__ = ["simulate"]
+
+
+def simulate(
+    *,
+    machine: Annotated[
+        str,
+        Parameter(
+            help="A profile (dgx, gb200 …), a folder with sys and proc (/ is this machine), an archive of one, or JSON saved by --save."
+        ),
+    ],
+    pods: Annotated[Path, Parameter(help="A folder of manifests, planned in the order of file names; or one manifest.")],
+    policy: Annotated[Policy, Parameter(help="The node's policy.")] = Policy.BEST_EFFORT,
+    scope: Annotated[Scope, Parameter(help="The node's scope.")] = Scope.CONTAINER,
+    mode: Annotated[
+        PlanMode, Parameter(help="Whether kubelet's order of containers decides, or other ways are searched, too.")
+    ] = PlanMode.COMPATIBLE,
+    search_steps: Annotated[int, Parameter(help="How long mode corrected searches.")] = AlignmentOptions().search_steps,
+    reserved_cpus: Annotated[str, Parameter(help="CPUs never handed out, as a cpulist.")] = "",
+    prefer_closest: Annotated[bool, Parameter(negative="", help="kubelet's option prefer-closest-numa-nodes.")] = False,
+    decisions: Annotated[Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")] = None,
+    save: Annotated[Path | None, Parameter(help="Also save the machine and its devices as JSON, to simulate elsewhere.")] = None,
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Plan pods on a recorded machine as its services would: placements and refusals with reasons, and the machine drawn afterwards."""
+    if search_steps < 0:
+        raise UsageError(f"--search-steps is {search_steps}, wanted 0 or more", next_step="leave it out for the default")
+    try:
+        reserved = CpuSet.parse(reserved_cpus)
+    except ValueError as err:
+        raise UsageError(f"--reserved-cpus is {err}", next_step="write a cpulist such as 0-1,112-113") from err
+    settings = AlignmentOptions(policy=policy, scope=scope, mode=mode, search_steps=search_steps, prefer_closest_numa_nodes=prefer_closest)
+    output = options.output()
+    requests = read_pods(pods)
+    with open_machine(machine) as node:
+        for warning in node.warnings:
+            output.note(warning)
+        if save is not None:
+            _write(save, encode(node.snapshot))
+        simulation = Simulation(node, settings, reserved)
+        for number, pod in enumerate(requests, 1):
+            result = simulation.place(pod)
+            decision = simulation.decisions[-1]
+            if decisions is not None:
+                _write(decisions / f"{number:03d}-{pod.owner.name}.json", encode(decision))
+            reply = PlaceReply(decision_id="", node=simulation.machine.node, result=result, ledger_sequence=simulation.ledger.sequence)
+            output.show(reply_view(pod, reply))
+    return _finish(simulation, output)
+
+
+def _finish(simulation: Simulation, output: Output) -> int:
+    refused = sum(not isinstance(one.outcome, Placement) for one in simulation.decisions)
+    placed = len(simulation.decisions) - refused
+    if output.is_json:
+        output.document({"placed": placed, "refused": refused, "decisions": simulation.decisions, "ledger": simulation.ledger})
+    width = min(output.console.width, DRAWING_WIDTH)
+    output.show(draw_machine(simulation.machine, simulation.inventories, simulation.ledger, width=width))
+    output.show(Text(f"{placed} placed, {refused} refused", "fail" if refused else "ok"))
+    return ExitCode.NO if refused else ExitCode.OK
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data + b"\n")
+    except OSError as err:
+        raise InputError(f"cannot write {path}: {err.strerror}", next_step="choose a place that this user may write to") from err

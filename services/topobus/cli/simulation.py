@@ -1,0 +1,238 @@
+"""A node without services: its machine read, its devices found by the same drivers, its ledger kept in memory.
+
+Flows in: a hardware tree (a folder, an archive of one, a profile) or a snapshot of one as JSON; pods. Flows out: one decision a pod, the same that the
+services would make, and the ledger afterwards. Nothing is written and no server is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from topobus.cli.exits import InputError, UsageError
+from topobus.contracts.codec import decode
+from topobus.contracts.messages import DecisionEvent
+from topobus.devicekit.driver import DeviceDriver, HintingDriver
+from topobus.devicekit.hints import hinting_driver
+from topobus.devicekit.registry import load_drivers
+from topobus.devicekit.roster import DriverView, advance_roster
+from topobus.devicekit.settings import HealthSettings
+from topobus.domain import transitions
+from topobus.domain.alignment.place import place
+from topobus.domain.alignment.view import node_view
+from topobus.domain.device import Inventory
+from topobus.domain.errors import HardwareError
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import PodRequest
+from topobus.domain.view import AlignmentOptions
+from topobus.runtime.clock import rfc3339
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import PROFILES, build
+
+__all__ = ["Simulation", "Snapshot", "open_machine"]
+
+# A simulation has no time of its own: the same pods give the same decisions, to the letter.
+_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+_CLASSES = ("gpu", "nic", "fpga", "cpu")
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """A machine and what its device services found: enough to plan on it anywhere."""
+
+    machine: Machine
+    inventories: tuple[Inventory, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Node:
+    snapshot: Snapshot
+    hinting: Mapping[str, HintingDriver] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@contextmanager
+def open_machine(what: str) -> Iterator[_Node]:
+    """Read a machine by profile name, folder, archive (tar) or JSON file (a snapshot, or a Machine alone: then CPUs are all its devices).
+
+    Errors: raises UsageError for what is none of these, InputError for a file that cannot be read, ContractError for JSON that is no machine,
+            HardwareError for a tree that cannot be read as a machine.
+    """
+    path = Path(what)
+    if path.is_dir():
+        yield _read_tree(path, path)
+    elif path.is_file() and tarfile.is_tarfile(path):
+        with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
+            yield _read_tree(_unpack(path, Path(folder)), path)
+    elif path.is_file():
+        with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
+            yield _read_file(path, Path(folder))
+    elif what in PROFILES:
+        with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
+            build(what, Path(folder) / what)
+            yield _read_tree(Path(folder) / what, path)
+    else:
+        raise UsageError(
+            f"--machine {what} is no folder, no file and no profile",
+            next_step=f"give a folder with sys and proc (/ is this machine), an archive of one, a JSON file, or one of {', '.join(sorted(PROFILES))}",
+        )
+
+
+class Simulation:
+    """Places pods one after the other on one node."""
+
+    def __init__(self, node: _Node, options: AlignmentOptions, reserved_cpus: CpuSet) -> None:
+        self.machine = node.snapshot.machine
+        self.inventories = node.snapshot.inventories
+        self.ledger = Ledger(node=self.machine.node)
+        self.decisions: list[DecisionEvent] = []
+        self._options = options
+        self._reserved = reserved_cpus
+        self._hinting = node.hinting
+
+    def place(self, pod: PodRequest) -> Placement | Refusal:
+        """Plan one pod and hold what it gets."""
+        number = len(self.decisions) + 1
+        view = node_view(
+            self.machine,
+            {one.device_class: one for one in self.inventories},
+            self.ledger,
+            self._options,
+            self._reserved,
+            custom_hints=self._custom_hints(pod),
+        )
+        outcome = place(view, pod)
+        op_id, decision_id = f"simulate-{number}", f"simulated-{number}"
+        if isinstance(outcome, Placement):
+            step = transitions.reserve(self.ledger, op_id=op_id, request=pod, placement=outcome, decision_id=decision_id)
+        else:
+            step = transitions.record_refusal(
+                self.ledger, op_id=op_id, verb="place", owner=pod.owner, decision_id=decision_id, refusal=outcome
+            )
+        self.ledger = step.ledger
+        self.decisions.append(
+            DecisionEvent(
+                id=decision_id,
+                verb="place",
+                node=self.machine.node,
+                op_id=op_id,
+                time=rfc3339(_MOMENT),
+                owner=pod.owner,
+                request=pod,
+                view=view,
+                outcome=outcome,
+                ledger_sequence=self.ledger.sequence,
+            )
+        )
+        return outcome
+
+    def _custom_hints(self, pod: PodRequest) -> dict[str, tuple[tuple[NodeSet | None, bool], ...]]:
+        """Ask drivers that have hints of their own, as their service would."""
+        asked: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
+        held = {
+            (device_class, name)
+            for one in self.ledger.allocations.values()
+            for holding in one.holdings
+            for device_class, names in holding.devices.items()
+            for name in names
+        }
+        for inventory in self.inventories:
+            driver = self._hinting.get(inventory.device_class)
+            counts = {
+                one.count
+                for want in pod.containers
+                for one in want.devices
+                if one.device_class == inventory.device_class and not one.names and one.count > 0
+            }
+            for count in sorted(counts) if driver is not None else ():
+                free = [
+                    one.name for one in inventory.devices if one.health.is_allocatable and (inventory.device_class, one.name) not in held
+                ]
+                hints = driver.hints(self.machine, inventory.devices, count, free) if driver is not None else None
+                asked[f"{inventory.device_class}/{count}"] = (
+                    ((None, True),) if hints is None else tuple((one.nodes, one.preferred) for one in hints)
+                )
+        return asked
+
+
+def _read_tree(root: Path, named: Path) -> _Node:
+    if not (root / "sys").is_dir():
+        raise InputError(
+            f"{named} has no folder sys in it", next_step="give the folder that holds sys and proc, such as / for this machine"
+        )
+    tree = Tree(HardwareSettings(root=str(root)))
+    name = (named.absolute().name or "localhost").split(".")[0].lower()
+    return _find_devices(tree, read_machine(tree, name))
+
+
+def _find_devices(tree: Tree, machine: Machine) -> _Node:
+    """Let every driver look once, at what exists and how it is."""
+    inventories: list[Inventory] = []
+    hinting: dict[str, HintingDriver] = {}
+    warnings: list[str] = []
+    for device_class in _CLASSES:
+        registry = load_drivers(device_class)
+        warnings += [f"{device_class}: plugin {one.name} is left out: {one.why}" for one in registry.skipped]
+        views = {one.name: _look(one, tree, machine, warnings) for one in registry.drivers}
+        roster = advance_roster(
+            (), views, device_class=device_class, machine=machine, held=frozenset(), now=_MOMENT, settings=HealthSettings()
+        )
+        own = hinting_driver(registry.drivers, roster.devices)
+        if own is not None:
+            hinting[device_class] = own
+        inventories.append(
+            Inventory(
+                node=machine.node,
+                device_class=device_class,
+                generation=1,
+                machine_generation=machine.generation,
+                devices=roster.devices,
+                has_custom_hints=own is not None,
+                drivers=tuple(sorted(views)),
+                warnings=roster.warnings,
+            )
+        )
+    return _Node(snapshot=Snapshot(machine=machine, inventories=tuple(inventories)), hinting=hinting, warnings=tuple(warnings))
+
+
+def _look(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: list[str]) -> DriverView:
+    try:
+        devices = tuple(driver.discover(tree, machine))
+        return DriverView(devices=devices, observations=dict(driver.observe(tree, devices)) if devices else {})
+    except HardwareError as err:
+        warnings.append(f"driver {driver.name} could not look: {err}")
+        return DriverView(devices=())
+
+
+def _read_file(path: Path, empty: Path) -> _Node:
+    """A snapshot as it is; of a Machine alone the drivers see no files, so they find the CPUs and nothing else."""
+    try:
+        data = path.read_bytes()
+    except OSError as err:
+        raise InputError(f"cannot read {path}: {err.strerror}", next_step="give a file that this user may read") from err
+    try:
+        keys = json.loads(data)
+    except ValueError:
+        keys = None
+    if isinstance(keys, dict) and "machine" in keys:
+        return _Node(snapshot=decode(data, Snapshot, where=str(path)))
+    return _find_devices(Tree(HardwareSettings(root=str(empty))), decode(data, Machine, where=str(path)))
+
+
+def _unpack(path: Path, into: Path) -> Path:
+    """Unpack a recorded tree; its links point all over it, but nothing may be written outside the folder."""
+    with tarfile.open(path) as archive:
+        archive.extractall(into, filter="tar")
+    found = [one for one in (into, *sorted(into.iterdir())) if (one / "sys").is_dir()]
+    return found[0] if found else into

@@ -1,0 +1,196 @@
+"""Promises of `topobus simulate`: pods planned on a machine without any server, and decisions that replay to the same answer."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from topobus.cli.application import run
+from topobus.cli.exits import ExitCode
+
+Simulate = Callable[..., tuple[int, dict[str, Any]]]
+
+TRAINER = """
+apiVersion: v1
+kind: Pod
+metadata: {name: %(name)s, annotations: {%(annotations)s}}
+spec:
+  containers:
+%(containers)s
+"""
+
+
+def pod(name: str, *containers: dict[str, int], annotations: str = "") -> str:
+    """A pod whose containers want so much of each resource."""
+    listed = [
+        f"    - name: c{place}\n      resources: {{limits: {json.dumps({key if key == 'cpu' else f'topobus.dev/{key}': value for key, value in wants.items()})}}}"
+        for place, wants in enumerate(containers)
+    ]
+    return TRAINER % {"name": name, "annotations": annotations, "containers": "\n".join(listed)}
+
+
+@pytest.fixture(scope="module")
+def dgx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo machine, saved by simulate itself from its profile."""
+    folder = tmp_path_factory.mktemp("simulate")
+    (folder / "idle.yaml").write_text(pod("idle", {"cpu": 1}))
+    saved = folder / "dgx.json"
+    assert run(["simulate", "--machine", "dgx", "--pods", str(folder / "idle.yaml"), "--save", str(saved), "--json"]) == ExitCode.OK
+    return saved
+
+
+@pytest.fixture
+def simulate(dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Simulate:
+    """Plan these manifests (file name to text) on the demo machine; the exit code and the JSON document."""
+
+    def plan(manifests: dict[str, str], *options: str) -> tuple[int, dict[str, Any]]:
+        pods = tmp_path / "pods"
+        pods.mkdir(exist_ok=True)
+        for name, text in manifests.items():
+            (pods / name).write_text(text)
+        capsys.readouterr()
+        code = run(["simulate", "--machine", str(dgx), "--pods", str(pods), "--json", *options])
+        return code, json.loads(capsys.readouterr().out)
+
+    return plan
+
+
+def test_simulate_plans_in_the_order_of_file_names(simulate: Simulate) -> None:
+    """What comes first by name is placed first and holds what it got; a file that is no manifest is passed over."""
+    code, answer = simulate(
+        {"b.yaml": pod("second", {"gpu": 6}), "a.yaml": pod("first", {"gpu": 4, "fpga": 1}), "notes.txt": "no manifest"},
+    )
+
+    assert code == ExitCode.NO
+    assert [(one["owner"]["name"], one["outcome"]["outcome"]) for one in answer["decisions"]] == [
+        ("first", "placement"),
+        ("second", "refusal"),
+    ]
+    assert (answer["placed"], answer["refused"]) == (1, 1)
+    assert list(answer["ledger"]["allocations"]) == [next(key for key in answer["ledger"]["allocations"] if "/first/" in key)]
+
+
+def test_simulate_gives_the_same_document_when_run_again(simulate: Simulate) -> None:
+    """No clock and no chance is in it."""
+    pods = {"a.yaml": pod("a", {"cpu": 8, "gpu": 2, "nic": 2}), "b.yaml": pod("b", {"gpu": 7})}
+
+    assert simulate(pods) == simulate(pods)
+
+
+def test_simulate_draws_the_machine_and_the_reasons_when_people_read(dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """People get what `place` prints, a pod after the other, and the machine in the end."""
+    (tmp_path / "a.yaml").write_text(pod("small", {"gpu": 1}))
+    capsys.readouterr()
+    code = run(["simulate", "--machine", str(dgx), "--pods", str(tmp_path)])
+    text = capsys.readouterr().out
+
+    assert code == ExitCode.OK
+    assert "pod default/small placed on dgx" in text
+    assert "[devices-chosen]" in text
+    assert "A gpu-0000-18-00-0" in text
+    assert "1 placed, 0 refused" in text
+
+
+def test_simulate_reads_a_folder_and_its_archive_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recorded tree is read as a folder and as an archive, and gives the same devices."""
+    from topobus.testing.machines import build
+
+    root = tmp_path / "laptop"
+    build("laptop", root)
+    with tarfile.open(tmp_path / "laptop.tar.gz", "w:gz") as archive:
+        archive.add(root, arcname="laptop")
+    (tmp_path / "a.yaml").write_text(pod("small", {"cpu": 2}))
+    answers = []
+    for machine in (root, tmp_path / "laptop.tar.gz", "laptop"):
+        capsys.readouterr()
+        assert run(["simulate", "--machine", str(machine), "--pods", str(tmp_path / "a.yaml"), "--json"]) == ExitCode.OK
+        answers.append(json.loads(capsys.readouterr().out)["decisions"][0]["outcome"])
+
+    assert answers[0] == answers[1] == answers[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        pytest.param(["--machine", "vax", "--pods", "p.yaml"], ExitCode.USAGE, "is no folder, no file and no profile", id="no-machine"),
+        pytest.param(["--machine", ".", "--pods", "."], ExitCode.NO_INPUT, "holds no pod", id="no-pod"),
+        pytest.param(["--machine", ".", "--pods", "p.yaml"], ExitCode.NO_INPUT, "has no folder sys", id="no-tree"),
+        pytest.param(["--machine", "p.yaml", "--pods", "p.yaml"], ExitCode.DATA, "cannot read this as Machine", id="no-json"),
+        pytest.param(["--machine", "dgx", "--pods", "missing"], ExitCode.NO_INPUT, "cannot read missing", id="no-pods"),
+        pytest.param(["--machine", "dgx", "--pods", "p.yaml", "--policy", "strict"], ExitCode.USAGE, "restricted", id="policy"),
+        pytest.param(["--machine", "dgx", "--pods", "p.yaml", "--reserved-cpus", "x"], ExitCode.USAGE, "--reserved-cpus", id="cpulist"),
+        pytest.param(["--machine", "dgx", "--pods", "p.yaml", "--search-steps", "-1"], ExitCode.USAGE, "wanted 0 or more", id="steps"),
+    ],
+)
+def test_simulate_says_what_is_wrong_when_an_argument_cannot_be_used(
+    arguments: list[str], code: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each wrong argument has its exit code and one sentence that names it."""
+    monkeypatch.chdir(tmp_path)
+    if "p.yaml" in arguments:
+        (tmp_path / "p.yaml").write_text(pod("p", {"cpu": 1}))
+
+    assert run(["simulate", *arguments]) == code
+    assert says in capsys.readouterr().err
+
+
+# What each decision is about, the pods (the last one is replayed), and how the node is set.
+REPLAYED: dict[str, tuple[list[str], list[str]]] = {
+    "placement": ([pod("p", {"cpu": 8, "gpu": 2, "nic": 2})], []),
+    "refusal": ([pod("a", {"gpu": 3}), pod("p", {"gpu": 4, "fpga": 1}, annotations="topobus.dev/policy: single-numa-node")], []),
+    "impossible": ([pod("p", {"gpu": 9})], []),
+    "pod-scope": ([pod("p", {"gpu": 2}, {"gpu": 2, "nic": 1})], ["--scope", "pod", "--policy", "restricted"]),
+    "corrected": (
+        [pod("p", {"cpu": 80}, {"cpu": 60, "fpga": 1})],
+        ["--mode", "corrected", "--policy", "single-numa-node"],
+    ),
+    "gave-up": (
+        [pod("p", {"cpu": 80}, {"cpu": 60, "fpga": 1})],
+        ["--mode", "corrected", "--policy", "single-numa-node", "--search-steps", "1"],
+    ),
+    "no-other-way": (
+        [pod("p", {"cpu": 80}, {"cpu": 80}, {"cpu": 60, "fpga": 1})],
+        ["--mode", "corrected", "--policy", "single-numa-node"],
+    ),
+    "locality": ([pod("p", {"gpu": 2, "nic": 1}, annotations='topobus.dev/locality: "hard:switch"')], []),
+    "locality-not-met": ([pod("p", {"gpu": 3}, annotations='topobus.dev/locality: "hard:switch"')], []),
+    "locality-missed": ([pod("p", {"gpu": 3}, annotations='topobus.dev/locality: "soft:switch"')], ["--mode", "corrected"]),
+}
+
+
+@pytest.mark.parametrize("what", REPLAYED)
+def test_explain_replays_to_the_same_answer_when_a_decision_was_recorded(
+    what: str, dgx: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Any recorded decision holds all that it was made on: explained offline, the answer comes out again, to the last fact."""
+    pods, options = REPLAYED[what]
+    for number, text in enumerate(pods):
+        (tmp_path / f"{number}.yaml").write_text(text)
+    decisions = tmp_path / "decisions"
+    run(["simulate", "--machine", str(dgx), "--pods", str(tmp_path), "--decisions", str(decisions), *options])
+    capsys.readouterr()
+    last = sorted(decisions.iterdir())[-1]
+
+    code = run(["explain", "--file", str(last), "--json"])
+    answer = json.loads(capsys.readouterr().out)
+
+    assert code == ExitCode.OK
+    assert answer["replay"]["is_same"]
+    outcome = answer["decision"]["outcome"]
+    told = [one["code"] for one in outcome.get("reasons", [])] + [
+        reason["code"] for container in outcome.get("containers", []) for reason in container["reasons"]
+    ]
+    wanted = {
+        "placement": "same-switch",
+        "refusal": "relax",
+        "impossible": "not-enough-devices",
+        "pod-scope": "aligned",
+        "corrected": "searched",
+        "locality": "locality-met",
+    }
+    assert wanted.get(what, what) in told
