@@ -493,6 +493,39 @@ async def test_controller_makes_and_ends_claims_when_a_pod_names_a_template(serv
     assert served.topology.ledger.allocations == {}
 
 
+PAIR_POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: both}
+spec:
+  containers: [{name: main}]
+  resourceClaims:
+  - {name: a, resourceClaimName: six}
+  - {name: b, resourceClaimName: two}
+"""
+
+
+async def test_controller_puts_all_claims_of_a_pod_on_one_node(served: Home, recorded: tuple[Machine, list[Inventory]]) -> None:
+    """Two claims of a pod are served where both fit, not each where it fits first."""
+    (pod,) = parse_manifest(PAIR_POD, where="pod.yaml")
+    await served.apply(claim("early", count=1, annotations={"topobus.dev/node": NODE}))
+    await served.allocated("early")
+    other = msgspec.structs.replace(recorded[0], node="other-node")
+    inventories = [msgspec.structs.replace(one, node="other-node") for one in recorded[1]]
+    await served.bus.put(catalogue.MACHINE, other, node="other-node")
+    await SmallTopology(served.bus, other, inventories).start()
+    await served.apply(admit(pod, uid="uid-both", now="2026-01-01T00:00:00Z"))
+    # Both at once, before the other node's inventory: whichever comes first must wait for its mate.
+    await served.apply(claim("six", count=6))
+    await served.apply(claim("two", count=2))
+    for one in inventories:
+        await served.bus.put(catalogue.INVENTORY, one, node="other-node", device_class=one.device_class)
+
+    pools = {result["pool"] for name in ("six", "two") for result in await served.allocated(name)}
+
+    assert len(pools) == 1
+
+
 def _claim_names(one: ApiObject | None) -> list[str]:
     statuses = one.status.get("resourceClaimStatuses") if one is not None and one.kind == "Pod" else None
     return [status["resourceClaimName"] for status in statuses or []]

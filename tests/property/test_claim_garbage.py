@@ -88,4 +88,4 @@ def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[st
         read = _may_refuse(claims.read_claim, claim)
         if read is not None:
             for node in world.nodes_for(claim):
-                allocate(world.input_for(node, claim, read), COMPILER, step_budget=500)
+                allocate(world.input_for(node, [(claim, read)]), COMPILER, step_budget=500)

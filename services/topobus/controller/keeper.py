@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
-from topobus.contracts.kubernetes.resource import AllocationResult
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
 from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
@@ -47,6 +48,14 @@ class _Seen:
 
     revision: int
     supply: int
+
+
+class _Member(NamedTuple):
+    """A claim that is allocated together with others."""
+
+    key: ObjectKey
+    stored: Stored
+    spec: ClaimSpec
 
 
 @dataclass(frozen=True)
@@ -151,23 +160,21 @@ class ClaimKeeper:
         seen = _Seen(stored.revision, self._world.supply)
         if self._settled.get(key) == seen:
             return None
-        spec = claims.read_claim(claim)
+        missing = self._world.missing_mates(claim)
+        if missing:
+            message = f"waits for {', '.join(missing)}, which the same pod wants: its claims are served together"
+            await self._tell(key, stored, "WaitsForClaims", (Reason(code="waits-for-claims", message=message, facts={"claims": missing}),))
+            return None
+        members = self._together(key, stored)
         nodes = self._world.nodes_for(claim)
         refused: list[Outcome] = []
         for node in nodes:
-            outcome = await self._search(
-                self._world.input_for(
-                    node, claim, spec, mode=self._settings.mode, excluded=self._refused[key].devices if key in self._refused else None
-                )
-            )
+            outcome = await self._search(self._input(node, members))
             if isinstance(outcome, Allocated):
-                problems = limits.check_allocation(outcome.results[0])
-                if not problems:
-                    uid = metadata_of(claim).uid
-                    attempt = Attempt(number=claims.number_of(claim) + 1, node=node, allocation=claims.with_uuids(outcome.results[0], uid))
-                    written = await self._write(key, stored, claims.with_attempt(claim, attempt))
-                    return (written, attempt) if written is not None else None
-                outcome = Fault(Reason(code="result-too-large", message=f"node {node}: {problems[0]}"), outcome.steps)
+                problem = next((str(one) for result in outcome.results for one in limits.check_allocation(result)), None)
+                if problem is None:
+                    return await self._attempt(node, members, outcome)
+                outcome = Fault(Reason(code="result-too-large", message=f"node {node}: {problem}"), outcome.steps)
             refused.append(outcome)
             if isinstance(outcome, Fault) and not outcome.is_local:
                 refused = [outcome]  # wrong on every node: the others would only repeat it
@@ -176,6 +183,39 @@ class ClaimKeeper:
         reason, reasons = _explain(nodes, refused)
         await self._tell(key, stored, reason, reasons)
         return None
+
+    def _together(self, key: ObjectKey, stored: Stored) -> list[_Member]:
+        """List the claims to be allocated at once: this one, and those of its pod that wait, too.
+
+        Errors: raises ContractError when the first cannot be read; another that cannot is told so in its own turn.
+        """
+        members = [_Member(key, stored, claims.read_claim(stored.value))]
+        if self._world.holds_devices(stored.value):
+            return members
+        for mate_key, mate in self._world.mates(stored.value):
+            try:
+                is_waiting = claims.allocation_of(mate.value) is None and not metadata_of(mate.value).deletion_timestamp
+                if is_waiting and not self._world.holds_devices(mate.value):
+                    members.append(_Member(mate_key, mate, claims.read_claim(mate.value)))
+            except ContractError:
+                continue
+        return members
+
+    def _input(self, node: str, members: list[_Member]) -> AllocationInput:
+        excluded = {device: why for one in members if one.key in self._refused for device, why in self._refused[one.key].devices.items()}
+        wanted = [(one.stored.value, one.spec) for one in members]
+        return self._world.input_for(node, wanted, mode=self._settings.mode, excluded=excluded)
+
+    async def _attempt(self, node: str, members: list[_Member], outcome: Allocated) -> tuple[Stored, Attempt] | None:
+        """Write an attempt into each claim; gives the first one's. The others are committed in their own turn."""
+        made: list[tuple[Stored, Attempt] | None] = []
+        for one, result in zip(members, outcome.results, strict=True):
+            claim = one.stored.value
+            allocation = claims.with_uuids(result, metadata_of(claim).uid)
+            attempt = Attempt(number=claims.number_of(claim) + 1, node=node, allocation=allocation)
+            written = await self._write(one.key, one.stored, claims.with_attempt(claim, attempt))
+            made.append((written, attempt) if written is not None else None)
+        return made[0]
 
     async def _search(self, given: AllocationInput) -> Outcome:
         started = self._runtime.clock.monotonic()

@@ -74,12 +74,12 @@ def test_holdings_count_attempts_but_not_admin_access() -> None:
     holdings = ClaimHoldings()
 
     assert holdings.put("k", claims.with_attempt(CLAIM, ATTEMPT)) is False
-    assert sorted(one.device for one in holdings.holders(["n1"], except_uid="")) == ["gpu-0", "gpu-1", "x"]
-    assert holdings.holders(["n2"], except_uid="") == {}
-    assert holdings.holders(["n1"], except_uid="u-1") == {}
+    assert sorted(one.device for one in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
+    assert holdings.holders(["n2"], except_uids=()) == {}
+    assert holdings.holders(["n1"], except_uids=("u-1",)) == {}
     assert holdings.put("k", claims.with_allocation(CLAIM, ALLOCATION, now="t")) is False
     assert holdings.put("k", None) is True
-    assert holdings.holders(["n1"], except_uid="") == {}
+    assert holdings.holders(["n1"], except_uids=()) == {}
 
 
 def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
@@ -91,9 +91,9 @@ def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
         holdings.put(uid, claims.with_allocation(one, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t"))
 
     device = DeviceId("net.example.com", "n1", "big")
-    assert holdings.consumed(["n1"], except_uid="") == {device: {"memory": Quantity.parse("4Gi")}}
-    assert holdings.consumed(["n1"], except_uid="a") == {device: {"memory": Quantity.parse("2Gi")}}
-    assert holdings.holders(["n1"], except_uid="") == {}
+    assert holdings.consumed(["n1"], except_uids=()) == {device: {"memory": Quantity.parse("4Gi")}}
+    assert holdings.consumed(["n1"], except_uids=("a",)) == {device: {"memory": Quantity.parse("2Gi")}}
+    assert holdings.holders(["n1"], except_uids=()) == {}
 
 
 def test_placement_request_names_exactly_our_devices_of_the_node() -> None:

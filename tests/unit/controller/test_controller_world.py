@@ -42,7 +42,7 @@ def _put(world: World, one: ApiObject, revision: int = 1) -> None:
 
 
 def _input(world: World, one: ApiObject, node: str = "n1") -> AllocationInput:
-    return world.input_for(node, one, read_claim(one))
+    return world.input_for(node, [(one, read_claim(one))])
 
 
 def _devices(given: AllocationInput) -> list[str]:
@@ -101,16 +101,25 @@ def test_world_tries_the_named_node_alone_when_the_claim_names_one() -> None:
 
 
 def test_world_keeps_a_pods_claims_on_one_node() -> None:
-    """A claim follows the other claims of its pod."""
+    """A claim follows the other claims of its pod; until one is allocated they are served together."""
     world = _world("n1", "n2")
-    owner = {"ownerReferences": [{"kind": "Pod", "name": "p", "uid": "pod-1", "controller": True}]}
-    first = _claim("first", **owner)
-    outcome = solve(_input(world, first, "n2"))
-    assert isinstance(outcome, Allocated)
-    _put(world, claims.with_allocation(first, outcome.results[0], now="t"))
+    first, second = _claim("first"), _claim("second")
+    spec = {"resourceClaims": [{"name": "a", "resourceClaimName": "first"}, {"name": "b", "resourceClaimName": "second"}]}
+    _put(world, first)
+    _put(world, second)
+    _put(world, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "uid": "pod-1"}, spec=spec))
+    together = [(one, read_claim(one)) for one in (first, second)]
 
-    assert world.nodes_for(_claim("second", **owner)) == ("n2",)
+    assert [key.name for key, _ in world.mates(first)] == ["second"]
+    outcome = solve(world.input_for("n2", together))
+    assert isinstance(outcome, Allocated)
+    assert [[one.device for one in result.devices.results] for result in outcome.results] == [["gpu-0"], ["gpu-1"]]
+
+    _put(world, claims.with_allocation(first, outcome.results[0], now="t"), revision=2)
+    assert world.nodes_for(second) == ("n2",)
     assert world.nodes_for(_claim("stranger")) == ("n1", "n2")
+    world.drop_object(ObjectKey("pod", "default", "p"))
+    assert world.mates(first) == ()
 
 
 @pytest.mark.parametrize(

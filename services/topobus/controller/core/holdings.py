@@ -6,7 +6,7 @@ a question does not grow with the claims of other nodes.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 
 from topobus.contracts.messages import ApiObject
@@ -54,23 +54,23 @@ class ClaimHoldings:
                 self._by_pool.setdefault(pool, set()).add(key)
         return not (before.devices <= after.devices and set(before.shares) <= set(after.shares))
 
-    def holders(self, pools: Iterable[str], *, except_uid: str) -> dict[DeviceId, str]:
-        """Say who holds devices of these pools, one claim left out."""
-        return {device: one.holder for one in self._others(pools, except_uid) for device in one.devices}
+    def holders(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, str]:
+        """Say who holds devices of these pools, some claims left out."""
+        return {device: one.holder for one in self._others(pools, except_uids) for device in one.devices}
 
-    def consumed(self, pools: Iterable[str], *, except_uid: str) -> dict[DeviceId, dict[str, Quantity]]:
-        """Add up the shares taken of devices of these pools, one claim left out."""
+    def consumed(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, dict[str, Quantity]]:
+        """Add up the shares taken of devices of these pools, some claims left out."""
         found: dict[DeviceId, dict[str, Quantity]] = {}
-        for one in self._others(pools, except_uid):
+        for one in self._others(pools, except_uids):
             for device, amounts in one.shares:
                 used = found.setdefault(device, {})
                 for name, amount in amounts:
                     used[name] = used.get(name, Quantity(0)) + amount
         return found
 
-    def _others(self, pools: Iterable[str], except_uid: str) -> list[_Held]:
+    def _others(self, pools: Iterable[str], except_uids: Collection[str]) -> list[_Held]:
         keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
-        return [self._claims[key] for key in sorted(keys, key=str) if self._claims[key].uid != except_uid]
+        return [self._claims[key] for key in sorted(keys, key=str) if self._claims[key].uid not in except_uids]
 
 
 def _read(claim: ApiObject) -> _Held:

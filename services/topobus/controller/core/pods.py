@@ -20,7 +20,7 @@ from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 
-__all__ = ["POD_CLAIM_NAME", "WantedClaim", "claim_from_template", "owner_pod_uid", "wanted_claims", "with_claim_names"]
+__all__ = ["POD_CLAIM_NAME", "WantedClaim", "claim_from_template", "claim_names", "owner_pod_uid", "wanted_claims", "with_claim_names"]
 
 POD_CLAIM_NAME = "resource.kubernetes.io/pod-claim-name"
 
@@ -46,6 +46,16 @@ def wanted_claims(pod: ApiObject) -> tuple[WantedClaim, ...]:
         for one in spec.resource_claims
         if one.resource_claim_template_name
     )
+
+
+def claim_names(pod: ApiObject) -> tuple[str, ...]:
+    """List all claims of a pod: those that it names, and those made for it.
+
+    Errors: raises ContractError for a pod that nobody can read.
+    """
+    spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
+    made = {one.entry: one.name for one in wanted_claims(pod)}
+    return tuple(name for one in spec.resource_claims if (name := one.resource_claim_name or made.get(one.name, "")))
 
 
 def claim_from_template(pod: ApiObject, wanted: WantedClaim, template: ApiObject, *, now: str) -> ApiObject:

@@ -6,7 +6,7 @@ in it is the copy itself, owned by the shell's one loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes import limits
@@ -17,7 +17,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import allocation_of, owner_of
 from topobus.controller.core.holdings import ClaimHoldings
 from topobus.controller.core.inventory import holders_from_ledger, slices_from_inventory
-from topobus.controller.core.pods import owner_pod_uid
+from topobus.controller.core.pods import claim_names
 from topobus.controller.core.pools import Pool, gather_pools
 from topobus.controller.core.values import ALL_GATES, AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, Usage
 from topobus.domain.device import Device, Inventory, driver_name
@@ -58,6 +58,8 @@ class World:
         self._foreign: dict[ObjectKey, Slice] = {}
         self._held = ClaimHoldings()
         self._pools: dict[str, tuple[Pool, ...]] = {}
+        self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
+        self._users: dict[tuple[str, str], set[ObjectKey]] = {}
 
     def put_machine(self, machine: Machine) -> None:
         """Take in a machine."""
@@ -104,6 +106,8 @@ class World:
             self._pools.clear()
         elif key.kind == "resourceclaim":
             self.supply += self._held.put(key, stored.value)
+        elif key.kind == "pod":
+            self._put_pod(key, stored.value)
         where = name_of(stored.value)
         if key.kind == "deviceclass":
             device_class = read_as(stored.value.spec, DeviceClassSpec, where=where)
@@ -115,6 +119,15 @@ class World:
             _refuse(limits.check_slice(spec), where)
             self._foreign[key] = Slice(key.name, spec)
 
+    def _put_pod(self, key: ObjectKey, pod: ApiObject | None) -> None:
+        """Remember which claims a pod uses."""
+        for name in self._claims_of.pop(key, ()):
+            self._users[key.namespace, name].discard(key)
+        if pod is not None:
+            self._claims_of[key] = claim_names(pod)
+            for name in self._claims_of[key]:
+                self._users.setdefault((key.namespace, name), set()).add(key)
+
     def drop_object(self, key: ObjectKey) -> Stored | None:
         """Forget an object; gives what was known of it."""
         self._classes.pop(key.name if key.kind == "deviceclass" else "", None)
@@ -123,6 +136,8 @@ class World:
             self._pools.clear()
         elif key.kind == "resourceclaim":
             self.supply += self._held.put(key, None)
+        elif key.kind == "pod":
+            self._put_pod(key, None)
         return self.objects.pop(key, None)
 
     def forget_objects(self) -> None:
@@ -144,24 +159,38 @@ class World:
         holding = sorted(node for node, ledger in self.ledgers.items() if key in ledger.allocations)
         if holding:
             return tuple(holding)
-        named = metadata_of(claim).annotations.get(NODE_ANNOTATION) or self._sibling_node(claim)
+        named = metadata_of(claim).annotations.get(NODE_ANNOTATION) or self._node_of_mates(claim)
         return (named,) if named else self.nodes()
 
-    def _sibling_node(self, claim: ApiObject) -> str | None:
-        """Name the node on which another claim of the same pod is allocated: a pod runs on one node."""
-        pod = owner_pod_uid(claim)
-        if pod is None:
-            return None
-        for other in self._other_claims(claim):
-            if owner_pod_uid(other) == pod:
-                try:
-                    allocation = allocation_of(other)
-                except ContractError:
-                    continue
-                pools = {one.pool for one in allocation.devices.results} if allocation is not None else set()
-                nodes = pools & set(self.nodes())
-                if nodes:
-                    return min(nodes)
+    def mates(self, claim: ApiObject) -> tuple[tuple[ObjectKey, Stored], ...]:
+        """List the other claims of the pods that use this one, by name: a pod runs on one node, so they are best served together."""
+        metadata = metadata_of(claim)
+        namespace = metadata.namespace or "default"
+        names = {name for pod in self._users.get((namespace, metadata.name), ()) for name in self._claims_of[pod]} - {metadata.name}
+        keys = (ObjectKey("resourceclaim", namespace, name) for name in sorted(names))
+        return tuple((key, self.objects[key]) for key in keys if key in self.objects)
+
+    def missing_mates(self, claim: ApiObject) -> tuple[str, ...]:
+        """List claims that are not stored yet and without which no pod that uses this one can start; none when one pod has all of its own."""
+        metadata = metadata_of(claim)
+        namespace = metadata.namespace or "default"
+        missing = [
+            tuple(name for name in self._claims_of[pod] if ObjectKey("resourceclaim", namespace, name) not in self.objects)
+            for pod in sorted(self._users.get((namespace, metadata.name), ()))
+        ]
+        return min(missing, key=len, default=())
+
+    def _node_of_mates(self, claim: ApiObject) -> str | None:
+        """Name the node on which another claim of the same pod is allocated."""
+        for _, other in self.mates(claim):
+            try:
+                allocation = allocation_of(other.value)
+            except ContractError:
+                continue
+            pools = {one.pool for one in allocation.devices.results} if allocation is not None else set()
+            nodes = pools & set(self.nodes())
+            if nodes:
+                return min(nodes)
         return None
 
     def nodes(self) -> tuple[str, ...]:
@@ -174,30 +203,43 @@ class World:
         return cpus.devices if cpus is not None else ()
 
     def input_for(
-        self, node: str, claim: ApiObject, spec: ClaimSpec, *, mode: Mode = Mode.CORRECTED, excluded: Mapping[DeviceId, str] | None = None
+        self,
+        node: str,
+        wanted: Sequence[tuple[ApiObject, ClaimSpec]],
+        *,
+        mode: Mode = Mode.CORRECTED,
+        excluded: Mapping[DeviceId, str] | None = None,
     ) -> AllocationInput:
-        """Collect what an allocation of one claim on one node depends on.
+        """Collect what an allocation of these claims on one node depends on.
 
-        Shapes: excluded — devices that this claim must not get now, and why.
+        Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get now, and why.
         """
-        owner = owner_of(claim)
+        owners = [owner_of(claim) for claim, _ in wanted]
         pools = self._pools_of(node)
         names = {one.id.pool for one in pools}
-        in_ledger, own = self._in_ledger(node, owner)
-        holders = self._held.holders(names, except_uid=owner.uid) | in_ledger
+        in_ledger, own = self._in_ledger(node, owners)
+        uids = frozenset(one.uid for one in owners)
         others = (one.id for pool in pools if pool.id.pool == node for one in pool.candidates if one.id not in own) if own else ()
         return AllocationInput(
             node=_node(node),
-            claims=(ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec),),
+            claims=tuple(
+                ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
+                for owner, (_, spec) in zip(owners, wanted, strict=True)
+            ),
             classes=self._built_in_classes() | self._classes,
             pools=pools,
             usage=Usage(
-                holders,
-                self._held.consumed(names, except_uid=owner.uid),
-                dict.fromkeys(others, f"{owner} holds other devices here already") | dict(excluded or {}),
+                self._held.holders(names, except_uids=uids) | in_ledger,
+                self._held.consumed(names, except_uids=uids),
+                dict.fromkeys(others, f"{owners[0]} holds other devices here already") | dict(excluded or {}),
             ),
             mode=mode,
         )
+
+    def holds_devices(self, claim: ApiObject) -> bool:
+        """Say whether a ledger shows devices of the claim, whatever its status says."""
+        key = owner_of(claim).key
+        return any(key in ledger.allocations for ledger in self.ledgers.values())
 
     def _pools_of(self, node: str) -> tuple[Pool, ...]:
         """Gather a node's pools, once until a slice changes."""
@@ -213,21 +255,15 @@ class World:
         drivers = sorted({driver_name(device_class) for _, device_class in self.inventories})
         return {name: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{name}"')),)) for name in drivers}
 
-    def _in_ledger(self, node: str, claim: Owner) -> tuple[dict[DeviceId, str], frozenset[DeviceId]]:
-        """Say what a node's ledger holds for others, and what it holds for the claim itself.
+    def _in_ledger(self, node: str, owners: Sequence[Owner]) -> tuple[dict[DeviceId, str], frozenset[DeviceId]]:
+        """Say what a node's ledger holds for others, and what it holds for the claims themselves.
 
         A claim that holds devices already (a crash came between ledger and status) is to get those or none.
         """
         ledger = self.ledgers.get(node)
         held = holders_from_ledger(ledger, self.cpu_devices(node)) if ledger is not None else {}
-        own = frozenset(one for one, holder in held.items() if holder == claim)
+        own = frozenset(one for one, holder in held.items() if holder in owners)
         return {one: str(holder) for one, holder in held.items() if one not in own}, own
-
-    def _other_claims(self, claim: ApiObject) -> Iterator[ApiObject]:
-        uid = claim.metadata.get("uid")
-        return (
-            stored.value for key, stored in self.objects.items() if key.kind == "resourceclaim" and stored.value.metadata.get("uid") != uid
-        )
 
 
 def _node(name: str) -> Node:
