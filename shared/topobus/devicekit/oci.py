@@ -1,0 +1,244 @@
+"""A container's OCI spec with its devices in it, made as kubelet and a container runtime make it, and every disagreement told.
+
+Flows in: a base spec (what image and pod want), what each resource's Allocate gave, CDI files with the names to inject, facts about device nodes of the
+host. Flows out: a new spec; nothing is changed in place. Order: kubelet merges the answers of all resources (the first one keeps a key), the pod's own
+wins over them, CDI edits come last and win over all. kubelet and runtimes are silent about what is lost; here it is a Conflict.
+Source: kubelet cm/devicemanager (deviceRunContainerOptions) and kubelet_pods.go; containerd internal/cri/opts; CDI pkg/cdi container-edits.go.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.devicekit.cdi import CdiSpec
+from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.outcome import Reason, Refusal
+
+__all__ = ["CdiFile", "Conflict", "HostNode", "OciResult", "PluginAnswer", "device_paths", "oci_spec"]
+
+# What a runtime grants when edits name no permissions.
+_ALL_ACCESS = "rwm"
+
+
+class PluginAnswer(Struct, frozen=True, kw_only=True):
+    """What one resource's Allocate gave a container."""
+
+    resource: str
+    edits: ContainerEdits = ContainerEdits()
+    cdi_devices: tuple[str, ...] = ()
+
+
+class CdiFile(Struct, frozen=True, kw_only=True):
+    """A CDI file of the host; of two folders the later one hides the earlier one (`/etc/cdi`, then `/var/run/cdi`)."""
+
+    path: str
+    spec: CdiSpec
+    priority: int = 0
+
+
+class HostNode(Struct, frozen=True, kw_only=True):
+    """A device node as the host has it."""
+
+    kind: str
+    """`c`, `b` or `p`, as in an OCI spec."""
+    major: int = 0
+    minor: int = 0
+    mode: int = 0o666
+    uid: int = 0
+    gid: int = 0
+
+
+class Conflict(Struct, frozen=True, kw_only=True):
+    """Two that set one thing differently."""
+
+    what: str
+    """`variable NVIDIA_VISIBLE_DEVICES`, `mount /opt/x`, `device node /dev/x`, `annotation x`."""
+    kept_from: str
+    lost_from: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.kept_from} wins over {self.lost_from}"
+
+
+class OciResult(Struct, frozen=True, kw_only=True):
+    """The spec. It can be run when nothing is missing."""
+
+    spec: dict[str, Any]
+    conflicts: tuple[Conflict, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Device nodes that the host does not have: a runtime would refuse to start the container."""
+
+
+def device_paths(answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], files: Iterable[CdiFile]) -> tuple[str, ...]:
+    """List the host's device nodes about which `oci_spec` must be told."""
+    names = set(cdi_devices) | {name for one in answers for name in one.cdi_devices}
+    parts = [one.edits for one in answers]
+    for file in files:
+        chosen = [device for device in file.spec.devices if file.spec.qualified_name(device.name) in names]
+        parts += [file.spec.common, *(one.edits for one in chosen)] if chosen else []
+    return tuple(sorted({node.host_path or node.path for one in parts for node in one.device_nodes}))
+
+
+def oci_spec(
+    base: Mapping[str, Any],
+    *,
+    answers: Sequence[PluginAnswer] = (),
+    cdi_devices: Sequence[str] = (),
+    files: Iterable[CdiFile] = (),
+    nodes: Mapping[str, HostNode],
+    cpus: str = "",
+    memory_nodes: str = "",
+) -> OciResult | Refusal:
+    """Merge everything into the base spec.
+
+    Shapes: answers — in the order of the container's resources; cdi_devices — of the container's claims, which kubelet names before those of plugins;
+    nodes — host path to facts, for all of `device_paths`.
+    Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous, as a runtime would refuse the container.
+    """
+    names = tuple(dict.fromkeys((*cdi_devices, *(name for one in answers for name in one.cdi_devices))))
+    injected = _resolve(names, tuple(files))
+    if isinstance(injected, Refusal):
+        return injected
+    merge = _Merge(base, nodes)
+    for answer in answers:
+        merge.add_answer(answer)
+    for source, edits in injected:
+        merge.inject(source, edits)
+    return merge.finish(cpus, memory_nodes)
+
+
+class _Merge:
+    """The spec in the making, and who set what."""
+
+    def __init__(self, base: Mapping[str, Any], nodes: Mapping[str, HostNode]) -> None:
+        self._spec: dict[str, Any] = copy.deepcopy(dict(base))
+        self._nodes = nodes
+        self._conflicts: list[Conflict] = []
+        self._missing: list[str] = []
+        process = self._spec.setdefault("process", {})
+        self._env = {key: (value, "the pod") for key, _, value in (one.partition("=") for one in process.get("env", ()))}
+        self._annotations = {key: (value, "the pod") for key, value in self._spec.get("annotations", {}).items()}
+        self._mounts = {one["destination"]: (one, "the pod") for one in self._spec.get("mounts", ())}
+        self._devices = {one["path"]: (one, "the pod") for one in self._spec.get("linux", {}).get("devices", ())}
+        self._access: list[dict[str, Any]] = []
+        self._user: dict[str, Any] = process.get("user", {})
+
+    def add_answer(self, answer: PluginAnswer) -> None:
+        """Add what a device plugin gave: what is set already stays."""
+        edits = answer.edits
+        for key, value in edits.env.items():
+            self._set(self._env, key, value, answer.resource, "variable")
+        for key, value in edits.annotations.items():
+            self._set(self._annotations, key, value, answer.resource, "annotation")
+        for mount in edits.mounts:
+            self._set(self._mounts, mount.container_path, _mount(mount), answer.resource, "mount")
+        for node in edits.device_nodes:
+            found = self._find(node)
+            if found is not None:
+                # The host's own mode and owner, as a runtime takes them for a device that kubelet names.
+                device = {**_device(node, found), "fileMode": found.mode, "uid": found.uid, "gid": found.gid}
+                if self._set(self._devices, node.path, device, answer.resource, "device node"):
+                    self._grant(node, found)
+
+    def inject(self, source: str, edits: ContainerEdits) -> None:
+        """Inject CDI edits: what was set before gives way."""
+        for key, value in edits.env.items():
+            self._replace(self._env, key, value, source, "variable")
+        for mount in edits.mounts:
+            self._replace(self._mounts, mount.container_path, _mount(mount), source, "mount")
+        for node in edits.device_nodes:
+            found = self._find(node)
+            if found is not None:
+                device = _device(node, found)
+                # A node belongs to the container's user, unless that is root.
+                device |= {key: self._user[key] for key in ("uid", "gid") if self._user.get(key, 0) > 0}
+                self._replace(self._devices, node.path, device, source, "device node")
+                self._grant(node, found)
+
+    def finish(self, cpus: str, memory_nodes: str) -> OciResult:
+        """Write everything into the spec."""
+        spec = self._spec
+        spec["process"]["env"] = [f"{key}={value}" for key, (value, _) in self._env.items()]
+        if self._annotations:
+            spec["annotations"] = {key: value for key, (value, _) in self._annotations.items()}
+        # Outer folders first, or an inner mount would disappear below an outer one.
+        mounts = [one for one, _ in self._mounts.values()]
+        spec["mounts"] = sorted(mounts, key=lambda one: len(PurePosixPath(one["destination"]).parts))
+        linux = spec.setdefault("linux", {})
+        if self._devices:
+            linux["devices"] = [one for one, _ in self._devices.values()]
+        if self._access:
+            rules = linux.setdefault("resources", {}).setdefault("devices", [])
+            rules += [one for one in self._access if one not in rules]
+        for key, value in (("cpus", cpus), ("mems", memory_nodes)):
+            if value:
+                linux.setdefault("resources", {}).setdefault("cpu", {})[key] = value
+        return OciResult(spec=spec, conflicts=tuple(self._conflicts), missing=tuple(sorted(set(self._missing))))
+
+    def _set(self, known: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> bool:
+        kept, keeper = known.setdefault(key, (value, source))
+        if kept != value:
+            self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=keeper, lost_from=source))
+        return keeper == source
+
+    def _replace(self, known: dict[str, tuple[Any, str]], key: str, value: Any, source: str, what: str) -> None:
+        if key in known and known[key][0] != value:
+            self._conflicts.append(Conflict(what=f"{what} {key}", kept_from=source, lost_from=known[key][1]))
+        # A replaced mount or device stands at the end, as when a runtime removes the old one and appends.
+        known.pop(key, None)
+        known[key] = (value, source)
+
+    def _find(self, node: DeviceNode) -> HostNode | None:
+        path = node.host_path or node.path
+        found = self._nodes.get(path)
+        if found is None:
+            self._missing.append(path)
+        return found
+
+    def _grant(self, node: DeviceNode, found: HostNode) -> None:
+        if found.kind in ("c", "b"):
+            access = node.permissions or _ALL_ACCESS
+            rule = {"allow": True, "type": found.kind, "major": found.major, "minor": found.minor, "access": access}
+            if rule not in self._access:
+                self._access.append(rule)
+
+
+def _resolve(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[str, ContainerEdits], ...] | Refusal:
+    """Find the edits of each name; a file's common edits come once, before those of its first device."""
+    found: list[tuple[str, ContainerEdits]] = []
+    begun: set[str] = set()
+    reasons: list[Reason] = []
+    for name in names:
+        matches = [(file, device) for file in files for device in file.spec.devices if file.spec.qualified_name(device.name) == name]
+        highest = max((file.priority for file, _ in matches), default=0)
+        chosen = [one for one in matches if one[0].priority == highest]
+        if not chosen:
+            reasons.append(Reason(code="cdi-unresolved", message=f"no CDI file defines {name}", facts={"device": name}))
+        elif len(chosen) > 1:
+            paths = tuple(sorted(file.path for file, _ in chosen))
+            text = f"{name} is defined by {' and '.join(paths)}: a runtime ignores both"
+            reasons.append(Reason(code="cdi-ambiguous", message=text, facts={"device": name, "files": paths}))
+        else:
+            file, device = chosen[0]
+            if file.path not in begun:
+                begun.add(file.path)
+                found.append((f"CDI file {file.path}", file.spec.common))
+            found.append((f"CDI device {name}", device.edits))
+    return Refusal(reasons=tuple(reasons)) if reasons else tuple(found)
+
+
+def _mount(mount: Mount) -> dict[str, Any]:
+    options = list(mount.options)
+    if "bind" not in options and "rbind" not in options:
+        options.append("rbind")
+    return {"destination": mount.container_path, "source": mount.host_path, "type": "bind", "options": options}
+
+
+def _device(node: DeviceNode, found: HostNode) -> dict[str, Any]:
+    numbers = {"major": found.major, "minor": found.minor} if found.kind != "p" else {}
+    return {"path": node.path, "type": found.kind, **numbers}
