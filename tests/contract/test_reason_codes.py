@@ -1,0 +1,138 @@
+"""The page of reason codes and the source say the same: a code that anybody can be given is explained, and none is explained that nobody gives."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "reasons.md"
+CODE = re.compile(r"[a-z0-9]+(-([a-z0-9]+|\*))*")
+
+
+def modules() -> dict[Path, ast.Module]:
+    """All our modules that can make a Reason; generated code and the test kit make none for users."""
+    found = {}
+    for room in ("shared", "services"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if not {"kubeletpb", "testing"} & set(path.parts):
+                found[path] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def name_of(call: ast.Call) -> str:
+    """The bare name of what is called."""
+    return call.func.id if isinstance(call.func, ast.Name) else call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def argument(call: ast.Call, position: int, keyword: str) -> ast.expr | None:
+    """The argument that stands at a position or under a keyword."""
+    named = next((one.value for one in call.keywords if one.arg == keyword), None)
+    return named if named is not None else call.args[position] if 0 <= position < len(call.args) else None
+
+
+def texts(node: ast.expr, assigned: dict[str, list[ast.expr]]) -> Iterator[str | None]:
+    """The texts that an expression can be; None for what only running tells."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from texts(node.body, assigned)
+        yield from texts(node.orelse, assigned)
+    elif isinstance(node, ast.JoinedStr):
+        # Put together of a fixed and a telling part: the page says `pool-*` and what may stand there.
+        yield "".join(str(one.value) if isinstance(one, ast.Constant) else "*" for one in node.values)
+    elif isinstance(node, ast.Attribute) and node.attr == "code":
+        # Handed on from another Reason, which was made somewhere, too.
+        return
+    elif isinstance(node, ast.Name) and node.id in assigned:
+        for value in assigned[node.id]:
+            yield from texts(value, {key: values for key, values in assigned.items() if key != node.id})
+    else:
+        yield None
+
+
+def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
+    """Names that are set to something in a function, loops over pairs of constants included."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(function):
+        pairs: list[tuple[ast.expr, ast.expr]] = []
+        if isinstance(node, ast.Assign):
+            pairs = [(target, node.value) for target in node.targets]
+        elif isinstance(node, ast.For) and isinstance(node.iter, ast.Tuple | ast.List):
+            pairs = [(node.target, value) for value in node.iter.elts]
+        for target, value in pairs:
+            if isinstance(target, ast.Name):
+                found.setdefault(target.id, []).append(value)
+            elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+                for one, inner in zip(target.elts, value.elts, strict=False):
+                    if isinstance(one, ast.Name):
+                        found.setdefault(one.id, []).append(inner)
+    return found
+
+
+def codes_in_source() -> dict[str, set[str]]:
+    """Every code that a Reason is made with, and where; helpers that take a code are followed to their callers."""
+    trees = modules()
+    # A helper's name may be another helper's in another module, so helpers are known by both.
+    makers: dict[tuple[str, Path | None], tuple[int, str]] = {("Reason", None): (-1, "code")}
+    found: dict[str, set[str]] = {}
+    seen: set[tuple[str, Path | None]] = set()
+    while makers.keys() - seen:
+        maker, home = key = min(makers.keys() - seen, key=str)
+        seen.add(key)
+        position, keyword = makers[key]
+        for path, tree in trees.items():
+            if home not in (None, path):
+                continue
+            functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+            for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call) and name_of(one) == maker):
+                value = argument(call, position, keyword)
+                # The innermost function around the call: its parameters make it a helper, its assignments say what a name can be.
+                around = [one for one in functions if one.lineno <= call.lineno <= (one.end_lineno or 0)]
+                inner = max(around, key=lambda one: one.lineno, default=None)
+                if value is None or inner is None:
+                    continue
+                parameters = [one.arg for one in (*inner.args.posonlyargs, *inner.args.args)]
+                if isinstance(value, ast.Name) and value.id in (*parameters, *(one.arg for one in inner.args.kwonlyargs)):
+                    place = parameters.index(value.id) if value.id in parameters else -1
+                    makers[inner.name, path] = (place - (parameters[:1] == ["self"]) if place >= 0 else -1, value.id)
+                    continue
+                known = assignments(inner)
+                for text in texts(value, known):
+                    where = f"{path.relative_to(ROOT)}:{call.lineno}"
+                    found.setdefault(text if text is not None else f"<{ast.unparse(value)}>", set()).add(where)
+    return found
+
+
+def codes_on_page() -> set[str]:
+    """Codes in the first column of the page's tables."""
+    rows = [line.split("|")[1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    return {code for row in rows for code in re.findall(r"`([^`]+)`", row) if CODE.fullmatch(code)}
+
+
+def test_reason_codes_can_all_be_read_from_the_source() -> None:
+    """No code is put together at run time: then nobody could list them."""
+    unknown = {code: sorted(where) for code, where in codes_in_source().items() if not CODE.fullmatch(code)}
+
+    assert unknown == {}
+
+
+def test_reason_codes_are_on_the_page_when_the_source_gives_them() -> None:
+    """Whoever gets a code finds it on the page."""
+    missing = {code: sorted(where) for code, where in codes_in_source().items() if CODE.fullmatch(code) and code not in codes_on_page()}
+
+    assert missing == {}
+
+
+def test_reason_codes_are_given_somewhere_when_they_are_on_the_page() -> None:
+    """The page explains nothing that nobody gives."""
+    assert codes_on_page() - codes_in_source().keys() == set()
+
+
+def test_reason_codes_are_followed_through_helpers() -> None:
+    """The reader of the source is worth its name: it finds codes that only a helper's caller names."""
+    found = codes_in_source()
+
+    assert {"not-enough-devices", "count-zero", "policy-forbidden", "gave-up", "locality-missed", "no-reservation"} <= found.keys()
