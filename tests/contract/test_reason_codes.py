@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,7 @@ def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
     return found
 
 
+@cache
 def codes_in_source() -> dict[str, set[str]]:
     """Every code that a Reason is made with, and where; helpers that take a code are followed to their callers."""
     trees = modules()
