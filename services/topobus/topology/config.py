@@ -92,7 +92,7 @@ class AlignmentSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """How memory is aligned."""
     mode: PlanMode = PlanMode.COMPATIBLE
     """`compatible`: a pod that kubelet's order of containers and choices refuses is refused. `corrected`: other hints, devices and ways to share among its
-    containers are searched first. What `compatible` admits is placed alike in both. The default is kubelet's answer; docs/adr/0008 says why."""
+    containers are searched first. What `compatible` admits is placed alike in both. The default is kubelet's answer; docs/adr/0009 says why."""
     search_steps: Annotated[int, Meta(ge=0, le=1_000_000)] = 2000
     """Tries of one container that mode `corrected` spends on a pod before it answers `gave-up`. 2000 take about half a second of one core."""
     allow_request_policy: bool = True
