@@ -211,6 +211,37 @@ def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: Running) -
     assert left["items"]
 
 
+def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, tmp_path: Path) -> None:
+    """Variables and exclusive CPUs of one container; the base's own wins and is told; a recorded machine's nodes are missing here."""
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text(pod("spec", cpu="2", memory="1Gi", **{"topobus.dev/gpu": "1"}))
+    base = tmp_path / "config.json"
+    base.write_text(json.dumps({"ociVersion": "1.0.2", "process": {"env": ["NVIDIA_VISIBLE_DEVICES=none"]}}))
+    system.topobus("place", manifest)
+    try:
+        answer = system.topobus("oci", "--pod", "default/spec", "--spec", base, "--json", code=1)
+    finally:
+        system.topobus("release", "pod", "default/spec")
+
+    found = json.loads(answer.stdout)
+    variables = dict(one.split("=", 1) for one in found["spec"]["process"]["env"])
+    assert variables["TOPOBUS_GPU_DEVICES"].startswith("gpu-0000-")
+    assert variables["NVIDIA_VISIBLE_DEVICES"] == "none"
+    assert [one["what"] for one in found["conflicts"]] == ["variable NVIDIA_VISIBLE_DEVICES"]
+    assert found["spec"]["linux"]["resources"]["cpu"]["cpus"]
+    assert "/dev/nvidiactl" in found["missing"]
+    assert "conflict: variable NVIDIA_VISIBLE_DEVICES: the pod wins over topobus.dev/gpu" in " ".join(answer.stderr.split())
+
+
+def test_oci_says_what_to_name_when_nothing_is_held(system: Running) -> None:
+    """Neither or both of pod and claim is a usage error; what holds nothing is a no with a next step."""
+    system.topobus("oci", code=2)
+    system.topobus("oci", "--pod", "default/a", "--claim", "default/b", code=2)
+    absent = system.topobus("oci", "--pod", "default/absent", code=1)
+
+    assert "topobus place" in absent.stderr
+
+
 def test_health_watch_tells_the_present_state_when_it_begins(system: Running) -> None:
     """The first eight lines are the eight GPUs, and SIGTERM ends the watch with 0."""
     watch = subprocess.Popen(

@@ -293,7 +293,7 @@ PREPARE = Ask(
     reply=m.PrepareReply,
     timeout_s=10.0,
     writer=DEVICE_SERVICES,
-    readers=("gateway",),
+    readers=("gateway", "cli"),
     description="Make devices ready and say what a container needs to use them.",
 )
 UNPREPARE = Ask(

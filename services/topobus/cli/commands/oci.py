@@ -1,0 +1,208 @@
+"""`topobus oci`: a container's OCI spec with its devices in it, as kubelet and a container runtime would make it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
+from topobus.cli.manifests import parse_namespaced
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
+from topobus.contracts.catalogue import LEDGER, OBJECT, PREPARE
+from topobus.contracts.messages import ApiObject, Prepared, PrepareRequest
+from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name
+from topobus.devicekit.oci import CdiFile, PluginAnswer, device_paths, oci_spec
+from topobus.devicekit.oci_host import look_up, read_cdi_files
+from topobus.domain.device import driver_name
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.idset import NodeSet
+from topobus.domain.ledger import Holding
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+
+__all__ = ["oci"]
+
+_VENDOR = "topobus.dev"
+# A spec with which a runtime would begin: what is merged shows against it, and --spec brings a real one.
+_EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts": [], "linux": {}}
+
+
+def oci(
+    *,
+    claim: Annotated[str | None, Parameter(name="--claim", help="NAMESPACE/NAME of an allocated claim.")] = None,
+    pod: Annotated[
+        str | None, Parameter(name="--pod", help="NAMESPACE/NAME of a pod that `topobus place` placed, with its claims.")
+    ] = None,
+    container: Annotated[str | None, Parameter(name="--container", help="Which container of the pod; needed when it has several.")] = None,
+    spec: Annotated[Path | None, Parameter(name="--spec", help="The config.json to merge into. Default: an empty one.")] = None,
+    cdi_dir: Annotated[
+        tuple[Path, ...], Parameter(name="--cdi-dir", help="Folders of CDI files, the last one wins. Default: /etc/cdi, /var/run/cdi.")
+    ] = (),
+    node: Annotated[str | None, Parameter(help="The node, when there are several.")] = None,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Print a container's OCI spec with the devices of a pod or claim; conflicts and missing device nodes go to standard error."""
+    if (claim is None) == (pod is None):
+        raise UsageError("say whose devices: either --claim NAMESPACE/NAME or --pod NAMESPACE/NAME")
+    base = _read_spec(spec)
+    return asyncio.run(_oci(claim, pod, container, base, cdi_dir or (Path("/etc/cdi"), Path("/var/run/cdi")), node, options))
+
+
+async def _oci(
+    claim: str | None,
+    pod: str | None,
+    container: str | None,
+    base: Mapping[str, Any],
+    folders: Sequence[Path],
+    wanted_node: str | None,
+    options: BusOptions,
+) -> int:
+    output = options.output()
+    answers: list[PluginAnswer] = []
+    holding = Holding()
+    async with open_bus(options) as bus:
+        node = await the_node(bus, wanted_node)
+        claims = [parse_namespaced(claim)] if claim is not None else []
+        if pod is not None:
+            namespace, name = parse_namespaced(pod)
+            owner, holding, claims = await _pod(bus, node, namespace, name, container)
+            for device_class, names in sorted(holding.devices.items()):
+                answers += _answers(device_class, await _prepare(bus, node, owner, device_class, names))
+        files, problems = await asyncio.to_thread(read_cdi_files, folders)
+        devices: list[str] = []
+        for namespace, name in claims:
+            found = await _claim(bus, node, namespace, name, files)
+            devices += [file.spec.qualified_name(one.name) for file in found for one in file.spec.devices]
+            files = (*files, *(one for one in found if one not in files))
+    for problem in problems:
+        output.note(f"left out: {problem}")
+    nodes = await asyncio.to_thread(look_up, device_paths(answers, devices, files))
+    merged = oci_spec(
+        base, answers=answers, cdi_devices=devices, files=files, nodes=nodes, cpus=str(holding.cpus), memory_nodes=_memory_nodes(holding)
+    )
+    if isinstance(merged, Refusal):
+        raise ContractError(f"a container runtime would refuse this: {'; '.join(one.message for one in merged.reasons)}")
+    for conflict in merged.conflicts:
+        output.note(f"conflict: {conflict}")
+    if merged.missing:
+        output.note(f"missing: a runtime would refuse this container, for this host has no {', '.join(merged.missing)}")
+    if output.is_json:
+        output.document({"spec": merged.spec, "conflicts": merged.conflicts, "missing": merged.missing})
+    else:
+        output.document(merged.spec)
+    return ExitCode.NO if merged.missing else ExitCode.OK
+
+
+async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | None) -> tuple[Owner, Holding, list[tuple[str, str]]]:
+    """Find what a pod's container holds, and the claims that it uses."""
+    ledger = await bus.get(LEDGER, node=node)
+    allocations = ledger.value.allocations.values() if ledger else ()
+    found = next(
+        (one for one in allocations if (one.owner.kind, one.owner.namespace, one.owner.name) == (OwnerKind.POD, namespace, name)), None
+    )
+    stored = await bus.get(OBJECT, kind="pod", namespace=namespace, name=name)
+    if found is None and stored is None:
+        raise NotFoundError(
+            f"node {node} holds nothing for pod {namespace}/{name}",
+            next_step="`topobus place` places a pod; what kubelet allocated by device plugins carries no pod's name",
+        )
+    holdings = {one.container: one for one in found.holdings} if found else {}
+    names = sorted({*holdings, *(_containers(stored.value) if stored else {})})
+    if container is None and len(names) != 1:
+        raise UsageError(
+            f"pod {namespace}/{name} has {len(names)} containers", next_step=f"say which one with --container: {', '.join(names)}"
+        )
+    chosen = one_of("container", container or names[0], names)
+    owner = found.owner if found else Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid="")
+    claims = _claims_of(stored.value, chosen) if stored else []
+    return owner, holdings.get(chosen, Holding()), [(namespace, one) for one in claims]
+
+
+async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]) -> list[CdiFile]:
+    """Find a claim's CDI files: those that the gateway wrote for kubelet, else what it would write."""
+    entry = await bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
+    if entry is None:
+        raise NotFoundError(f"there is no claim {namespace}/{name}", next_step="`topobus claim get` lists what there is")
+    uid = str(entry.value.metadata.get("uid", ""))
+    held = _held(entry.value, node)
+    if not held:
+        raise NotFoundError(f"claim {namespace}/{name} has no devices on node {node}", next_step="`topobus claim get` tells why it waits")
+    owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid)
+    found: list[CdiFile] = []
+    for device_class, names in sorted(held.items()):
+        written = [one for one in files if Path(one.path).name == file_name(_VENDOR, device_class, uid)]
+        if written:
+            found += written
+            continue
+        prepared = await _prepare(bus, node, owner, device_class, names)
+        devices = tuple(CdiDevice(name=f"claim-{uid}-{one}", edits=edits) for one, edits in sorted(prepared.edits.items()))
+        shown = CdiSpec(vendor=_VENDOR, device_class=device_class, devices=devices, common=prepared.common)
+        found.append(CdiFile(path=f"of claim {namespace}/{name} ({device_class}, not written yet)", spec=shown))
+    return found
+
+
+async def _prepare(bus: Bus, node: str, owner: Owner, device_class: str, names: Iterable[str]) -> Prepared:
+    """Ask the device service what a container needs; for devices that their owner holds this changes nothing that kubelet would not change."""
+    request = PrepareRequest(op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=tuple(sorted(names)))
+    reply = await bus.ask(PREPARE, request, node=node, device_class=device_class)
+    if isinstance(reply.result, Refusal):
+        raise PeerUnavailable(f"the {device_class} service cannot prepare: {'; '.join(one.message for one in reply.result.reasons)}")
+    return reply.result
+
+
+def _answers(device_class: str, prepared: Prepared) -> list[PluginAnswer]:
+    """Show a class's answer part by part, so that a conflict names the device."""
+    parts: list[tuple[str, ContainerEdits]] = [(f"{_VENDOR}/{device_class}", prepared.common), *sorted(prepared.edits.items())]
+    return [PluginAnswer(resource=name, edits=edits) for name, edits in parts]
+
+
+def _held(claim: ApiObject, node: str) -> dict[str, set[str]]:
+    """Class to devices of ours that a claim has on a node."""
+    allocation = claim.status.get("allocation") or {}
+    suffix = driver_name("")
+    held: dict[str, set[str]] = {}
+    for one in (allocation.get("devices") or {}).get("results") or ():
+        driver = str(one.get("driver", ""))
+        if driver.endswith(suffix) and one.get("pool") == node:
+            held.setdefault(driver.removesuffix(suffix), set()).add(str(one.get("device")))
+    return held
+
+
+def _containers(pod: ApiObject) -> dict[str, list[str]]:
+    """Container to the pod's own names of the claims that it uses."""
+    every = [*(pod.spec.get("initContainers") or ()), *(pod.spec.get("containers") or ())]
+    return {str(one.get("name")): [str(it.get("name")) for it in (one.get("resources") or {}).get("claims") or ()] for one in every}
+
+
+def _claims_of(pod: ApiObject, container: str) -> list[str]:
+    """Names of the claims that a container uses: given in the pod, or made for it of a template."""
+    made = {str(one.get("name")): one.get("resourceClaimName") for one in pod.status.get("resourceClaimStatuses") or ()}
+    given = {str(one.get("name")): one.get("resourceClaimName") for one in pod.spec.get("resourceClaims") or ()}
+    names = [made.get(one) or given.get(one) for one in _containers(pod).get(container, ())]
+    return [str(one) for one in dict.fromkeys(names) if one]
+
+
+def _memory_nodes(holding: Holding) -> str:
+    return str(NodeSet.of(node for block in holding.memory for node in block.nodes)) if holding.memory else ""
+
+
+def _read_spec(path: Path | None) -> dict[str, Any]:
+    if path is None:
+        return _EMPTY
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as err:
+        raise InputError(f"cannot read {path}: {err.strerror}", next_step="`runc spec` writes one to start from") from err
+    except ValueError as err:
+        raise ContractError(f"{path}: no JSON: {err}", next_step="give the config.json of an OCI bundle") from err
+    if not isinstance(found, dict):
+        raise ContractError(f"{path}: got {type(found).__name__}, wanted the object of an OCI config.json")
+    return found
