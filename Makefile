@@ -2,6 +2,8 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
+# Set-up may put a nats-server there.
+export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help setup demo up test lint types imports proto docs unit integration engine versions bench format clean
 

@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
-from engine.engine import ROOT, Compose, EngineUnavailable, base_image, lay_certificates, nats_image, provide_engine, say
+from engine.conftest import Images
+from engine.engine import ROOT, Compose, EngineUnavailable, say
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
@@ -30,35 +30,26 @@ def _free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
+def system(images: Images) -> Iterator[Compose]:
     """The system of compose.yaml, built, up and healthy; gone afterwards with its volumes."""
     trouble = ""
     with ExitStack() as undo:
         try:
-            compose = _bring_up(tmp_path_factory.mktemp("engine"), undo)
+            compose = _bring_up(images, undo)
         except EngineUnavailable as err:
             trouble = str(err)
         if trouble:
-            # Outside of the handler: what the engine said stands once in the report, without our own frames.
             pytest.fail(trouble, pytrace=False)
         yield compose
         say("taking everything down")
 
 
-def _bring_up(scratch: Path, undo: ExitStack) -> Compose:
+def _bring_up(images: Images, undo: ExitStack) -> Compose:
     """Build and start all, and wait until it is healthy; whatever was begun is undone at the end, also after a failure half-way."""
-    daemon = provide_engine(scratch / "dockerd.log")
-    if daemon is not None:
-        undo.callback(daemon.wait, 60)
-        undo.callback(daemon.terminate)
-    certificate = lay_certificates()
-    if certificate is not None:
-        undo.callback(certificate.unlink, missing_ok=True)
-    base = base_image(scratch)
     env = {
         **os.environ,
-        "BASE_IMAGE": base,
-        "NATS_IMAGE": nats_image(base, scratch),
+        "BASE_IMAGE": images.base,
+        "NATS_IMAGE": images.nats,
         "TOPOBUS_NATS_PORT": str(_free_port()),
         "TOPOBUS_IMAGE_PREFIX": "topobus-ci",
         "TOPOBUS_RESCAN_S": "1",
@@ -67,9 +58,9 @@ def _bring_up(scratch: Path, undo: ExitStack) -> Compose:
     compose = Compose("topobus-ci", env)
     compose.down()
     undo.callback(compose.down)
-    images = sorted({"machine", *SERVICES} - {"nats"})
-    for number, service in enumerate(images, 1):
-        say(f"building image {number} of {len(images)}: {service}")
+    built = sorted({"machine", *SERVICES} - {"nats"})
+    for number, service in enumerate(built, 1):
+        say(f"building image {number} of {len(built)}: {service}")
         compose.run("build", service, timeout_s=600)
     say("starting")
     compose.run("up", "-d", timeout_s=300)
