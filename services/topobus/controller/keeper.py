@@ -8,10 +8,12 @@ else's is dropped, for the watch brings the newer object.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from topobus.contracts import catalogue
+from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
 from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
@@ -20,10 +22,12 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
 from topobus.controller.core.claims import Attempt
 from topobus.controller.core.inventory import holders_from_ledger
+from topobus.controller.core.misses import KnownMisses
 from topobus.controller.core.reasons import summarize
+from topobus.controller.core.refusals import Refusals
 from topobus.controller.core.search import allocate
 from topobus.controller.core.selectors import SelectorCompiler
-from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, GaveUp, Outcome
+from topobus.controller.core.values import Allocated, AllocationInput, Fault, GaveUp, Mode, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
@@ -38,8 +42,8 @@ __all__ = ["ClaimKeeper"]
 
 # A condition for a person: this many nodes' reasons, then a count.
 _SHOWN_NODES = 8
-# A device that a node keeps refusing is tried at least so often: the refusal may have had a cause that went.
-_LONGEST_WAIT_S = 60.0
+# Some ten milliseconds of search.
+_QUICK_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -58,15 +62,6 @@ class _Member(NamedTuple):
     spec: ClaimSpec
 
 
-@dataclass(frozen=True)
-class _Refused:
-    """Devices that a node refused to a claim; not tried again before a time by the monotonic clock."""
-
-    devices: dict[DeviceId, str]
-    count: int
-    until_s: float
-
-
 class ClaimKeeper:
     """Reconciles claims, one at a time."""
 
@@ -80,12 +75,14 @@ class ClaimKeeper:
         self._compiler = compiler
         self._metrics = metrics
         self._settled: dict[ObjectKey, _Seen] = {}
-        self._refused: dict[ObjectKey, _Refused] = {}
+        self._refusals = Refusals(settings.retry_s)
+        self._misses = KnownMisses()
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
         """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
-        is_due = self._forgive()
+        self._forgive()
+        is_due = False
         waiting = 0
         for key, _ in self._world.claims():
             stored = self._world.objects.get(key)
@@ -105,27 +102,18 @@ class ClaimKeeper:
             waiting += not self._is_allocated(stored.value)
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
-        return is_due or bool(self._refused)
+        return is_due or self._refusals.is_waiting
 
-    def _forgive(self) -> bool:
-        """Let refused devices be tried again when their time has come; True says that some still wait."""
-        now = self._runtime.clock.monotonic()
-        for key, refused in tuple(self._refused.items()):
-            if key not in self._world.objects or self._is_allocated(self._world.objects[key].value):
-                del self._refused[key]
-            elif refused.devices and now >= refused.until_s:
-                # The count stays: a node that refuses for ever is asked ever more seldom.
-                self._refused[key] = _Refused({}, refused.count, refused.until_s)
-                self._settled.pop(key, None)
-        return bool(self._refused)
+    def _forgive(self) -> None:
+        """Let refused devices be tried again when their time has come."""
+        stored = self._world.objects
 
-    def _remember_refusal(self, key: ObjectKey, attempt: Attempt, why: str) -> None:
-        """Keep away from devices that the node refused: what the ledger shows does not explain it, so the same search would choose them again."""
-        known = self._refused.get(key) or _Refused({}, 0, 0.0)
-        count = known.count + 1
-        wait_s = min(self._settings.retry_s * 2 ** min(count, 16), _LONGEST_WAIT_S)
-        devices = dict.fromkeys(claims.devices_of(attempt.allocation, attempt.node), f"refused by the node: {why}")
-        self._refused[key] = _Refused(known.devices | devices, count, self._runtime.clock.monotonic() + wait_s)
+        def is_done(key: Hashable) -> bool:
+            found = stored.get(key) if isinstance(key, ObjectKey) else None
+            return found is None or self._is_allocated(found.value)
+
+        for key in self._refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
+            self._settled = {one: seen for one, seen in self._settled.items() if one != key}
 
     async def release_gone(self, gone: ApiObject) -> None:
         """Let go of what a claim held that somebody deleted without asking; the deletion is the evidence.
@@ -169,7 +157,7 @@ class ClaimKeeper:
         nodes = self._world.nodes_for(claim)
         refused: list[Outcome] = []
         for node in nodes:
-            outcome = await self._search(self._input(node, members))
+            outcome = await self._look(node, members)
             if isinstance(outcome, Allocated):
                 problem = next((str(one) for result in outcome.results for one in limits.check_allocation(result)), None)
                 if problem is None:
@@ -179,6 +167,10 @@ class ClaimKeeper:
             if isinstance(outcome, Fault) and not outcome.is_local:
                 refused = [outcome]  # wrong on every node: the others would only repeat it
                 break
+        for index, node in enumerate(nodes[: min(_SHOWN_NODES, len(refused))]):
+            if isinstance(refused[index], NoFit):
+                # What is remembered may be another claim's miss, of some time ago: people are told how it is for this one, now.
+                refused[index] = await self._search(self._input(node, members))
         self._settled[key] = seen
         reason, reasons = _explain(nodes, refused)
         await self._tell(key, stored, reason, reasons)
@@ -202,7 +194,7 @@ class ClaimKeeper:
         return members
 
     def _input(self, node: str, members: list[_Member]) -> AllocationInput:
-        excluded = {device: why for one in members if one.key in self._refused for device, why in self._refused[one.key].devices.items()}
+        excluded = {device: why for one in members for device, why in self._refusals.devices(one.key).items()}
         wanted = [(one.stored.value, one.spec) for one in members]
         return self._world.input_for(node, wanted, mode=self._settings.mode, excluded=excluded)
 
@@ -217,10 +209,27 @@ class ClaimKeeper:
             made.append((written, attempt) if written is not None else None)
         return made[0]
 
+    async def _look(self, node: str, members: list[_Member]) -> Outcome:
+        """Search one node, unless the like of these claims is known not to fit there."""
+        is_plain = self._settings.mode is Mode.CORRECTED and not any(
+            self._refusals.devices(one.key) or self._world.holds_devices(one.stored.value) for one in members
+        )
+        asked = tuple(encode(one.spec) for one in members)
+        freedom = self._world.freedom_of(node)
+        known = self._misses.find(asked, node, freedom) if is_plain else None
+        if known is not None:
+            return known
+        outcome = await self._search(self._input(node, members))
+        if is_plain and isinstance(outcome, NoFit):
+            self._misses.remember(asked, node, freedom, outcome)
+        return outcome
+
     async def _search(self, given: AllocationInput) -> Outcome:
         started = self._runtime.clock.monotonic()
-        # A search may take a second; probes and watches must be answered meanwhile.
-        outcome = await asyncio.to_thread(allocate, given, self._compiler, step_budget=self._settings.step_budget)
+        # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
+        outcome = allocate(given, self._compiler, step_budget=min(_QUICK_STEPS, self._settings.step_budget))
+        if isinstance(outcome, GaveUp) and self._settings.step_budget > _QUICK_STEPS:
+            outcome = await asyncio.to_thread(allocate, given, self._compiler, step_budget=self._settings.step_budget)
         self._metrics.searches.observe(self._runtime.clock.monotonic() - started)
         self._metrics.steps.inc(outcome.steps)
         return outcome
@@ -234,7 +243,8 @@ class ClaimKeeper:
             self._metrics.decisions.labels("refused-by-node").inc()
             why = summarize(reply.result.reasons)
             self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=why)
-            self._remember_refusal(key, attempt, why)
+            refused = claims.devices_of(attempt.allocation, attempt.node)
+            self._refusals.remember(key, refused, why, now_s=self._runtime.clock.monotonic())
             dropped = await self._write(key, stored, claims.without_attempt(claim))
             if dropped is not None:
                 await self._tell(key, dropped, "RefusedByNode", reply.result.reasons)

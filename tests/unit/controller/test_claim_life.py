@@ -73,12 +73,12 @@ def test_holdings_count_attempts_but_not_admin_access() -> None:
     """An attempt counts as holding already; admin access holds nothing; what a claim lets go is told."""
     holdings = ClaimHoldings()
 
-    assert holdings.put("k", claims.with_attempt(CLAIM, ATTEMPT)) is False
+    assert holdings.put("k", claims.with_attempt(CLAIM, ATTEMPT)) == frozenset()
     assert sorted(one.device for one in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
     assert holdings.holders(["n2"], except_uids=()) == {}
     assert holdings.holders(["n1"], except_uids=("u-1",)) == {}
-    assert holdings.put("k", claims.with_allocation(CLAIM, ALLOCATION, now="t")) is False
-    assert holdings.put("k", None) is True
+    assert holdings.put("k", claims.with_allocation(CLAIM, ALLOCATION, now="t")) == frozenset()
+    assert holdings.put("k", None) == {"n1"}
     assert holdings.holders(["n1"], except_uids=()) == {}
 
 

@@ -122,6 +122,27 @@ def test_world_keeps_a_pods_claims_on_one_node() -> None:
     assert world.mates(first) == ()
 
 
+def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> None:
+    """What is taken changes nothing for a claim that did not fit; what is let go, published or defined may."""
+    world = _world("n1", "n2")
+    owner = Owner(kind=OwnerKind.POD, name="p", uid="u")
+    world.put_ledger(_ledger(owner))
+    start, elsewhere, supply = world.freedom_of("n1"), world.freedom_of("n2"), world.supply
+
+    world.put_ledger(_ledger(owner, "gpu-0"))
+    one = _claim("one")
+    outcome = solve(_input(world, one))
+    assert isinstance(outcome, Allocated)
+    _put(world, claims.with_allocation(one, outcome.results[0], now="t"))
+    assert (world.freedom_of("n1"), world.supply) == (start, supply)
+
+    world.put_ledger(_ledger(owner))
+    after_ledger = world.freedom_of("n1")
+    world.drop_object(ObjectKey("resourceclaim", "default", "one"))
+    assert len({start, after_ledger, world.freedom_of("n1")}) == 3
+    assert world.freedom_of("n2") == elsewhere
+
+
 @pytest.mark.parametrize(
     ("kind", "spec", "wanted"),
     [

@@ -39,8 +39,8 @@ class ClaimHoldings:
     _claims: dict[Hashable, _Held] = field(default_factory=dict)
     _by_pool: dict[str, set[Hashable]] = field(default_factory=dict)
 
-    def put(self, key: Hashable, claim: ApiObject | None) -> bool:
-        """Take in a claim, or None for one that is gone; True says that something is free now that was not.
+    def put(self, key: Hashable, claim: ApiObject | None) -> frozenset[str]:
+        """Take in a claim, or None for one that is gone; gives the pools in which something is free now that was not.
 
         A claim that nobody can read holds nothing here: what it has stands in the ledger.
         """
@@ -52,7 +52,9 @@ class ClaimHoldings:
             self._claims[key] = after
             for pool in after.pools:
                 self._by_pool.setdefault(pool, set()).add(key)
-        return not (before.devices <= after.devices and set(before.shares) <= set(after.shares))
+        freed = before.devices - after.devices
+        given_back = set(before.shares) - set(after.shares)
+        return frozenset(one.pool for one in (*freed, *(device for device, _ in given_back)))
 
     def holders(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, str]:
         """Say who holds devices of these pools, some claims left out."""

@@ -6,7 +6,7 @@ in it is the copy itself, owned by the shell's one loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes import limits
@@ -60,11 +60,16 @@ class World:
         self._pools: dict[str, tuple[Pool, ...]] = {}
         self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
         self._users: dict[tuple[str, str], set[ObjectKey]] = {}
+        self._built_in: dict[str, DeviceClassSpec] = {}
+        self._in_ledgers: dict[str, dict[DeviceId, Owner]] = {}
+        self._freedom: dict[str, int] = {}
+        self._freedom_everywhere = 0
 
     def put_machine(self, machine: Machine) -> None:
         """Take in a machine."""
+        if machine.node not in self.machines:
+            self._free(machine.node)
         self.machines[machine.node] = machine
-        self.supply += 1
 
     def drop_machine(self, node: str) -> None:
         """Forget a machine."""
@@ -76,7 +81,9 @@ class World:
         self.inventories[key] = inventory
         self._slices.setdefault(inventory.node, {})[inventory.device_class] = slices_from_inventory(inventory)
         self._pools.pop(inventory.node, None)
-        self.supply += 1
+        self._in_ledgers.pop(inventory.node, None)
+        self._built_in = _built_in_classes(device_class for _, device_class in self.inventories)
+        self._free(inventory.node)
 
     def drop_inventory(self, node: str, device_class: str) -> None:
         """Forget an inventory."""
@@ -86,12 +93,29 @@ class World:
 
     def put_ledger(self, ledger: Ledger) -> None:
         """Take in a ledger."""
+        before = self.ledgers.get(ledger.node)
         self.ledgers[ledger.node] = ledger
-        self.supply += 1
+        self._in_ledgers.pop(ledger.node, None)
+        if before is None or not _held_in(before) <= _held_in(ledger):
+            self._free(ledger.node)
 
     def drop_ledger(self, node: str) -> None:
         """Forget a ledger."""
         self.ledgers.pop(node, None)
+        self._in_ledgers.pop(node, None)
+        self._free(node)
+
+    def freedom_of(self, node: str) -> Hashable:
+        """Tell states of a node apart between which something may have become free; while it is the same, what did not fit does not fit."""
+        return self._freedom.get(node, 0), self._freedom_everywhere
+
+    def _free(self, node: str | None) -> None:
+        """Note that something may be free now: on one node, or on all."""
+        self.supply += 1
+        if node is None:
+            self._freedom_everywhere += 1
+        else:
+            self._freedom[node] = self._freedom.get(node, 0) + 1
 
     def put_object(self, key: ObjectKey, stored: Stored) -> None:
         """Take in an object.
@@ -102,10 +126,10 @@ class World:
         self._foreign.pop(key, None)
         self.objects[key] = stored
         if key.kind in ("deviceclass", "resourceslice"):
-            self.supply += 1
+            self._free(None)
             self._pools.clear()
         elif key.kind == "resourceclaim":
-            self.supply += self._held.put(key, stored.value)
+            self._let_go(self._held.put(key, stored.value))
         elif key.kind == "pod":
             self._put_pod(key, stored.value)
         where = name_of(stored.value)
@@ -118,6 +142,11 @@ class World:
             # One wrong amount in a slice would end every search that meets it.
             _refuse(limits.check_slice(spec), where)
             self._foreign[key] = Slice(key.name, spec)
+
+    def _let_go(self, pools: frozenset[str]) -> None:
+        """Note in which pools claims let something go; a pool that is not a node's is everybody's."""
+        for pool in pools:
+            self._free(pool if pool in self._slices else None)
 
     def _put_pod(self, key: ObjectKey, pod: ApiObject | None) -> None:
         """Remember which claims a pod uses."""
@@ -132,10 +161,11 @@ class World:
         """Forget an object; gives what was known of it."""
         self._classes.pop(key.name if key.kind == "deviceclass" else "", None)
         self._foreign.pop(key, None)
-        if key.kind == "resourceslice":
+        if key.kind in ("deviceclass", "resourceslice"):
+            self._free(None)
             self._pools.clear()
         elif key.kind == "resourceclaim":
-            self.supply += self._held.put(key, None)
+            self._let_go(self._held.put(key, None))
         elif key.kind == "pod":
             self._put_pod(key, None)
         return self.objects.pop(key, None)
@@ -226,7 +256,7 @@ class World:
                 ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
                 for owner, (_, spec) in zip(owners, wanted, strict=True)
             ),
-            classes=self._built_in_classes() | self._classes,
+            classes=self._built_in | self._classes,
             pools=pools,
             usage=Usage(
                 self._held.holders(names, except_uids=uids) | in_ledger,
@@ -250,20 +280,34 @@ class World:
             known = self._pools[node] = gather_pools(slices, _node(node), ALL_GATES)
         return known
 
-    def _built_in_classes(self) -> dict[str, DeviceClassSpec]:
-        """Offer one class for each driver of ours, named like it; a stored DeviceClass of the same name wins."""
-        drivers = sorted({driver_name(device_class) for _, device_class in self.inventories})
-        return {name: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{name}"')),)) for name in drivers}
-
     def _in_ledger(self, node: str, owners: Sequence[Owner]) -> tuple[dict[DeviceId, str], frozenset[DeviceId]]:
         """Say what a node's ledger holds for others, and what it holds for the claims themselves.
 
         A claim that holds devices already (a crash came between ledger and status) is to get those or none.
         """
-        ledger = self.ledgers.get(node)
-        held = holders_from_ledger(ledger, self.cpu_devices(node)) if ledger is not None else {}
+        held = self._in_ledgers.get(node)
+        if held is None:
+            ledger = self.ledgers.get(node)
+            held = self._in_ledgers[node] = holders_from_ledger(ledger, self.cpu_devices(node)) if ledger is not None else {}
         own = frozenset(one for one, holder in held.items() if holder in owners)
         return {one: str(holder) for one, holder in held.items() if one not in own}, own
+
+
+def _built_in_classes(device_classes: Iterable[str]) -> dict[str, DeviceClassSpec]:
+    """Offer one class for each driver of ours, named like it; a stored DeviceClass of the same name wins."""
+    drivers = sorted({driver_name(device_class) for device_class in set(device_classes)})
+    return {name: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{name}"')),)) for name in drivers}
+
+
+def _held_in(ledger: Ledger) -> set[tuple[str, str, str]]:
+    """List what a ledger holds, with the holder."""
+    return {
+        (key, device_class, device)
+        for key, allocation in ledger.allocations.items()
+        for holding in allocation.holdings
+        for device_class, devices in (*holding.devices.items(), ("cpu", tuple(str(cpu) for cpu in holding.cpus)))
+        for device in devices
+    }
 
 
 def _node(name: str) -> Node:

@@ -1,0 +1,45 @@
+"""What the controller remembers of failures: devices that a node refused, and nodes that did not fit."""
+
+from __future__ import annotations
+
+from topobus.controller.core.misses import KnownMisses
+from topobus.controller.core.refusals import Refusals
+from topobus.controller.core.values import DeviceId, NoFit
+
+ONE, TWO = DeviceId("d", "n", "one"), DeviceId("d", "n", "two")
+
+
+def test_refusals_keep_devices_away_for_a_growing_while() -> None:
+    """Each refusal of a claim doubles the time until its devices are tried again."""
+    refusals = Refusals(1.0)
+    refusals.remember("c", [ONE], "reserved", now_s=0.0)
+    assert refusals.devices("c") == {ONE: "refused by the node: reserved"}
+    assert refusals.forgive(now_s=1.9, is_done=lambda _: False) == []
+
+    assert refusals.forgive(now_s=2.0, is_done=lambda _: False) == ["c"]
+    assert refusals.devices("c") == {}
+    assert not refusals.is_waiting
+
+    refusals.remember("c", [TWO], "reserved", now_s=2.0)
+    assert refusals.forgive(now_s=5.9, is_done=lambda _: False) == []
+    assert refusals.forgive(now_s=6.0, is_done=lambda _: False) == ["c"]
+
+
+def test_refusals_are_forgotten_when_the_claim_is_done() -> None:
+    """An allocated or deleted claim leaves nothing behind."""
+    refusals = Refusals(1.0)
+    refusals.remember("c", [ONE], "reserved", now_s=0.0)
+
+    assert refusals.forgive(now_s=0.0, is_done=lambda _: True) == []
+    assert not refusals.is_waiting
+
+
+def test_misses_are_true_until_something_becomes_free() -> None:
+    """A miss is found again for the like of the claim on that node, and not after the node's freedom changed."""
+    misses, miss = KnownMisses(), NoFit((), 1)
+    misses.remember("asked", "n1", 1, miss)
+
+    assert misses.find("asked", "n1", 1) is miss
+    assert misses.find("asked", "n1", 2) is None
+    assert misses.find("asked", "n2", 1) is None
+    assert misses.find("other", "n1", 1) is None
