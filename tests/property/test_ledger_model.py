@@ -1,0 +1,341 @@
+"""The topology service against a store that loses, delays, repeats and reorders, as a state machine beside a simple model of who holds what.
+
+Two instances of the real service (book, answers, announcer) share one small store in memory. Operations are delivered in any order, any number of times,
+to either instance; each step of the store may time out before or after it has happened, or kill the instance. The model knows only effects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+
+from support.alignment_nodes import container, dgx_facts, owner, pod
+from topobus.contracts.codec import decode, encode
+from topobus.contracts.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
+from topobus.domain import transitions
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Allocation, AllocationPhase, Ledger, OperationRecord
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.view import AlignmentOptions
+from topobus.runtime.failures import AmbiguousWrite
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.state import Conflict, Entry, Written
+from topobus.testing.clock import ManualClock
+from topobus.topology.announcer import Announcer
+from topobus.topology.answers import Answers
+from topobus.topology.book import Book
+from topobus.topology.facts import Facts
+from topobus.topology.metrics import TopologyMetrics
+from topobus.topology.reservations import Reservations
+
+NODE = "demo-node"
+EXPIRE_S = 60.0
+FACTS = dgx_facts()
+
+# What befalls one step of the store: nothing, a time-out before or after it happened, death before or after.
+FATES = st.lists(st.sampled_from(["fine", "fine", "fine", "lost", "unknown", "dies-before", "dies-after"]), max_size=3)
+NAMES = st.sampled_from(["a", "b", "c"])
+Units = frozenset[tuple[str, str]]
+
+
+class Died(BaseException):
+    """The process is gone."""
+
+
+class Store:
+    """What outlives every process: one key with compare-and-set, and a stream that knows the ids of its messages."""
+
+    def __init__(self) -> None:
+        self.data: bytes | None = None
+        self.revision = 0
+        self.events: dict[str, DecisionEvent] = {}
+        self.fates: list[str] = []
+
+    def step(self, action: Callable[[], Any], unknown: type[PeerUnavailable]) -> Any:
+        """Do one step as fate has it."""
+        fate = self.fates.pop(0) if self.fates else "fine"
+        if fate == "dies-before":
+            raise Died
+        if fate == "lost":
+            raise unknown("timed out")
+        done = action()
+        if fate == "dies-after":
+            raise Died
+        if fate == "unknown":
+            raise unknown("timed out")
+        return done
+
+
+class StoreBus:
+    """The bus as far as the service needs it here."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def get(self, _state: Any, **_parts: str) -> Any:
+        """Read the key."""
+        store = self._store
+        return store.step(
+            lambda: None if store.data is None else Entry(parts={}, revision=store.revision, value=decode(store.data, Ledger)),
+            PeerUnavailable,
+        )
+
+    async def compare_and_set(self, _state: Any, value: Any, expected_revision: int, **_parts: str) -> Any:
+        """Write the key when nobody else has."""
+
+        def write() -> Written | Conflict:
+            if expected_revision != self._store.revision:
+                return Conflict()
+            self._store.data, self._store.revision = encode(value), self._store.revision + 1
+            return Written(revision=self._store.revision)
+
+        return self._store.step(write, AmbiguousWrite)
+
+    async def publish(self, _event: Any, value: Any, *, event_id: str, **_parts: str) -> int:
+        """Append to the stream, once an id."""
+        self._store.step(lambda: self._store.events.setdefault(event_id, value), PeerUnavailable)
+        return len(self._store.events)
+
+    async def last(self, _event: Any, *, limit: int, **_parts: str) -> Any:
+        """The newest events; reading them never fails here, for the announcer would wait in real time."""
+        return tuple(Event(one) for one in list(self._store.events.values())[-limit:])
+
+
+class Event:
+    """A received event, as far as it is looked at."""
+
+    def __init__(self, value: DecisionEvent) -> None:
+        self.value = value
+
+
+class Instance:
+    """One process of the service."""
+
+    def __init__(self, store: Store, clock: ManualClock) -> None:
+        bus: Any = StoreBus(store)
+        metrics, readiness = TopologyMetrics(None), Readiness()
+        facts = Facts(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
+        facts.machine, facts.inventories, facts._has_inventories = FACTS[0], FACTS[1], True
+        self.book = Book(bus, node=NODE, readiness=readiness, metrics=metrics)
+        self.announcer = Announcer(bus, node=NODE, book=self.book, metrics=metrics)
+        self.reservations = Reservations(book=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)
+        self.answers = Answers(
+            bus,
+            node=NODE,
+            facts=facts,
+            book=self.book,
+            announcer=self.announcer,
+            clock=clock,
+            metrics=metrics,
+            hint_timeout_s=0.02,
+        )
+
+
+def kubelet(name: str) -> Owner:
+    """An owner behind kubelet's device-plugin door."""
+    return Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=name)
+
+
+def units_of(allocation: Allocation) -> Units:
+    """All that an owner holds."""
+    return frozenset(
+        {(device_class, name) for one in allocation.holdings for device_class, names in one.devices.items() for name in names}
+        | {("cpu", str(cpu)) for one in allocation.holdings for cpu in one.cpus}
+    )
+
+
+class LedgerModel(RuleBasedStateMachine):
+    """Drives the service; `sent` holds operations that are under way, `answered` those whose answer has arrived."""
+
+    sent: Bundle[tuple[str, Any]] = Bundle("sent")
+
+    @initialize()
+    def start(self) -> None:
+        """An empty store and two instances."""
+        self.runner = asyncio.Runner()
+        self.store = Store()
+        self.clock = ManualClock()
+        self.instances = [Instance(self.store, self.clock) for _ in range(2)]
+        self.count = 0
+        self.answers: dict[str, Any] = {}
+        self.applied: dict[str, OperationRecord] = {}
+        self.holds: dict[str, tuple[Units, AllocationPhase]] = {}
+
+    def teardown(self) -> None:
+        """In the end every decision was told of, once."""
+        if not hasattr(self, "runner"):
+            return
+        self.store.fates = []
+        for which in range(2):
+            self._on(which, lambda instance: self._open(instance), [])
+            self._on(which, lambda instance: self._announce(instance), [])
+        self._learn()
+        assert {one.decision_id for one in self.applied.values()} == self.store.events.keys()
+        assert transitions.unannounced(self._ledger()) == ()
+        self.runner.close()
+
+    def _ledger(self) -> Ledger:
+        return decode(self.store.data, Ledger) if self.store.data is not None else Ledger(node=NODE)
+
+    def _on(self, which: int, action: Callable[[Instance], Coroutine[Any, Any, Any]], fates: list[str]) -> Any:
+        """Let an instance do something; a dead one is replaced, a time-out is nobody's answer."""
+        self.store.fates = list(fates)
+        try:
+            return self.runner.run(action(self.instances[which]))
+        except Died:
+            self.instances[which] = Instance(self.store, self.clock)
+            return None
+        except PeerUnavailable:
+            return None
+        finally:
+            self.store.fates = []
+            self._learn()
+
+    @staticmethod
+    async def _open(instance: Instance) -> None:
+        async with instance.book._lock:
+            await instance.book._reload()
+
+    @staticmethod
+    async def _announce(instance: Instance) -> None:
+        if instance.book._is_known:
+            await instance.announcer._recall()
+            await instance.announcer._publish_all()
+
+    def _learn(self) -> None:
+        """Apply to the model what has newly happened, oldest first."""
+        ledger = self._ledger()
+        new = sorted((one.number, key) for key, one in ledger.operations.items() if key not in self.applied)
+        for _, key in new:
+            record = ledger.operations[key]
+            self.applied[key] = record
+            self._apply(record, ledger)
+
+    def _apply(self, record: OperationRecord, ledger: Ledger) -> None:
+        if isinstance(record.outcome, Refusal):
+            return
+        if record.verb == "release":
+            self.holds.pop(record.owner_key, None)
+        elif record.verb == "commit":
+            self.holds[record.owner_key] = (self.holds[record.owner_key][0], AllocationPhase.COMMITTED)
+        elif isinstance(record.outcome, Placement):
+            units = frozenset(
+                {(name, device) for one in record.outcome.containers for name, devices in one.devices.items() for device in devices}
+                | {("cpu", str(cpu)) for one in record.outcome.containers for cpu in one.cpus}
+            )
+            self.holds[record.owner_key] = (units, ledger.allocations[record.owner_key].phase)
+        else:
+            mine = units_of(ledger.allocations[record.owner_key])
+            for displaced in record.displaced:
+                left = self.holds[displaced.key][0] - mine
+                self.holds.pop(displaced.key)
+                if left:
+                    self.holds[displaced.key] = (left, AllocationPhase.COMMITTED)
+            self.holds[record.owner_key] = (mine, AllocationPhase.COMMITTED)
+
+    def _new(self, make: Callable[[str], Any]) -> tuple[str, Any]:
+        self.count += 1
+        return f"op-{self.count}", make(f"op-{self.count}")
+
+    @rule(target=sent, name=NAMES, cpus=st.integers(0, 8), gpus=st.integers(0, 4), is_reservation=st.booleans())
+    def ask_to_place(self, name: str, cpus: int, gpus: int, is_reservation: bool) -> tuple[str, Any]:
+        """Somebody asks for a pod."""
+        request = pod(name, container(cpus=cpus, **({"gpu": gpus} if gpus else {})))
+        return self._new(lambda op_id: PlaceRequest(op_id=op_id, pod=request, is_reservation=is_reservation))
+
+    @rule(target=sent, name=NAMES, gpus=st.frozensets(st.sampled_from([f"gpu-{one}" for one in range(8)]), min_size=1, max_size=2))
+    def ask_to_adopt(self, name: str, gpus: frozenset[str]) -> tuple[str, Any]:
+        """Kubelet has decided."""
+        return self._new(lambda op_id: AdoptRequest(op_id=op_id, owner=kubelet(name), devices={"gpu": tuple(sorted(gpus))}))
+
+    @rule(target=sent, name=NAMES, is_pod=st.booleans())
+    def ask_to_release(self, name: str, is_pod: bool) -> tuple[str, Any]:
+        """Somebody lets go."""
+        return self._new(lambda op_id: ReleaseRequest(op_id=op_id, owner=owner(name) if is_pod else kubelet(name)))
+
+    @rule(target=sent, name=NAMES)
+    def ask_to_commit(self, name: str) -> tuple[str, Any]:
+        """Somebody keeps what was reserved."""
+        return self._new(lambda op_id: CommitRequest(op_id=op_id, owner=owner(name)))
+
+    @rule(operation=sent, which=st.integers(0, 1), fates=FATES)
+    def deliver(self, operation: tuple[str, Any], which: int, fates: list[str]) -> None:
+        """Any operation arrives, for the first time or again, early or late; the same operation gives the same answer, or says what became of it."""
+        op_id, request = operation
+        verbs: dict[type, str] = {PlaceRequest: "place", AdoptRequest: "adopt", ReleaseRequest: "release", CommitRequest: "commit"}
+        reply = self._on(which, lambda instance: getattr(instance.answers, verbs[type(request)])(request), fates)
+        if reply is None:
+            return
+        answer = (
+            reply.devices if isinstance(request, ReleaseRequest) else reply.refusal if isinstance(request, CommitRequest) else reply.result
+        )
+        codes = [one.code for one in answer.reasons] if isinstance(answer, Refusal) else []
+        if codes == ["released-since"]:
+            # True only when what was given is not held any more.
+            record = self.applied[op_id]
+            assert not isinstance(record.outcome, Refusal)
+            assert self.holds.get(record.owner_key) is None or not self._is_held(record, request)
+            return
+        first = self.answers.setdefault(op_id, answer)
+        if isinstance(answer, Placement | Refusal):
+            assert type(answer) is type(first)
+        if isinstance(answer, Placement):
+            got = [(one.cpus, one.devices) for one in answer.containers]
+            assert got == [(one.cpus, one.devices) for one in first.containers]
+
+    def _is_held(self, record: OperationRecord, request: Any) -> bool:
+        held = self.holds[record.owner_key][0]
+        if isinstance(request, AdoptRequest):
+            return all((name, device) in held for name, devices in request.devices.items() for device in devices)
+        return self._ledger().allocations[record.owner_key].decision_id == record.decision_id
+
+    @rule(operation=consumes(sent))
+    def lose(self, operation: tuple[str, Any]) -> None:
+        """A message never arrives (again)."""
+
+    @rule(which=st.integers(0, 1), fates=FATES)
+    def announce(self, which: int, fates: list[str]) -> None:
+        """An instance publishes what is to be told."""
+        self._on(which, self._announce, fates)
+
+    @rule(which=st.integers(0, 1), fates=FATES)
+    def look(self, which: int, fates: list[str]) -> None:
+        """An instance looks at the store."""
+        self._on(which, self._open, fates)
+
+    @rule(which=st.integers(0, 1))
+    def crash(self, which: int) -> None:
+        """An instance dies between two operations and starts again."""
+        self.instances[which] = Instance(self.store, self.clock)
+
+    @rule(which=st.integers(0, 1), fates=FATES, seconds=st.sampled_from([1.0, EXPIRE_S]))
+    def let_time_pass(self, which: int, fates: list[str], seconds: float) -> None:
+        """Reservations that are old enough end; committed holdings never do."""
+        committed = {key for key, (_, phase) in self.holds.items() if phase is AllocationPhase.COMMITTED}
+        self._on(which, lambda instance: instance.reservations.look(), [])
+        self.clock.advance(seconds)
+        self._on(which, lambda instance: instance.reservations.look(), fates)
+
+        assert committed <= self.holds.keys()
+
+    @invariant()
+    def the_ledger_holds_what_the_model_holds(self) -> None:
+        """Nothing leaks, nothing is lost, nothing is held twice, and no operation counts twice."""
+        if not hasattr(self, "store"):
+            return
+        ledger = self._ledger()
+        transitions.check(ledger)
+        assert {key: (units_of(one), one.phase) for key, one in ledger.allocations.items()} == self.holds
+        assert ledger.sequence == len(self.applied)
+        assert ledger.epoch == 1
+
+
+LedgerModel.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLedgerModel = LedgerModel.TestCase
