@@ -18,9 +18,12 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device, no
+from topobus.contracts.catalogue import RELEASE
+from topobus.contracts.messages import ReleaseRequest
 from topobus.devicekit.cdi import parse
 from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
+from topobus.domain.request import Owner, OwnerKind
 from topobus.kubeletpb.dra.v1beta1 import api_pb2 as dra_beta
 from topobus.kubeletpb.dra.v1beta1 import api_pb2_grpc as dra_beta_rpc
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
@@ -34,6 +37,7 @@ DRIVER = "gpu.topobus.dev"
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 FILE = f"topobus.dev-gpu_{UID}.json"
 TRAINING = ClaimReference(name="training", uid=UID, drivers=(DRIVER,))
+HOLDER = Owner(kind=OwnerKind.CLAIM, namespace="default", name="training", uid=UID)
 BOTH = ClaimReference(name="both", uid="u-both", drivers=(DRIVER, "nic.topobus.dev"))
 
 
@@ -211,6 +215,62 @@ async def test_gateway_keeps_a_claims_devices_when_it_is_unprepared_but_still_al
     assert held == [UID]
     assert again.error == ""
     assert len({one.op_id for one in rig.plane.requests("adopt")}) == 2
+
+
+async def test_gateway_keeps_a_claims_devices_when_it_is_deleted_under_its_pod(rig: Rig) -> None:
+    """A claim that is gone from the store while its container runs frees nothing; undone, its devices are free at once."""
+    async with rig.kubelet, rig.gateway():
+        await prepare(rig)
+        await rig.plane.drop("training")
+        refused = await rig.bus.ask(RELEASE, ReleaseRequest(op_id="release-gone", owner=HOLDER), node=NODE)
+        held = [one.owner for one in rig.plane.ledger.allocations.values()]
+        await rig.kubelet.unprepare_claims([TRAINING])
+
+    assert refused.refusal is not None
+    assert [one.code for one in refused.refusal.reasons] == ["prepared"]
+    assert held == [HOLDER]
+    assert rig.plane.ledger.allocations == {}
+
+
+async def test_gateway_lets_a_claim_be_released_when_it_is_unprepared_but_still_allocated(rig: Rig) -> None:
+    """Once nothing is prepared, whoever deallocates the claim lets its devices go."""
+    async with rig.kubelet, rig.gateway():
+        await prepare(rig)
+        await rig.kubelet.unprepare_claims([TRAINING])
+        released = await rig.bus.ask(RELEASE, ReleaseRequest(op_id="release-later", owner=HOLDER), node=NODE)
+
+    assert released.refusal is None
+    assert rig.plane.ledger.allocations == {}
+
+
+async def test_gateway_holds_the_new_devices_when_a_claim_is_allocated_anew_between_two_tries(rig: Rig) -> None:
+    """The second try prepares what the claim has now, under an operation of its own; what was begun before is undone."""
+    rig.plane.prepare_refusal = no("driver-failed", "firmware is loading")
+    async with rig.kubelet, rig.gateway():
+        first = await prepare(rig)
+        rig.plane.prepare_refusal = None
+        await rig.plane.store(claim("training", UID, "gpu-2"))
+        second = await prepare(rig)
+
+    assert "firmware is loading" in first.error
+    assert [one.device for one in second.devices] == ["gpu-2"]
+    assert [one.holdings[0].devices for one in rig.plane.ledger.allocations.values()] == [{"gpu": ("gpu-2",)}]
+    assert len({one.op_id for one in rig.plane.requests("adopt")}) == 2
+    assert [one.devices for one in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
+
+
+async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_moved_away(rig: Rig, checkpoint_path: Path) -> None:
+    """An operator who moves the checkpoint away says that no container uses a claim's device: a claim that is gone is not held for ever."""
+    async with rig.kubelet:
+        async with rig.gateway():
+            await prepare(rig)
+        await rig.plane.drop("training")
+        checkpoint_path.unlink()
+        async with rig.gateway():
+            released = await rig.plane.wait_for("released")
+
+    assert (released.owner, released.is_undone) == (HOLDER, True)
+    assert rig.plane.ledger.allocations == {}
 
 
 async def test_gateway_calls_it_success_when_an_unknown_claim_is_unprepared(rig: Rig) -> None:

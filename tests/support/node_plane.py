@@ -136,6 +136,7 @@ class NodePlane:
                 devices=request.devices,
                 decision_id=f"d-{request.op_id}",
                 is_shared=request.is_shared,
+                is_prepared=request.is_prepared,
             )
             if isinstance(step, Refusal):
                 return AdoptReply(result=step)
@@ -146,7 +147,17 @@ class NodePlane:
     async def _release(self, request: ReleaseRequest) -> ReleaseReply:
         await self._note("release", request)
         async with self._lock:
-            self.ledger = transitions.release(self.ledger, op_id=request.op_id, owner=request.owner, decision_id="d").ledger
+            step = transitions.release(
+                self.ledger,
+                op_id=request.op_id,
+                owner=request.owner,
+                decision_id="d",
+                is_undone=request.is_undone,
+                keeps_devices=request.keeps_devices,
+            )
+            if isinstance(step, Refusal):
+                return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)
+            self.ledger = step.ledger
             await self.bus.put(LEDGER, self.ledger, node=NODE)
         await self._note("released", request)
         return ReleaseReply(ledger_sequence=self.ledger.sequence)

@@ -57,6 +57,8 @@ class SmallTopology:
     async def _release(self, request: ReleaseRequest) -> ReleaseReply:
         async with self._turn:
             step = transitions.release(self.ledger, op_id=request.op_id, owner=request.owner, decision_id=f"d-{request.op_id}")
+            if isinstance(step, Refusal):
+                return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)
             await self._keep(step.ledger)
             return ReleaseReply(devices=step.record.devices, ledger_sequence=self.ledger.sequence)
 

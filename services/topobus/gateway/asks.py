@@ -54,16 +54,18 @@ class NodeAsks:
         return chosen
 
     async def adopt(
-        self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, is_shared: bool = False
+        self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, is_shared: bool = False, is_prepared: bool = False
     ) -> Adopted | Refusal:
         """Write into the ledger what has been decided elsewhere."""
-        request = AdoptRequest(op_id=op_id, owner=owner, devices=dict(devices), is_shared=is_shared)
+        request = AdoptRequest(op_id=op_id, owner=owner, devices=dict(devices), is_shared=is_shared, is_prepared=is_prepared)
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.result
 
-    async def release(self, op_id: str, owner: Owner) -> None:
-        """Let go of all that an owner holds."""
-        await self._bus.ask(RELEASE, ReleaseRequest(op_id=op_id, owner=owner), timeout_s=self._deadlines.adopt_s, node=self._node)
+    async def release(self, op_id: str, owner: Owner, *, is_undone: bool = False, keeps_devices: bool = False) -> Refusal | None:
+        """Let go of all that an owner holds, or of its preparation alone; None is done. Refused only for a claim that is prepared."""
+        request = ReleaseRequest(op_id=op_id, owner=owner, is_undone=is_undone, keeps_devices=keeps_devices)
+        reply = await self._bus.ask(RELEASE, request, timeout_s=self._deadlines.adopt_s, node=self._node)
+        return reply.refusal
 
     async def prepare(
         self, op_id: str, owner: Owner, device_class: str, names: Sequence[str], config: Sequence[dict[str, Any]] = ()

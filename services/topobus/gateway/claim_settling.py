@@ -77,7 +77,10 @@ class ClaimSettler:
         if any(entry.uid == owner.uid for entry in self._checkpoint.entries()):
             # It was prepared while we looked.
             return False
-        await self._asks.release(f"settle-{uuid.uuid4().hex}", owner)
+        refusal = await self._asks.release(f"settle-{uuid.uuid4().hex}", owner)
+        if refusal is not None:
+            get_logger().warning("claim.settle-refused", claim_uid=owner.uid, error=refusal.reasons[0].message)
+            return False
         self._left.discard(owner.key)
         get_logger().info(
             "claim.released", claim_uid=owner.uid, claim=f"{owner.namespace}/{owner.name}", why="it is not allocated here any more"

@@ -136,6 +136,25 @@ class ClaimPreparer:
         if written or orphans:
             get_logger().info("claims.restored", written=written, orphans_removed=orphans)
 
+    async def undo_unknown(self) -> None:
+        """Let go of claims that the ledger calls prepared and the checkpoint does not know: who moved the file away said that nothing uses them.
+
+        What fails here is tried again when the gateway starts the next time; the devices stay held until then.
+        """
+        ledger = self._state.ledger
+        for allocation in ledger.allocations.values() if ledger is not None else ():
+            owner = allocation.owner
+            claim = ClaimKey(namespace=owner.namespace, name=owner.name, uid=owner.uid)
+            async with self._one_at_a_time(owner.uid):
+                if not allocation.is_prepared or any(entry.uid == owner.uid for entry in self._checkpoint.entries()):
+                    continue
+                try:
+                    await self._let_go(uuid.uuid4().hex, claim)
+                except (_ClaimFailed, TopobusError) as err:
+                    get_logger().warning("claim.undo-failed", claim_uid=owner.uid, error=str(err))
+                else:
+                    get_logger().warning("claim.undone-unknown", claim_uid=owner.uid, claim=f"{owner.namespace}/{owner.name}")
+
     async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
         """Prepare a claim's devices of one class; the text is the claim's error."""
         try:
@@ -180,6 +199,10 @@ class ClaimPreparer:
         )
         if isinstance(found, Refusal):
             raise _ClaimFailed(_text(found))
+        if entry is not None and entry.devices != found.devices:
+            # Allocated anew between two tries: what was begun with the former devices is undone, and this is another operation.
+            await self._unprepare(device_class, claim)
+            entry = None
         if entry is None:
             entry = ClaimEntry(
                 namespace=claim.namespace, name=claim.name, uid=claim.uid, device_class=device_class, attempt=uuid.uuid4().hex
@@ -222,10 +245,11 @@ class ClaimPreparer:
         """Exclusive devices are held, those of admin access are only looked at."""
         looked_at = tuple(sorted({one.device for one in found.devices if one.is_shared}))
         shared = {entry.device_class: looked_at} if looked_at else {}
-        for is_shared, op_id, devices in ((False, f"{entry.attempt}-adopt", found.held), (True, f"{entry.attempt}-adopt-shared", shared)):
+        # What holds nothing first: when it is refused, nothing has been taken.
+        for is_shared, op_id, devices in ((True, f"{entry.attempt}-adopt-shared", shared), (False, f"{entry.attempt}-adopt", found.held)):
             if not devices:
                 continue
-            adopted = await self._asks.adopt(op_id, claim.owner, devices, is_shared=is_shared)
+            adopted = await self._asks.adopt(op_id, claim.owner, devices, is_shared=is_shared, is_prepared=not is_shared)
             if isinstance(adopted, Refusal):
                 return adopted
             for device_class, names in devices.items() if not is_shared else ():
@@ -241,17 +265,28 @@ class ClaimPreparer:
         if refusal is not None:
             raise _ClaimFailed(_text(refusal))
         await asyncio.to_thread(delete, self._cdi_dir, _file(entry))
-        is_last = not any(one.uid == claim.uid and one.device_class != device_class for one in self._checkpoint.entries())
+        if not any(one.uid == claim.uid and one.device_class != device_class for one in self._checkpoint.entries()):
+            await self._let_go(entry.attempt, claim)
         if self._settler is not None:
-            # Undoing must not wait for the API server: the settler finds out later whether the claim is over.
             self._settler.leave(claim.owner)
-        elif is_last and not is_allocated_here(await self._reader.read(entry.namespace, entry.name), claim.uid, self._state.node):
-            # While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them.
-            await self._asks.release(f"{entry.attempt}-release", claim.owner)
         await self._checkpoint.remove(claim.uid, device_class)
         get_logger().info(
             "claim.unprepared", claim_uid=claim.uid, claim=f"{entry.namespace}/{entry.name}", device_class=device_class, devices=list(names)
         )
+
+    async def _let_go(self, attempt: str, claim: ClaimKey) -> None:
+        """Tell the ledger that nothing of a claim is prepared any more.
+
+        While the claim is allocated its devices stay its own, prepared or not; who deallocates it releases them. In a cluster that is the settler: undoing
+        must not wait for the API server.
+        """
+        is_kept = self._settler is not None or is_allocated_here(
+            await self._reader.read(claim.namespace, claim.name), claim.uid, self._state.node
+        )
+        op_id = f"{attempt}-{'keep' if is_kept else 'release'}"
+        refusal = await self._asks.release(op_id, claim.owner, is_undone=True, keeps_devices=is_kept)
+        if refusal is not None:
+            raise _ClaimFailed(_text(refusal))
 
     async def _write_cdi(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
         if entry.cdi is None or (only_missing and await asyncio.to_thread((self._cdi_dir / _file(entry)).is_file)):

@@ -98,6 +98,7 @@ class _Gateway:
             group.create_task(self._plugin_watch.run())
             group.create_task(self._registry_watch.run())
             group.create_task(self._report_registration())
+            group.create_task(self._preparer.undo_unknown())
             group.create_task(
                 Reconciler(Path(self._settings.pod_resources_socket), self._state, self._asks, self._settings.deadlines).run()
             )

@@ -140,6 +140,7 @@ class Answers:
                 devices=asked.devices,
                 decision_id=made,
                 is_shared=asked.is_shared,
+                is_prepared=asked.is_prepared,
                 pending=pending,
             )
             if isinstance(step, Refusal):
@@ -181,7 +182,7 @@ class Answers:
         return CommitReply(refusal=refusal, ledger_sequence=self._book.ledger.sequence)
 
     async def release(self, asked: ReleaseRequest) -> ReleaseReply:
-        """Let go of what an owner holds; nothing held is no error."""
+        """Let go of what an owner holds; nothing held is no error, and what is prepared stays."""
         began = self._clock.monotonic()
         _accept(complaint_of_operation(asked.op_id, asked.owner))
 
@@ -190,15 +191,26 @@ class Answers:
             if found is not None:
                 return Step(ledger=ledger, record=found, is_repeat=True)
             pending = self._pending(ledger, asked.owner, None, None)
-            return transitions.release(
-                ledger, op_id=asked.op_id, owner=asked.owner, decision_id=decision_id(ledger, asked.op_id), pending=pending
+            step = transitions.release(
+                ledger,
+                op_id=asked.op_id,
+                owner=asked.owner,
+                decision_id=decision_id(ledger, asked.op_id),
+                is_undone=asked.is_undone,
+                keeps_devices=asked.keeps_devices,
+                pending=pending,
             )
+            if isinstance(step, Refusal):
+                # Not stored: it has no effect, and the same operation goes through as soon as the preparation is undone.
+                return Step(ledger=ledger, record=OperationRecord(verb="release", owner_key=asked.owner.key, outcome=step), is_repeat=True)
+            return step
 
         record = (await self._change("release", asked.op_id, asked.owner, decide, began)).record
         reused = _reused(asked.op_id, record, "release", asked.owner)
         if reused is not None:
             raise ContractError(reused.reasons[0].message)
-        return ReleaseReply(devices=record.devices, ledger_sequence=self._book.ledger.sequence)
+        refusal = record.outcome if isinstance(record.outcome, Refusal) else None
+        return ReleaseReply(refusal=refusal, devices=record.devices, ledger_sequence=self._book.ledger.sequence)
 
     async def _dry_run(self, asked: PlaceRequest, began: float) -> PlaceReply:
         ledger = self._book.ledger

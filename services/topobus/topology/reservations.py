@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 
 from topobus.domain import transitions
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
 from topobus.domain.ledger import Allocation, AllocationPhase, Ledger, OperationRecord, PendingDecision
+from topobus.domain.outcome import Refusal
 from topobus.domain.transitions import Step
 from topobus.runtime.clock import Clock, rfc3339
 from topobus.runtime.logging import get_logger
@@ -64,7 +65,10 @@ class Reservations:
                 nothing = OperationRecord(verb="release", owner_key=reserved.owner.key)
                 return Step(ledger=ledger, record=nothing, is_repeat=True)
             pending = PendingDecision(owner=reserved.owner, time=rfc3339(self._clock.now()), ledger_sequence=ledger.sequence + 1)
-            return transitions.release(ledger, op_id=op_id, owner=reserved.owner, decision_id=decision_id(ledger, op_id), pending=pending)
+            step = transitions.release(ledger, op_id=op_id, owner=reserved.owner, decision_id=decision_id(ledger, op_id), pending=pending)
+            if isinstance(step, Refusal):
+                raise InvariantError(f"a reservation of {reserved.owner} is prepared: an adoption commits it first")
+            return step
 
         step = await self._book.change(decide)
         if not step.is_repeat:

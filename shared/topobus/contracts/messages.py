@@ -139,6 +139,8 @@ class AdoptRequest(Struct, frozen=True, kw_only=True):
     """Class to device names (CPUs by their device names, too)."""
     is_shared: bool = False
     """True for admin access: nothing is held."""
+    is_prepared: bool = False
+    """True: containers may use the devices from now on, so they stay held until a `release` with `is_undone`."""
 
 
 class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):
@@ -174,11 +176,17 @@ class ReleaseRequest(Struct, frozen=True, kw_only=True):
 
     op_id: str
     owner: Owner
+    is_undone: bool = False
+    """True: the asker has undone what was prepared. Without it devices that are prepared stay held, and the answer refuses."""
+    keeps_devices: bool = False
+    """True: they are not prepared any more, and stay held (a claim that is still allocated)."""
 
 
 class ReleaseReply(Struct, frozen=True, kw_only=True):
     """What was let go, by class (CPUs by device name); empty when the owner held nothing: that is no error."""
 
+    refusal: Refusal | None = None
+    """Why nothing was let go: the devices are prepared."""
     devices: dict[str, tuple[str, ...]] = {}
     ledger_sequence: int = 0
 

@@ -44,6 +44,7 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     holdings: tuple[Holding, ...] = ()
     decision_id: str = ""
     is_prepared: bool = False
+    """True from the adoption of a claim until the gateway has undone it: containers may be using the devices, so only the gateway's word frees them."""
 
 
 class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):

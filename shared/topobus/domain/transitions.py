@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, structs
 
-from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.domain.errors import InvariantError
 from topobus.domain.hint import Hint
+from topobus.domain.holdings import common, holding_of, holds_any, meets, missing, names_of, without
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
 from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
@@ -66,7 +66,7 @@ def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
     if record.outcome is not None and allocation is not None:
         # Adopted by the same owner meanwhile: the gateway writes down what the controller has placed.
         placed = [Holding(devices=one.devices, cpus=one.cpus) for one in record.outcome.containers]
-        if not any(_missing(allocation, one) for one in placed):
+        if not any(missing(allocation, one) for one in placed):
             return record.outcome
     message = f"{record.owner_key} was placed by decision {record.decision_id} and has been released since"
     return _released_since(record, message)
@@ -79,13 +79,13 @@ def adopted_by(ledger: Ledger, record: OperationRecord, devices: Mapping[str, It
     """
     if isinstance(record.outcome, Refusal):
         return record.outcome
-    wanted = _holding(devices)
+    wanted = holding_of(devices)
     if isinstance(wanted, Refusal):
         return wanted
-    missing = _missing(ledger.allocations.get(record.owner_key), wanted)
-    if not missing:
+    lacking = missing(ledger.allocations.get(record.owner_key), wanted)
+    if not lacking:
         return None
-    message = f"decision {record.decision_id} adopted devices for {record.owner_key}, which does not hold {', '.join(missing)} now: use a new op_id"
+    message = f"decision {record.decision_id} adopted devices for {record.owner_key}, which does not hold {', '.join(lacking)} now: use a new op_id"
     return _released_since(record, message)
 
 
@@ -154,16 +154,33 @@ def commit(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pendin
     return Step(ledger=_with(ledger, op_id, record, {**ledger.allocations, owner.key: allocation}), record=record)
 
 
-def release(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pending: PendingDecision | None = None) -> Step:
-    """Let go of all that an owner holds (also: abort a reservation); an owner that holds nothing is no error."""
+def release(
+    ledger: Ledger,
+    *,
+    op_id: str,
+    owner: Owner,
+    decision_id: str,
+    is_undone: bool = False,
+    keeps_devices: bool = False,
+    pending: PendingDecision | None = None,
+) -> Step | Refusal:
+    """Let go of all that an owner holds (also: abort a reservation); an owner that holds nothing is no error.
+
+    What is prepared may be in use by a container, whoever says that its claim is gone: without `is_undone` it is refused, and stays held.
+    `keeps_devices` lets go of the preparation alone.
+    """
     found = known(ledger, op_id)
     if found is not None:
         return _repeat(ledger, found)
     held = ledger.allocations.get(owner.key)
-    record = OperationRecord(
-        verb="release", owner_key=owner.key, decision_id=decision_id, devices=_names(held) if held is not None else {}, pending=pending
-    )
+    if held is not None and held.is_prepared and not is_undone:
+        message = f"{owner} is prepared on this node: its devices are let go when that is undone"
+        return Refusal(reasons=(Reason(code="prepared", message=message, facts={"owner": owner.key}),))
     left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
+    if keeps_devices and held is not None:
+        left[owner.key] = structs.replace(held, is_prepared=False)
+    gone = names_of(held) if held is not None and not keeps_devices else {}
+    record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, devices=gone, pending=pending)
     return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 
@@ -175,6 +192,7 @@ def adopt(
     devices: Mapping[str, Iterable[str]],
     decision_id: str,
     is_shared: bool = False,
+    is_prepared: bool = False,
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
     """Write down what kubelet or a claim has decided.
@@ -186,32 +204,35 @@ def adopt(
     found = known(ledger, op_id)
     if found is not None:
         return _repeat(ledger, found)
-    wanted = _holding(devices)
+    wanted = holding_of(devices)
     if isinstance(wanted, Refusal):
         return wanted
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, pending=pending)
     if is_shared:
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
-    clashes = [one for one in left.values() if _meets(one, wanted)]
+    clashes = [one for one in left.values() if meets(one, wanted)]
     live = [one for one in clashes if not (one.owner.kind is owner.kind is OwnerKind.DEVICE_PLUGIN)]
     if live:
         reasons = tuple(
             Reason(
                 code="device-held",
-                message=f"{one.owner} holds {', '.join(_common(one, wanted))}",
-                facts={"owner": one.owner.key, "devices": _common(one, wanted)},
+                message=f"{one.owner} holds {', '.join(common(one, wanted))}",
+                facts={"owner": one.owner.key, "devices": common(one, wanted)},
             )
             for one in sorted(live, key=lambda allocation: allocation.owner.key)
         )
         return Refusal(reasons=reasons)
     for one in clashes:
-        kept = tuple(rest for holding in one.holdings if _holds_any(rest := _without(holding, wanted)))
+        kept = tuple(rest for holding in one.holdings if holds_any(rest := without(holding, wanted)))
         if kept:
             left[one.owner.key] = structs.replace(one, holdings=kept)
         else:
             del left[one.owner.key]
-    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id)
+    before = ledger.allocations.get(owner.key)
+    # Once prepared it stays so until that is undone, whatever is adopted besides.
+    is_prepared = is_prepared or (before is not None and before.is_prepared)
+    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared)
     displaced = tuple(one.owner for one in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
@@ -320,64 +341,3 @@ def _released_since(record: OperationRecord, message: str) -> Refusal:
 
 def _repeat(ledger: Ledger, record: OperationRecord) -> Step:
     return Step(ledger=ledger, record=record, is_repeat=True)
-
-
-def _holding(devices: Mapping[str, Iterable[str]]) -> Holding | Refusal:
-    kept: dict[str, tuple[str, ...]] = {}
-    cpus: list[int] = []
-    for device_class, names in sorted(devices.items()):
-        if device_class != CPU_CLASS:
-            kept[device_class] = tuple(sorted(set(names)))
-            continue
-        for name in names:
-            cpu = cpu_of_name(name)
-            if cpu is None:
-                message = f"there is no CPU device named {name!r}, wanted cpu-<id>"
-                return Refusal(reasons=(Reason(code="unknown-device", message=message, facts={"resource": CPU_CLASS, "device": name}),))
-            cpus.append(cpu)
-    return Holding(devices={device_class: names for device_class, names in kept.items() if names}, cpus=CpuSet.of(cpus))
-
-
-def _common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
-    """Names of what an allocation holds and a holding wants, too."""
-    found: set[str] = set()
-    for holding in allocation.holdings:
-        for device_class, names in holding.devices.items():
-            found |= set(names) & set(wanted.devices.get(device_class, ()))
-        found |= {cpu_name(cpu) for cpu in holding.cpus & wanted.cpus}
-    return tuple(sorted(found))
-
-
-def _missing(allocation: Allocation | None, wanted: Holding) -> tuple[str, ...]:
-    """Names of what a holding wants and an allocation lacks."""
-    names = {name for kept in wanted.devices.values() for name in kept} | {cpu_name(cpu) for cpu in wanted.cpus}
-    return tuple(sorted(names - set(_common(allocation, wanted) if allocation is not None else ())))
-
-
-def _without(holding: Holding, taken: Holding) -> Holding:
-    devices = {
-        device_class: kept
-        for device_class, names in holding.devices.items()
-        if (kept := tuple(name for name in names if name not in taken.devices.get(device_class, ())))
-    }
-    return structs.replace(holding, devices=devices, cpus=holding.cpus - taken.cpus)
-
-
-def _holds_any(holding: Holding) -> bool:
-    return bool(holding.devices or holding.cpus)
-
-
-def _meets(allocation: Allocation, wanted: Holding) -> bool:
-    return bool(_common(allocation, wanted))
-
-
-def _names(allocation: Allocation) -> dict[str, tuple[str, ...]]:
-    found: dict[str, set[str]] = {}
-    for holding in allocation.holdings:
-        for device_class, names in holding.devices.items():
-            found.setdefault(device_class, set()).update(names)
-        if holding.cpus:
-            found.setdefault(CPU_CLASS, set()).update(cpu_name(cpu) for cpu in holding.cpus)
-    return {
-        device_class: tuple(sorted(names, key=lambda name: (cpu_of_name(name) or 0, name))) for device_class, names in sorted(found.items())
-    }

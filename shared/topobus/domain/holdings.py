@@ -1,0 +1,84 @@
+"""What owners hold, as sets: what two holdings have in common, what one lacks of another, what is left of one.
+
+Flows in: holdings and allocations, and devices by class, in which a CPU is a device `cpu-<id>`. Flows out: holdings and sorted names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Allocation, Holding
+from topobus.domain.outcome import Reason, Refusal
+
+__all__ = ["common", "holding_of", "holds_any", "meets", "missing", "names_of", "without"]
+
+
+def holding_of(devices: Mapping[str, Iterable[str]]) -> Holding | Refusal:
+    """Read devices by class as one holding without a container's name; a CPU whose name is none refuses."""
+    kept: dict[str, tuple[str, ...]] = {}
+    cpus: list[int] = []
+    for device_class, names in sorted(devices.items()):
+        if device_class != CPU_CLASS:
+            kept[device_class] = tuple(sorted(set(names)))
+            continue
+        for name in names:
+            cpu = cpu_of_name(name)
+            if cpu is None:
+                message = f"there is no CPU device named {name!r}, wanted cpu-<id>"
+                return Refusal(reasons=(Reason(code="unknown-device", message=message, facts={"resource": CPU_CLASS, "device": name}),))
+            cpus.append(cpu)
+    return Holding(devices={device_class: names for device_class, names in kept.items() if names}, cpus=CpuSet.of(cpus))
+
+
+def common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
+    """Names of what an allocation holds and a holding wants, too."""
+    found: set[str] = set()
+    for holding in allocation.holdings:
+        for device_class, names in holding.devices.items():
+            found |= set(names) & set(wanted.devices.get(device_class, ()))
+        found |= {cpu_name(cpu) for cpu in holding.cpus & wanted.cpus}
+    return tuple(sorted(found))
+
+
+def missing(allocation: Allocation | None, wanted: Holding) -> tuple[str, ...]:
+    """Names of what a holding wants and an allocation lacks."""
+    for held in allocation.holdings if allocation is not None else ():
+        wanted = without(wanted, held)
+    return tuple(sorted({name for names in wanted.devices.values() for name in names} | {cpu_name(cpu) for cpu in wanted.cpus}))
+
+
+def without(holding: Holding, taken: Holding) -> Holding:
+    """Give what is left of a holding when another one takes its own out of it."""
+    devices = {
+        device_class: kept
+        for device_class, names in holding.devices.items()
+        if (kept := tuple(name for name in names if name not in taken.devices.get(device_class, ())))
+    }
+    return structs.replace(holding, devices=devices, cpus=holding.cpus - taken.cpus)
+
+
+def holds_any(holding: Holding) -> bool:
+    """Say whether there is a device or a CPU in it."""
+    return bool(holding.devices or holding.cpus)
+
+
+def meets(allocation: Allocation, wanted: Holding) -> bool:
+    """Say whether an allocation holds something that a holding wants."""
+    return bool(common(allocation, wanted))
+
+
+def names_of(allocation: Allocation) -> dict[str, tuple[str, ...]]:
+    """List all that an allocation holds, by class and sorted; CPUs by their numbers."""
+    found: dict[str, set[str]] = {}
+    for holding in allocation.holdings:
+        for device_class, names in holding.devices.items():
+            found.setdefault(device_class, set()).update(names)
+        if holding.cpus:
+            found.setdefault(CPU_CLASS, set()).update(cpu_name(cpu) for cpu in holding.cpus)
+    return {
+        device_class: tuple(sorted(names, key=lambda name: (cpu_of_name(name) or 0, name))) for device_class, names in sorted(found.items())
+    }
