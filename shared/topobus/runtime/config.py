@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import tomllib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -16,7 +18,7 @@ from msgspec import Meta, Struct
 
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_subdomain
-from topobus.runtime.environment import overlay
+from topobus.runtime.environment import choices_at, fields_at, overlay
 
 __all__ = ["HttpSettings", "LogSettings", "NatsSettings", "ServiceSettings", "load_settings"]
 
@@ -70,6 +72,8 @@ class ServiceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 S = TypeVar("S", bound=ServiceSettings)
 
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`")
+
 
 def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Mapping[str, str]) -> S:
     """Read the settings of one service.
@@ -82,7 +86,7 @@ def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Ma
     try:
         settings = msgspec.convert(raw, type=kind, strict=False)
     except msgspec.ValidationError as err:
-        raise _explain(err, service, raw, file, origins) from err
+        raise _explain(err, kind, service, raw, file, origins) from err
     node = settings.node or socket.gethostname().lower()
     if not is_dns_subdomain(node):
         source = origins.get(("node",), str(file) if "node" in raw else "the host's name")
@@ -105,11 +109,23 @@ def _read_file(file: Path | None) -> dict[str, Any]:
 
 
 def _explain(
-    err: msgspec.ValidationError, service: str, raw: dict[str, Any], file: Path | None, origins: dict[tuple[str, ...], str]
+    err: msgspec.ValidationError,
+    kind: type[Struct],
+    service: str,
+    raw: dict[str, Any],
+    file: Path | None,
+    origins: dict[tuple[str, ...], str],
 ) -> ConfigError:
     """Turn msgspec's "… - at `$.nats.replicas`" into the key, the value, and the place where it was written."""
     what, _, where = str(err).partition(" - at `$.")
     path = tuple(where.rstrip("`").split(".")) if where else ()
+    unknown = _UNKNOWN_FIELD.match(what)
+    if unknown and file is not None:
+        # Only the file can hold one: variables that name no field have been refused before.
+        known = fields_at(kind, path)
+        near = get_close_matches(unknown[1], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"keys here: {', '.join(known)}"
+        return ConfigError(f"{service}: there is no setting {'.'.join((*path, unknown[1]))} (from file {file})", next_step=hint)
     variable = next((name for key, name in origins.items() if key[: len(path)] == path), None) if path else None
     source = variable or (f"file {file}" if file else "the environment")
     value: Any = raw
@@ -117,4 +133,6 @@ def _explain(
         value = value.get(part) if isinstance(value, dict) else None
     got = f", got {value!r}" if isinstance(value, str | int | float) else ""
     key = ".".join(path) or "settings"
-    return ConfigError(f"{service}: {key}: {what}{got} (from {source})", next_step="see docs/reference/settings.md for the keys")
+    choices = choices_at(kind, path)
+    wanted = f", wanted one of {', '.join(choices)}" if choices else ""
+    return ConfigError(f"{service}: {key}: {what}{got}{wanted} (from {source})", next_step="see docs/reference/settings.md for the keys")

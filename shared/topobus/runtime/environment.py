@@ -7,6 +7,7 @@ msgspec converts. A variable that names no field is an error: a typo must not pa
 from __future__ import annotations
 
 import difflib
+import enum
 import types
 import typing
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ import msgspec
 from topobus.domain.errors import ConfigError
 from topobus.sysfs.tree import HardwareSettings
 
-__all__ = ["overlay"]
+__all__ = ["choices_at", "fields_at", "overlay"]
 
 _ALL = "TOPOBUS_ALL__"
 _SHARED_SECTIONS = ("node", "nats", "http", "log", "hardware")
@@ -41,6 +42,26 @@ def overlay(raw: dict[str, Any], kind: type[msgspec.Struct], service: str, envir
             _put(raw, path, _read(environ[variable], wanted, variable), variable)
             origins[path] = variable
     return origins
+
+
+def fields_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> list[str]:
+    """Name the keys of the section at `path`, sorted; empty when there is no such section."""
+    return sorted(_fields(_type_at(kind, path)) or {})
+
+
+def choices_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> list[str]:
+    """List the values that the field at `path` can have; empty when it is not one of a few words."""
+    plain = _plain(_type_at(kind, path))
+    if typing.get_origin(plain) is typing.Literal:
+        return [str(one) for one in typing.get_args(plain)]
+    return [str(one.value) for one in plain] if isinstance(plain, type) and issubclass(plain, enum.Enum) else []
+
+
+def _type_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> object:
+    here: object = kind
+    for name in path:
+        here = (_fields(here) or {}).get(name)
+    return here
 
 
 def _field_type(kind: type[msgspec.Struct], path: tuple[str, ...], variable: str, *, is_shared: bool) -> object:

@@ -117,6 +117,22 @@ def test_settings_name_the_file_when_it_is_wrong(tmp_path: Path, text: str, word
         assert word in str(caught.value)
 
 
+def test_settings_name_the_file_when_a_variable_speaks_of_the_same_section(tmp_path: Path) -> None:
+    """A typing error in the file is not blamed on a variable that sets another key of the section."""
+    file = tmp_path / "gpu.toml"
+    file.write_text('[nats]\nurll = "nats://a:1"\n')
+
+    with pytest.raises(ConfigError, match=r"no setting nats\.urll .*gpu\.toml.*did you mean url") as caught:
+        load({"TOPOBUS_ALL__NATS__URL": "nats://all:1"}, file)
+    assert "TOPOBUS_ALL" not in str(caught.value)
+
+
+def test_settings_list_the_choices_when_a_word_is_none_of_them() -> None:
+    """Who gets a word wrong is told all that are right."""
+    with pytest.raises(ConfigError, match=r"wanted one of debug, info, warning, error"):
+        load({"TOPOBUS_GPU__LOG__LEVEL": "loud"})
+
+
 def test_settings_name_the_file_when_it_is_missing(tmp_path: Path) -> None:
     """A file that is named and absent is an error, not a default."""
     with pytest.raises(ConfigError, match=r"none\.toml"):
