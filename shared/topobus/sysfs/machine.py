@@ -11,7 +11,8 @@ import re
 
 from msgspec.structs import replace
 
-from topobus.domain.machine import Machine
+from topobus.domain.idset import NodeSet
+from topobus.domain.machine import Machine, PciDevice
 from topobus.sysfs.cpus import read_cpu_facts
 from topobus.sysfs.limits import Limits, read_limits
 from topobus.sysfs.numa import read_node_cpus, read_numa_facts
@@ -40,6 +41,7 @@ def read_machine(tree: Tree, node: str) -> Machine:
         cpus = read_cpu_facts(scan, limits.cpus, dict.fromkeys(cpus.present, 0))
     shared = {cpu: (cache & cpus.usable or cache).lowest for cache in numa.caches for cpu in cache}
     pci_devices, pci_warnings = read_pci_devices(scan, cpus.usable)
+    pci_devices, lost_warnings = _without_missing_nodes(pci_devices, {one.id for one in numa.nodes})
     return Machine(
         node=node,
         boot_id=scan.read("proc/sys/kernel/random/boot_id") or "",
@@ -48,8 +50,18 @@ def read_machine(tree: Tree, node: str) -> Machine:
         cpus=tuple(one if one.l3 is not None or one.id not in shared else replace(one, l3=shared[one.id]) for one in cpus.cpus),
         distances=numa.distances,
         pci_devices=pci_devices,
-        warnings=(*warnings, *cpus.warnings, *numa.warnings, *pci_warnings),
+        warnings=(*warnings, *cpus.warnings, *numa.warnings, *pci_warnings, *lost_warnings),
     )
+
+
+def _without_missing_nodes(devices: tuple[PciDevice, ...], nodes: set[int]) -> tuple[tuple[PciDevice, ...], list[str]]:
+    """Forget a NUMA node that the machine lacks: a device said to be there could be near nothing, and would be refused for ever."""
+    lost = {one.address: one.numa_node for one in devices if one.numa_node is not None and one.numa_node not in nodes}
+    warnings = [
+        f"sys/bus/pci/devices/{address}/numa_node: got {node}, wanted one of the nodes {str(NodeSet.of(nodes)) or 'none'}; taken as unknown"
+        for address, node in lost.items()
+    ]
+    return tuple(replace(one, numa_node=None) if one.address in lost else one for one in devices), warnings
 
 
 def _read_architecture(tree: Tree) -> str:

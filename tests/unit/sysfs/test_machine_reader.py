@@ -250,3 +250,14 @@ def test_read_machine_takes_fast_memory_for_a_cache_when_it_is_no_node(tmp_path:
     files |= node_files(0, (0, 1), distance="10 21") | node_files(1, (2, 3), distance="21 10")
 
     assert [one.l3 for one in machine_of(tmp_path, files).cpus] == [0, 0, 2, 2]
+
+
+def test_read_machine_takes_a_devices_node_as_unknown_when_the_machine_lacks_it(tmp_path: Path) -> None:
+    """A device on a NUMA node that does not exist is kept, near nothing in particular, and the contradiction is told with its path."""
+    folder = "sys/bus/pci/devices/0000:00:02.0"
+    files = cpu_files(4) | {f"{folder}/class": "0x030000", f"{folder}/vendor": "0x10de", f"{folder}/numa_node": "77"}
+
+    machine = machine_of(tmp_path, files)
+
+    assert [one.numa_node for one in machine.pci_devices] == [None]
+    assert any(f"{folder}/numa_node: got 77" in one for one in machine.warnings)
