@@ -13,7 +13,8 @@ from topobus.domain.alignment.place import place
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import ContainerKind, PodRequest, Policy, Scope
+from topobus.domain.pci import PciAddress
+from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy, Scope
 from topobus.domain.view import AlignmentOptions, CoreView, NodeView, PlanMode
 
 
@@ -31,9 +32,10 @@ def small_nodes(draw: st.DrawFn) -> NodeView:
     for node, size in enumerate(sizes):
         cores += [CoreView(cpus=CpuSet(len(cores) + one), numa_node=node, socket=node, l3=node) for one in range(size)]
     where = st.sampled_from([*(NodeSet(node) for node in range(count)), *(NodeSet(node) for node in range(count)), NodeSet(0, 1), None])
+    switch = st.sampled_from([PciAddress(0, 1, 0, 0), PciAddress(0, 2, 0, 0), None])
     devices = {
         device_class: tuple(
-            Device(name=f"{device_class}-{one}", device_class=device_class, numa_nodes=draw(where))
+            Device(name=f"{device_class}-{one}", device_class=device_class, numa_nodes=draw(where), pcie_switch=draw(switch))
             for one in range(draw(st.integers(most - 2, most)))
         )
         for device_class, most in (("gpu", 4), ("nic", 4))
@@ -70,6 +72,26 @@ def test_planner_finds_a_placement_exactly_when_trying_everything_does(view: Nod
         assert mistakes(view, request, outcome) == []
     else:
         assert [one.code for one in outcome.reasons] == ["gave-up"] or not fits(view, request), explain_text(outcome)
+
+
+@settings(max_examples=250, deadline=None)
+@given(small_nodes(), small_pods(), st.sampled_from([LocalityLevel.SWITCH, LocalityLevel.NUMA]))
+def test_planner_keeps_hard_localities_exactly_when_that_can_be_done(view: NodeView, request: PodRequest, level: LocalityLevel) -> None:
+    """With a hard locality, too, a pod is placed if and only if there is a right placement; a soft one never turns anybody away."""
+    hard = structs.replace(request, locality=(Locality(level=level),))
+    soft = structs.replace(request, locality=(Locality(level=level, is_hard=False),))
+    outcome = place(in_mode(view, PlanMode.CORRECTED), hard)
+    softly = place(in_mode(view, PlanMode.CORRECTED), soft)
+
+    if isinstance(outcome, Placement):
+        assert mistakes(view, hard, outcome) == []
+        assert isinstance(softly, Placement)
+    else:
+        assert [one.code for one in outcome.reasons] == ["gave-up"] or not fits(view, hard), explain_text(outcome)
+    if isinstance(softly, Placement):
+        assert mistakes(view, request, softly) == []
+    else:
+        assert [one.code for one in softly.reasons] == ["gave-up"] or not fits(view, request), explain_text(softly)
 
 
 @settings(max_examples=200, deadline=None)

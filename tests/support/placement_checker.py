@@ -7,7 +7,7 @@ from functools import cache
 from itertools import combinations
 
 from topobus.domain.outcome import Placement
-from topobus.domain.request import ContainerKind, ContainerRequest, PodRequest, Policy, Scope
+from topobus.domain.request import ContainerKind, ContainerRequest, LocalityLevel, PodRequest, Policy, Scope
 from topobus.domain.view import NodeView
 
 __all__ = ["fits", "mistakes"]
@@ -19,7 +19,7 @@ Unit = tuple[str, str]
 def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[str]:
     """Say what is wrong with a placement; nothing when every promise is kept."""
     found: list[str] = []
-    policy, scope = request.policy or view.options.policy, request.scope or view.options.scope
+    scope = request.scope or view.options.scope
     got = {one.name: {(cls, name) for cls, names in one.devices.items() for name in names} for one in placement.containers}
     for one in placement.containers:
         got[one.name] |= {("cpu", str(cpu)) for cpu in one.cpus}
@@ -32,15 +32,12 @@ def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[
         if len(mine) != sum(_wanted(want).values()):
             found.append(f"{want.name} has what it did not ask for: {sorted(mine)}")
         found += [f"{want.name} has {unit}, which is not free" for unit in sorted(mine - free)]
-        if scope is Scope.CONTAINER and not any(
-            mine <= _units_in(view, mask, set(_wanted(want))) for mask in _masks(view, _wanted(want), policy)
-        ):
-            found.append(f"{want.name}: policy {policy} admits no node set that holds {sorted(mine)}")
+        if scope is Scope.CONTAINER and not any(mine <= usable for usable in _places(view, request, _wanted(want))):
+            found.append(f"{want.name}: nothing that policy and locality admit holds {sorted(mine)}")
     if scope is Scope.POD:
-        total = _total(request)
         everything = set().union(*got.values())
-        if not any(everything <= _units_in(view, mask, set(total)) for mask in _masks(view, total, policy)):
-            found.append(f"policy {policy} admits no node set that holds the pod")
+        if not any(everything <= usable for usable in _places(view, request, _total(request))):
+            found.append("nothing that policy and locality admit holds the pod")
     staying: set[Unit] = set()
     for want in _ordered(request):
         mine = got[want.name]
@@ -52,16 +49,15 @@ def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[
 
 def fits(view: NodeView, request: PodRequest) -> bool:
     """Say whether any placement at all is right, by trying all of them."""
-    policy, scope = request.policy or view.options.policy, request.scope or view.options.scope
-    if scope is Scope.POD:
-        total = _total(request)
+    if (request.scope or view.options.scope) is Scope.POD:
         return any(
-            _fits_in(view, request, {want.name: [mask] for want in request.containers}, set(total)) for mask in _masks(view, total, policy)
+            _fits_in(view, request, {want.name: [usable] for want in request.containers})
+            for usable in _places(view, request, _total(request))
         )
-    return _fits_in(view, request, {want.name: _masks(view, _wanted(want), policy) for want in request.containers}, None)
+    return _fits_in(view, request, {want.name: _places(view, request, _wanted(want)) for want in request.containers})
 
 
-def _fits_in(view: NodeView, request: PodRequest, masks: Mapping[str, list[frozenset[int] | None]], classes: set[str] | None) -> bool:
+def _fits_in(view: NodeView, request: PodRequest, places: Mapping[str, list[set[Unit]]]) -> bool:
     wants = _ordered(request)
     free = _free(view)
 
@@ -72,9 +68,8 @@ def _fits_in(view: NodeView, request: PodRequest, masks: Mapping[str, list[froze
         want = wants[position]
         wanted = _wanted(want)
         tried: set[frozenset[Unit]] = set()
-        for mask in masks[want.name]:
-            usable = (free - staying) & _units_in(view, mask, classes or set(wanted))
-            for chosen in _choices(usable, wanted):
+        for place in places[want.name]:
+            for chosen in _choices((free - staying) & place, wanted):
                 if want.kind is ContainerKind.INIT:
                     return rest_fits(position + 1, staying)
                 if chosen not in tried:
@@ -84,6 +79,34 @@ def _fits_in(view: NodeView, request: PodRequest, masks: Mapping[str, list[froze
         return False
 
     return rest_fits(0, frozenset())
+
+
+def _places(view: NodeView, request: PodRequest, wanted: Mapping[str, int]) -> list[set[Unit]]:
+    """Sets of units that policy and hard localities admit for these amounts: all of them must come out of one such set."""
+    policy = request.policy or view.options.policy
+    admitted = [_units_in(view, mask, set(wanted)) for mask in _masks(view, wanted, policy)]
+    for one in request.locality:
+        if one.is_hard and any(wanted.values()):
+            admitted = [usable & domain for usable in admitted for domain in _domains(view, one.level)]
+    return admitted
+
+
+def _domains(view: NodeView, level: LocalityLevel) -> list[set[Unit]]:
+    """What lies within one NUMA node, or under one switch (CPUs: on the NUMA nodes of what is under it)."""
+    homes = {resource: _homes(view, resource) for resource in ("cpu", *view.devices)}
+    if level is LocalityLevel.NUMA:
+        return [
+            {(name, unit) for name, units in homes.items() for unit, where in units.items() if where and node in where}
+            for node in view.numa_nodes
+        ]
+    assert level is LocalityLevel.SWITCH
+    switches = {one.pcie_switch for devices in view.devices.values() for one in devices if one.pcie_switch is not None}
+    found: list[set[Unit]] = []
+    for switch in switches:
+        under = {(name, one.name) for name, devices in view.devices.items() for one in devices if one.pcie_switch == switch}
+        near = {node for name, unit in under for node in homes[name][unit] or ()}
+        found.append(under | {("cpu", cpu) for cpu, where in homes["cpu"].items() if where and where & near})
+    return found
 
 
 def _choices(usable: set[Unit], wanted: Mapping[str, int]) -> Iterator[frozenset[Unit]]:
@@ -166,4 +189,4 @@ def _masks(view: NodeView, wanted: Mapping[str, int], policy: Policy) -> list[fr
             common = mine if common is None else common & mine
     if common is None:
         return [None]
-    return sorted((mask for mask in common if policy is Policy.RESTRICTED or len(mask) == 1), key=sorted)
+    return [mask for mask in sorted(common, key=sorted) if policy is Policy.RESTRICTED or len(mask) == 1]
