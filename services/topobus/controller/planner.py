@@ -11,7 +11,7 @@ import asyncio
 from topobus.contracts import catalogue
 from topobus.contracts.messages import NodeAnswer, PlaceReply, PlaceRequest, PlanReply, PlanRequest
 from topobus.controller.config import ControllerSettings
-from topobus.controller.core.planning import rank_nodes
+from topobus.controller.core.planning import holding_nodes, rank_nodes
 from topobus.controller.core.world import World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import PeerUnavailable
@@ -86,7 +86,8 @@ class Planner:
         results = {node: reply.result for node, reply in replies.items()}
         silent = [node for node in nodes if node not in replies]
         chosen: PlaceReply | None = None
-        for node in rank_nodes(results):
+        # A node may know before we do that it holds the pod (our copy of its ledger is behind): it alone is asked, and says what it said before.
+        for node in holding_nodes(results)[:1] or rank_nodes(results):
             committed = replies[node] if request.is_dry_run else await self._ask(node, request.op_id, request.pod, is_dry_run=False)
             if committed is None:
                 # It may have been placed there: neither done nor undone. Another node now could place the pod twice, so this plan ends here.

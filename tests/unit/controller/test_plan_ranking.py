@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from topobus.controller.core.planning import rank_nodes
+from topobus.controller.core.planning import holding_nodes, rank_nodes
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
@@ -28,3 +28,11 @@ def test_rank_nodes_prefers_few_numa_nodes_then_preferred_then_name_in_any_order
     rankings = {rank_nodes(dict(order)) for order in permutations(ANSWERS.items())}
 
     assert rankings == {("a-narrow", "b-narrow", "unpreferred", "wide")}
+
+
+def test_holding_nodes_are_those_that_say_so_and_no_others() -> None:
+    """A node that holds the pod already is told from one that is full or would take it."""
+    held = Refusal(reasons=(Reason(code="already-placed", message="x"), Reason(code="more", message="y")))
+
+    assert holding_nodes({**ANSWERS, "holds": held}) == ("holds",)
+    assert holding_nodes(ANSWERS) == ()

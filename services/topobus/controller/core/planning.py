@@ -9,7 +9,17 @@ from collections.abc import Mapping
 
 from topobus.domain.outcome import Placement, Refusal
 
-__all__ = ["rank_nodes"]
+__all__ = ["holding_nodes", "rank_nodes"]
+
+# The code with which a node's plan refuses a pod that it holds already.
+_HELD = "already-placed"
+
+
+def holding_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]:
+    """Name the nodes that say that they hold the pod already."""
+    return tuple(
+        sorted(node for node, one in answers.items() if isinstance(one, Refusal) and any(reason.code == _HELD for reason in one.reasons))
+    )
 
 
 def rank_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]:

@@ -1,0 +1,48 @@
+"""A plan asked again while the controller's copy of the ledgers is behind: the node's word counts, and the pod stays in one place."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from support.alignment_nodes import container, dgx_facts, pod
+from support.small_topology import SmallTopology
+from topobus.contracts import catalogue
+from topobus.contracts.messages import PlaceRequest, PlanRequest
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.world import World
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.planner import Planner
+from topobus.domain.outcome import Placement
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+
+pytestmark = pytest.mark.integration
+
+TRAINER = pod("trainer", container(gpu=2))
+
+
+async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have_not_been_heard_yet(bus: Bus) -> None:
+    """The answer of a plan was lost after its node had placed the pod: asked again at once, no second node gets it, and the answer is the lost one."""
+    machine, inventories = dgx_facts()
+    world = World()
+    nodes: dict[str, SmallTopology] = {}
+    for name in ("a-node", "b-node"):
+        there = [msgspec.structs.replace(one, node=name) for one in inventories.values()]
+        world.put_machine(msgspec.structs.replace(machine, node=name))
+        nodes[name] = SmallTopology(bus, msgspec.structs.replace(machine, node=name), there)
+        await nodes[name].start()
+    lost = await bus.ask(catalogue.PLACE, PlaceRequest(op_id="op-1", pod=TRAINER), node="b-node")
+    runtime = Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+    planner = Planner(ControllerSettings(), runtime, world, ControllerMetrics(runtime.registry))
+
+    again = await planner.plan(PlanRequest(op_id="op-1", pod=TRAINER))
+
+    assert again.chosen is not None
+    assert (again.chosen.node, again.chosen.result) == ("b-node", lost.result)
+    assert isinstance(lost.result, Placement)
+    assert nodes["a-node"].ledger.allocations == {}
+    assert list(nodes["b-node"].ledger.allocations) == [TRAINER.owner.key]
