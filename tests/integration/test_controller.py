@@ -348,6 +348,31 @@ async def test_controller_releases_devices_when_claim_is_deleted(served: Home) -
     assert served.topology.ledger.allocations == {}
 
 
+@pytest.mark.parametrize("is_forced", [False, True])
+async def test_controller_waits_with_the_release_while_a_container_may_use_the_devices(served: Home, *, is_forced: bool) -> None:
+    """Devices that are prepared stay held, whoever deletes their claim; they go when the node has undone it."""
+    await served.apply(claim("used", count=8))
+    await served.allocated("used")
+    owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="used", uid="uid-used")
+    await served.topology.set_prepared(owner, is_prepared=True)
+    async with Reader(served.bus.watch(catalogue.LEDGER)) as ledgers:
+        await ledgers.until(lambda items: any(one.value is not None and owner.key in one.value.allocations for one in items))
+    if is_forced:
+        await served.bus.delete(catalogue.OBJECT, kind="resourceclaim", namespace="default", name="used")
+    else:
+        await served.delete("used")
+        waiting = await served.until("used", lambda value: value is not None and len(value.status.get("conditions") or []) == 2)
+        assert waiting is not None
+        assert "let go when that is undone" in waiting.status["conditions"][1]["message"]
+    await served.apply(claim("next"))
+    await served.told("next", "DoesNotFit")
+
+    assert owner.key in served.topology.ledger.allocations
+    await served.topology.set_prepared(owner, is_prepared=False)
+    assert len(await served.allocated("next")) == 1
+    assert owner.key not in served.topology.ledger.allocations
+
+
 async def test_controller_releases_devices_when_object_is_removed_by_force(served: Home) -> None:
     """An object deleted past its finalizer does not leak what it held."""
     await served.apply(claim("forced", count=8))

@@ -59,7 +59,7 @@ def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
     claims.owner_of(one)
     claims.number_of(one)
     claims.is_finished(claims.without_protection(one))
-    told = claims.with_condition(one, is_allocated=False, reason="R", message="m", now="t")
+    told = claims.with_condition(one, is_true=False, reason="R", message="m", now="t")
     assert claims.has_condition(told, reason="R", message="m")
     _may_refuse(lambda: ask_deletion(one, now="t"))
     _may_refuse(lambda: admit(one, uid="u", now="t"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from topobus.contracts import catalogue
 from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
 from topobus.domain import transitions
@@ -14,6 +16,7 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import Owner
 from topobus.domain.view import AlignmentOptions
 from topobus.runtime.bus import Bus
 
@@ -56,11 +59,20 @@ class SmallTopology:
 
     async def _release(self, request: ReleaseRequest) -> ReleaseReply:
         async with self._turn:
-            step = transitions.release(self.ledger, op_id=request.op_id, owner=request.owner, decision_id=f"d-{request.op_id}")
+            step = transitions.release(
+                self.ledger, op_id=request.op_id, owner=request.owner, decision_id=f"d-{request.op_id}", is_undone=request.is_undone
+            )
             if isinstance(step, Refusal):
                 return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)
             await self._keep(step.ledger)
             return ReleaseReply(devices=step.record.devices, ledger_sequence=self.ledger.sequence)
+
+    async def set_prepared(self, owner: Owner, *, is_prepared: bool) -> None:
+        """Note what the gateway does: the owner's devices are prepared for a container, or not any more."""
+        async with self._turn:
+            held = msgspec.structs.replace(self.ledger.allocations[owner.key], is_prepared=is_prepared)
+            allocations = {**self.ledger.allocations, owner.key: held}
+            await self._keep(msgspec.structs.replace(self.ledger, sequence=self.ledger.sequence + 1, allocations=allocations))
 
     async def _keep(self, ledger: Ledger) -> None:
         transitions.check(ledger)

@@ -115,15 +115,16 @@ class ClaimKeeper:
         for key in self._refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}
 
-    async def release_gone(self, gone: ApiObject) -> None:
+    async def release_gone(self, gone: ApiObject) -> bool:
         """Let go of what a claim held that somebody deleted without asking; the deletion is the evidence.
 
+        Gives False when a node still has it prepared: to be tried again when the ledger changes.
         Errors: raises PeerUnavailable.
         """
         owner = claims.owner_of(gone)
-        for node, ledger in sorted(self._world.ledgers.items()):
-            if owner.key in ledger.allocations:
-                await self._release(owner, node, f"release-{owner.uid}-gone-{ledger.sequence}")
+        held = [(node, ledger) for node, ledger in sorted(self._world.ledgers.items()) if owner.key in ledger.allocations]
+        answers = [await self._release(owner, node, f"release-{owner.uid}-gone-{ledger.sequence}") for node, ledger in held]
+        return not any(answers)
 
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
         claim = stored.value
@@ -299,7 +300,10 @@ class ClaimKeeper:
         nodes |= _nodes_of(allocation) & set(self._world.nodes())
         for node in sorted(nodes):
             # The revision makes a later release another operation: another replica may have placed in between.
-            await self._release(owner, node, f"release-{owner.uid}-{stored.revision}")
+            refusal = await self._release(owner, node, f"release-{owner.uid}-{stored.revision}")
+            if refusal is not None:
+                await self._wait_for_release(key, stored, f"node {node}: {summarize(refusal.reasons)}")
+                return
         freed = claims.without_protection(claim)
         if not claims.is_finished(freed):
             if freed != claim:
@@ -311,9 +315,22 @@ class ClaimKeeper:
         self._metrics.decisions.labels("released").inc()
         self._log.info("claim.released", claim=name_of(claim), nodes=sorted(nodes))
 
-    async def _release(self, owner: Owner, node: str, op_id: str) -> None:
+    async def _release(self, owner: Owner, node: str, op_id: str) -> Refusal | None:
+        """Ask a node to let go; it refuses while containers may be using the devices, and only the node can know."""
+        held = self._world.ledgers[node].allocations.get(owner.key) if node in self._world.ledgers else None
+        if held is not None and held.is_prepared:
+            return Refusal(reasons=(Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),))
         request = ReleaseRequest(op_id=op_id, owner=owner)
-        await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)
+        return (await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)).refusal
+
+    async def _wait_for_release(self, key: ObjectKey, stored: Stored, message: str) -> None:
+        """Say in the claim why it is still there."""
+        if claims.has_condition(stored.value, reason="Prepared", message=message, kind=claims.RELEASED):
+            return
+        self._log.info("claim.release-waiting", claim=name_of(stored.value), why=message)
+        now = rfc3339(self._runtime.clock.now())
+        told = claims.with_condition(stored.value, is_true=False, reason="Prepared", message=message, now=now, kind=claims.RELEASED)
+        await self._write(key, stored, told)
 
     async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
         """Put the reasons into the claim's condition, once."""
@@ -326,7 +343,7 @@ class ClaimKeeper:
             self._metrics.malformed.inc()
         self._log.info("claim.waiting", claim=name_of(claim), reason=reason, why=message)
         now = rfc3339(self._runtime.clock.now())
-        told = claims.with_condition(claim, is_allocated=False, reason=reason, message=message, now=now)
+        told = claims.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
         written = await self._write(key, stored, told)
         if written is None:
             return

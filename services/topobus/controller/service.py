@@ -159,7 +159,8 @@ class _Controller:
         waiting, self._gone = self._gone, []
         for one in waiting:
             try:
-                await self._keeper.release_gone(one)
+                if not await self._keeper.release_gone(one):
+                    self._gone.append(one)
             except PeerUnavailable as err:
                 get_logger().warning("claim.peer-silent", claim=name_of(one), error=str(err))
                 self._gone.append(one)

@@ -113,8 +113,8 @@ def test_condition_keeps_its_time_when_only_the_reason_changes() -> None:
     """The transition time is when the status changed, as in Kubernetes; conditions of others stay."""
     foreign = ApiObject(api_version="v1", kind="ResourceClaim", metadata={"name": "c"}, status={"conditions": [{"type": "Other"}]})
 
-    first = claims.with_condition(foreign, is_allocated=False, reason="A", message="a", now="t1")
-    second = claims.with_condition(first, is_allocated=False, reason="B", message="b" * 5000, now="t2")
+    first = claims.with_condition(foreign, is_true=False, reason="A", message="a", now="t1")
+    second = claims.with_condition(first, is_true=False, reason="B", message="b" * 5000, now="t2")
 
     assert [one["type"] for one in second.status["conditions"]] == ["Other", "Allocated"]
     assert second.status["conditions"][1]["lastTransitionTime"] == "t1"

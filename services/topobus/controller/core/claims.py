@@ -27,6 +27,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 
 __all__ = [
+    "RELEASED",
     "Attempt",
     "allocation_of",
     "attempt_of",
@@ -47,6 +48,7 @@ __all__ = [
 ]
 
 ALLOCATED = "Allocated"
+RELEASED = "Released"
 
 # A condition's message as the API server limits it (metav1.Condition, MaxLength 32768), cut far earlier so that a person may read it.
 _MAX_MESSAGE = 4096
@@ -167,7 +169,7 @@ def with_allocation(one: ApiObject, allocation: AllocationResult, *, now: str) -
     done = _replace(one, metadata={**one.metadata, "annotations": annotations}, status={**one.status, "allocation": _wire(stamped)})
     devices = len(allocation.devices.results)
     return with_condition(
-        done, is_allocated=True, reason="Allocated", message=f"{devices} device{'s' if devices != 1 else ''} allocated", now=now
+        done, is_true=True, reason="Allocated", message=f"{devices} device{'s' if devices != 1 else ''} allocated", now=now
     )
 
 
@@ -178,18 +180,18 @@ def without_protection(one: ApiObject) -> ApiObject:
     return _replace(one, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
 
 
-def with_condition(one: ApiObject, *, is_allocated: bool, reason: str, message: str, now: str) -> ApiObject:
+def with_condition(one: ApiObject, *, is_true: bool, reason: str, message: str, now: str, kind: str = ALLOCATED) -> ApiObject:
     """Tell the claim's user how it stands; the time changes only when the status does."""
-    status = "True" if is_allocated else "False"
+    status = "True" if is_true else "False"
     others: list[Any] = []
     since = now
     for old in _conditions(one):
-        if old.get("type") == ALLOCATED:
+        if old.get("type") == kind:
             since = str(old.get("lastTransitionTime") or now) if old.get("status") == status else now
         else:
             others.append(old)
     made = Condition(
-        type=ALLOCATED,
+        type=kind,
         status=status,
         reason=reason,
         message=_shorten(message),
@@ -199,9 +201,9 @@ def with_condition(one: ApiObject, *, is_allocated: bool, reason: str, message: 
     return _replace(one, status={**one.status, "conditions": [*others, _wire(made)]})
 
 
-def has_condition(one: ApiObject, *, reason: str, message: str) -> bool:
+def has_condition(one: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED) -> bool:
     """Say whether the claim tells this already."""
-    wanted = {"type": ALLOCATED, "status": "False", "reason": reason, "message": _shorten(message)}
+    wanted = {"type": kind, "status": "False", "reason": reason, "message": _shorten(message)}
     return any(all(old.get(name) == value for name, value in wanted.items()) for old in _conditions(one))
 
 
