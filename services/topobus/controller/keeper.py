@@ -20,6 +20,7 @@ from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
 from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
+from topobus.controller.core.answers import SHOWN_NODES, explain_nodes
 from topobus.controller.core.claims import Attempt
 from topobus.controller.core.inventory import holders_from_ledger
 from topobus.controller.core.misses import KnownMisses
@@ -40,8 +41,6 @@ from topobus.runtime.service import Runtime
 
 __all__ = ["ClaimKeeper"]
 
-# A condition for a person: this many nodes' reasons, then a count.
-_SHOWN_NODES = 8
 # Some ten milliseconds of search.
 _QUICK_STEPS = 1000
 
@@ -168,12 +167,12 @@ class ClaimKeeper:
             if isinstance(outcome, Fault) and not outcome.is_local:
                 refused = [outcome]  # wrong on every node: the others would only repeat it
                 break
-        for index, node in enumerate(nodes[: min(_SHOWN_NODES, len(refused))]):
+        for index, node in enumerate(nodes[: min(SHOWN_NODES, len(refused))]):
             if isinstance(refused[index], NoFit):
                 # What is remembered may be another claim's miss, of some time ago: people are told how it is for this one, now.
                 refused[index] = await self._search(self._input(node, members))
         self._settled[key] = seen
-        reason, reasons = _explain(nodes, refused)
+        reason, reasons = explain_nodes(nodes, refused)
         await self._tell(key, stored, reason, reasons)
         return None
 
@@ -380,29 +379,6 @@ class ClaimKeeper:
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))
-
-
-def _explain(nodes: tuple[str, ...], outcomes: list[Outcome]) -> tuple[str, tuple[Reason, ...]]:
-    """Name the condition and its reasons: a fault, a search that gave up, or what each node lacks."""
-    if not nodes:
-        return "NoNode", (Reason(code="no-node", message="no node has published a machine or an inventory yet"),)
-    reasons: list[Reason] = []
-    has_given_up = False
-    for node, outcome in zip(nodes, outcomes, strict=False):
-        if isinstance(outcome, Fault) and not outcome.is_local:
-            return "Invalid", (outcome.reason,)
-        if isinstance(outcome, GaveUp):
-            has_given_up = True
-            message = f"node {node}: the search gave up after {outcome.steps} steps: neither a fit nor a refusal is known"
-            reasons.append(Reason(code="gave-up", message=message, facts={"node": node, "steps": outcome.steps}))
-        elif isinstance(outcome, Fault):
-            reasons.append(outcome.reason)
-        elif not isinstance(outcome, Allocated):
-            reasons.append(Reason(code=outcome.reasons[0].code, message=summarize(outcome.reasons), facts=outcome.reasons[0].facts))
-    if len(reasons) > _SHOWN_NODES:
-        more = len(reasons) - _SHOWN_NODES
-        reasons = [*reasons[:_SHOWN_NODES], Reason(code="more-nodes", message=f"and {more} more nodes", facts={"count": more})]
-    return ("SearchGaveUp" if has_given_up else "DoesNotFit"), tuple(reasons)
 
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:
