@@ -110,7 +110,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     held_devices: dict[str, dict[str, str]] = {}
     """Class to device name to the key of the owner that holds it."""
     held_cpus: dict[str, CpuSet] = {}
-    """Owner key to the CPUs that it holds."""
+    """Owner key to the CPUs that it holds; none, for an owner that holds nothing at all."""
     memory: tuple[NumaMemory, ...] = ()
     held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
     """Owner key to the memory that it holds."""

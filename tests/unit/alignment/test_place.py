@@ -6,11 +6,14 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, owner, pod
+from topobus.domain import transitions
 from topobus.domain.alignment.explain import explain_text
 from topobus.domain.alignment.place import place, prefer
+from topobus.domain.alignment.view import with_ledger
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import ContainerPlacement, MemoryBlock, Placement, Refusal
 from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy, Scope
 from topobus.domain.view import AlignmentOptions, CpuOptions, NodeView, NumaMemory, PlanMode
@@ -261,6 +264,16 @@ def test_place_refuses_when_the_owner_holds_something_already() -> None:
     view = holding(dgx(), "trainer", gpu=("gpu-0",))
 
     assert codes(place(view, TRAINER)) == ["already-placed"]
+
+
+def test_place_refuses_when_the_owner_was_placed_and_holds_nothing() -> None:
+    """A pod that asks for nothing is placed once, too: one owner, one decision."""
+    nothing = pod("nothing", container())
+    outcome = place(dgx(), nothing)
+    assert isinstance(outcome, Placement)
+    step = transitions.reserve(Ledger(node="demo-node"), op_id="op-1", request=nothing, placement=outcome, decision_id="d-1")
+
+    assert codes(place(with_ledger(dgx(), step.ledger), nothing)) == ["already-placed"]
 
 
 def test_place_records_a_silent_service_when_its_hints_did_not_come() -> None:

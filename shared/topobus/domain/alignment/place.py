@@ -69,7 +69,7 @@ def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pla
         *view.held_memory,
         *(owner for held in view.held_devices.values() for owner in held.values()),
     }:
-        message = f"{request.owner} holds devices already; release it before placing it again"
+        message = f"{request.owner} is placed already; release it before placing it again"
         return Refusal(reasons=(Reason(code="already-placed", message=message, facts={"owner": request.owner.key}),))
     forbidden = _forbidden(view, request) or _too_many_nodes(view, policy_of(view, request))
     if forbidden:

@@ -196,7 +196,7 @@ def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool, wants_memo
         for name, owner in sorted(view.held_devices.get(device_class, {}).items()):
             found.setdefault(owner, {}).setdefault(device_class, []).append(name)
     if wants_cpus:
-        for owner, cpus in sorted(view.held_cpus.items()):
+        for owner, cpus in ((owner, cpus) for owner, cpus in sorted(view.held_cpus.items()) if cpus):
             found.setdefault(owner, {}).setdefault(CPU_CLASS, []).extend(str(cpu) for cpu in cpus)
     if wants_memory:
         for owner, blocks in sorted(view.held_memory.items()):

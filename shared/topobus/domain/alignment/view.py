@@ -103,6 +103,9 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
     held_cpus: dict[str, CpuSet] = {}
     held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
     for key, allocation in sorted(ledger.allocations.items()):
+        if not any(one.devices or one.cpus or one.memory for one in allocation.holdings):
+            # Placed, too, though it asked for nothing: without it the pod could be placed again, and two decisions would stand for one owner.
+            held_cpus[key] = CpuSet()
         for holding in allocation.holdings:
             for device_class, names in holding.devices.items():
                 held_devices.setdefault(device_class, {}).update(dict.fromkeys(names, key))
