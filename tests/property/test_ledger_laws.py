@@ -25,6 +25,11 @@ def kubelet(name: str) -> Owner:
     return Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=name)
 
 
+def claim(name: str) -> Owner:
+    """An owner behind the DRA door."""
+    return Owner(kind=OwnerKind.CLAIM, name=name, uid=name)
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Drives one ledger; every operation may be asked again at any time."""
 
@@ -60,25 +65,59 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(target=done, name=NAMES, gpus=GPUS, cpu=st.integers(0, 223))
     def adopt(self, name: str, gpus: frozenset[str], cpu: int) -> tuple[str, str]:
-        """Write down kubelet's choice; only a pod's holding may refuse it."""
+        """Write down kubelet's choice; only a pod's or a claim's holding may refuse it."""
         wanted = {"gpu": tuple(gpus), "cpu": (f"cpu-{cpu}",)}
         before = self.ledger
         outcome = transitions.adopt(before, op_id=self._op, owner=kubelet(name), devices=wanted, decision_id="d")
         if isinstance(outcome, Refusal):
             held = {
                 name
-                for key, one in before.allocations.items()
-                if key.startswith("pod/")
+                for one in before.allocations.values()
+                if one.owner.kind is not OwnerKind.DEVICE_PLUGIN
                 for h in one.holdings
                 for name in h.devices.get("gpu", ())
             }
-            cpus = [h.cpus for key, one in before.allocations.items() if key.startswith("pod/") for h in one.holdings]
+            cpus = [h.cpus for one in before.allocations.values() if one.owner.kind is OwnerKind.POD for h in one.holdings]
             assert held & gpus or any(cpu in one for one in cpus)
             return self._apply(
                 transitions.record_refusal(before, op_id=self._op, verb="adopt", owner=kubelet(name), decision_id="d", refusal=outcome)
             )
         assert set(outcome.ledger.allocations[kubelet(name).key].holdings[0].devices["gpu"]) == gpus
         return self._apply(outcome)
+
+    @rule(target=done, name=NAMES, gpus=GPUS)
+    def prepare(self, name: str, gpus: frozenset[str]) -> object:
+        """A claim's devices are prepared: only when no other owner, of whichever door, holds one of them."""
+        others = {
+            gpu: one.owner
+            for one in self.ledger.allocations.values()
+            if one.owner != claim(name)
+            for h in one.holdings
+            for gpu in h.devices.get("gpu", ())
+        }
+        step = transitions.adopt(self.ledger, op_id=self._op, owner=claim(name), devices={"gpu": gpus}, decision_id="d", is_prepared=True)
+        assert isinstance(step, Refusal) == bool(gpus & others.keys())
+        if isinstance(step, Refusal):
+            return multiple()
+        assert step.ledger.allocations[claim(name).key].is_prepared
+        return self._apply(step)
+
+    @rule(target=done, name=NAMES, is_undone=st.booleans(), keeps_devices=st.booleans())
+    def release_claim(self, name: str, *, is_undone: bool, keeps_devices: bool) -> object:
+        """What is prepared stays held, whoever asks, until it is undone; then it goes, or stays without the mark."""
+        key, before = claim(name).key, self.ledger.allocations
+        step = transitions.release(
+            self.ledger, op_id=self._op, owner=claim(name), decision_id="d", is_undone=is_undone, keeps_devices=keeps_devices
+        )
+        is_prepared = key in before and before[key].is_prepared
+        assert isinstance(step, Refusal) == (is_prepared and not is_undone)
+        if isinstance(step, Refusal):
+            return multiple()
+        after = step.ledger.allocations
+        assert {one: held for one, held in after.items() if one != key} == {one: held for one, held in before.items() if one != key}
+        assert (key in after) == (keeps_devices and key in before)
+        assert key not in after or (after[key].holdings == before[key].holdings and not after[key].is_prepared)
+        return self._apply(step)
 
     @rule(target=done, name=NAMES, is_pod=st.booleans())
     def release(self, name: str, is_pod: bool) -> tuple[str, str]:
