@@ -15,7 +15,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy, Scope
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView, PlanMode
+from topobus.domain.view import AlignmentOptions, CoreView, NodeView, NumaMemory, PlanMode
 
 
 def in_mode(view: NodeView, mode: PlanMode, *, steps: int = 2000) -> NodeView:
@@ -128,6 +128,27 @@ def test_planner_tells_of_itself_when_kubelets_order_refuses(view: NodeView, req
 
     if isinstance(compatible, Refusal) and "fits-in-corrected-mode" in [one.code for one in compatible.reasons]:
         assert isinstance(place(in_mode(view, PlanMode.CORRECTED), request), Placement)
+
+
+@settings(max_examples=150, deadline=None)
+@given(small_nodes(), small_pods(), st.data())
+def test_planner_shares_memory_rightly_when_it_is_aligned(view: NodeView, request: PodRequest, data: st.DataObject) -> None:
+    """With memory aligned, too, mode corrected admits what compatible does, and no node gives more than it has."""
+    memory = tuple(NumaMemory(id=node, allocatable={"memory": data.draw(st.sampled_from([0, 6, 10]))}) for node in view.numa_nodes)
+    view = structs.replace(view, memory=memory, options=structs.replace(view.options, aligns_memory=True))
+    amounts = st.sampled_from([0, 2, 4, 6, 12])
+    request = structs.replace(
+        request, containers=tuple(structs.replace(one, memory_bytes=data.draw(amounts)) for one in request.containers)
+    )
+    outcome = place(in_mode(view, PlanMode.CORRECTED), request)
+
+    if not isinstance(outcome, Placement):
+        assert isinstance(place(in_mode(view, PlanMode.COMPATIBLE), request), Refusal)
+        return
+    staying = {one.name for one in request.containers if one.kind is not ContainerKind.INIT}
+    given_ = [share for one in outcome.containers if one.name in staying for block in one.memory for share in block.shares]
+    for node in view.memory:
+        assert sum(size for where, size in given_ if where == node.id) <= node.allocatable["memory"]
 
 
 @st.composite
