@@ -61,9 +61,14 @@ class NodeAsks:
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.result
 
-    async def release(self, op_id: str, owner: Owner, *, is_undone: bool = False, keeps_devices: bool = False) -> Refusal | None:
-        """Let go of all that an owner holds, or of its preparation alone; None is done. Refused only for a claim that is prepared."""
-        request = ReleaseRequest(op_id=op_id, owner=owner, is_undone=is_undone, keeps_devices=keeps_devices)
+    async def release(
+        self, op_id: str, owner: Owner, *, is_undone: bool = False, keeps_devices: bool = False, only: str = ""
+    ) -> Refusal | None:
+        """Let go of all that an owner holds, or of its preparation alone; None is done. Refused only for a claim that is prepared.
+
+        `only` is the decision whose holding is meant: what the owner was given since stays.
+        """
+        request = ReleaseRequest(op_id=op_id, owner=owner, is_undone=is_undone, keeps_devices=keeps_devices, decision_id=only)
         reply = await self._bus.ask(RELEASE, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.refusal
 

@@ -11,7 +11,7 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.runtime.config import ServiceSettings
 
-__all__ = ["ClusterSettings", "DeadlineSettings", "Exposure", "GatewaySettings", "KubeletSettings", "check"]
+__all__ = ["ClusterSettings", "DeadlineSettings", "Exposure", "ForeignSettings", "GatewaySettings", "KubeletSettings", "check"]
 
 Exposure = Literal["both", "dra", "device-plugin", "none"]
 """How a class is offered to kubelet."""
@@ -79,12 +79,26 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How often slices are compared without news, in seconds."""
 
 
+class ForeignSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Device plugins of others, which register with us as they would with kubelet."""
+
+    dir: str = ""
+    """A folder of our own in which kubelet.sock is served; mount it into the plugin's container in place of kubelet's. Empty: none."""
+    dial_s: Seconds = 10.0
+    """How long a plugin's socket may take to answer when it registers, in seconds; kubelet's own limit."""
+    allocate_s: Seconds = 4.0
+    """How long its Allocate may take, in seconds. Twice this must fit into `deadlines.prepare_s`."""
+    look_s: Seconds = 0.5
+    """How often its list is taken over, in seconds."""
+
+
 class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the gateway service."""
 
     kubelet: KubeletSettings = KubeletSettings()
     deadlines: DeadlineSettings = DeadlineSettings()
     cluster: ClusterSettings = ClusterSettings()
+    foreign: ForeignSettings = ForeignSettings()
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """kubelet's PodResources service."""
     cdi_dir: str = "/var/run/cdi"
@@ -124,6 +138,11 @@ def check(settings: GatewaySettings) -> None:
         raise ConfigError(
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
             next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
+        )
+    if settings.foreign.dir and settings.foreign.dir == settings.kubelet.device_plugin_dir:
+        raise ConfigError(
+            f"gateway: foreign.dir: got {settings.foreign.dir}, which is kubelet's own folder: its sockets would be removed",
+            next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",
         )
     # The longest names that we make: a class is a DNS label, in practice short; sixteen characters leave room for plugins' own classes.
     longest_class = "c" * 16

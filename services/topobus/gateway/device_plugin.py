@@ -134,10 +134,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
             prepared = await self._asks.prepare(f"{op_id}-prepare", owner, self.device_class, names)
             edits = prepared if isinstance(prepared, Refusal) else container_edits(prepared, names)
         except TopobusError:
-            await self._give_back(op_id, owner)
+            await self._give_back(op_id, owner, adopted.decision_id)
             raise
         if isinstance(edits, Refusal):
-            await self._give_back(op_id, owner)
+            await self._give_back(op_id, owner, adopted.decision_id)
             refuse(edits, f"{self.resource}: cannot prepare {', '.join(names)}")
         self._watch_variables(edits)
         get_logger().info(
@@ -165,10 +165,10 @@ class DevicePlugin(rpc.DevicePluginServicer):
             if not entry.is_healthy:
                 raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{self.resource}: device {name} cannot be used: {entry.reason}")
 
-    async def _give_back(self, op_id: str, owner: Owner) -> None:
+    async def _give_back(self, op_id: str, owner: Owner, decision_id: str) -> None:
         """Undo the adoption after a failed preparation; the reconciliation finds it later when this fails too."""
         try:
-            await self._asks.release(f"{op_id}-release", owner)
+            await self._asks.release(f"{op_id}-release", owner, only=decision_id)
         except TopobusError as err:
             get_logger().warning("release.failed", owner=owner.key, error=str(err))
 

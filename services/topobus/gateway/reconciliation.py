@@ -91,7 +91,8 @@ class Reconciler:
 
     async def _release(self, allocation: Allocation) -> None:
         try:
-            await self._asks.release(f"reconcile-{uuid.uuid4().hex}", allocation.owner)
+            # Kubelet may allocate the same devices in this very moment, and the same devices have the same owner: only what we looked at is meant.
+            await self._asks.release(f"reconcile-{uuid.uuid4().hex}", allocation.owner, only=allocation.decision_id)
         except TopobusError as err:
             get_logger().warning("release.failed", owner=allocation.owner.key, error=str(err))
         else:

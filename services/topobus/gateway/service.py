@@ -18,6 +18,7 @@ from topobus.gateway.claims import BusClaims, ClaimPreparer, ClaimReader
 from topobus.gateway.cluster import Cluster, ClusterClaims
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.dra_plugin import DraDriver
+from topobus.gateway.foreign_plugins import ForeignPlugins
 from topobus.gateway.lock import alone
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.reconciliation import Reconciler
@@ -27,6 +28,9 @@ from topobus.gateway.sockets import CallMetrics, FolderWatch, identity, remove_s
 from topobus.runtime.service import Runtime
 
 __all__ = ["serve"]
+
+# Where installers put CDI files; of lower priority than our own folder.
+_STATIC_CDI_DIR = Path("/etc/cdi")
 
 
 async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
@@ -82,6 +86,9 @@ class _Gateway:
         watchdog_s = settings.deadlines.watchdog_s
         self._plugin_watch = FolderWatch(Path(settings.kubelet.device_plugin_dir), watchdog_s)
         self._registry_watch = FolderWatch(Path(settings.kubelet.plugins_registry_dir), watchdog_s)
+        self._foreign: ForeignPlugins | None = None
+        if settings.foreign.dir:
+            self._foreign = ForeignPlugins(settings.foreign, runtime, (_STATIC_CDI_DIR, Path(settings.cdi_dir)), watchdog_s)
         self._plugins: dict[str, PluginRegistrar] = {}
         self._drivers: dict[str, DraDriver] = {}
         self._variables: dict[str, str] = {}
@@ -102,6 +109,8 @@ class _Gateway:
             group.create_task(
                 Reconciler(Path(self._settings.pod_resources_socket), self._state, self._asks, self._settings.deadlines).run()
             )
+            if self._foreign is not None:
+                group.create_task(self._foreign.run())
             self._join_cluster(group)
             await self._open_doors(group)
 
@@ -138,9 +147,11 @@ class _Gateway:
             await ticket.wait()
 
     def _make_plugin(self, device_class: str) -> PluginRegistrar:
+        # Somebody else's resource keeps its name, so that pods need not change.
+        foreign = self._foreign.resource_of(device_class) if self._foreign is not None else ""
         return PluginRegistrar(
             device_class,
-            f"{self._settings.resource_prefix}/{device_class}",
+            foreign or f"{self._settings.resource_prefix}/{device_class}",
             watch=self._plugin_watch,
             state=self._state,
             asks=self._asks,

@@ -52,6 +52,8 @@ PREFIX = "topobus.v1"
 CLUSTER = "_"
 
 DEVICE_SERVICES = ("gpu", "nic", "fpga", "cpu")
+# Who serves a class: its own service, and the gateway for classes of device plugins that are somebody else's.
+_CLASS_SERVERS = (*DEVICE_SERVICES, "gateway")
 
 M = TypeVar("M")
 Q = TypeVar("Q")
@@ -168,7 +170,7 @@ MACHINE = State(
     bucket="topobus_machines",
     message=Machine,
     writer=("discovery",),
-    readers=(*DEVICE_SERVICES, "topology", "controller", "cli"),
+    readers=(*_CLASS_SERVERS, "topology", "controller", "cli"),
     description="NUMA nodes and distances, CPUs, caches, memory and the PCI tree of one node.",
     max_value_bytes=900 * 1024,
 )
@@ -177,7 +179,7 @@ INVENTORY = State(
     parts=("node", "device_class"),
     bucket="topobus_inventories",
     message=Inventory,
-    writer=DEVICE_SERVICES,
+    writer=_CLASS_SERVERS,
     readers=("topology", "gateway", "controller", "cli"),
     description="All devices of one class on one node with their health.",
 )
@@ -207,7 +209,7 @@ HEALTH = Event(
     stream="TOPOBUS_HEALTH",
     message=m.HealthEvent,
     event_type="dev.topobus.health.v1",
-    writer=DEVICE_SERVICES,
+    writer=_CLASS_SERVERS,
     readers=("users", "gateway", "cli"),
     description="A device's health, complete in each event; the newest of a subject is the present state.",
     max_per_subject=64,
@@ -282,7 +284,7 @@ HINTS = Ask(
     reply=m.HintsReply,
     # The architecture's budget for a provider with custom hints; later it counts as "no opinion, said so".
     timeout_s=0.02,
-    writer=DEVICE_SERVICES,
+    writer=_CLASS_SERVERS,
     readers=("topology", "cli"),
     description="Hints of one class, by the device service itself.",
 )
@@ -292,7 +294,7 @@ PREPARE = Ask(
     request=m.PrepareRequest,
     reply=m.PrepareReply,
     timeout_s=10.0,
-    writer=DEVICE_SERVICES,
+    writer=_CLASS_SERVERS,
     readers=("gateway", "cli"),
     description="Make devices ready and say what a container needs to use them.",
 )
@@ -302,7 +304,7 @@ UNPREPARE = Ask(
     request=m.UnprepareRequest,
     reply=m.UnprepareReply,
     timeout_s=10.0,
-    writer=DEVICE_SERVICES,
+    writer=_CLASS_SERVERS,
     readers=("gateway",),
     description="Undo prepare.",
 )

@@ -19,7 +19,7 @@ from topobus.devicekit.cdi import CdiSpec
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.outcome import Reason, Refusal
 
-__all__ = ["CdiFile", "Conflict", "HostNode", "OciResult", "PluginAnswer", "device_paths", "oci_spec"]
+__all__ = ["CdiFile", "Conflict", "HostNode", "OciResult", "PluginAnswer", "device_paths", "oci_spec", "resolve_cdi"]
 
 # What a runtime grants when edits name no permissions.
 _ALL_ACCESS = "rwm"
@@ -101,7 +101,7 @@ def oci_spec(
     Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous, as a runtime would refuse the container.
     """
     names = tuple(dict.fromkeys((*cdi_devices, *(name for one in answers for name in one.cdi_devices))))
-    injected = _resolve(names, tuple(files))
+    injected = resolve_cdi(names, tuple(files))
     if isinstance(injected, Refusal):
         return injected
     merge = _Merge(base, nodes)
@@ -110,6 +110,33 @@ def oci_spec(
     for source, edits in injected:
         merge.inject(source, edits)
     return merge.finish(cpus, memory_nodes)
+
+
+def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[str, ContainerEdits], ...] | Refusal:
+    """Find the edits of each name, with where they come from; a file's common edits come once, before those of its first device.
+
+    Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous.
+    """
+    found: list[tuple[str, ContainerEdits]] = []
+    begun: set[str] = set()
+    reasons: list[Reason] = []
+    for name in names:
+        matches = [(file, device) for file in files for device in file.spec.devices if file.spec.qualified_name(device.name) == name]
+        highest = max((file.priority for file, _ in matches), default=0)
+        chosen = [one for one in matches if one[0].priority == highest]
+        if not chosen:
+            reasons.append(Reason(code="cdi-unresolved", message=f"no CDI file defines {name}", facts={"device": name}))
+        elif len(chosen) > 1:
+            paths = tuple(sorted(file.path for file, _ in chosen))
+            text = f"{name} is defined by {' and '.join(paths)}: a runtime ignores both"
+            reasons.append(Reason(code="cdi-ambiguous", message=text, facts={"device": name, "files": paths}))
+        else:
+            file, device = chosen[0]
+            if file.path not in begun:
+                begun.add(file.path)
+                found.append((f"CDI file {file.path}", file.spec.common))
+            found.append((f"CDI device {name}", device.edits))
+    return Refusal(reasons=tuple(reasons)) if reasons else tuple(found)
 
 
 class _Merge:
@@ -206,30 +233,6 @@ class _Merge:
             rule = {"allow": True, "type": found.kind, "major": found.major, "minor": found.minor, "access": access}
             if rule not in self._access:
                 self._access.append(rule)
-
-
-def _resolve(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[str, ContainerEdits], ...] | Refusal:
-    """Find the edits of each name; a file's common edits come once, before those of its first device."""
-    found: list[tuple[str, ContainerEdits]] = []
-    begun: set[str] = set()
-    reasons: list[Reason] = []
-    for name in names:
-        matches = [(file, device) for file in files for device in file.spec.devices if file.spec.qualified_name(device.name) == name]
-        highest = max((file.priority for file, _ in matches), default=0)
-        chosen = [one for one in matches if one[0].priority == highest]
-        if not chosen:
-            reasons.append(Reason(code="cdi-unresolved", message=f"no CDI file defines {name}", facts={"device": name}))
-        elif len(chosen) > 1:
-            paths = tuple(sorted(file.path for file, _ in chosen))
-            text = f"{name} is defined by {' and '.join(paths)}: a runtime ignores both"
-            reasons.append(Reason(code="cdi-ambiguous", message=text, facts={"device": name, "files": paths}))
-        else:
-            file, device = chosen[0]
-            if file.path not in begun:
-                begun.add(file.path)
-                found.append((f"CDI file {file.path}", file.spec.common))
-            found.append((f"CDI device {name}", device.edits))
-    return Refusal(reasons=tuple(reasons)) if reasons else tuple(found)
 
 
 def _mount(mount: Mount) -> dict[str, Any]:

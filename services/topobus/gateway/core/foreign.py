@@ -1,0 +1,88 @@
+"""Devices of somebody else's device plugin, as devices of ours: names, classes, health.
+
+Flows in: a resource name and a plugin's list. Flows out: devices. A plugin's ids are any text; ours are DNS labels, stable for the same id.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from topobus.domain.device import Device
+from topobus.domain.health import Dimension, HealthState, Observation
+from topobus.domain.idset import NodeSet
+from topobus.domain.names import is_dns_label, to_dns_label
+
+__all__ = ["ForeignDevice", "class_of_resource", "foreign_devices", "foreign_names", "observations_of"]
+
+# A class is part of socket names (108 bytes at most) and of a DRA driver's name (63 characters with our domain).
+_CLASS_LIMIT = 40
+_HASH = 6
+
+
+class ForeignDevice(Struct, frozen=True, kw_only=True):
+    """One entry of a plugin's list."""
+
+    id: str
+    is_healthy: bool = True
+    nodes: tuple[int, ...] = ()
+
+
+def class_of_resource(resource: str) -> str:
+    """Name the class of a resource: its own name and its vendor, so that nvidia.com/gpu is not our gpu.
+
+    >>> class_of_resource("nvidia.com/gpu"), class_of_resource("amd.com/GPU_v2")
+    ('gpu-nvidia', 'gpu-v2-amd')
+    """
+    domain, _, name = resource.partition("/")
+    label = to_dns_label(f"{name}-{domain.partition('.')[0]}")
+    return label if len(label) <= _CLASS_LIMIT else f"{label[: _CLASS_LIMIT - _HASH - 1].rstrip('-')}-{_digest(resource)}"
+
+
+def foreign_names(ids: Iterable[str]) -> dict[str, str]:
+    """Give each id a name: itself where it is a DNS label, else one made of it with a hash; name to id.
+
+    >>> sorted(foreign_names(["dev-0", "GPU-1a"]))
+    ['dev-0', 'gpu-1a-c5a5fa']
+    """
+    return {_name(one): one for one in sorted(set(ids))}
+
+
+def foreign_devices(device_class: str, resource: str, listed: Iterable[ForeignDevice]) -> tuple[Device, ...]:
+    """Show a plugin's list as devices of a class; no topology from the plugin is no opinion."""
+    known = {one.id: one for one in listed}
+    return tuple(
+        Device(
+            name=name,
+            device_class=device_class,
+            driver=device_class,
+            numa_nodes=NodeSet.of(known[one].nodes) if known[one].nodes else None,
+            attributes={"resource": resource, "id": one},
+        )
+        for name, one in sorted(foreign_names(known).items())
+    )
+
+
+def observations_of(listed: Iterable[ForeignDevice]) -> dict[str, tuple[Observation, ...]]:
+    """Say what is wrong: the plugin tells only that something is."""
+    sick = Observation(
+        dimension=Dimension.DRIVER, state=HealthState.UNHEALTHY, reason="plugin-unhealthy", message="its device plugin calls it unhealthy"
+    )
+    states = {one.id: one.is_healthy for one in listed}
+    return {name: () if states[one] else (sick,) for name, one in foreign_names(states).items()}
+
+
+def _name(id_: str) -> str:
+    if is_dns_label(id_):
+        return id_
+    try:
+        label = to_dns_label(id_)
+    except ValueError:
+        label = "device"
+    return f"{label[: 62 - _HASH].rstrip('-')}-{_digest(id_)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH]

@@ -1,0 +1,142 @@
+"""A device plugin that knows nothing of Topobus, as a driver of ours: its list is discovered, its Allocate prepares.
+
+Flows in: lists that the registration's stream delivers, calls of the device host in worker threads. Flows out: devices, health, container edits. CDI names
+in the plugin's answer are resolved here and become edits, so that both doors and every runtime can use them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import grpc
+from msgspec import Struct
+
+from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.oci import resolve_cdi
+from topobus.devicekit.oci_host import read_cdi_files
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import Observation
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Reason, Refusal
+from topobus.gateway.core.edits import join
+from topobus.gateway.core.foreign import ForeignDevice, foreign_devices, foreign_names, observations_of
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.sysfs.tree import Tree
+
+__all__ = ["ForeignDriver", "ForeignEndpoint"]
+
+
+class ForeignEndpoint(Struct, frozen=True, kw_only=True):
+    """Where a plugin serves now, and what it last said."""
+
+    socket: Path
+    needs_pre_start: bool
+    listed: tuple[ForeignDevice, ...] | None = None
+    """None: no list yet."""
+
+
+class ForeignDriver:
+    """One resource of one plugin. The endpoint is replaced as a whole, so threads need no lock."""
+
+    def __init__(self, device_class: str, resource: str, cdi_folders: Sequence[Path], *, allocate_s: float) -> None:
+        self.name = device_class
+        self.device_class = device_class
+        self.resource = resource
+        self.endpoint: ForeignEndpoint | None = None
+        self._cdi_folders = tuple(cdi_folders)
+        self._allocate_s = allocate_s
+
+    def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
+        """Give the plugin's list; a plugin that is away says nothing, which makes its devices Unknown and no less there."""
+        return foreign_devices(self.device_class, self.resource, self._listed())
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Give the plugin's health."""
+        return observations_of(self._listed())
+
+    def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
+        """Call the plugin's Allocate, as kubelet would for one container, and PreStartContainer when it wants that."""
+        endpoint = self.endpoint
+        ids = foreign_names(one.id for one in self._listed())
+        unknown = sorted(one.name for one in devices if one.name not in ids)
+        if endpoint is None or unknown:
+            return _refuse("plugin-unknown-device", f"the device plugin of {self.resource} does not list {', '.join(unknown)}")
+        wanted = sorted(ids[one.name] for one in devices)
+        # A plugin that is started again listens under another socket, so nothing is kept open between two calls.
+        with grpc.insecure_channel(f"unix:{endpoint.socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            try:
+                answer = self._allocate(channel, wanted)
+                if endpoint.needs_pre_start:
+                    self._pre_start(channel, wanted)
+            except grpc.RpcError as err:
+                return _refuse("plugin-refused", f"the device plugin of {self.resource} refused {', '.join(wanted)}: {_said(err)}")
+        if not answer.container_responses:
+            return _refuse("plugin-refused", f"the device plugin of {self.resource} gave no answer for a container")
+        edits = self._edits(answer.container_responses[0])
+        return edits if isinstance(edits, Refusal) else {"": edits, **{one.name: ContainerEdits() for one in devices}}
+
+    def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
+        """Do nothing: the device plugin API has no way to give back."""
+
+    def _listed(self) -> tuple[ForeignDevice, ...]:
+        endpoint = self.endpoint
+        if endpoint is None or endpoint.listed is None:
+            raise HardwareError(f"the device plugin of {self.resource} is not connected", next_step="is it running, and in our folder?")
+        return endpoint.listed
+
+    def _allocate(self, channel: grpc.Channel, ids: list[str]) -> pb.AllocateResponse:
+        # By name: the generated stubs' types know the asynchronous calls alone.
+        call = channel.unary_unary(
+            "/v1beta1.DevicePlugin/Allocate",
+            request_serializer=pb.AllocateRequest.SerializeToString,
+            response_deserializer=pb.AllocateResponse.FromString,
+        )
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
+        answer: pb.AllocateResponse = call(request, timeout=self._allocate_s)
+        return answer
+
+    def _pre_start(self, channel: grpc.Channel, ids: list[str]) -> None:
+        call = channel.unary_unary(
+            "/v1beta1.DevicePlugin/PreStartContainer",
+            request_serializer=pb.PreStartContainerRequest.SerializeToString,
+            response_deserializer=pb.PreStartContainerResponse.FromString,
+        )
+        call(pb.PreStartContainerRequest(devices_ids=ids), timeout=self._allocate_s)
+
+    def _edits(self, answer: pb.ContainerAllocateResponse) -> ContainerEdits | Refusal:
+        own = ContainerEdits(
+            env=dict(answer.envs),
+            annotations=dict(answer.annotations),
+            mounts=tuple(
+                Mount(
+                    host_path=one.host_path,
+                    container_path=one.container_path,
+                    options=("rbind", "rprivate", "ro" if one.read_only else "rw"),
+                )
+                for one in answer.mounts
+            ),
+            device_nodes=tuple(
+                DeviceNode(path=one.container_path, host_path=one.host_path, permissions=one.permissions or "rw") for one in answer.devices
+            ),
+        )
+        names = [one.name for one in answer.cdi_devices]
+        if not names:
+            return own
+        files, problems = read_cdi_files(self._cdi_folders)
+        found = resolve_cdi(names, files)
+        if isinstance(found, Refusal):
+            text = "; ".join([*(one.message for one in found.reasons), *problems])
+            return _refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
+        return join((own, *(edits for _, edits in found)))
+
+
+def _said(err: grpc.RpcError) -> str:
+    details = getattr(err, "details", None)
+    return str(details()) if callable(details) else str(err)
+
+
+def _refuse(code: str, message: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message),))

@@ -1,0 +1,187 @@
+"""kubelet's side of the device plugin API, for plugins that know nothing of Topobus: they register here as they would with kubelet.
+
+Flows in: Register calls on a socket of our own, the plugins' lists. Flows out: one device host a resource, so that its devices have an inventory, health,
+hints and a ledger like all others, and both of kubelet's doors. As kubelet does at its start, all sockets in the folder are removed and kubelet.sock is
+made anew, which is how plugins notice that they must register again.
+"""
+
+# ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import msgspec
+
+from topobus.devicekit.cdi_files import write
+from topobus.devicekit.host import serve_devices
+from topobus.devicekit.registry import DriverRegistry
+from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
+from topobus.domain.errors import ConfigError
+from topobus.domain.names import is_extended_resource_name
+from topobus.gateway.config import ForeignSettings
+from topobus.gateway.core.foreign import ForeignDevice, class_of_resource
+from topobus.gateway.foreign_driver import ForeignDriver, ForeignEndpoint
+from topobus.gateway.registration import KUBELET_SOCKET
+from topobus.gateway.sockets import FolderWatch, dialling, identity, serving
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.sysfs.tree import HardwareSettings
+
+__all__ = ["ForeignPlugins"]
+
+_VERSION = "v1beta1"
+_PART = "foreign-plugins"
+# Which resources there were, so that their devices are Unknown and not forgotten until the plugins are back.
+_KNOWN_FILE = "topobus-resources.json"
+
+
+class ForeignPlugins(rpc.RegistrationServicer):
+    """The Registration service and the plugins behind it."""
+
+    def __init__(self, settings: ForeignSettings, runtime: Runtime, cdi_folders: tuple[Path, ...], watchdog_s: float) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._cdi_folders = cdi_folders
+        self._folder = Path(settings.dir)
+        self._watch = FolderWatch(self._folder, watchdog_s)
+        self._drivers: dict[str, ForeignDriver] = {}
+        self._streams: dict[str, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._known = _load(self._folder / _KNOWN_FILE)
+
+    def resource_of(self, device_class: str) -> str:
+        """Name the resource of a class; empty for a class of ours."""
+        return next((one for one in self._known if class_of_resource(one) == device_class), "")
+
+    async def run(self) -> None:
+        """Serve for ever, and again when the socket vanishes.
+
+        Errors: raises ConfigError when the folder cannot be used.
+        """
+        self._runtime.readiness.set(_PART, is_ready=False, why="not served yet")
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            for resource in self._known:
+                self._serve_devices(resource)
+            group.create_task(self._watch.run())
+            while True:
+                await asyncio.to_thread(_remove_sockets, self._folder)
+                path = self._folder / KUBELET_SOCKET
+                async with serving(path, lambda server: rpc.add_RegistrationServicer_to_server(self, server)):
+                    mine = identity(path)
+                    get_logger().info("foreign.served", socket=str(path))
+                    self._tell()
+                    await self._watch.until(lambda path=path, mine=mine: identity(path) != mine)  # type: ignore[misc]  # bound at once
+
+    async def Register(self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]) -> pb.Empty:
+        """Take a registration in kubelet's order: check, dial, ask for the options, answer, then follow the list. The newest one wins."""
+        refusal = await self._connect(request)
+        if refusal:
+            get_logger().warning("foreign.refused", resource=request.resource_name, endpoint=request.endpoint, error=refusal)
+            await context.abort(grpc.StatusCode.UNKNOWN, refusal)
+        return pb.Empty()
+
+    async def _connect(self, request: pb.RegisterRequest) -> str:
+        resource = request.resource_name
+        if request.version != _VERSION:
+            return f'requested API version "{request.version}" is not supported. Supported version is ["{_VERSION}"]'
+        if not is_extended_resource_name(resource):
+            return f'the ResourceName "{resource}" is invalid'
+        other = self.resource_of(class_of_resource(resource))
+        if other not in ("", resource):
+            return f"{resource} and {other} would both be class {class_of_resource(resource)}"
+        if not request.endpoint or "/" in request.endpoint:
+            return f"the endpoint {request.endpoint!r} is not a file name"
+        socket = self._folder / request.endpoint
+        async with dialling(socket) as channel:
+            try:
+                async with asyncio.timeout(self._settings.dial_s):
+                    await channel.channel_ready()
+                    options = await rpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty())
+            except TimeoutError:
+                return "failed to dial device plugin: context deadline exceeded"
+            except grpc.aio.AioRpcError as err:
+                return f"failed to get device plugin options: {err.details()}"
+        await self._remember(resource)
+        driver = self._serve_devices(resource)
+        driver.endpoint = ForeignEndpoint(socket=socket, needs_pre_start=options.pre_start_required)
+        if resource in self._streams:
+            self._streams[resource].cancel()
+        if self._group is not None:
+            self._streams[resource] = self._group.create_task(self._follow(driver, driver.endpoint))
+        self._tell()
+        get_logger().info("foreign.registered", resource=resource, device_class=driver.device_class, endpoint=request.endpoint)
+        return ""
+
+    async def _follow(self, driver: ForeignDriver, endpoint: ForeignEndpoint) -> None:
+        """Take lists until the stream ends; what was listed is then unknown, unless a newer registration serves it."""
+        why = "it ended the stream"
+        async with dialling(endpoint.socket) as channel:
+            try:
+                async for message in rpc.DevicePluginStub(channel).ListAndWatch(pb.Empty()):
+                    endpoint = driver.endpoint = msgspec.structs.replace(endpoint, listed=tuple(map(_device, message.devices)))
+            except grpc.aio.AioRpcError as err:
+                why = err.details() or err.code().name
+        if driver.endpoint is endpoint:
+            driver.endpoint = None
+            self._tell()
+            get_logger().warning("foreign.lost", resource=driver.resource, why=why)
+
+    def _serve_devices(self, resource: str) -> ForeignDriver:
+        """Run the device host of a resource, once."""
+        device_class = class_of_resource(resource)
+        if device_class in self._drivers:
+            return self._drivers[device_class]
+        driver = ForeignDriver(device_class, resource, self._cdi_folders, allocate_s=self._settings.allocate_s)
+        self._drivers[device_class] = driver
+        settings = DeviceServiceSettings(
+            node=self._runtime.node,
+            hardware=HardwareSettings(rescan_s=self._settings.look_s),
+            drivers=DriverSettings(timeout_s=2 * self._settings.allocate_s, first_wait_s=self._settings.look_s),
+            # The plugin's word counts at once: it has its own idea of when a device is well again.
+            health=HealthSettings(poll_s=self._settings.look_s, hold_s=0.0),
+        )
+        if self._group is not None:
+            # A readiness of its own: a plugin that is away must not make the gateway unready.
+            own = replace(self._runtime, readiness=Readiness())
+            self._group.create_task(serve_devices(settings, own, device_class, registry=DriverRegistry(drivers=(driver,))))
+        return driver
+
+    def _tell(self) -> None:
+        """Say in readiness which plugins are away; that is a remark, for a plugin's absence is no fault of ours."""
+        away = sorted(one.resource for one in self._drivers.values() if one.endpoint is None)
+        self._runtime.readiness.set(_PART, is_ready=True, why=f"waiting for the device plugin of {', '.join(away)}" if away else "")
+
+    async def _remember(self, resource: str) -> None:
+        if resource not in self._known:
+            self._known = tuple(sorted((*self._known, resource)))
+            await asyncio.to_thread(write, self._folder, _KNOWN_FILE, json.dumps({"resources": self._known}).encode())
+
+
+def _device(one: pb.Device) -> ForeignDevice:
+    # Some plugins say -1 for "unknown"; only the exact word is healthy.
+    nodes = tuple(sorted({node.ID for node in one.topology.nodes if node.ID >= 0}))
+    return ForeignDevice(id=one.ID, is_healthy=one.health == "Healthy", nodes=nodes)
+
+
+def _remove_sockets(folder: Path) -> None:
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if identity(path) is not None:
+            path.unlink(missing_ok=True)
+
+
+def _load(path: Path) -> tuple[str, ...]:
+    try:
+        found = json.loads(path.read_bytes())["resources"] if path.exists() else []
+        return tuple(sorted(str(one) for one in found))
+    except (OSError, ValueError, KeyError, TypeError) as err:
+        raise ConfigError(f"gateway: foreign.dir: cannot read {path}: {err}", next_step="remove the file; plugins register again") from err

@@ -1,0 +1,196 @@
+"""Device plugins that know nothing of Topobus, registered with the gateway: through kubelet, through claims, through faults and restarts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.gateway_rig import Rig, make_rig
+from support.kubelet_plugins import TrivialPlugin
+from support.kubelet_plugins import device as listed
+from support.node_plane import NODE
+from topobus.contracts.catalogue import INVENTORY, MACHINE
+from topobus.contracts.messages import ApiObject
+from topobus.devicekit.cdi import CdiDevice, CdiSpec, parse, render
+from topobus.domain.device import Inventory
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.health import HealthState
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Machine, NumaNode
+from topobus.gateway.config import ForeignSettings
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+RESOURCE = "acme.example/widget"
+CLASS = "widget-acme"
+DRIVER = f"{CLASS}.topobus.dev"
+TRAINING = ClaimReference(name="c", uid="u1", drivers=(DRIVER,))
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """A node with two NUMA nodes and no devices of ours; a gateway with a folder for others' plugins."""
+    async with make_rig(nats_server.url) as made:
+        nodes = tuple(NumaNode(id=one, cpus=CpuSet(), memory_bytes=1) for one in (0, 1))
+        await made.bus.put(MACHINE, Machine(node=NODE, numa_nodes=nodes, cpus=()), node=NODE)
+        folder = made.root / "others"
+        folder.mkdir()
+        made.settings = msgspec.structs.replace(made.settings, foreign=ForeignSettings(dir=str(folder), look_s=0.05))
+        yield made
+
+
+@contextmanager
+def plain_plugin(rig: Rig) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an ordinary plugin as a process of its own."""
+    script = Path(__file__).parents[1] / "support" / "plain_plugin.py"
+    process = subprocess.Popen([sys.executable, str(script), rig.settings.foreign.dir, RESOURCE, "Widget_0=0", "Widget_1=1"])
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def inventory(rig: Rig, states: list[HealthState]) -> Inventory:
+    """Wait until the class has devices in these states."""
+    async for change in rig.bus.watch(INVENTORY, node=NODE, device_class=CLASS):
+        if change.value is not None and [one.health.state for one in change.value.devices] == states:
+            return change.value
+    raise AssertionError("the watch ended")
+
+
+def pod(count: int) -> Pod:
+    """A pod with one container that wants widgets."""
+    return Pod(name="p", uid="pod-u", containers=(Container(name="main", resources={RESOURCE: count}),))
+
+
+async def claim_of(rig: Rig, *devices: str) -> None:
+    """Store a claim that is allocated."""
+    results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": one} for one in devices]
+    status = {"allocation": {"devices": {"results": results}}}
+    metadata = {"name": "c", "namespace": "default", "uid": "u1"}
+    await rig.plane.store(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status))
+
+
+async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_us(rig: Rig) -> None:
+    """A process of somebody else's: an inventory with NUMA nodes, its own resource name at kubelet, its Allocate behind both doors, a restart."""
+    async with rig.kubelet:
+        with plain_plugin(rig):
+            async with rig.gateway():
+                found = await inventory(rig, [HealthState.HEALTHY] * 2)
+                await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
+                admitted = await rig.kubelet.admit(pod(1))
+                assert isinstance(admitted, Admission), admitted
+                held = {
+                    name for one in rig.plane.ledger.allocations.values() for names in one.holdings[0].devices.values() for name in names
+                }
+                free = next(one.name for one in found.devices if one.name not in held)
+                await claim_of(rig, free)
+                await rig.kubelet.wait_for_driver(DRIVER)
+                (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
+            async with rig.gateway():
+                # Started again, the gateway removed the plugin's socket as kubelet does, and the plugin came back by itself.
+                await inventory(rig, [HealthState.HEALTHY] * 2)
+                # The other one is the claim's, and closed to kubelet.
+                await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
+
+    assert [one.numa_nodes.ids if one.numa_nodes else None for one in found.devices] == [(0,), (1,)]
+    assert all(one.name.startswith("widget-") for one in found.devices)
+    edits = admitted.container("main").edits
+    assert edits.env["WIDGETS"] in ("Widget_0", "Widget_1")
+    assert [(one.path, one.host_path) for one in edits.device_nodes] == [("/dev/widget", "/dev/full")]
+    assert prepared.error == ""
+    spec = parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes())
+    assert {spec.common.env["WIDGETS"], edits.env["WIDGETS"]} == {"Widget_0", "Widget_1"}
+    assert [one.path for one in spec.common.device_nodes] == ["/dev/widget"]
+
+
+async def test_devices_are_unknown_when_the_plugin_is_gone(rig: Rig) -> None:
+    """Killed, its devices stay listed and are not given away; back again, they are healthy."""
+    async with rig.kubelet, rig.gateway():
+        with plain_plugin(rig):
+            await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
+        gone = await rig.kubelet.wait_for_resource(RESOURCE, allocatable=0)
+        await inventory(rig, [HealthState.UNKNOWN] * 2)
+        rejected = await rig.kubelet.admit(pod(1))
+        with plain_plugin(rig):
+            await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
+
+    assert gone.capacity == 2
+    assert isinstance(rejected, Rejection)
+
+
+async def test_list_is_taken_over_when_it_changes(rig: Rig) -> None:
+    """A device that the plugin calls unhealthy is that at kubelet, and back at once when the plugin says so; a new one appears."""
+    async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0), listed("w-1", -1)) as plugin:
+        first = await inventory(rig, [HealthState.HEALTHY] * 2)
+        plugin.show([listed("w-0", 0, "Unhealthy"), listed("w-1", -1), listed("w-2", 1)])
+        await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
+        await inventory(rig, [HealthState.UNHEALTHY, HealthState.HEALTHY, HealthState.HEALTHY])
+        plugin.show([listed("w-0", 0), listed("w-1"), listed("w-2", 1)])
+        await rig.kubelet.wait_for_resource(RESOURCE, allocatable=3)
+
+    assert [one.numa_nodes for one in first.devices][1] is None
+
+
+@asynccontextmanager
+async def trivial_plugin(rig: Rig, *devices: pb.Device) -> AsyncIterator[TrivialPlugin]:
+    """A plugin in this process that has registered, once the gateway serves (which removes older sockets)."""
+    await rig.readiness.until(lambda report: report.get("foreign-plugins", "").startswith("ready"))
+    async with TrivialPlugin(Path(rig.settings.foreign.dir), RESOURCE, devices, socket="p.sock") as plugin:
+        assert await plugin.register() == ""
+        yield plugin
+
+
+async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig) -> None:
+    """A plugin that names CDI devices works through a claim as well; a name that no file defines is the claim's error."""
+    known = CdiDevice(name="w", edits=ContainerEdits(env={"FROM": "cdi"}))
+    rig.cdi_dir.mkdir()
+    (rig.cdi_dir / "acme.json").write_bytes(render(CdiSpec(vendor="acme.example", device_class="widget", devices=(known,))))
+    async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0)) as plugin:
+        plugin.env = {"OWN": "1"}
+        plugin.cdi_devices = ["acme.example/widget=absent"]
+        await claim_of(rig, "w-0")
+        await rig.kubelet.wait_for_driver(DRIVER)
+        (unresolved,) = await rig.kubelet.prepare_claims([TRAINING])
+        plugin.cdi_devices = ["acme.example/widget=w"]
+        (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
+
+    assert "no CDI file defines acme.example/widget=absent" in unresolved.error
+    assert prepared.error == ""
+    assert parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes()).common.env.items() >= {"OWN": "1", "FROM": "cdi"}.items()
+    # It had asked for that: before the container starts, as far as a claim has such a moment.
+    assert [one["event"] for one in plugin.calls if one["event"] in ("Allocate", "PreStartContainer")][-2:] == [
+        "Allocate",
+        "PreStartContainer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        pytest.param({"version": "v1alpha9"}, "not supported", id="version"),
+        pytest.param({"resource": "nodomain"}, "is invalid", id="name"),
+        pytest.param({"resource": "acme.other/widget"}, "would both be class widget-acme", id="same-class"),
+        pytest.param({"endpoint": "../p.sock"}, "is not a file name", id="endpoint"),
+        pytest.param({"endpoint": "none.sock"}, "failed to dial", id="nobody"),
+    ],
+)
+async def test_registration_is_refused_when_it_cannot_be_served(rig: Rig, change: dict[str, str], words: str) -> None:
+    """The plugin is told why, and what was registered before goes on."""
+    foreign = msgspec.structs.replace(rig.settings.foreign, dial_s=0.3)
+    async with rig.kubelet, rig.gateway(foreign=foreign), trivial_plugin(rig, listed("w-0", 0)) as plugin:
+        refusal = await plugin.register(**change)
+        await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
+
+    assert words in refusal

@@ -1,0 +1,51 @@
+"""Names and health of somebody else's devices."""
+
+from __future__ import annotations
+
+import pytest
+
+from topobus.domain.health import HealthState
+from topobus.domain.names import is_dns_label
+from topobus.gateway.core.foreign import ForeignDevice, class_of_resource, foreign_devices, foreign_names, observations_of
+
+
+@pytest.mark.parametrize(
+    ("resource", "device_class"),
+    [
+        pytest.param("nvidia.com/gpu", "gpu-nvidia", id="not-our-gpu"),
+        pytest.param("amd.com/GPU_v2.1", "gpu-v2-1-amd", id="other-characters"),
+        pytest.param("rdma/hca", "hca-rdma", id="short-domain"),
+        pytest.param(f"a.b/{'x' * 63}", f"{'x' * 33}-9787f3", id="long"),
+    ],
+)
+def test_class_is_a_label_that_fits_into_socket_names(resource: str, device_class: str) -> None:
+    """A class has the resource's and the vendor's name, and at most 40 characters."""
+    found = class_of_resource(resource)
+
+    assert found == device_class
+    assert is_dns_label(found)
+    assert len(found) <= 40
+
+
+def test_names_differ_when_ids_do() -> None:
+    """Ids that only differ in what a label cannot hold keep apart; any text gets a legal name."""
+    ids = ["GPU-1", "gpu_1", "gpu-1", "", "***", "x" * 80, "Ümlaut"]
+
+    found = foreign_names(ids)
+
+    assert sorted(found.values()) == sorted(ids)
+    assert all(is_dns_label(name) for name in found)
+    assert found["gpu-1"] == "gpu-1"
+
+
+def test_devices_carry_what_the_plugin_told() -> None:
+    """NUMA nodes where it names some, its own id for selectors, and a fault where it says so."""
+    listed = [ForeignDevice(id="b", is_healthy=False), ForeignDevice(id="a", nodes=(0, 1))]
+
+    devices = foreign_devices("w-acme", "acme.example/w", listed)
+    faults = observations_of(listed)
+
+    assert [(one.name, one.numa_nodes.ids if one.numa_nodes else None) for one in devices] == [("a", (0, 1)), ("b", None)]
+    assert devices[0].attributes == {"resource": "acme.example/w", "id": "a"}
+    assert [one.state for one in faults["b"]] == [HealthState.UNHEALTHY]
+    assert faults["a"] == ()
