@@ -13,14 +13,23 @@ import pytest_asyncio
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
-from topobus.contracts.catalogue import ADOPT, DECISION, INVENTORY, LEDGER, MACHINE, PLACE, PREFER, RELEASE
-from topobus.contracts.messages import Adopted, AdoptRequest, DecisionEvent, PlaceReply, PlaceRequest, PreferRequest, ReleaseRequest
+from topobus.contracts.catalogue import ADOPT, COMMIT, DECISION, INVENTORY, LEDGER, MACHINE, PLACE, PREFER, RELEASE
+from topobus.contracts.messages import (
+    Adopted,
+    AdoptRequest,
+    CommitRequest,
+    DecisionEvent,
+    PlaceReply,
+    PlaceRequest,
+    PreferRequest,
+    ReleaseRequest,
+)
 from topobus.domain import transitions
 from topobus.domain.alignment.place import place
 from topobus.domain.alignment.view import node_view
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.idset import CpuSet, NodeSet
-from topobus.domain.ledger import Ledger, PendingDecision
+from topobus.domain.ledger import AllocationPhase, Ledger, PendingDecision
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest, Policy
 from topobus.domain.view import AlignmentOptions
@@ -323,3 +332,58 @@ async def test_topology_aligns_memory_when_the_policy_is_static(nats_server: Nat
         assert isinstance(reply.result, Placement)
         assert [block.by_node for block in reply.result.containers[0].memory] == [{node: 600 << 30}]
     assert isinstance(third.result, Refusal)
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_keeps_a_reservation_when_it_is_committed(bus: Bus) -> None:
+    """A reservation holds its devices; commit keeps them, release aborts, and what was never reserved cannot be committed."""
+    reserved = await ask_place(bus, "op-0", pod("warm", container(cpus=2)))
+    reply = await bus.ask(PLACE, PlaceRequest(op_id="op-1", pod=TRAINER, is_reservation=True), node=NODE)
+    held = await bus.get(LEDGER, node=NODE)
+    committed = await bus.ask(COMMIT, CommitRequest(op_id="op-2", owner=TRAINER.owner), node=NODE)
+    again = await bus.ask(COMMIT, CommitRequest(op_id="op-2", owner=TRAINER.owner), node=NODE)
+    nothing = await bus.ask(COMMIT, CommitRequest(op_id="op-3", owner=owner("nobody")), node=NODE)
+    kept = await bus.get(LEDGER, node=NODE)
+    events = await decisions(bus, 4)
+
+    assert isinstance(reserved.result, Placement)
+    assert isinstance(reply.result, Placement)
+    assert held is not None
+    assert kept is not None
+    assert held.value.allocations[TRAINER.owner.key].phase is AllocationPhase.RESERVED
+    assert kept.value.allocations[TRAINER.owner.key].phase is AllocationPhase.COMMITTED
+    assert (committed.refusal, again.refusal) == (None, None)
+    assert nothing.refusal is not None
+    assert [one.code for one in nothing.refusal.reasons] == ["no-reservation"]
+    assert [one.verb for one in events] == ["place", "place", "commit", "commit"]
+
+
+async def test_topology_lets_a_reservation_go_when_nobody_commits_it(nats_server: NatsServer, bus: Bus) -> None:
+    """An asker that dies between reserve and commit leaks nothing: the reservation ends by itself, told of as a release."""
+    await publish_node(bus)
+    async with topology(nats_server.url, TOPOBUS_TOPOLOGY__RESERVATIONS__EXPIRE_S="0.2"):
+        await ask_place(bus, "op-1", pod("kept", container(cpus=2)))
+        await bus.ask(PLACE, PlaceRequest(op_id="op-2", pod=TRAINER, is_reservation=True), node=NODE)
+        events = await decisions(bus, 3)
+        late = await bus.ask(COMMIT, CommitRequest(op_id="op-3", owner=TRAINER.owner), node=NODE)
+        entry = await bus.get(LEDGER, node=NODE)
+
+    assert [(one.verb, one.owner) for one in events[1:]] == [("place", TRAINER.owner), ("release", TRAINER.owner)]
+    assert late.refusal is not None
+    assert entry is not None
+    assert [one.owner.name for one in entry.value.allocations.values()] == ["kept"]
+
+
+async def test_topology_searches_for_a_way_when_its_mode_is_corrected(nats_server: NatsServer, bus: Bus) -> None:
+    """A pod that kubelet's order refuses is placed by a node in mode corrected, and its event replays to the same answer."""
+    await publish_node(bus)
+    settings = {"TOPOBUS_TOPOLOGY__ALIGNMENT__MODE": "corrected", "TOPOBUS_TOPOLOGY__ALIGNMENT__POLICY": "single-numa-node"}
+    async with topology(nats_server.url, **settings):
+        reply = await ask_place(bus, "op-1", pod("both", container("any", cpus=80), container("near-the-fpga", cpus=60, fpga=1)))
+        (event,) = await decisions(bus, 1)
+
+    assert isinstance(reply.result, Placement)
+    assert [one.numa_nodes for one in reply.result.containers] == [NodeSet(1), NodeSet(0)]
+    assert event.view is not None
+    assert event.request is not None
+    assert place(event.view, event.request) == event.outcome == reply.result
