@@ -154,6 +154,7 @@ class NodePlane:
                 decision_id="d",
                 is_undone=request.is_undone,
                 keeps_devices=request.keeps_devices,
+                only=request.decision_id,
             )
             if isinstance(step, Refusal):
                 return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)

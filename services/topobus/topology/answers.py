@@ -198,6 +198,7 @@ class Answers:
                 decision_id=decision_id(ledger, asked.op_id),
                 is_undone=asked.is_undone,
                 keeps_devices=asked.keeps_devices,
+                only=asked.decision_id,
                 pending=pending,
             )
             if isinstance(step, Refusal):

@@ -180,6 +180,8 @@ class ReleaseRequest(Struct, frozen=True, kw_only=True):
     """True: the asker has undone what was prepared. Without it devices that are prepared stay held, and the answer refuses."""
     keeps_devices: bool = False
     """True: they are not prepared any more, and stay held (a claim that is still allocated)."""
+    decision_id: str = ""
+    """Let go only of what this decision gave: what the owner was given since stays. Empty: of whatever it holds."""
 
 
 class ReleaseReply(Struct, frozen=True, kw_only=True):

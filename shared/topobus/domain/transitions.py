@@ -162,17 +162,21 @@ def release(
     decision_id: str,
     is_undone: bool = False,
     keeps_devices: bool = False,
+    only: str = "",
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
     """Let go of all that an owner holds (also: abort a reservation); an owner that holds nothing is no error.
 
     What is prepared may be in use by a container, whoever says that its claim is gone: without `is_undone` it is refused, and stays held.
-    `keeps_devices` lets go of the preparation alone.
+    `keeps_devices` lets go of the preparation alone. `only` is the decision whose holding is meant: a later one of the same owner stays as it is.
     """
     found = known(ledger, op_id)
     if found is not None:
         return _repeat(ledger, found)
     held = ledger.allocations.get(owner.key)
+    if held is not None and only not in ("", held.decision_id):
+        record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, pending=pending)
+        return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     if held is not None and held.is_prepared and not is_undone:
         message = f"{owner} is prepared on this node: its devices are let go when that is undone"
         return Refusal(reasons=(Reason(code="prepared", message=message, facts={"owner": owner.key}),))

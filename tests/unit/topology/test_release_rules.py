@@ -75,6 +75,22 @@ def test_adopt_keeps_a_claim_prepared_when_it_is_adopted_again() -> None:
     assert isinstance(_release(again.ledger), Refusal)
 
 
+def test_release_leaves_a_newer_holding_alone_when_it_means_an_older_one() -> None:
+    """Kubelet allocated the same devices again while the reconciliation was about to free them: what runs now keeps them."""
+    first = transitions.adopt(Ledger(node="n"), op_id="op-1", owner=KUBELET, devices={"gpu": ("gpu-0",)}, decision_id="d-1")
+    assert isinstance(first, Step)
+    again = transitions.adopt(first.ledger, op_id="op-2", owner=KUBELET, devices={"gpu": ("gpu-0",)}, decision_id="d-2")
+    assert isinstance(again, Step)
+
+    stale = transitions.release(again.ledger, op_id="op-3", owner=KUBELET, decision_id="d-3", only="d-1")
+    meant = transitions.release(again.ledger, op_id="op-3", owner=KUBELET, decision_id="d-3", only="d-2")
+
+    assert isinstance(stale, Step)
+    assert (stale.ledger.allocations, stale.record.devices) == (again.ledger.allocations, {})
+    assert isinstance(meant, Step)
+    assert meant.ledger.allocations == {}
+
+
 def test_release_of_what_nobody_holds_is_no_error_when_it_keeps_devices() -> None:
     """A gateway may say twice that it has undone a claim, also one that the ledger never saw."""
     step = _release(Ledger(node="n"), is_undone=True, keeps_devices=True)
