@@ -153,3 +153,35 @@ def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, boo
             assert one.assignments == 0 or all(block.nodes == one.group for block in blocks if one.id in block.nodes)
 
     assert all(one.amounts["memory"].free == 8 and one.assignments == 0 for one in memory_nodes(capacity, []))
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(memory=memory_states(), others=st.lists(st.one_of(rules, lists), min_size=1, max_size=3), prefer_closest=st.booleans())
+def test_merge_of_very_large_machines_gives_right_hints(
+    monkeypatch: pytest.MonkeyPatch,
+    memory: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]],
+    others: list[Family | tuple[Hint, ...]],
+    prefer_closest: bool,
+) -> None:
+    """Where no bitset reaches, a preferred answer is never lost nor invented, and any other answer is a reachable one."""
+    nodes, request, reusable = memory
+    family = MemoryFamily(nodes, request, reusable)
+    distances = tuple(tuple(10 + abs(one - other) % 13 for other in IDS) for one in IDS)
+    plain = [list_hints(one) if isinstance(one, Family) else one for one in others] + [family.list_hints()] * len(request)
+    with monkeypatch.context() as patch:
+        patch.setattr(mixed_merge, "BITSET_LIMIT", -1)
+        large = merge_opinions(
+            [*others, *([family] * len(request))], MACHINE, Policy.BEST_EFFORT, distances=distances, prefer_closest=prefer_closest
+        )
+    exact = merge_hints(plain, MACHINE, Policy.BEST_EFFORT, distances=distances, prefer_closest=prefer_closest)
+
+    assert large.hint.preferred == exact.hint.preferred
+    assert large.width == exact.width
+    if large.is_exact:
+        assert large.hint == exact.hint
+    reachable = {MACHINE.bits}
+    for hints in plain:
+        masks = {MACHINE.bits if one.nodes is None else one.nodes.bits for one in hints} or {MACHINE.bits}
+        reachable = {mask & one for mask in masks for one in reachable}
+    assert large.hint.nodes is not None
+    assert large.hint.nodes.bits in reachable or not reachable - {0}

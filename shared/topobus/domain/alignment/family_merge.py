@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from topobus.domain.alignment.bitsets import Universe, members
 from topobus.domain.alignment.families import BITSET_LIMIT, Family, list_hints, positions, unpack
 from topobus.domain.alignment.large_merge import find_preferred, find_reachable
+from topobus.domain.alignment.large_mixed import merge_large
 from topobus.domain.alignment.memory_family import MemoryFamily
 from topobus.domain.alignment.merge import Distances, Fit, Merged, fit_order, merge_hints
 from topobus.domain.alignment.mixed_merge import merge_mixed
@@ -44,18 +47,25 @@ def merge_opinions(
     """
     if policy in (Policy.NONE, Policy.SINGLE_NUMA_NODE):
         # Only one-node hints count under single-numa-node: at most one a node.
-        lists = [_single_hints(one) if isinstance(one, Family) else _as_list(one) for one in opinions]
+        lists = [_single_hints(one) if isinstance(one, Family | MemoryFamily) else one for one in opinions]
         return merge_hints(lists, nodes, policy, distances=distances, prefer_closest=prefer_closest)
     families = [one for one in opinions if isinstance(one, Family)]
     others = [one for one in opinions if one is not None and not isinstance(one, Family)]
     if any(one.sockets for one in families):
-        return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
+        if all(one.candidates.bit_count() <= BITSET_LIMIT for one in families):
+            return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
+        # Beyond, the masks that align-by-socket prefers besides are too many to list; the narrowest ones are preferred alone.
+        families = [structs.replace(one, sockets=()) for one in families]
     fit = fit_order(nodes, distances if prefer_closest else ())
     is_closest = bool(prefer_closest and distances)
     if others:
         mixed = merge_mixed(families, others, nodes, fit, is_closest=is_closest)
-        if mixed is None:
+        if mixed is None and not families and not any(isinstance(one, MemoryFamily) for one in others):
             return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
+        if mixed is None:
+            memories = [one for one in others if isinstance(one, MemoryFamily)]
+            listed = [one for one in others if not isinstance(one, MemoryFamily)]
+            mixed = merge_large(families, memories, listed, nodes, fit, is_closest=is_closest)
         merged = mixed
     else:
         merged = _merge_families(families, nodes, fit, is_closest=is_closest)
@@ -69,13 +79,17 @@ def merge_opinions(
     )
 
 
-def _single_hints(family: Family) -> list[Hint]:
-    """The preferred one-node hints of a family, in a list that is never "no opinion"."""
-    if family.narrowest() != 1 and not family.sockets:
-        return []
+def _single_hints(family: Family | MemoryFamily) -> list[Hint]:
+    """The preferred one-node hints of a rule, in a list that is never "no opinion"."""
     width = family.narrowest()
+    if width != 1 and not (isinstance(family, Family) and family.sockets):
+        return []
     masks = (1 << node for node in positions(family.candidates))
-    return [Hint(NodeSet.from_bits(mask), preferred=True) for mask in masks if family.has(mask) and family.is_preferred(mask, width)]
+    return [
+        Hint(NodeSet.from_bits(mask), preferred=True)
+        for mask in masks
+        if family.has(mask) and (width == 1 or (isinstance(family, Family) and family.is_preferred(mask, width)))
+    ]
 
 
 def _merge_as_lists(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, distances: Distances, *, prefer_closest: bool) -> Merged:

@@ -72,15 +72,15 @@ def allocate_memory(
     Shapes:  affinity — the merged hint; without nodes, the policy's own best hint is used, which must be preferred if the affinity is.
     """
     chosen = affinity
-    hints = MemoryFamily(nodes, request, reusable).list_hints()
+    family = MemoryFamily(nodes, request, reusable)
     if affinity.nodes is None:
-        own = _best(hints)
+        own = family.best()
         if own is None or (affinity.preferred and not own.preferred):
             return _reason("not-enough-memory", "no set of NUMA nodes has enough memory of its own", request, affinity)
         chosen = own
     if chosen.nodes is not None and not _satisfies(nodes, chosen.nodes, request):
         inside = chosen.nodes
-        wider = _best([one for one in hints if one.nodes is not None and inside <= one.nodes])
+        wider = family.best(inside.bits)
         if wider is None or (chosen.preferred and not wider.preferred):
             return _reason(
                 "not-enough-memory", f"NUMA node {inside} has too little memory, and nothing around it has enough", request, affinity
@@ -91,15 +91,6 @@ def allocate_memory(
     if len(mask) > 1 and any(by_id[one].assignments and by_id[one].group != mask for one in mask):
         return _reason("memory-group", f"NUMA nodes {mask} serve other groups already", request, chosen)
     return tuple(_fill(by_id, mask, kind, wanted, (reusable or {}).get(mask, {}).get(kind, 0)) for kind, wanted in sorted(request.items()))
-
-
-def _best(hints: Iterable[Hint]) -> Hint | None:
-    """Preferred ones first, then the narrowest, then the smallest value."""
-    return min(
-        (one for one in hints if one.nodes is not None),
-        key=lambda one: (not one.preferred, len(one.nodes or ()), one.nodes.bits if one.nodes is not None else 0),
-        default=None,
-    )
 
 
 def _satisfies(nodes: Sequence[MemoryNode], mask: NodeSet, request: Mapping[str, int]) -> bool:

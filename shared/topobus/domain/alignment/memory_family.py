@@ -14,15 +14,18 @@ from math import comb
 
 from msgspec import Struct
 
-from topobus.domain.alignment.bitsets import Universe, members
-from topobus.domain.alignment.families import BITSET_LIMIT, pack, positions, unpack
+from topobus.domain.alignment.bitsets import Universe, first, members
+from topobus.domain.alignment.families import BITSET_LIMIT, Family, Unit, pack, positions, unpack
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 
-__all__ = ["MemoryAmount", "MemoryFamily", "MemoryNode"]
+__all__ = ["MemoryAmount", "MemoryFamily", "MemoryNode", "add_within"]
 
 # Sets of nodes tried to find the narrowest that holds several kinds of memory at once, where a bitset does not reach; beyond, a greedy choice decides.
 _TRIES = 20_000
+# Nodes up to which a record lists all hints (63), and wide sets looked at for a record beyond.
+_SMALL = 6
+_SAMPLED = 500
 # Different amounts of memory that are added up at most; each is one family of masks.
 _SUMS_LIMIT = 512
 
@@ -46,6 +49,12 @@ class MemoryNode(Struct, frozen=True, kw_only=True):
 
 
 _NOTHING = MemoryAmount(allocatable=0, free=0)
+
+
+def add_within(one: Sequence[int], other: Sequence[int], limit: Sequence[int]) -> tuple[int, ...] | None:
+    """Add amounts kind by kind; None beyond the limit of any."""
+    added = tuple(a + b for a, b in zip(one, other, strict=True))
+    return added if all(a <= most for a, most in zip(added, limit, strict=True)) else None
 
 
 class MemoryFamily:
@@ -145,23 +154,90 @@ class MemoryFamily:
             wide &= ~universe.layers[size]
         return wide | self._exceptions(order, window, is_projected=True)
 
+    @property
+    def is_wide(self) -> bool:
+        """Say whether all unassigned nodes together are a hint: then many sets of them are."""
+        return self._can_be_wide(self.unassigned)
+
+    def wide_rules(self) -> tuple[Family, ...]:
+        """The wide sets as rules, one a kind: sets of unassigned nodes that are in all of them (with two nodes or more)."""
+        return tuple(
+            Family(
+                units=tuple(
+                    Unit(node, self.allocatable[node][kind], self.free[node][kind]) for node in self.free if node & self.unassigned
+                ),
+                request=wanted,
+                candidates=self.unassigned,
+            )
+            for kind, wanted in enumerate(self.wanted)
+        )
+
+    def best(self, around: int = 0) -> Hint | None:
+        """The hint that kubelet takes by itself, among those that hold `around`: preferred, then narrowest, then of smallest value."""
+        order = positions(self.nodes)
+        width = self.narrowest()
+        found: int | None = None
+        if len(order) <= BITSET_LIMIT:
+            universe = Universe(len(order))
+            family = self.inside(universe, order)
+            for position, node in enumerate(order):
+                if around >> node & 1:
+                    family &= universe.having[position]
+            sizes = sorted(range(1, len(order) + 1), key=lambda size: (size != width, size))
+            layer = next((here for size in sizes if (here := family & universe.layers[size])), 0)
+            found = unpack(first(layer), order) if layer else None
+        else:
+            masks = [mask for mask in self.exceptions() if not around & ~mask]
+            masks += self._some_wide(around)
+            found = min(masks, key=lambda mask: (mask.bit_count() != width, mask.bit_count(), mask), default=None)
+        return Hint(NodeSet.from_bits(found), found.bit_count() == width) if found else None
+
+    def _some_wide(self, around: int) -> list[int]:
+        """A few wide sets that hold `around`, the narrowest that a short look finds."""
+        if around & ~self.unassigned or not self.is_wide:
+            return []
+        rest = [node for node in positions(self.unassigned) if not around >> node & 1]
+        for ordered in (
+            rest,
+            sorted(
+                rest,
+                key=lambda node: (
+                    -min(have / max(wanted, 1) for have, wanted in zip(self.free[1 << node], self.wanted, strict=True)),
+                    node,
+                ),
+            ),
+        ):
+            mask = around
+            found = []
+            for node in ordered:
+                if self.has(mask) and mask.bit_count() > 1:
+                    break
+                mask |= 1 << node
+            if self.has(mask):
+                found.append(mask)
+        return [*found, self.unassigned]
+
     def exceptions(self) -> list[int]:
         """The masks (bits of ids) that are no wide sets: single nodes, groups, and masks with something to reuse."""
         return [mask for mask in (*(1 << node for node in positions(self.nodes)), *self.groups, *self.reusable) if self.has(mask)]
 
-    def spare(self, order: Sequence[int]) -> tuple[int, list[int | None]] | None:
-        """What a wide set can do without: so much in total, and what each window node would cost (None: it is in no wide set).
+    def spare(self, order: Sequence[int]) -> tuple[tuple[int, ...] | None, list[tuple[int, ...] | None]] | None:
+        """What wide sets can do without: so much of each kind, and what each window node would cost (None: it is in no wide set).
 
-        None when several kinds are wanted at once, when a node that holds nothing still names a group, or when there would be more amounts than is
-        worth adding up: then sums do not tell.
+        The first is None when there are no wide sets. All is None when a node that holds nothing still names a group, or when there would be more sums
+        than are worth adding up: then they do not tell.
         """
-        if len(self.kinds) != 1 or self.unassigned & ~self.singles:
+        if self.unassigned & ~self.singles:
             return None
-        slack = self._sums(self.free, self.unassigned)[0] - self.wanted[0] if self.unassigned.bit_count() > 1 else -1
-        amounts = [self.free[1 << node][0] if self.unassigned >> node & 1 else None for node in order]
-        sums = {0}
+        total = self._sums(self.free, self.unassigned)
+        slack = tuple(have - wanted for have, wanted in zip(total, self.wanted, strict=True))
+        if self.unassigned.bit_count() < 2 or min(slack) < 0:
+            return None, []
+        amounts = [self.free[1 << node] if self.unassigned >> node & 1 else None for node in order]
+        sums = {(0,) * len(slack)}
         for amount in amounts:
-            sums |= {one + amount for one in sums if amount is not None and one + amount <= slack}
+            if amount is not None:
+                sums |= {added for one in sums if (added := add_within(one, amount, slack)) is not None}
             if len(sums) > _SUMS_LIMIT:
                 return None
         return slack, amounts
@@ -171,6 +247,20 @@ class MemoryFamily:
         width = self.narrowest()
         masks = sorted((NodeSet.from_bits(mask) for mask in self._masks()), key=lambda mask: (len(mask), mask.ids))
         return tuple(Hint(mask, len(mask) == width) for mask in masks)
+
+    def sample_hints(self, limit: int) -> tuple[tuple[Hint, ...], int]:
+        """Give the narrowest hints, and at most how many there are beyond; cheap on any machine."""
+        count = self.nodes.bit_count()
+        if count <= _SMALL:
+            listed = self.list_hints()
+            return listed[:limit], len(listed[limit:])
+        found = set(self.exceptions())
+        size = self._fewest(self.free, self.unassigned, 2)
+        if size is not None:
+            masks = (sum(1 << node for node in chosen) for chosen in islice(combinations(positions(self.unassigned), size), _SAMPLED))
+            found |= {mask for mask in masks if self.has(mask)}
+        hints = sorted((NodeSet.from_bits(mask) for mask in found), key=lambda mask: (len(mask), mask.ids))[:limit]
+        return tuple(Hint(mask, len(mask) == self.narrowest()) for mask in hints), 0 if self.is_empty else (1 << count) - 1 - len(hints)
 
     def _masks(self) -> Iterator[int]:
         order = positions(self.nodes)

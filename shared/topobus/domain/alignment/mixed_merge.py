@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from topobus.domain.alignment.bitsets import Universe, members, reverse
 from topobus.domain.alignment.families import BITSET_LIMIT, Family, pack, positions, unpack
-from topobus.domain.alignment.memory_family import MemoryFamily
+from topobus.domain.alignment.memory_family import MemoryFamily, add_within
 from topobus.domain.alignment.merge import Fit, Merged
 from topobus.domain.alignment.window import TIED_SHOWN, fittest, lowest, reachable, within
 from topobus.domain.hint import Hint
@@ -134,20 +134,22 @@ def _with_memory(universe: Universe, order: Sequence[int], found: int, memory: M
             if not kept >> position & 1:
                 clipped = (clipped | clipped >> (1 << position)) & ~universe.having[position]
         reached |= clipped
-    if slack < 0:
+    if slack is None:
         return reached
     without = reverse(found, universe.n)
     for position, amount in enumerate(amounts):
         if amount is None:
             # An assigned node is in no wide set.
             without = universe.with_position(without, position)
-    levels = {0: without}
+    levels = {(0,) * len(slack): without}
     for position, amount in enumerate(amounts):
         if amount is None:
             continue
-        for used in sorted(levels, reverse=True):
-            if used + amount <= slack:
-                levels[used + amount] = levels.get(used + amount, 0) | universe.with_position(levels[used], position)
+        # Each node is left out once at most, so what it adds is worked out from the levels as they were.
+        for used, family in tuple(levels.items()):
+            added = add_within(used, amount, slack)
+            if added is not None:
+                levels[added] = levels.get(added, 0) | universe.with_position(family, position)
     wide = 0
     for one in levels.values():
         wide |= one

@@ -29,9 +29,11 @@ class ResourceHints(Struct, frozen=True, kw_only=True):
             return HintList(resource=self.resource, hints=None)
         if isinstance(self.opinion, Family):
             hints, omitted = sample_hints(self.opinion, _RECORDED_HINTS)
-            return HintList(resource=self.resource, hints=hints, omitted=omitted)
-        listed = self.opinion.list_hints() if isinstance(self.opinion, MemoryFamily) else self.opinion
-        return HintList(resource=self.resource, hints=listed[:_RECORDED_HINTS], omitted=len(listed[_RECORDED_HINTS:]))
+        elif isinstance(self.opinion, MemoryFamily):
+            hints, omitted = self.opinion.sample_hints(_RECORDED_HINTS)
+        else:
+            hints, omitted = self.opinion[:_RECORDED_HINTS], len(self.opinion[_RECORDED_HINTS:])
+        return HintList(resource=self.resource, hints=hints, omitted=omitted)
 
 
 class Taken(Struct, frozen=True, kw_only=True):

@@ -1,0 +1,137 @@
+"""Merge rules, memory and lists where more nodes are in play than a bitset holds: right answers, found by search, and honest about it.
+
+Phase 1 stays exact where one node is preferred, or few masks are. In phase 2 what memory and lists offer is tried mask by mask beside the wide sets of
+unassigned nodes, which grow with width like every rule; the fittest of what was found is taken and marked as not proved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+from topobus.domain.alignment.families import Family, positions
+from topobus.domain.alignment.large_merge import find_preferred, find_reachable
+from topobus.domain.alignment.memory_family import MemoryFamily
+from topobus.domain.alignment.merge import Fit, Merged
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+
+__all__ = ["merge_large"]
+
+# Masks of a list that are tried at most.
+_MASKS = 2_000
+
+
+def merge_large(
+    families: Sequence[Family],
+    memories: Sequence[MemoryFamily],
+    lists: Sequence[Sequence[Hint]],
+    nodes: NodeSet,
+    fit: Fit,
+    *,
+    is_closest: bool,
+) -> Merged:
+    """Merge on a machine of any size, in bounded time."""
+    rules: list[Family | MemoryFamily] = [*families, *memories]
+    able = [one for one in rules if not one.is_empty]
+    said = [[one for one in hints if one.nodes is not None] for hints in lists]
+    widths = [width for one in able if (width := one.width()) is not None]
+    widths += [min(len(one.nodes) for one in hints if one.nodes is not None) for hints in said if hints]
+    width = max(widths, default=0)
+    if len(able) == len(rules):
+        best = _all_prefer(families, memories, lists, nodes, fit, is_closest=is_closest)
+        if best:
+            return Merged(hint=Hint(NodeSet.from_bits(best[0]), preferred=True), is_admitted=True, width=width, is_exact=best[1])
+    found = _reachable(able, said, lists, nodes, width, fit, is_closest=is_closest)
+    if not found:
+        return Merged(hint=Hint(nodes, preferred=False), is_admitted=False, width=width, has_common=False, is_exact=not able)
+    mask = min(found, key=lambda bits: (_width_class(bits.bit_count(), width), fit(bits)))
+    return Merged(hint=Hint(NodeSet.from_bits(mask), preferred=False), is_admitted=False, width=width, is_exact=False)
+
+
+def _all_prefer(
+    families: Sequence[Family],
+    memories: Sequence[MemoryFamily],
+    lists: Sequence[Sequence[Hint]],
+    nodes: NodeSet,
+    fit: Fit,
+    *,
+    is_closest: bool,
+) -> tuple[int, bool] | None:
+    """The fittest mask that all prefer that was found, and whether it is proved to be the fittest."""
+    rules: list[Family | MemoryFamily] = [*families, *memories]
+    sizes = {one.narrowest() for one in rules}
+    bound = [hints for hints in lists if not any(one.nodes is None and one.preferred for one in hints)]
+    if len(sizes) > 1 or any(not any(one.preferred for one in hints) for hints in bound):
+        return None
+    size = sizes.pop() if sizes else 0
+    if bound:
+        masks = {one.nodes.bits for one in bound[0] if one.preferred and one.nodes is not None}
+        for hints in bound[1:]:
+            masks &= {one.nodes.bits for one in hints if one.preferred and one.nodes is not None}
+        fitting = [
+            mask for mask in masks if (not rules or mask.bit_count() == size) and all(one.has(mask) for one in rules) and mask & nodes.bits
+        ]
+        return (min(fitting, key=fit), True) if fitting else None
+    common = nodes.bits
+    for one in rules:
+        common &= one.candidates
+    if size == 1:
+        singles = [mask for node in positions(common) if all(one.has(mask := 1 << node) for one in rules)]
+        return (min(singles, key=fit), True) if singles else None
+    fitting = [
+        mask for memory in memories for mask in memory.exceptions() if mask.bit_count() == size and all(one.has(mask) for one in rules)
+    ]
+    wide = common
+    for memory in memories:
+        wide &= memory.unassigned
+    is_exact = True
+    if wide.bit_count() >= size:
+        plain = [*families, *(rule for memory in memories for rule in memory.wide_rules())]
+        more, is_exact = find_preferred(plain, positions(wide), size, fit, is_closest=is_closest)
+        fitting += more
+    return (min(fitting, key=fit), is_exact) if fitting else None
+
+
+def _reachable(
+    able: Sequence[Family | MemoryFamily],
+    said: Sequence[Sequence[Hint]],
+    lists: Sequence[Sequence[Hint]],
+    nodes: NodeSet,
+    width: int,
+    fit: Fit,
+    *,
+    is_closest: bool,
+) -> set[int]:
+    """Some masks that are intersections of one mask from each: all that matter on ordinary machines."""
+    families = [one for one in able if isinstance(one, Family)]
+    memories = [one for one in able if isinstance(one, MemoryFamily)]
+    window = nodes.bits
+    for rule in able:
+        window &= rule.candidates
+    found = {window}
+    # A family can be met by all of its candidates, so whatever a list or memory offers is reachable as it stands, clipped to the window.
+    for hints, whole in zip(said, lists, strict=True):
+        masks = [one.nodes.bits for one in islice(hints, _MASKS) if one.nodes is not None] or [nodes.bits]
+        masks += [nodes.bits] if len(hints) < len(whole) else []
+        found = set(islice(sorted({mask & reached for mask in masks for reached in found} - {0}, key=fit), _MASKS))
+    for memory in memories:
+        offered = [*memory.exceptions(), *([memory.unassigned] if memory.is_wide else [])]
+        found = set(islice(sorted({mask & reached for mask in offered for reached in found} - {0}, key=fit), _MASKS))
+    wide = window
+    for memory in memories:
+        wide &= memory.unassigned
+    plain = [*families, *(rule for memory in memories for rule in memory.wide_rules())]
+    if not any(said) and wide and plain and all(memory.is_wide for memory in memories):
+        order = positions(wide)
+        mask, _ = find_reachable(plain, order, min(max(width, 1), len(order)), fit, is_closest=is_closest)
+        # Wide sets have two nodes at least; a single one must be a hint by itself.
+        if mask & (mask - 1) or all(memory.has(mask) for memory in memories):
+            found.add(mask)
+    return found - {0}
+
+
+def _width_class(count: int, width: int) -> tuple[int, int]:
+    if count == width:
+        return (0, 0)
+    return (1, -count) if count < width else (2, count)
