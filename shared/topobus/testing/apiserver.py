@@ -9,6 +9,8 @@
         server.refuse("POST", "resourceslices", code=500, times=2)
         assert not [one for one in server.requests if one.is_write]
 
+As a process: `python -m topobus.testing.apiserver --kubeconfig FILE --node n1` serves until it is told to stop.
+
 What it does: resource.k8s.io/v1 ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass, DeviceTaintRule (also v1beta2, v1alpha3), v1 Pod and Node;
 get, list (with limit and continue), watch (from a version, from now, with initial events, bookmarks, 410), create with generateName, update, merge patch,
 server-side apply, delete with preconditions and finalizers, deletecollection, the status subresource, pods/binding, field and label selectors, Status
@@ -19,9 +21,11 @@ a continued list shows the present, not the state of its first page.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
 import json
+import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -44,14 +48,17 @@ class ApiServerSimulator:
     Args:
         drops: kind to paths that this server does not know and drops in silence: `{"ResourceSlice": ["spec.devices.*.taints"]}`.
         token: the bearer token that every request must carry; empty: none.
+        port: where to listen; 0 takes any that is free.
         bookmark_s: how often a watch that asked for bookmarks gets one (a real server: about a minute).
     """
 
-    def __init__(self, *, drops: Mapping[str, Iterable[str]] | None = None, token: str = "", bookmark_s: float = 60.0) -> None:
+    def __init__(
+        self, *, drops: Mapping[str, Iterable[str]] | None = None, token: str = "", bookmark_s: float = 60.0, port: int = 0
+    ) -> None:
         self._store = Store(drops or {})
         self._token = token
         self._bookmark_s = bookmark_s
-        self._port = 0
+        self._port = port
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: set[asyncio.Task[None]] = set()
@@ -360,3 +367,30 @@ class ApiServerSimulator:
 
 def _line(kind: str, one: Object) -> Object:
     return {"type": kind, "object": one}
+
+
+async def _serve_until_told(arguments: argparse.Namespace) -> None:
+    told = asyncio.Event()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(one, told.set)
+    async with ApiServerSimulator(port=arguments.port, token=arguments.token) as server:
+        for node in arguments.node:
+            server.put({"kind": "Node", "metadata": {"name": node}})
+        if arguments.kubeconfig is not None:
+            server.write_kubeconfig(arguments.kubeconfig)
+        print(server.url, flush=True)  # noqa: T201  (the answer of a program)
+        await told.wait()
+
+
+def main() -> None:
+    """Serve as a process of its own; prints its address."""
+    parser = argparse.ArgumentParser(prog="python -m topobus.testing.apiserver", description="A Kubernetes API server without a cluster.")
+    parser.add_argument("--port", type=int, default=0, help="where to listen on 127.0.0.1; 0: any that is free")
+    parser.add_argument("--token", default="", help="the bearer token that requests must carry; empty: none")
+    parser.add_argument("--kubeconfig", type=Path, help="write a kubeconfig that leads here")
+    parser.add_argument("--node", action="append", default=[], help="make a node of this name; may be repeated")
+    asyncio.run(_serve_until_told(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

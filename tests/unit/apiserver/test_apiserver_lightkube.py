@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +65,22 @@ async def test_librarys_watch_follows_when_changes_come(tmp_path: Path) -> None:
     assert [kind for kind, _ in seen] == ["ADDED", "MODIFIED", "DELETED"]
     assert seen[1][1].status.allocation is not None
     assert pods == []
+
+
+async def test_process_serves_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    """As a program it prints its address, makes the nodes, writes the kubeconfig, and ends in order."""
+    kubeconfig = tmp_path / "kubeconfig"
+    command = (sys.executable, "-m", "topobus.testing.apiserver", "--node", "n1", "--kubeconfig", str(kubeconfig))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        url = (await asyncio.wait_for(process.stdout.readline(), 30)).decode().strip()
+        async with AsyncClient(KubeConfig.from_file(kubeconfig), trust_env=False) as client:
+            node = await client.get(Node, "n1")
+    finally:
+        process.terminate()
+    ended = await asyncio.wait_for(process.wait(), 30)
+
+    assert url.startswith("http://127.0.0.1:")
+    assert node.metadata.name == "n1"
+    assert ended == 0
