@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
@@ -139,9 +140,16 @@ def check(settings: GatewaySettings) -> None:
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
             next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
         )
-    if settings.foreign.dir and settings.foreign.dir == settings.kubelet.device_plugin_dir:
+    kubelets = (
+        settings.kubelet.device_plugin_dir,
+        settings.kubelet.plugins_registry_dir,
+        settings.kubelet.plugins_dir,
+        str(Path(settings.pod_resources_socket).parent),
+    )
+    # The folders themselves, however they are written: every socket in `foreign.dir` is removed at the start.
+    if settings.foreign.dir and Path(settings.foreign.dir).resolve() in {Path(one).resolve() for one in kubelets}:
         raise ConfigError(
-            f"gateway: foreign.dir: got {settings.foreign.dir}, which is kubelet's own folder: its sockets would be removed",
+            f"gateway: foreign.dir: got {settings.foreign.dir}, which is a folder of kubelet's: its sockets would be removed",
             next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",
         )
     # The longest names that we make: a class is a DNS label, in practice short; sixteen characters leave room for plugins' own classes.

@@ -9,7 +9,7 @@ import pytest
 
 from topobus.domain.errors import ConfigError
 from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
-from topobus.gateway.config import GatewaySettings, KubeletSettings, check
+from topobus.gateway.config import ForeignSettings, GatewaySettings, KubeletSettings, check
 from topobus.gateway.core.claims import AllocatedDevice
 
 
@@ -83,6 +83,14 @@ async def test_checkpoint_keeps_its_memory_when_the_disk_refuses(tmp_path: Path)
     assert checkpoint.entries() == ()
 
 
+def _with_foreign(folder: str) -> GatewaySettings:
+    return GatewaySettings(
+        kubelet=KubeletSettings(device_plugin_dir="/k/device-plugins"),
+        pod_resources_socket="/k/pod-resources/kubelet.sock",
+        foreign=ForeignSettings(dir=folder),
+    )
+
+
 @pytest.mark.parametrize(
     ("settings", "part"),
     [
@@ -94,6 +102,9 @@ async def test_checkpoint_keeps_its_memory_when_the_disk_refuses(tmp_path: Path)
             "kubelet.device_plugin_dir",
             id="socket-path-too-long",
         ),
+        pytest.param(_with_foreign("/k/device-plugins"), "foreign.dir", id="kubelets-own-folder"),
+        pytest.param(_with_foreign("/k/x/../device-plugins/"), "foreign.dir", id="kubelets-own-folder-written-otherwise"),
+        pytest.param(_with_foreign("/k/pod-resources"), "foreign.dir", id="kubelets-folder-of-pod-resources"),
     ],
 )
 def test_settings_are_refused_early_when_they_would_fail_at_kubelet(settings: GatewaySettings, part: str) -> None:
