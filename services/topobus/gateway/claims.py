@@ -119,10 +119,6 @@ class ClaimPreparer:
         self._settler = settler
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
 
-    def has_claims(self, device_class: str) -> bool:
-        """Say whether something of a class is still to be undone one day."""
-        return any(entry.device_class == device_class for entry in self._checkpoint.entries())
-
     async def restore(self) -> None:
         """Write CDI files that a reboot removed, and remove those that no claim stands behind. Runs before kubelet is served.
 

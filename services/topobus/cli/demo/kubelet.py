@@ -24,15 +24,6 @@ from topobus.testing.kubelet import Admission, ClaimReference, Container, Contai
 
 __all__ = ["show_claim", "show_kubelet"]
 
-_CALLS = (
-    "Register.ok",
-    "Register",
-    "GetDevicePluginOptions",
-    "ListAndWatch.send",
-    "GetPreferredAllocation",
-    "Allocate",
-    "PreStartContainer",
-)
 CLASSES = "claims/classes.yaml"
 CLAIM = "claims/gpu-nic-pair.yaml"
 

@@ -53,10 +53,6 @@ class Family(Struct, frozen=True, kw_only=True):
         """Free units that the mask touches."""
         return sum(one.free for one in self.units if one.where & mask)
 
-    def total_in(self, mask: int) -> int:
-        """All units that the mask touches, busy and sick ones included."""
-        return sum(one.total for one in self.units if one.where & mask)
-
     def has(self, mask: int) -> bool:
         """Say whether the mask (bits of ids) is one of the hints."""
         return (
