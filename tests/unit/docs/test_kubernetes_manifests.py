@@ -1,0 +1,160 @@
+"""The manifests in deploy/kubernetes agree with the services: images, ports, settings and mounts. No cluster is asked."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from topobus.gateway.config import GatewaySettings
+from topobus.gateway.config import check as check_gateway
+from topobus.runtime.config import ServiceSettings, load_settings
+
+_FOLDER = Path(__file__).resolve().parents[3] / "deploy" / "kubernetes"
+SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
+Manifest = dict[str, Any]
+
+
+def _objects() -> list[Manifest]:
+    return [one for path in sorted(_FOLDER.glob("*.yaml")) for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+
+
+OBJECTS = _objects()
+
+
+def _named(kind: str, name: str) -> Manifest:
+    (found,) = [one for one in OBJECTS if one["kind"] == kind and one["metadata"]["name"] == name]
+    return found
+
+
+def _pods() -> dict[str, Manifest]:
+    """Give the pod specs of the workloads that hold services, by workload."""
+    found = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in OBJECTS if one["kind"] in ("DaemonSet", "Deployment")}
+    assert found
+    return found
+
+
+def _container(service: str) -> tuple[Manifest, Manifest]:
+    """Give a service's pod spec and its container in it."""
+    ((pod, container),) = [(pod, one) for pod in _pods().values() for one in pod["containers"] if one["name"] == service]
+    return pod, container
+
+
+def _environment(container: Manifest) -> dict[str, str]:
+    given: dict[str, str] = {}
+    for source in container.get("envFrom", ()):
+        given |= _named("ConfigMap", source["configMapRef"]["name"])["data"]
+    for one in container.get("env", ()):
+        # The one value that the cluster fills in is the node's name.
+        given[one["name"]] = one["value"] if "value" in one else {"spec.nodeName": "worker-1"}[one["valueFrom"]["fieldRef"]["fieldPath"]]
+    return given
+
+
+def _settings(service: str) -> ServiceSettings:
+    name = f"topobus.{service}.config"
+    kinds = [
+        one
+        for one in vars(importlib.import_module(name)).values()
+        if isinstance(one, type) and issubclass(one, ServiceSettings) and one.__module__ == name
+    ]
+    return load_settings(kinds[-1], service, file=None, environ=_environment(_container(service)[1]))
+
+
+def _mounted(container: Manifest, path: str) -> Manifest | None:
+    """Give the mount that `path` is in."""
+    wanted = PurePosixPath(path)
+    return next((one for one in container.get("volumeMounts", ()) if wanted.is_relative_to(one["mountPath"])), None)
+
+
+def test_manifests_hold_each_service_once() -> None:
+    """The eight services are all there, in the DaemonSet or the Deployment, each once; kustomize lists every file and image."""
+    names = sorted(one["name"] for pod in _pods().values() for one in pod["containers"])
+    listed = yaml.safe_load((_FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
+
+    assert names == sorted(SERVICES)
+    assert sorted(listed["resources"]) == sorted(path.name for path in _FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
+    assert sorted(one["name"] for one in listed["images"]) == sorted(f"topobus/{one}" for one in SERVICES)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_container_settings_are_taken_by_the_service(service: str) -> None:
+    """What the manifest sets are keys that the service has, with values that it takes."""
+    settings = _settings(service)
+
+    assert settings.nats.url == "nats://nats.topobus.svc:4222"
+    assert settings.node == "worker-1" or service == "controller"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_container_image_port_and_probes_agree_with_the_service(service: str) -> None:
+    """The image is the service's own, and the probes ask where the service listens."""
+    _, container = _container(service)
+    settings = _settings(service)
+    (port,) = container["ports"]
+
+    assert container["image"].rpartition(":")[0] == f"topobus/{service}"
+    assert (port["containerPort"], settings.http.host) == (settings.http.port, "0.0.0.0")
+    assert container["livenessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+    assert container["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": port["name"]}
+
+
+def test_ports_differ_where_containers_share_a_pod() -> None:
+    """Containers of a pod share one network: no two listen on one port, and no port's name is too long for Kubernetes."""
+    for pod in _pods().values():
+        ports = [port for one in pod["containers"] for port in one["ports"]]
+
+        assert len({port["containerPort"] for port in ports}) == len(ports)
+        assert all(len(port["name"]) <= 15 for port in ports)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_container_mounts_what_its_settings_name(service: str) -> None:
+    """Hardware is mounted read-only below the root that the settings name; every mount's volume exists."""
+    pod, container = _container(service)
+    settings = _settings(service)
+    hardware = msgspec.structs.asdict(settings).get("hardware")
+    volumes = {one["name"] for one in pod.get("volumes", ())}
+
+    assert {one["name"] for one in container.get("volumeMounts", ())} <= volumes
+    for top in ("sys", "proc", "dev") if hardware is not None else ():
+        mount = _mounted(container, f"{hardware.root}/{top}")
+
+        assert mount is not None, top
+        assert mount["readOnly"] is True
+
+
+def test_gateway_may_write_where_its_settings_say() -> None:
+    """Kubelet's folders, the CDI folder and the checkpoint's are the host's own and writable, at the path that kubelet and the runtime know."""
+    pod, container = _container("gateway")
+    settings = _settings("gateway")
+    assert isinstance(settings, GatewaySettings)
+    check_gateway(settings)
+    kubelet = settings.kubelet
+    folders = [kubelet.device_plugin_dir, kubelet.plugins_registry_dir, kubelet.plugins_dir, settings.cdi_dir, settings.checkpoint_path]
+    volumes = {one["name"]: one for one in pod["volumes"]}
+
+    for folder in folders:
+        mount = _mounted(container, folder)
+
+        assert mount is not None, folder
+        assert not mount.get("readOnly", False), folder
+        assert volumes[mount["name"]]["hostPath"]["path"] == mount["mountPath"]
+    assert _mounted(container, settings.pod_resources_socket) is not None
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_container_has_no_right_that_it_does_not_need(service: str) -> None:
+    """No capability, no escalation, a read-only root, nobody's user (root for the gateway alone), and a token for the gateway alone."""
+    pod, container = _container(service)
+    rights = {**pod["securityContext"], **container["securityContext"]}
+    has_token = _mounted(container, "/var/run/secrets/kubernetes.io/serviceaccount/token") is not None
+
+    assert rights["capabilities"] == {"drop": ["ALL"]}
+    assert (rights["allowPrivilegeEscalation"], rights["readOnlyRootFilesystem"]) == (False, True)
+    assert (rights["runAsUser"] == 0) is (service == "gateway")
+    assert pod["automountServiceAccountToken"] is False
+    assert has_token is (service == "gateway")

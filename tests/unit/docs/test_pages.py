@@ -1,0 +1,111 @@
+"""The written pages: links lead somewhere, command lines are ones the program takes, and no page is lost."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+from cyclopts import CycloptsError
+
+from topobus.cli.application import application
+
+ROOT = Path(__file__).resolve().parents[3]
+_DOCS = ROOT / "docs"
+# `[text](target)`, `![text](target)`, with an optional title; not in code spans.
+_LINK = re.compile(r"!?\[[^\]]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
+_FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTALL)
+_PROMPT = re.compile(r"^\$ (?:[A-Z][A-Z0-9_]*=\S+ )*(topobus(?: .*)?)$")
+
+
+def _listed_files() -> list[Path]:
+    """Give the files of the repository, new ones included, ignored ones not."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    return sorted(path for name in names if (path := ROOT / name).is_file())
+
+
+PAGES = [path for path in _listed_files() if path.suffix == ".md"]
+
+
+def _links(page: Path) -> list[str]:
+    prose = re.sub(r"`[^`\n]+`", "", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    return [target for target in _LINK.findall(prose) if not re.match(r"[a-z][a-z0-9+.-]*:", target)]
+
+
+def _target(page: Path, link: str) -> Path:
+    return (page.parent / unquote(link.partition("#")[0])).resolve() if link.partition("#")[0] else page
+
+
+def _anchors(page: Path) -> set[str]:
+    """Give the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#{1,6} (.+?)\s*$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+
+
+def _command_lines(page: Path) -> list[str]:
+    """Give the `topobus …` lines that a reader would type: those behind a prompt in console blocks."""
+    text = page.read_text(encoding="utf-8")
+    lines = [line for _, kind, body in _FENCE.findall(text) if kind == "console" for line in body.splitlines()]
+    return [match.group(1) for line in lines if (match := _PROMPT.match(line))]
+
+
+def _arguments(line: str) -> list[str]:
+    """Give the arguments of the program itself: no comment, no redirection, no pipe, no `&`."""
+    words = shlex.split(line, comments=True)[1:]
+    ends = [index for index, word in enumerate(words) if word in ("|", "&", "&&", ">", ">>", ";") or word.startswith(("2>", ">"))]
+    return words[: ends[0]] if ends else words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_links_lead_somewhere(page: Path) -> None:
+    """Each relative link and picture of a page names a file, a folder or a heading that exists."""
+    lost = [link for link in _links(page) if not _target(page, link).exists()]
+    lost += [
+        link
+        for link in _links(page)
+        if "#" in link
+        and (target := _target(page, link)).suffix == ".md"
+        and target.exists()
+        and link.partition("#")[2] not in _anchors(target)
+    ]
+
+    assert lost == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if _command_lines(page)], ids=lambda page: str(page.relative_to(ROOT)))
+def test_page_commands_are_taken_by_the_program(page: Path) -> None:
+    """Each `topobus …` line of a console block parses: the command exists, and so do its options."""
+    refused = {}
+    for line in _command_lines(page):
+        arguments = _arguments(line)
+        if arguments in (["--version"], ["--help"], []):
+            continue
+        try:
+            application().parse_args(arguments, exit_on_error=False, print_error=False)
+        except CycloptsError as err:
+            refused[line] = str(err)
+
+    assert refused == {}
+
+
+def test_every_page_is_reached_from_the_index_or_the_readme() -> None:
+    """Whoever begins at docs/index.md or README.md can click through to every file below docs; a link to a folder reaches all in it."""
+    reached: set[Path] = set()
+    waiting = [_DOCS / "index.md", ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        if page in reached or not page.exists():
+            continue
+        reached.add(page)
+        if page.is_dir():
+            waiting += [one for one in page.iterdir() if one.is_file()]
+        elif page.suffix == ".md":
+            waiting += [_target(page, link) for link in _links(page)]
+
+    lost = [str(one.relative_to(ROOT)) for one in _listed_files() if _DOCS in one.parents and one not in reached]
+
+    assert lost == []
