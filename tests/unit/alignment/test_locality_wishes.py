@@ -11,7 +11,7 @@ from topobus.domain.alignment.place import place
 from topobus.domain.device import Link, LinkClass
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import ContainerPlacement, Placement, Refusal
-from topobus.domain.request import ContainerKind, ContainerRequest, Locality, LocalityLevel, PodRequest, Policy, Scope
+from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Locality, LocalityLevel, PodRequest, Policy, Scope
 from topobus.domain.view import AlignmentOptions, CoreView, NodeView, PlanMode
 
 MODES = pytest.mark.parametrize("mode", list(PlanMode))
@@ -285,3 +285,18 @@ def test_planner_says_that_there_is_no_other_way_when_it_has_tried_all() -> None
     outcome = refused(place(small(gpus="0"), pod("two", container("a", cpus=6, gpu=1), container("b", cpus=6), container("c", cpus=6))))
 
     assert [one.code for one in outcome.reasons][-1] == "no-other-way"
+
+
+@MODES
+def test_place_never_chooses_what_a_container_only_looks_at(mode: PlanMode) -> None:
+    """A device that is looked at is not held, so the one that is held must be another; wanting one both ways is a fault."""
+    looks = DeviceRequest(device_class="gpu", count=1, names=("gpu-0",), is_shared=True)
+    takes = DeviceRequest(device_class="gpu", count=1)
+    names = DeviceRequest(device_class="gpu", count=1, names=("gpu-0",))
+
+    (one,) = placed(place(node(mode), pod("p", ContainerRequest(name="main", devices=(takes, looks)))))
+    outcome = refused(place(node(mode), pod("p", ContainerRequest(name="main", devices=(names, looks)))))
+
+    assert one.devices == {"gpu": ("gpu-0", "gpu-1")}
+    assert [reason.facts["devices"] for reason in one.reasons if reason.code == "devices-chosen"] == [("gpu-1",)]
+    assert [one.code for one in outcome.reasons] == ["duplicate-device"]

@@ -7,9 +7,9 @@ each kind, units being of one kind when the same takers may use them; or None. E
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-__all__ = ["Demand", "share"]
+__all__ = ["Demand", "compositions", "share"]
 
 Demand = tuple[int, int]
 """Units that would do (bits), and how many are wanted."""
@@ -41,6 +41,21 @@ def share(available: int, demands: Sequence[Demand]) -> list[dict[int, int]] | N
                 return None
             left -= moved
     return [{kinds[place]: count for place, count in sorted(one.items()) if count} for one in taken]
+
+
+def compositions(kinds: Sequence[int], count: int) -> Iterator[dict[int, int]]:
+    """Every way to take `count` units out of kinds (bits), as many as possible of the first ones first.
+
+    >>> list(compositions([0b011, 0b100], 2))
+    [{3: 2, 4: 0}, {3: 1, 4: 1}]
+    """
+    if not kinds:
+        if count == 0:
+            yield {}
+        return
+    for most in range(min(count, kinds[0].bit_count()), -1, -1):
+        for rest in compositions(kinds[1:], count - most):
+            yield {kinds[0]: most, **rest}
 
 
 def _kinds(available: int, sets: set[int]) -> list[int]:

@@ -21,7 +21,7 @@ from topobus.domain.alignment.cpus import take_cpus
 from topobus.domain.alignment.domains import Domain
 from topobus.domain.alignment.greedy import Ask, groups_of, locality_reason, place_greedily, tiers_of, total_of
 from topobus.domain.alignment.merge import Merged, fit_order
-from topobus.domain.alignment.packing import Demand, share
+from topobus.domain.alignment.packing import Demand, compositions, share
 from topobus.domain.alignment.preferred import preferred_hints
 from topobus.domain.alignment.refusals import Conflict
 from topobus.domain.alignment.room import Room
@@ -240,7 +240,8 @@ class _Search:
             return [(option.allowed[CPU_CLASS] & ~named, want.cpus), (named, named.bit_count())]
         one = want.of_class(resource)
         named = sum(self.bits[resource][name] for name in one.names)
-        return [(option.allowed.get(resource, 0) & ~named, one.any_count), (named, len(one.names))]
+        apart = sum(self.bits[resource][name] for name in one.spoken_for)
+        return [(option.allowed.get(resource, 0) & ~apart, one.any_count), (named, len(one.names))]
 
     def _clash(self, group: int) -> set[int] | None:
         """Say who cannot have enough together with this group; None when all that are chosen can."""
@@ -360,7 +361,7 @@ class _Search:
             kinds = [self._available(room, resource) & allowed]
             for other, _ in self._all_demands(list(self.ask.wants[position + 1 :]), resource):
                 kinds = [part for kind in kinds for part in (kind & other, kind & ~other) if part]
-            ways.append([self._pick(room, resource, parts) for parts in _compositions(kinds, count)])
+            ways.append([self._pick(room, resource, parts) for parts in compositions(kinds, count)])
         for chosen in product(*ways):
             yield {**option.allowed, **dict(zip(resources, chosen, strict=True))}
 
@@ -393,14 +394,3 @@ def _cliques(wants: Sequence[Want]) -> list[list[Want]]:
         if want.kind is ContainerKind.INIT:
             cliques.append([*(one for one in wants[:position] if one.kind is ContainerKind.SIDECAR), want])
     return cliques
-
-
-def _compositions(kinds: Sequence[int], count: int) -> Iterator[dict[int, int]]:
-    """Every way to take `count` units out of kinds."""
-    if not kinds:
-        if count == 0:
-            yield {}
-        return
-    for most in range(min(count, kinds[0].bit_count()), -1, -1):
-        for rest in _compositions(kinds[1:], count - most):
-            yield {kinds[0]: most, **rest}

@@ -114,7 +114,7 @@ class Room:
             named = [*self._name_faults(want, one)]
             found += named
             exists, free = self.devices[one.device_class], self._usable(one.device_class)
-            if not named and one.any_count > len(free - set(one.names)):
+            if not named and one.any_count > len(free - one.spoken_for):
                 found.append(self._too_few(want, one, len(exists), len(free)))
         return found
 
@@ -284,13 +284,13 @@ class Room:
             elif one.device_class in self.view.silent_classes:
                 yield ResourceHints(resource=one.device_class, opinion=None)
             else:
-                available = self.free[one.device_class] - set(one.names)
+                available = self.free[one.device_class] - one.spoken_for
                 opinion = device_family(
                     list(devices.values()),
                     available,
                     one.any_count,
                     nodes,
-                    reusable=reusable - set(one.names),
+                    reusable=reusable - one.spoken_for,
                     kubelet=self.view.options.kubelet,
                 )
                 yield ResourceHints(resource=one.device_class, opinion=opinion)
@@ -325,8 +325,8 @@ class Room:
     def _choose(self, one: DeviceWant, nodes: NodeSet | None, company: list[Company]) -> tuple[Choice, tuple[str, ...]]:
         """Choose by kubelet's order: reusable ones, then aligned ones, then the rest; the choice inside each is ours."""
         known, sites = self.devices[one.device_class], self.sites(one.device_class)
-        free = [known[name] for name in sorted(self.free[one.device_class] - set(one.names))]
-        reuse = sorted(self.reusable.get(one.device_class, set()) - set(one.names))
+        free = [known[name] for name in sorted(self.free[one.device_class] - one.spoken_for)]
+        reuse = sorted(self.reusable.get(one.device_class, set()) - one.spoken_for)
         must = [known[name] for name in one.names]
         if reuse and one.any_count:
             again = choose_devices(

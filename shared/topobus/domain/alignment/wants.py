@@ -34,6 +34,11 @@ class DeviceWant(Struct, frozen=True, kw_only=True):
         """How many are held in the end."""
         return self.any_count + len(self.names)
 
+    @property
+    def spoken_for(self) -> set[str]:
+        """Devices that are no choice for the rest: wanted by name, or only looked at (what is looked at is not held, so it must not be chosen, too)."""
+        return {*self.names, *self.shared}
+
 
 class Want(Struct, frozen=True, kw_only=True):
     """One container's wants, in the order of admission."""
@@ -137,7 +142,8 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Want
         else:
             counts[one.device_class] = counts.get(one.device_class, 0) + (0 if one.names else one.count)
             (shared if one.is_shared else names).setdefault(one.device_class, []).extend(one.names)
-    for device_class, listed in (*names.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
+    both = {device_class: [*names.get(device_class, ()), *dict.fromkeys(listed)] for device_class, listed in shared.items()}
+    for device_class, listed in (*{**names, **both}.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
         for name in sorted({one for one in listed if listed.count(one) > 1}):
             fault("duplicate-device", f"names {device_class} {name} more than once", resource=device_class, device=name)
     return Want(
