@@ -176,6 +176,24 @@ async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig
     ]
 
 
+async def test_plugin_is_called_before_each_start_when_it_wants_that(rig: Rig) -> None:
+    """Each start of a pod's container reaches the plugin under its own id; a device that it lists no more starts no container."""
+    async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("W_0", 0)) as plugin:
+        await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
+        admitted = await rig.kubelet.admit(pod(1))
+        restarted = await rig.kubelet.restart_container(pod(1), "main")
+        calls = [one for one in plugin.calls if one["event"] in ("Allocate", "PreStartContainer")]
+        plugin.show([])
+        await inventory(rig, [HealthState.UNHEALTHY])
+        late = await rig.kubelet.restart_container(pod(1), "main")
+
+    assert isinstance(admitted, Admission), admitted
+    assert restarted == ""
+    assert [one["event"] for one in calls] == ["Allocate", "PreStartContainer", "PreStartContainer"]
+    assert calls[2]["req"] == {"devices_ids": ["W_0"]}
+    assert "cannot be used" in late
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

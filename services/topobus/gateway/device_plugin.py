@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
 import grpc.aio
@@ -28,7 +28,10 @@ from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.runtime.logging import get_logger
 
-__all__ = ["DevicePlugin", "plugin_owner"]
+__all__ = ["BeforeStart", "DevicePlugin", "plugin_owner"]
+
+BeforeStart = Callable[[list[str]], Awaitable[Refusal | None]]
+"""What else must be done before each start of a container with these devices; None is done."""
 
 # kubelet receives with gRPC's default limit of 4 MiB; a larger message ends the stream and all devices with it.
 _LIST_LIMIT_BYTES = 4 * 1024 * 1024 - 4096
@@ -44,7 +47,14 @@ class DevicePlugin(rpc.DevicePluginServicer):
     """Serves one resource."""
 
     def __init__(
-        self, device_class: str, resource: str, state: NodeState, asks: NodeAsks, metrics: CallMetrics, variables: dict[str, str]
+        self,
+        device_class: str,
+        resource: str,
+        state: NodeState,
+        asks: NodeAsks,
+        metrics: CallMetrics,
+        variables: dict[str, str],
+        before_start: BeforeStart | None = None,
     ) -> None:
         self.device_class = device_class
         self.resource = resource
@@ -56,6 +66,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._asks = asks
         self._metrics = metrics
         self._variables = variables
+        self._before_start = before_start
 
     async def GetDevicePluginOptions(
         self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
@@ -151,7 +162,11 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return edits
 
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
-        self._check(sorted(request.devices_ids))
+        names = sorted(request.devices_ids)
+        self._check(names)
+        refusal = await self._before_start(names) if self._before_start is not None else None
+        if refusal is not None:
+            refuse(refusal, f"{self.resource}: cannot start a container with {', '.join(names)}")
         return pb.PreStartContainerResponse()
 
     def _check(self, names: list[str]) -> None:

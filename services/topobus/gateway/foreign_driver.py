@@ -21,6 +21,7 @@ from topobus.domain.errors import HardwareError
 from topobus.domain.health import Observation
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import OwnerKind
 from topobus.gateway.core.edits import join
 from topobus.gateway.core.foreign import ForeignDevice, foreign_devices, foreign_names, observations_of
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
@@ -58,28 +59,55 @@ class ForeignDriver:
         return observations_of(self._listed())
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Call the plugin's Allocate, as kubelet would for one container, and PreStartContainer when it wants that."""
-        endpoint = self.endpoint
-        ids = foreign_names(one.id for one in self._listed())
-        unknown = sorted(one.name for one in devices if one.name not in ids)
-        if endpoint is None or unknown:
-            return _refuse("plugin-unknown-device", f"the device plugin of {self.resource} does not list {', '.join(unknown)}")
-        wanted = sorted(ids[one.name] for one in devices)
-        # A plugin that is started again listens under another socket, so nothing is kept open between two calls.
-        with grpc.insecure_channel(f"unix:{endpoint.socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
-            try:
-                answer = self._allocate(channel, wanted)
-                if endpoint.needs_pre_start:
-                    self._pre_start(channel, wanted)
-            except grpc.RpcError as err:
-                return _refuse("plugin-refused", f"the device plugin of {self.resource} refused {', '.join(wanted)}: {_said(err)}")
+        """Call the plugin's Allocate, as kubelet would for one container; for a claim also PreStartContainer, since nobody calls it later."""
+        wanted = self._ids([one.name for one in devices])
+        if isinstance(wanted, Refusal):
+            return wanted
+        socket, ids = wanted
+        try:
+            with _dialled(socket) as channel:
+                answer = self._allocate(channel, ids)
+        except grpc.RpcError as err:
+            return self._refused(ids, err)
         if not answer.container_responses:
             return _refuse("plugin-refused", f"the device plugin of {self.resource} gave no answer for a container")
+        if context.owner.kind is not OwnerKind.DEVICE_PLUGIN:
+            refusal = self.pre_start([one.name for one in devices])
+            if refusal is not None:
+                return refusal
         edits = self._edits(answer.container_responses[0])
         return edits if isinstance(edits, Refusal) else {"": edits, **{one.name: ContainerEdits() for one in devices}}
 
+    def pre_start(self, names: Sequence[str]) -> Refusal | None:
+        """Call the plugin's PreStartContainer when it wants that. Blocks; None is done."""
+        wanted = self._ids(names)
+        endpoint = self.endpoint
+        if isinstance(wanted, Refusal) or endpoint is None or not endpoint.needs_pre_start:
+            return wanted if isinstance(wanted, Refusal) else None
+        socket, ids = wanted
+        try:
+            with _dialled(socket) as channel:
+                self._pre_start(channel, ids)
+        except grpc.RpcError as err:
+            return self._refused(ids, err)
+        return None
+
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Do nothing: the device plugin API has no way to give back."""
+
+    def _ids(self, names: Sequence[str]) -> tuple[Path, list[str]] | Refusal:
+        """Find the plugin's socket and its own ids of these devices."""
+        endpoint = self.endpoint
+        if endpoint is None or endpoint.listed is None:
+            return _refuse("plugin-gone", f"the device plugin of {self.resource} is not connected")
+        ids = foreign_names(one.id for one in endpoint.listed)
+        unknown = sorted(set(names) - ids.keys())
+        if unknown:
+            return _refuse("plugin-unknown-device", f"the device plugin of {self.resource} does not list {', '.join(unknown)}")
+        return endpoint.socket, sorted(ids[one] for one in names)
+
+    def _refused(self, ids: Sequence[str], err: grpc.RpcError) -> Refusal:
+        return _refuse("plugin-refused", f"the device plugin of {self.resource} refused {', '.join(ids)}: {_said(err)}")
 
     def _listed(self) -> tuple[ForeignDevice, ...]:
         endpoint = self.endpoint
@@ -131,6 +159,11 @@ class ForeignDriver:
             text = "; ".join([*(one.message for one in found.reasons), *problems])
             return _refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
         return join((own, *(edits for _, edits in found)))
+
+
+def _dialled(socket: Path) -> grpc.Channel:
+    # A plugin that is started again listens under another socket, so nothing is kept open between two calls.
+    return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
 
 
 def _said(err: grpc.RpcError) -> str:

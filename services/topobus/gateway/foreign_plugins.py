@@ -24,8 +24,10 @@ from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_extended_resource_name
+from topobus.domain.outcome import Reason, Refusal
 from topobus.gateway.config import ForeignSettings
 from topobus.gateway.core.foreign import ForeignDevice, class_of_resource
+from topobus.gateway.device_plugin import BeforeStart
 from topobus.gateway.foreign_driver import ForeignDriver, ForeignEndpoint
 from topobus.gateway.registration import KUBELET_SOCKET
 from topobus.gateway.sockets import FolderWatch, dialling, identity, serving
@@ -61,6 +63,17 @@ class ForeignPlugins(rpc.RegistrationServicer):
     def resource_of(self, device_class: str) -> str:
         """Name the resource of a class; empty for a class of ours."""
         return next((one for one in self._known if class_of_resource(one) == device_class), "")
+
+    def before_start(self, device_class: str) -> BeforeStart:
+        """Give what calls the plugin before each start of a container, as kubelet does: also weeks after Allocate."""
+
+        async def call(names: list[str]) -> Refusal | None:
+            driver = self._drivers.get(device_class)
+            if driver is None:
+                return Refusal(reasons=(Reason(code="plugin-gone", message=f"no device plugin has registered for {device_class}"),))
+            return await asyncio.to_thread(driver.pre_start, names)
+
+        return call
 
     async def run(self) -> None:
         """Serve for ever, and again when the socket vanishes.

@@ -17,7 +17,7 @@ import grpc.aio
 from topobus.domain.errors import ConfigError
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.device_plugin import DevicePlugin
+from topobus.gateway.device_plugin import BeforeStart, DevicePlugin
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.sockets import CallMetrics, FolderWatch, dialling, identity, serving
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
@@ -50,6 +50,7 @@ class PluginRegistrar:
         metrics: CallMetrics,
         variables: dict[str, str],
         deadlines: DeadlineSettings,
+        before_start: BeforeStart | None = None,
     ) -> None:
         self.device_class = device_class
         self.resource = resource
@@ -61,6 +62,7 @@ class PluginRegistrar:
         self._metrics = metrics
         self._variables = variables
         self._deadlines = deadlines
+        self._before_start = before_start
         # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
         self._token = uuid.uuid4().hex[:8]
         self._turn = 0
@@ -82,7 +84,7 @@ class PluginRegistrar:
         """Serve on a new socket until it is of no use any more; the reason why, and how long to wait before the next."""
         self._turn += 1
         path = self._watch.folder / f"topobus-{self.device_class}-{self._token}-{self._turn % 100:02d}.sock"
-        plugin = DevicePlugin(self.device_class, self.resource, self._state, self._asks, self._metrics, self._variables)
+        plugin = DevicePlugin(self.device_class, self.resource, self._state, self._asks, self._metrics, self._variables, self._before_start)
         async with serving(path, lambda server: rpc.add_DevicePluginServicer_to_server(plugin, server)):
             own, kubelet_path = identity(path), self._watch.folder / KUBELET_SOCKET
             await self._watch.until(lambda: identity(kubelet_path) is not None or identity(path) != own)

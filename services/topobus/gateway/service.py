@@ -158,6 +158,7 @@ class _Gateway:
             metrics=self._metrics,
             variables=self._variables,
             deadlines=self._settings.deadlines,
+            before_start=self._foreign.before_start(device_class) if self._foreign is not None and foreign else None,
         )
 
     def _make_driver(self, device_class: str) -> DraDriver:
