@@ -11,10 +11,11 @@ import pytest
 import pytest_asyncio
 
 from support.alignment_nodes import container, dgx_facts, pod
+from support.asking import ask_patiently
 from support.running import LIMIT_S, NODE, Service, service
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, PLACE, RELEASE
 from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseRequest
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
@@ -48,12 +49,7 @@ async def topology(server: NatsServer, bus: Bus) -> AsyncIterator[Service]:
 
 async def place(bus: Bus, op_id: str, request: PodRequest) -> PlaceReply:
     """Place as soon as the service can be reached."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                return await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=request), node=NODE)
-            except PeerUnavailable:
-                await asyncio.sleep(0.05)
+    return await ask_patiently(bus, PLACE, PlaceRequest(op_id=op_id, pod=request), node=NODE)
 
 
 async def ledger_that(bus: Bus, holds: Callable[[Ledger], bool]) -> Ledger:

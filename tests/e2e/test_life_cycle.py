@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from support.alignment_nodes import container, pod
+from support.asking import ask_patiently
 from support.running import LIMIT_S, NODE, SERVICES, all_services, service, system_settings, until_all_ready
 from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PLACE
 from topobus.contracts.messages import HealthEvent, PlaceReply, PlaceRequest
-from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.runtime.bus import Bus, ChangeKind, Start
@@ -27,14 +27,7 @@ DEVICES = {"cpu": 224, "fpga": 2, "gpu": 8, "nic": 8}
 
 async def place(bus: Bus, op_id: str, request: PodRequest) -> PlaceReply:
     """Place as soon as topology can be reached and knows the node."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                reply = await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=request), node=NODE)
-            except PeerUnavailable:
-                await asyncio.sleep(0.05)
-            else:
-                return reply
+    return await ask_patiently(bus, PLACE, PlaceRequest(op_id=op_id, pod=request), node=NODE)
 
 
 async def until_inventories(bus: Bus) -> None:

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from support.alignment_nodes import container, pod
+from support.asking import ask_patiently
 from topobus.contracts.catalogue import INVENTORY, PLACE
 from topobus.contracts.messages import PlaceReply, PlaceRequest
-from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest, Policy
@@ -60,11 +60,7 @@ async def ask(bus: Bus, op_id: str, request: PodRequest) -> PlaceReply:
     """Place, and wait for a topology service that is starting, or has not heard all inventories yet."""
     async with asyncio.timeout(LIMIT_S):
         while True:
-            try:
-                reply = await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=request, is_dry_run=op_id == "probe"), node=NODE)
-            except PeerUnavailable:
-                await asyncio.sleep(0.05)
-                continue
+            reply = await ask_patiently(bus, PLACE, PlaceRequest(op_id=op_id, pod=request, is_dry_run=op_id == "probe"), node=NODE)
             if op_id != "probe" or isinstance(reply.result, Placement):
                 return reply
             await asyncio.sleep(0.05)

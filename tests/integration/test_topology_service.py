@@ -13,6 +13,7 @@ import pytest_asyncio
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
+from support.asking import ask_patiently
 from topobus.contracts.catalogue import ADOPT, COMMIT, DECISION, INVENTORY, LEDGER, MACHINE, PLACE, PREFER, RELEASE
 from topobus.contracts.messages import (
     Adopted,
@@ -27,7 +28,7 @@ from topobus.contracts.messages import (
 from topobus.domain import transitions
 from topobus.domain.alignment.place import place
 from topobus.domain.alignment.view import node_view
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import AllocationPhase, Ledger, PendingDecision
 from topobus.domain.outcome import Placement, Refusal
@@ -68,12 +69,7 @@ async def publish_node(bus: Bus) -> None:
 
 async def ask_place(bus: Bus, op_id: str, request: PodRequest, *, is_dry_run: bool = False) -> PlaceReply:
     """Place, and wait for a service that is starting."""
-    async with asyncio.timeout(LIMIT_S):
-        while True:
-            try:
-                return await bus.ask(PLACE, PlaceRequest(op_id=op_id, pod=request, is_dry_run=is_dry_run), node=NODE)
-            except PeerUnavailable:
-                await asyncio.sleep(0.05)
+    return await ask_patiently(bus, PLACE, PlaceRequest(op_id=op_id, pod=request, is_dry_run=is_dry_run), node=NODE)
 
 
 async def decisions(bus: Bus, count: int) -> list[DecisionEvent]:
