@@ -248,6 +248,8 @@ def test_planner_refuses_as_kubelet_does_when_the_mode_is_compatible() -> None:
     assert "policy-not-met" in codes
     assert codes[-1] == "fits-in-corrected-mode"
     assert outcome.reasons[0].facts["container"] == "gpu"
+    # What the pod's first container took is not free any more.
+    assert "node 0: 2 of 8 free; node 1: 8 of 8 free" in next(one.message for one in outcome.reasons if one.facts.get("resource") == "cpu")
 
 
 def test_planner_moves_the_first_container_aside_when_the_second_needs_its_node() -> None:

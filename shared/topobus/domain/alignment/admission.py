@@ -56,7 +56,7 @@ def align(room: Room, want: Want, policy: Policy, *, is_pod: bool) -> Aligned | 
         prefer_closest=options.prefer_closest_numa_nodes,
     )
     if not merged.is_admitted:
-        return Conflict(want=want, lists=tuple(lists), merged=merged, policy=policy)
+        return Conflict(want=want, lists=tuple(lists), merged=merged, policy=policy, room=room)
     return Aligned(lists, merged, policy)
 
 

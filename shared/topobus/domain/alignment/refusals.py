@@ -39,6 +39,8 @@ class Conflict(Struct, frozen=True, kw_only=True):
     lists: tuple[ResourceHints, ...] = ()
     merged: Merged | None = None
     policy: Policy | None = None
+    room: Room | None = None
+    """What was left when it stopped; None: the whole node."""
     notes: tuple[Reason, ...] = ()
     """Said after all other reasons."""
 
@@ -80,7 +82,7 @@ def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: 
         message=f"{who}: policy {policy.value} wants {rule}; the best common set is {merged_text}, not preferred",
         facts={"container": want.name, "policy": policy.value, "nodes": merged_text},
     )
-    room = Room(view)
+    room = conflict.room if conflict.room is not None else Room(view)
     for one in opinions:
         yield _resource_reason(room, want, one, policy)
     relaxed = _relax(view, conflict.lists, policy)
