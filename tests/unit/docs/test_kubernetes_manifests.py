@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
+from lightkube import codecs
 
 from topobus.gateway.config import GatewaySettings
 from topobus.gateway.config import check as check_gateway
@@ -78,6 +79,12 @@ def test_manifests_hold_each_service_once() -> None:
     assert names == sorted(SERVICES)
     assert sorted(listed["resources"]) == sorted(path.name for path in _FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
     assert sorted(one["name"] for one in listed["images"]) == sorted(f"topobus/{one}" for one in SERVICES)
+
+
+@pytest.mark.parametrize("one", [one for one in OBJECTS if "metadata" in one], ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+def test_manifest_has_only_fields_that_kubernetes_knows(one: Manifest) -> None:
+    """Each object survives Kubernetes' own types: a field that these do not have would be dropped in silence, and so is a typo."""
+    assert codecs.from_dict(one).to_dict() == one
 
 
 @pytest.mark.parametrize("service", SERVICES)
