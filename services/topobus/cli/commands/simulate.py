@@ -42,6 +42,7 @@ def simulate(
     search_steps: Annotated[int, Parameter(help="How long mode corrected searches.")] = AlignmentOptions().search_steps,
     reserved_cpus: Annotated[str, Parameter(help="CPUs never handed out, as a cpulist.")] = "",
     prefer_closest: Annotated[bool, Parameter(negative="", help="kubelet's option prefer-closest-numa-nodes.")] = False,
+    align_memory: Annotated[bool, Parameter(negative="", help="kubelet's memory manager policy Static.")] = False,
     decisions: Annotated[Path | None, Parameter(help="Write each decision into this folder, for `topobus explain --file`.")] = None,
     save: Annotated[Path | None, Parameter(help="Also save the machine and its devices as JSON, to simulate elsewhere.")] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
@@ -53,7 +54,14 @@ def simulate(
         reserved = CpuSet.parse(reserved_cpus)
     except ValueError as err:
         raise UsageError(f"--reserved-cpus is {err}", next_step="write a cpulist such as 0-1,112-113") from err
-    settings = AlignmentOptions(policy=policy, scope=scope, mode=mode, search_steps=search_steps, prefer_closest_numa_nodes=prefer_closest)
+    settings = AlignmentOptions(
+        policy=policy,
+        scope=scope,
+        mode=mode,
+        search_steps=search_steps,
+        prefer_closest_numa_nodes=prefer_closest,
+        aligns_memory=align_memory,
+    )
     output = options.output()
     requests = read_pods(pods)
     with open_machine(machine) as node:

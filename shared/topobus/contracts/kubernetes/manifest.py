@@ -37,6 +37,7 @@ _SPECS: dict[str, type] = {
     "ResourceClaimTemplate": resource.ClaimTemplateSpec,
     "ResourceSlice": resource.SliceSpec,
 }
+_ANNOTATIONS = "metadata.annotations"
 # How msgspec ends its messages: "Expected `int`, got `str` - at `$.spec.containers[0].name`".
 _AT = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?")
 
@@ -201,7 +202,9 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
         try:
             pod.pod_request(one, uid="")
         except TopobusError as err:
-            problems.append(Problem("spec", str(err).removeprefix(f"{name_of(one)}: ")))
+            text = str(err).removeprefix(f"{name_of(one)}: ")
+            path = _ANNOTATIONS if text.startswith(f"{_ANNOTATIONS}: ") else "spec"
+            problems.append(Problem(path, text.removeprefix(f"{_ANNOTATIONS}: ")))
     return one
 
 
