@@ -181,6 +181,29 @@ asyncio.run(main())
     await process.wait()
 
 
+async def test_supervisor_hands_a_cancellation_on_when_it_comes_while_everything_stops(tmp_path: Path) -> None:
+    """A Ctrl-C in the last moment ends the caller, too: after everything is stopped, and not instead of it."""
+    gone_on = asyncio.Event()
+    statuses: dict[str, ProgramStatus] = {}
+    pids: list[int] = []
+
+    async def work() -> None:
+        async with Supervisor(tmp_path / "logs") as supervisor:
+            statuses["a"] = supervisor.start(program("a", _SERVE, statuses))
+            pids.append((await until(supervisor, "a", ProgramState.READY)).pid or 0)
+            me = asyncio.current_task()
+            assert me is not None
+            asyncio.get_running_loop().call_soon(me.cancel)
+        gone_on.set()
+
+    task = asyncio.create_task(work())
+    await asyncio.wait([task], timeout=_LIMIT_S)
+
+    assert task.cancelled()
+    assert not gone_on.is_set()
+    assert not is_alive(pids[0])
+
+
 @pytest.mark.parametrize("ticks", range(5))
 async def test_changes_ends_when_cancelled_in_the_moment_of_a_change(ticks: int, tmp_path: Path) -> None:
     """A cancellation that meets a change, at any step of the loop, is not lost: Ctrl-C always stops `topobus up`."""

@@ -113,12 +113,17 @@ class Supervisor:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        # A second Ctrl-C must not leave processes behind: stopping is finished whatever is cancelled meanwhile.
+        # A second Ctrl-C must not leave processes behind: stopping is finished whatever is cancelled meanwhile, and only then the caller ends.
         stopping = asyncio.ensure_future(self.stop())
+        is_cancelled = False
         while not stopping.done():
-            with contextlib.suppress(asyncio.CancelledError):
+            try:
                 await asyncio.shield(stopping)
+            except asyncio.CancelledError:
+                is_cancelled = True
         stopping.result()
+        if is_cancelled:
+            raise asyncio.CancelledError
 
     def start(self, program: Program) -> ProgramStatus:
         """Start a program and keep it running."""
