@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from topobus.devicekit.answers import gone, own_variable, unreadable
+from topobus.devicekit.answers import unreadable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import (
     PciHealth,
@@ -28,8 +28,8 @@ from topobus.domain.health import Dimension, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
+from topobus.gpu.drm_edits import drm_edits
 from topobus.gpu.products import ProductTable
-from topobus.sysfs.drm import function_drm_nodes
 from topobus.sysfs.nodes import device_node
 from topobus.sysfs.tree import Tree
 
@@ -74,14 +74,9 @@ class AmdDriver:
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node, and the one kfd node."""
-        if (refusal := gone(tree, devices)) is not None:
-            return refusal
-        edits: dict[str, ContainerEdits] = {}
-        for address, device in sorted(((one.pci, one) for one in devices if one.pci is not None), key=lambda pair: pair[0]):
-            nodes = function_drm_nodes(tree, address).paths
-            edits[device.name] = ContainerEdits(
-                env={own_variable(device): str(address)}, device_nodes=tuple(device_node(one) for one in nodes)
-            )
+        edits = drm_edits(tree, devices)
+        if isinstance(edits, Refusal):
+            return edits
         common = ContainerEdits(device_nodes=(device_node("kfd"),)) if tree.exists("dev/kfd") else ContainerEdits()
         return {**edits, "": common}
 
