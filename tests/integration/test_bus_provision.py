@@ -26,13 +26,16 @@ async def test_provision_makes_every_stream_and_bucket_when_the_server_is_empty(
 
 
 async def test_provision_succeeds_for_all_when_eight_services_start_at_once(nats_server: NatsServer) -> None:
-    """Eight processes that provision at the same moment all succeed."""
+    """Eight processes that provision at the same moment all succeed, and each finds everything as it should be."""
 
-    async def start(number: int) -> None:
+    async def start(number: int) -> dict[str, str]:
         async with Bus.session(NatsSettings(url=nats_server.url), name=f"service-{number}") as one:
             await one.provision()
+            return await one.inspect()
 
-    await asyncio.gather(*(start(number) for number in range(8)))
+    differences = await asyncio.gather(*(start(number) for number in range(8)))
+
+    assert differences == [{}] * 8
 
 
 async def test_provision_names_the_difference_when_a_stream_has_drifted(bus: Bus) -> None:

@@ -42,8 +42,10 @@ def test_remove_stale_keeps_living_and_foreign_sockets_when_clearing(folder: Pat
 
 
 def test_remove_stale_does_nothing_when_the_folder_is_missing(folder: Path) -> None:
-    """A node without kubelet is an ordinary one."""
+    """A node without kubelet is an ordinary one, and no folder is made for it."""
     remove_stale(folder / "absent", "*")
+
+    assert not (folder / "absent").exists()
 
 
 def test_identity_differs_when_a_socket_is_made_anew_under_its_name(folder: Path) -> None:
