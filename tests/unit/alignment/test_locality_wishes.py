@@ -302,3 +302,13 @@ def test_place_never_chooses_what_a_container_only_looks_at(mode: PlanMode) -> N
     assert one.devices == {"gpu": ("gpu-0", "gpu-1")}
     assert [reason.facts["devices"] for reason in one.reasons if reason.code == "devices-chosen"] == [("gpu-1",)]
     assert [one.code for one in outcome.reasons] == ["duplicate-device"]
+
+
+def test_planner_gives_up_on_a_pod_of_hundreds_of_containers() -> None:
+    """Nobody writes such a pod but a fuzzer; the answer is honest and quick, and no stack overflows."""
+    many = [container(f"c{number}", cpus=number % 2) for number in range(200)]
+    view = node(PlanMode.CORRECTED, dgx(policy=Policy.SINGLE_NUMA_NODE))
+
+    outcome = refused(place(view, pod("many", *many, container("near", cpus=10, fpga=1), container("too", cpus=4, fpga=1))))
+
+    assert [one.code for one in outcome.reasons] == ["gave-up"]

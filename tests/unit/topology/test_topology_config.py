@@ -8,6 +8,7 @@ import pytest
 
 from topobus.domain.errors import ConfigError
 from topobus.domain.request import Policy, Scope
+from topobus.domain.view import PlanMode
 from topobus.runtime.config import load_settings
 from topobus.topology.config import TopologySettings
 
@@ -46,6 +47,9 @@ def test_topology_settings_read_kubelets_names_when_given(tmp_path: Path) -> Non
         pytest.param('[alignment]\nkubelet = "1.20"\n', "kubelet", id="unknown-kubelet"),
         pytest.param("[alignment]\nmax_allowable_numa_nodes = 4\n", "at least 8", id="limit-too-small"),
         pytest.param("[hints]\ntimeout_s = 0\n", "timeout_s", id="no-time"),
+        pytest.param('[alignment]\nmode = "greedy"\n', "mode", id="unknown-mode"),
+        pytest.param("[alignment]\nsearch_steps = -1\n", "search_steps", id="negative-steps"),
+        pytest.param("[reservations]\nexpire_s = 0\n", "expire_s", id="no-time-to-commit"),
     ],
 )
 def test_topology_settings_name_the_mistake_when_there_is_one(text: str, says: str, tmp_path: Path) -> None:
@@ -58,3 +62,12 @@ def test_topology_settings_take_over_what_the_kubelet_release_changed(tmp_path: 
     """From 1.37 on the affinity's width is a floor for spreading CPUs."""
     assert load('[alignment]\nkubelet = "1.37"\n', tmp_path).alignment.options().cpu.has_affinity_floor
     assert not load("", tmp_path).alignment.options().cpu.has_affinity_floor
+
+
+def test_topology_settings_say_how_whole_pods_are_planned_when_given(tmp_path: Path) -> None:
+    """The mode, its budget and what pods may ask for come through; the defaults are kubelet's order and open to wishes."""
+    given = load('[alignment]\nmode = "corrected"\nsearch_steps = 50\nallow_request_policy = false\n', tmp_path).alignment.options()
+    plain = load("", tmp_path).alignment.options()
+
+    assert (given.mode, given.search_steps, given.allow_request_policy) == (PlanMode.CORRECTED, 50, False)
+    assert (plain.mode, plain.allow_request_policy) == (PlanMode.COMPATIBLE, True)

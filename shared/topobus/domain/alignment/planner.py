@@ -34,6 +34,8 @@ from topobus.domain.view import NodeView
 
 __all__ = ["GaveUp", "Steps", "search"]
 
+# Each container takes three frames of the interpreter's stack, which holds a thousand.
+_MOST_CONTAINERS = 128
 _ADMITS_ANY = (Policy.NONE, Policy.BEST_EFFORT)
 
 
@@ -86,6 +88,9 @@ def search(view: NodeView, ask: Ask, conflict: Conflict, steps: Steps) -> Placem
             return alone
     if len(ask.wants) < 2:
         return conflict
+    if len(ask.wants) > _MOST_CONTAINERS:
+        message = f"a pod of {len(ask.wants)} containers is not searched (at most {_MOST_CONTAINERS} are): whether there is another way is not known"
+        return GaveUp(conflict=conflict, reason=Reason(code="gave-up", message=message, facts={"steps": 0, "budget": steps.budget}))
     found = _Search(room, ask, steps)
     placed = found.run()
     who = f"container {conflict.want.name!r}" if conflict.want.name else "the pod"
