@@ -139,7 +139,7 @@ class Bus:
             get_logger().error("bus.provision-refused", **{**err.facts, "error": str(err)})
 
     async def inspect(self) -> dict[str, str]:
-        """Compare all streams and buckets with the catalogue and make nothing: name to what is wrong, empty when nothing is.
+        """Compare all streams and buckets with the catalogue and make nothing: name to what is wrong, an empty text where nothing is.
 
         Errors: PeerUnavailable when there is no JetStream.
         """
