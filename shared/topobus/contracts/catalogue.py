@@ -60,6 +60,8 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
+# The longest DNS name. nats-server ends the connection of a client whose subject and reply do not fit into 4096 bytes.
+_LONGEST_NAME = 253
 
 
 def to_token(name: str) -> str:
@@ -71,8 +73,9 @@ def to_token(name: str) -> str:
     'node1_example_com'
     """
     token = name.replace(".", "_")
-    if (_TOKEN.fullmatch(token) is None or "_" in name) and name != CLUSTER:
-        raise ContractError(f"cannot put {name!r} into a subject: wanted a DNS name (lower-case letters, digits, '-' and '.')")
+    if (_TOKEN.fullmatch(token) is None or "_" in name or len(name) > _LONGEST_NAME) and name != CLUSTER:
+        shown = f"{name[:60]!r} and {len(name) - 60} more" if len(name) > _LONGEST_NAME else repr(name)
+        raise ContractError(f"cannot put {shown} into a subject: wanted a DNS name (lower-case letters, digits, '-' and '.')")
     return token
 
 
@@ -121,11 +124,25 @@ class State(Noun, Generic[M]):
         return ".".join(self._tokens(values, is_pattern=True))
 
     def parse_key(self, key: str) -> dict[str, str]:
-        """Split a key into its parts; ContractError when it has not that shape."""
+        """Split a key into its parts; ContractError when it has not that shape, or is none that `key` makes."""
         tokens = key.split(".")
         if len(tokens) != len(self.parts):
             raise ContractError(f"bucket {self.bucket}: key {key!r} has {len(tokens)} parts, wanted {list(self.parts)}")
-        return {part: from_token(token) for part, token in zip(self.parts, tokens, strict=True)}
+        parts = {part: from_token(token) for part, token in zip(self.parts, tokens, strict=True)}
+        # What a key names is asked and written to later: it must fit into a subject again.
+        self.key(**parts)
+        return parts
+
+    def check_place(self, value: object, parts: dict[str, str]) -> None:
+        """Refuse a value that says of itself that it belongs elsewhere: readers keep values by the names inside, and would mix up two nodes.
+
+        Errors: raises ContractError.
+        """
+        for part, wanted in parts.items():
+            told = getattr(value, part, None)
+            # A kind stands in lower case in the key.
+            if isinstance(told, str) and told != wanted and told.lower() != wanted:
+                raise ContractError(f"{self.bucket}/{self.key(**parts)}: the value says {part} {told[:60]!r}, its key says {wanted!r}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,8 @@ def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
     """
     try:
         return msgspec.json.decode(data, type=wanted, dec_hook=_decode_custom)
-    except (msgspec.MsgspecError, ValueError, UnicodeDecodeError) as err:
+    except (msgspec.MsgspecError, ValueError, UnicodeDecodeError, RecursionError) as err:
+        # RecursionError: nested deeper than msgspec goes, at which it raises Python's own error.
         raw = data.encode() if isinstance(data, str) else bytes(data)
         sample = raw[:_SAMPLE_BYTES].decode("utf-8", "replace")
         raise ContractError(
@@ -64,5 +65,5 @@ def from_builtins(value: object, wanted: type[T], *, where: str = "value", is_st
     """Validate dicts, lists and scalars into `wanted`; ContractError names the path otherwise."""
     try:
         return msgspec.convert(value, type=wanted, dec_hook=_decode_custom, strict=is_strict)
-    except (msgspec.MsgspecError, ValueError) as err:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as err:
         raise ContractError(f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}") from err

@@ -85,6 +85,7 @@ class States:
         revision, _, data = stored
         try:
             value = decode(data, state.message, where=f"{state.bucket}/{key}")
+            state.check_place(value, parts)
         except ContractError as err:
             # The writer of this key needs the revision to write over it.
             raise ContractError(err.message, next_step=err.next_step, **{**err.facts, "revision": revision}) from err
@@ -161,6 +162,7 @@ class States:
                 known.discard(key)
                 return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
             value = decode(item.data, state.message, where=f"{state.bucket}/{key}")
+            state.check_place(value, parts)
         except ContractError as err:
             self._connection.metrics.rejects.labels(state.name).inc()
             told = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err)}
