@@ -78,9 +78,6 @@ class Answers:
             return await self._dry_run(asked, began)
 
         async def decide(ledger: Ledger) -> Step:
-            found = transitions.known(ledger, asked.op_id)
-            if found is not None:
-                return Step(ledger=ledger, record=found, is_repeat=True)
             view = await self._view(ledger, asked.pod)
             outcome = await asyncio.to_thread(place, view, asked.pod)
             made = decision_id(ledger, asked.op_id)
@@ -126,9 +123,6 @@ class Answers:
         _accept(complaint_of_operation(asked.op_id, asked.owner) or complaint_of_devices(asked.devices))
 
         async def decide(ledger: Ledger) -> Step:
-            found = transitions.known(ledger, asked.op_id)
-            if found is not None:
-                return Step(ledger=ledger, record=found, is_repeat=True)
             made = decision_id(ledger, asked.op_id)
             request = request_of_devices(asked.owner, asked.devices, is_shared=asked.is_shared)
             pending = self._pending(ledger, asked.owner, request, None)
@@ -164,9 +158,6 @@ class Answers:
         _accept(complaint_of_operation(asked.op_id, asked.owner))
 
         async def decide(ledger: Ledger) -> Step:
-            found = transitions.known(ledger, asked.op_id)
-            if found is not None:
-                return Step(ledger=ledger, record=found, is_repeat=True)
             made, pending = decision_id(ledger, asked.op_id), self._pending(ledger, asked.owner, None, None)
             step = transitions.commit(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=made, pending=pending)
             if isinstance(step, Refusal):
@@ -187,9 +178,6 @@ class Answers:
         _accept(complaint_of_operation(asked.op_id, asked.owner))
 
         async def decide(ledger: Ledger) -> Step:
-            found = transitions.known(ledger, asked.op_id)
-            if found is not None:
-                return Step(ledger=ledger, record=found, is_repeat=True)
             pending = self._pending(ledger, asked.owner, None, None)
             step = transitions.release(
                 ledger,
@@ -237,7 +225,13 @@ class Answers:
         return PlaceReply(decision_id=made, node=self._node, result=outcome, ledger_sequence=ledger.sequence)
 
     async def _change(self, verb: str, op_id: str, owner: Owner, decide: Decide, began: float) -> Step:
-        step = await self._book.change(decide)
+        """Decide and write, unless the operation is known: then its record stands."""
+
+        async def decide_once(ledger: Ledger) -> Step:
+            found = transitions.known(ledger, op_id)
+            return await decide(ledger) if found is None else Step(ledger=ledger, record=found, is_repeat=True)
+
+        step = await self._book.change(decide_once)
         if step.is_repeat:
             get_logger().debug("operation.repeated", op_id=op_id, verb=verb)
             return step
