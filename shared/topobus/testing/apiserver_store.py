@@ -82,7 +82,7 @@ class Store:
 
     def compact(self) -> None:
         """Forget the history, as etcd does every five minutes: a watch or a list that begins before now is answered with 410."""
-        self._history.clear()
+        # The changes themselves stay: a watch that is open has them before it already.
         self._compacted = self._version
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
@@ -224,18 +224,20 @@ class Store:
         Errors: raises ApiError 410 when the history after `since` is gone.
         """
         if since is None:
+            # What there is, and the version of that very moment: changes that come while it is read follow as changes.
             since = self._version
             for one in self.select(resource, namespace, selector):
                 yield Event(type="ADDED", object=one)
         elif since < self._compacted:
             raise expired(since, self._compacted)
         while True:
-            grown = self._grown
+            grown, newest = self._grown, self._version
             for change in [one for one in self._history if one.version > since]:
                 event = self._event(change, resource, namespace, selector)
                 if event is not None:
                     yield event
-            since = self._version
+            # Not the present version: while the reader took its time over these, more may have come.
+            since = newest
             yield None
             await grown.wait()
 

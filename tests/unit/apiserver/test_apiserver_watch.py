@@ -11,6 +11,9 @@ from typing import Any
 import httpx2
 
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.apiserver_routes import of_kind
+from topobus.testing.apiserver_shapes import Selector
+from topobus.testing.apiserver_store import Store
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
@@ -56,6 +59,21 @@ async def test_watch_tells_each_change_once_when_it_begins_at_a_list() -> None:
 
     assert [brief(one) for one in seen] == [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")]
     assert [one[1]["metadata"]["resourceVersion"] for one in seen] == ["3", "4", "5"]
+
+
+async def test_watch_loses_nothing_when_changes_come_while_it_is_read() -> None:
+    """A reader that takes its time over one change still gets those that came meanwhile."""
+    store = Store({})
+    slices = of_kind("ResourceSlice")
+    events = store.watch(slices, "", Selector("", "", ()), 1)
+    store.create(slices, "", a_slice("a"))
+    seen = [await anext(events)]
+    store.delete(slices, "", "a")
+
+    while len(seen) < 3:
+        seen.append(await asyncio.wait_for(anext(events), 5))
+
+    assert [one.type if one else None for one in seen] == ["ADDED", None, "DELETED"]
 
 
 async def test_watch_begins_with_what_there_is_when_asked_for_initial_events() -> None:
