@@ -207,6 +207,22 @@ async def test_gateway_waits_when_the_node_is_not_in_the_cluster(rig: Rig, serve
         await published(rig, server)
 
 
+async def test_slices_belong_to_the_new_node_when_the_node_was_made_anew(rig: Rig, server: ApiServerSimulator) -> None:
+    """A deleted node takes its slices with it; nothing is published for the old one, and all of it for the next of that name."""
+    async with rig.gateway():
+        await published(rig, server)
+        server.remove("Node", NODE)
+        server.collect_garbage()
+        await rig.readiness.until(lambda report: f"there is no node {NODE}" in report["slices"])
+        left = server.objects("ResourceSlice")
+        node = server.put({"kind": "Node", "metadata": {"name": NODE}})
+        await published(rig, server)
+
+    owners = {one["metadata"]["ownerReferences"][0]["uid"] for one in server.objects("ResourceSlice")}
+    assert left == []
+    assert owners == {node["metadata"]["uid"]}
+
+
 def allocated(server: ApiServerSimulator, name: str, *devices: str) -> ClaimReference:
     """Put an allocated claim into the cluster, as the scheduler does; its own uid is in the reference."""
     stand_alone = claim(name, "", *devices)

@@ -94,8 +94,12 @@ class SlicePublisher:
                 # After a pause it may be another server, and another node object, too.
                 self._node_uid = ""
                 self._dropped.clear()
+            elif change.kind is ClusterChangeKind.DELETE:
+                self._take(change.object, is_gone=True)
+                # It may have been the garbage collector, because the node is another one now; an old owner would bring it back for ever.
+                self._node_uid = ""
             else:
-                self._take(change.object, is_gone=change.kind is ClusterChangeKind.DELETE)
+                self._take(change.object)
             self._wake.announce()
 
     async def _follow_state(self) -> None:
