@@ -181,6 +181,24 @@ async def test_publishing_goes_on_when_the_api_server_was_away(rig: Rig, server:
     assert [code for _, code in writes(server)].count(500) == 2
 
 
+async def test_slices_are_put_right_when_somebody_changes_them(rig: Rig, server: ApiServerSimulator) -> None:
+    """A foreign edit is undone, a conflict on the way is no trouble, and a lasting refusal is said without ending the gateway."""
+    async with rig.gateway():
+        await published(rig, server)
+        gpu = next(one for one in server.objects("ResourceSlice") if one["spec"]["driver"] == "gpu.topobus.dev")
+        server.refuse("PUT", SLICES, code=409, reason="Conflict", times=2)
+        server.put({**gpu, "metadata": {"name": gpu["metadata"]["name"]}, "spec": {**gpu["spec"], "devices": []}})
+        await server.until(lambda: len(shown(server)["gpu.topobus.dev"]) == 2, what="both GPUs again")
+
+        server.refuse("PUT", SLICES, code=403, reason="Forbidden", times=3)
+        await rig.plane.show("gpu", device("gpu-0", 0))
+        await rig.readiness.until(lambda report: "gpu.topobus.dev: refused by the test" in report["slices"])
+        await server.until(lambda: len(shown(server)["gpu.topobus.dev"]) == 1, what="one GPU")
+        await rig.readiness.until(lambda report: report["slices"] == "ready")
+
+    assert [code for _, code in writes(server)].count(409) == 2
+
+
 async def test_leftovers_are_deleted_when_a_class_is_no_longer_offered(rig: Rig, server: ApiServerSimulator) -> None:
     """Slices of a class that is not offered through DRA go; another driver's are not touched; a strange slice of ours goes, too."""
     pool = {"name": NODE, "generation": 4, "resourceSliceCount": 1}
