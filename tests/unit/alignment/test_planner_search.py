@@ -1,0 +1,110 @@
+"""Promises of the planner's search, each by a pod that only that part of it can place."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.alignment_nodes import container, pod
+from support.placement_checker import fits, mistakes
+from topobus.domain.alignment.explain import explain_text
+from topobus.domain.alignment.packing import share
+from topobus.domain.alignment.place import place
+from topobus.domain.device import Device
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import ContainerKind, PodRequest, Policy
+from topobus.domain.view import AlignmentOptions, CoreView, NodeView, PlanMode
+
+
+def node(cpus: int = 4, *, mode: PlanMode = PlanMode.CORRECTED, **devices: dict[str, NodeSet]) -> NodeView:
+    """Two NUMA nodes with so many CPUs each, and devices by class and name with their NUMA nodes."""
+    return NodeView(
+        node="small",
+        numa_nodes=NodeSet(0, 1),
+        cores=tuple(CoreView(cpus=CpuSet(one), numa_node=one // cpus, socket=0, l3=0) for one in range(2 * cpus)),
+        devices={
+            name: tuple(Device(name=one, device_class=name, numa_nodes=where) for one, where in sorted(units.items()))
+            for name, units in devices.items()
+        },
+        options=AlignmentOptions(policy=Policy.SINGLE_NUMA_NODE, mode=mode),
+    )
+
+
+# An FPGA pins a container to node 0, a NIC to node 1; one GPU serves both nodes and comes first by name.
+PINS = {
+    "fpga": {"fpga-0": NodeSet(0)},
+    "nic": {"nic-0": NodeSet(1)},
+    "gpu": {"gpu-both": NodeSet(0, 1), "gpu-zero": NodeSet(0)},
+}
+CASES: dict[str, tuple[NodeView, NodeView, PodRequest]] = {
+    # 1 and 2 on the first node leave no room for 3 beside 2: the search must go back over two choices.
+    "goes-back": (
+        node(),
+        node(mode=PlanMode.COMPATIBLE),
+        pod("p", *(container(f"c{place_}", cpus=cpus) for place_, cpus in enumerate((1, 2, 2, 3)))),
+    ),
+    # The best GPU for the first container is the only one for the second.
+    "leaves-the-best": (
+        node(**PINS),
+        node(mode=PlanMode.COMPATIBLE, **PINS),
+        pod("p", container("zero", fpga=1, gpu=1), container("one", nic=1, gpu=1)),
+    ),
+    # The sidecar stays while the init container runs, but no app container wants what the init container needs.
+    "sidecar-and-init": (
+        node(**PINS),
+        node(mode=PlanMode.COMPATIBLE, **PINS),
+        pod(
+            "p",
+            container("stays", kind=ContainerKind.SIDECAR, fpga=1, gpu=1),
+            container("before", kind=ContainerKind.INIT, nic=1, gpu=1),
+            container("main", cpus=1),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_planner_finds_the_way_when_kubelets_order_does_not(case: str) -> None:
+    """Kubelet's order refuses; the planner's placement is right."""
+    corrected, compatible, request = CASES[case]
+
+    outcome = place(corrected, request)
+
+    assert isinstance(place(compatible, request), Refusal)
+    assert isinstance(outcome, Placement), explain_text(outcome)
+    assert mistakes(corrected, request, outcome) == []
+
+
+def test_planner_proves_that_there_is_no_way_when_packing_is_impossible() -> None:
+    """Three times 3 and once 5 do not fit two nodes of 7, though 14 CPUs are free: 3 and 3 leave 1, 3 and 5 are 8."""
+    view = node(7)
+    request = pod("p", *(container(f"c{place_}", cpus=cpus) for place_, cpus in enumerate((3, 3, 3, 5))))
+
+    outcome = place(view, request)
+
+    assert not fits(view, request)
+    assert isinstance(outcome, Refusal)
+    assert outcome.reasons[-1].code == "no-other-way"
+
+
+@pytest.mark.parametrize(
+    ("available", "demands", "wanted"),
+    [
+        pytest.param(0b1111, [(0b1111, 2), (0b0011, 2)], True, id="moves-aside"),
+        pytest.param(0b0111, [(0b0011, 1), (0b0110, 1), (0b0101, 1)], True, id="ring"),
+        pytest.param(0b0111, [(0b0011, 2), (0b0110, 2)], False, id="too-few-together"),
+        pytest.param(0b1111, [(0b0001, 1), (0b0001, 1), (0b1110, 1)], False, id="one-for-two"),
+        pytest.param(0, [], True, id="nobody"),
+        pytest.param(0b1, [(0, 0)], True, id="wants-nothing"),
+    ],
+)
+def test_share_gives_everybody_enough_exactly_when_that_can_be_done(available: int, demands: list[tuple[int, int]], wanted: bool) -> None:
+    """Takers move aside for each other; units of a kind are never given twice."""
+    shares = share(available, demands)
+
+    assert (shares is not None) == wanted
+    for (allowed, count), mine in zip(demands, shares or [], strict=False):
+        assert sum(mine.values()) == count
+        assert all(kind & allowed == kind for kind in mine)
+    kinds = {kind for mine in shares or [] for kind in mine}
+    assert all(sum(mine.get(kind, 0) for mine in shares or []) <= kind.bit_count() for kind in kinds)
