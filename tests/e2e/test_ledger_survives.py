@@ -14,6 +14,7 @@ from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
 from support.running import LIMIT_S, NODE, Service, service
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, PLACE, RELEASE
+from topobus.contracts.codec import encode
 from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
@@ -136,3 +137,56 @@ async def test_ledger_stays_writable_when_requests_are_enormous(bus: Bus) -> Non
 
     assert isinstance(small.result, Placement)
     assert len(released.devices["gpu"]) == 6
+
+
+async def garbage(server: NatsServer, *data: bytes) -> None:
+    """Write bytes over the ledger, one revision each."""
+    import nats
+
+    client = await nats.connect(server.url)
+    for one in data:
+        await client.jetstream().publish(f"$KV.{LEDGER.bucket}.{NODE}", one)
+    await client.close()
+
+
+CONTRADICTION = encode(Ledger(node=NODE, epoch=9, sequence=1)).replace(b'"allocations":{}', b'"allocations":{"pod/a/b/c":{}}')
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"node": "elsewhere"}', CONTRADICTION], ids=["empty", "cut-off", "elsewhere", "contradiction"]
+)
+async def test_ledger_is_recalled_from_the_history_when_it_is_garbage_at_the_start(
+    server: NatsServer, bus: Bus, topology: Service, data: bytes
+) -> None:
+    """A service that starts on garbage takes the newest revision that is a ledger, says both revisions, and holds what that holds."""
+    assert await topology.stop() == 0
+    before = await bus.get(LEDGER, node=NODE)
+    await garbage(server, data)
+    async with service("topology", server.url) as again:
+        line = await again.logged("ledger.recalled")
+        await again.until_ready()
+        reply = await place(bus, "op-2", GREEDY)
+    after = await bus.get(LEDGER, node=NODE)
+
+    assert before is not None
+    assert after is not None
+    assert (line["revision"], line["unreadable_revision"]) == (before.revision, before.revision + 1)
+    assert isinstance(reply.result, Refusal)
+    assert after.value.allocations.keys() == {TRAINER.owner.key}
+    assert after.value.epoch > before.value.epoch
+
+
+async def test_topology_does_not_start_when_no_revision_of_its_ledger_can_be_read(server: NatsServer, bus: Bus, topology: Service) -> None:
+    """Garbage in all of the history: exit 65, one line that names the key and how to put a backup back, and never an empty ledger."""
+    assert await topology.stop() == 0
+    await garbage(server, *(b'{"node": 5}' for _ in range(LEDGER.history)))
+    async with service("topology", server.url) as again:
+        line = await again.logged("service.failed")
+        status = await asyncio.wait_for(again.process.wait(), LIMIT_S)
+    with pytest.raises(ContractError):
+        await bus.get(LEDGER, node=NODE)
+
+    assert status == 65
+    assert f"nats kv put {LEDGER.bucket} {NODE}" in line["error"]
+    assert line["key"] == NODE
+    assert not [one for one in again.raw if "Traceback" in one]

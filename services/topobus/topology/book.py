@@ -5,6 +5,7 @@ the write happened; when somebody else wrote first, the decision is made again o
 
 The store may fail us: be emptied, put back from an old copy, or hold bytes that are no ledger. What memory knows was answered to somebody, so it is
 written back under a new epoch, at the next decision or by the next look, whichever comes first. An epoch and a sequence never go back on their own.
+At the start memory knows nothing: then the newest older revision that is a ledger is put back, and without one the service does not start.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class Book:
     async def open(self) -> None:
         """Load the ledger, or begin one; waits until the bucket can be read.
 
-        Errors: raises ContractError when what stands there is no ledger.
+        Errors: raises ContractError when what stands there is no ledger, and none of the older revisions is.
         """
         while not self._is_known:
             try:
@@ -136,12 +137,10 @@ class Book:
             entry = await self._bus.get(LEDGER, node=self._node)
         except ContractError as err:
             revision = err.facts.get("revision")
-            if not self._revision or not isinstance(revision, int):
-                raise ContractError(
-                    err.message,
-                    next_step=f"put an older revision of {LEDGER.bucket}/{self._node} back (nats kv history), or delete the key to begin an empty ledger",
-                    **err.facts,
-                ) from err
+            if not isinstance(revision, int):
+                raise
+            if not self._revision:
+                await self._recall(revision, err)
             await self._write_back(revision, self.ledger.epoch, why="unreadable")
             return
         if entry is None:
@@ -156,12 +155,38 @@ class Book:
             return
         try:
             check(stored)
-        except InvariantError:
+        except InvariantError as err:
             if not self._revision:
-                raise
+                await self._recall(entry.revision, err)
             await self._write_back(entry.revision, max(stored.epoch, self.ledger.epoch), why="contradictory")
             return
         self._take(stored, entry.revision)
+
+    async def _recall(self, revision: int, why: ContractError | InvariantError) -> None:
+        """At the start, take into memory the newest older revision that is a ledger: that is what the bucket keeps them for.
+
+        Errors: raises ContractError when there is none. A node whose devices are in use must never begin with an empty ledger.
+        """
+        for entry in reversed(await self._bus.history(LEDGER, node=self._node)):
+            if entry.revision < revision and _is_sound(entry.value):
+                get_logger().warning(
+                    "ledger.recalled",
+                    revision=entry.revision,
+                    unreadable_revision=revision,
+                    epoch=entry.value.epoch,
+                    sequence=entry.value.sequence,
+                    owners=len(entry.value.allocations),
+                    error=why.message,
+                    next_step="see who writes this bucket besides topology; what was decided after the recalled revision is not known",
+                )
+                self.ledger = entry.value
+                return
+        key = f"{LEDGER.bucket} {self._node}"
+        raise ContractError(
+            f"{why.message}; none of the bucket's older revisions is a ledger either",
+            next_step=f"put a backup back (nats kv put {key} < FILE); only when nothing runs on the node's devices begin anew (nats kv del {key})",
+            **{**why.facts, "bucket": LEDGER.bucket, "key": self._node, "revision": revision},
+        ) from why
 
     async def _begin(self) -> None:
         """Write the first ledger of this node."""
@@ -196,3 +221,12 @@ class Book:
         self._metrics.held.clear()
         for device_class, count in held.items():
             self._metrics.held.labels(device_class).set(count)
+
+
+def _is_sound(ledger: Ledger) -> bool:
+    """Say whether a ledger contradicts itself nowhere."""
+    try:
+        check(ledger)
+    except InvariantError:
+        return False
+    return True

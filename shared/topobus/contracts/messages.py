@@ -12,6 +12,7 @@ from msgspec import Struct
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.hint import Hint
+from topobus.domain.names import Generation
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.view import NodeView
@@ -63,9 +64,9 @@ class HealthEvent(Struct, frozen=True, kw_only=True):
     health: DeviceHealth
     previous: HealthState | None = None
     """None in the first event of a device."""
-    generation: int
+    generation: Generation
     """Grows by one with each event of this device; an older one is dropped."""
-    inventory_generation: int = 0
+    inventory_generation: Generation = 0
     is_removed: bool = False
     """True when the device left the inventory for good."""
     affected: tuple[Owner, ...] = ()

@@ -24,12 +24,12 @@ from topobus.devicekit.registry import DriverRegistry, load_drivers
 from topobus.devicekit.roster import DriverView, Roster, advance_roster
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
 from topobus.domain.device import Device, Inventory
-from topobus.domain.errors import HardwareError, PeerUnavailable
+from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.health import HealthState, Observation
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.request import Owner
-from topobus.runtime.bus import ChangeKind
+from topobus.runtime.bus import ChangeKind, Entry
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -107,19 +107,32 @@ class _DeviceHost:
         """Read the inventory of the life before: devices that were known stay known."""
         while True:
             try:
-                entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
+                entry = await self._last_inventory()
             except PeerUnavailable as err:
                 self._log.warning("inventory.unread", why=str(err))
                 await asyncio.sleep(err.retry_after_s)
                 continue
             if entry is not None:
-                self._stored = entry.value
                 self._generation = entry.value.generation
                 self._devices = tuple(self._forgive(one) for one in entry.value.devices)
                 self._log.info("inventory.recalled", generation=entry.value.generation, devices=len(entry.value.devices))
             for name in sorted(set(self._settings.health.forgive) - {one.name for one in self._devices}):
                 self._log.warning("forgiveness.unused", device=name, next_step="health.forgive names a device that this node does not know")
             return
+
+    async def _last_inventory(self) -> Entry[Inventory] | None:
+        """Read what stands in the bucket; when that is garbage, the newest older revision that is none."""
+        try:
+            entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
+            # What is compared with before the next publishing: garbage is always written over.
+            self._stored = entry.value if entry is not None else None
+            return entry
+        except ContractError as err:
+            older = await self._bus.history(INVENTORY, node=self._node, device_class=self._class)
+            found = older[-1] if older else None
+            told = {**err.facts, "error": err.message, "recalled_revision": found.revision if found else 0}
+            self._log.warning("inventory.misread", **told)
+            return found
 
     def _forgive(self, device: Device) -> Device:
         """Lift the sticky faults of a device that the operator says is repaired."""

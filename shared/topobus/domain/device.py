@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from topobus.domain.health import HEALTHY, DeviceHealth
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.names import Generation
 from topobus.domain.pci import PciAddress
 
 __all__ = ["AttributeValue", "Device", "Inventory", "Link", "LinkClass", "driver_name"]
@@ -86,9 +87,9 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
     node: str
     device_class: str
-    generation: int
+    generation: Generation
     """Grows by one with every published change; a plan names the generation that it used."""
-    machine_generation: int = 0
+    machine_generation: Generation = 0
     devices: tuple[Device, ...] = ()
     has_custom_hints: bool = False
     drivers: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from topobus.domain.idset import CpuSet
+from topobus.domain.names import Generation
 from topobus.domain.outcome import MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.view import NodeView
@@ -83,8 +84,8 @@ class Ledger(Struct, frozen=True, kw_only=True):
     """One node's ledger. `epoch` changes when the store was lost and the ledger rebuilt; `sequence` grows with every write."""
 
     node: str
-    epoch: int = 1
-    sequence: int = 0
+    epoch: Generation = 1
+    sequence: Generation = 0
     allocations: dict[str, Allocation] = {}
     """Owner key to allocation."""
     operations: dict[str, OperationRecord] = {}

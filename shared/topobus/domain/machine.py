@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.names import Generation
 from topobus.domain.pci import PciAddress
 
 __all__ = ["Cpu", "HugepagePool", "Machine", "NumaNode", "PciDevice", "PciLink"]
@@ -111,7 +112,7 @@ class Machine(Struct, frozen=True, kw_only=True):
     """
 
     node: str
-    generation: int = 1
+    generation: Generation = 1
     """Grows by one with every change that discovery published."""
     boot_id: str = ""
     architecture: str = ""

@@ -4,12 +4,15 @@ Ids are NewTypes so that a claim's uid never ends up where a pod's is wanted.
 """
 
 import re
-from typing import NewType
+from typing import Annotated, NewType
+
+from msgspec import Meta
 
 __all__ = [
     "ClaimUid",
     "DeviceClass",
     "DeviceName",
+    "Generation",
     "NodeName",
     "OperationId",
     "PodUid",
@@ -25,6 +28,8 @@ DeviceClass = NewType("DeviceClass", str)
 """A hardware class: `gpu`, `nic`, `fpga`, `cpu` or one that a plugin adds. A DNS label."""
 DeviceName = NewType("DeviceName", str)
 """A device's name: a DNS label, stable over reboots, unique in node and class; also its name in DRA."""
+Generation = Annotated[int, Meta(ge=0, le=2**53)]
+"""A number that grows with each change of something. Up to 2**53 every JSON reader keeps it exactly (RFC 8259 section 6), and one more is a number still."""
 PodUid = NewType("PodUid", str)
 ClaimUid = NewType("ClaimUid", str)
 OperationId = NewType("OperationId", str)

@@ -177,6 +177,10 @@ class Bus:
         return await self._states.list(state, parts)
 
     def watch(self, state: State[M], **parts: str) -> AsyncGenerator[Change[M], None]:
+    async def history(self, state: State[M], **parts: str) -> tuple[Entry[M], ...]:
+        """Read the older values of one key that the bucket has kept, oldest first: what to fall back to when the newest is garbage."""
+        return await self._states.history(state, parts)
+
         """Tell the present entries, SNAPSHOT_END, then every change; heals by itself; RESET when history was lost."""
         return self._states.watch(state, parts)
 

@@ -136,6 +136,27 @@ class States:
                     found.pop(key, None)
         return tuple(found[key] for key in sorted(found))
 
+    async def history(self, state: State[M], parts: dict[str, str]) -> tuple[Entry[M], ...]:
+        """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out."""
+        key = state.key(**parts)
+        found: list[Entry[M]] = []
+        patience = Patience(f"read {state.bucket}/{key}", limit_s=self._connection.settings.timeout_s)
+        feed = Feed(self._connection, bucket_stream(state), bucket_subject(state, key), From.ALL)
+        async with aclosing(feed.messages()) as items:
+            while True:
+                item = await patience.next(items)
+                if item is Mark.CAUGHT_UP:
+                    return tuple(found)
+                if not isinstance(item, Delivery) or _OPERATION in item.headers:
+                    found.clear()
+                    continue
+                try:
+                    value = decode(item.data, state.message, where=f"{state.bucket}/{key}")
+                    state.check_place(value, parts)
+                except ContractError:
+                    continue
+                found.append(Entry(parts=parts, revision=item.sequence, value=value))
+
     async def watch(self, state: State[M], parts: dict[str, str]) -> AsyncGenerator[Change[M], None]:
         """Tell the snapshot, its end, then every change, for ever."""
         prefix = bucket_subject(state, "")
