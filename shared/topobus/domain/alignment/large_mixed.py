@@ -20,6 +20,8 @@ __all__ = ["merge_large"]
 
 # Masks of a list that are tried at most.
 _MASKS = 2_000
+# Ways of sharing nodes that are tried at most.
+_SHARINGS = 2_000
 
 
 def merge_large(
@@ -125,10 +127,54 @@ def _reachable(
     if not any(said) and wide and plain and all(memory.is_wide for memory in memories):
         order = positions(wide)
         mask, _ = find_reachable(plain, order, min(max(width, 1), len(order)), fit, is_closest=is_closest)
-        # Wide sets have two nodes at least; a single one must be a hint by itself.
-        if mask & (mask - 1) or all(memory.has(mask) for memory in memories):
+        # Wide sets have two nodes at least; a single one must be a hint by itself. The search took each kind of memory for itself, which admits too
+        # much: one set of nodes must hold all kinds.
+        is_hint = mask & (mask - 1) or all(memory.has(mask) for memory in memories)
+        if is_hint and _can_do_without(positions(wide & ~mask), families, memories):
             found.add(mask)
     return found - {0}
+
+
+def _can_do_without(out: Sequence[int], families: Sequence[Family], memories: Sequence[MemoryFamily]) -> bool:
+    """Say whether the nodes can be shared among the rules so that each does without its share; False also where a short search finds no way."""
+    slack: list[tuple[int, ...]] = [(one.free_in(one.candidates) - one.request,) for one in families]
+    slack += [memory.wide_slack for memory in memories]
+
+    def amounts(node: int) -> list[tuple[int, ...] | None]:
+        bit = 1 << node
+        plain: list[tuple[int, ...] | None] = [
+            # A unit on several nodes is charged to each of them: that refuses too much, never too little.
+            None if any(must & bit for must in one.musts) else (sum(unit.free for unit in one.units if unit.where & bit),)
+            for one in families
+        ]
+        return plain + [memory.free[bit] for memory in memories]
+
+    charges = [(node, amounts(node)) for node in out]
+    # The nodes that fewest rules can bear are shared out first.
+    charges.sort(key=lambda one: (sum(1 for amount in one[1] if amount is not None), one[0]))
+    budget = _SHARINGS
+
+    def share(place: int) -> bool:
+        nonlocal budget
+        if place == len(charges):
+            return True
+        budget -= 1
+        if budget < 0:
+            return False
+        for which, amount in enumerate(charges[place][1]):
+            if amount is None or any(one > left for one, left in zip(amount, slack[which], strict=True)):
+                continue
+            before = slack[which]
+            slack[which] = tuple(left - one for one, left in zip(amount, before, strict=True))
+            if share(place + 1):
+                return True
+            slack[which] = before
+            if not any(amount):
+                # It cost nothing, so no other way of sharing this node is better.
+                return False
+        return False
+
+    return share(0)
 
 
 def _width_class(count: int, width: int) -> tuple[int, int]:

@@ -159,6 +159,12 @@ class MemoryFamily:
         """Say whether all unassigned nodes together are a hint: then many sets of them are."""
         return self._can_be_wide(self.unassigned)
 
+    @property
+    def wide_slack(self) -> tuple[int, ...]:
+        """How much of each kind all unassigned nodes together have to spare."""
+        nodes = [amounts for node, amounts in self.free.items() if node & self.unassigned]
+        return tuple(sum(amounts[kind] for amounts in nodes) - wanted for kind, wanted in enumerate(self.wanted))
+
     def wide_rules(self) -> tuple[Family, ...]:
         """The wide sets as rules, one a kind: sets of unassigned nodes that are in all of them (with two nodes or more)."""
         return tuple(
