@@ -12,6 +12,7 @@ from topobus.contracts.catalogue import INVENTORY, PLAN, RELEASE
 from topobus.contracts.messages import PlanReply, PlanRequest, ReleaseReply, ReleaseRequest
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.request import PodRequest
+from topobus.domain.silence import Answered, Silent
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.testing.nats import NatsServer
@@ -37,6 +38,31 @@ async def test_ask_gives_up_when_the_answer_does_not_come_in_time(bus: Bus) -> N
     with pytest.raises(PeerUnavailable, match=r"within 0\.05 s"):
         await bus.ask(RELEASE, release(), node="n1", timeout_s=0.05)
     never.set()
+
+
+async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_of_life(
+    nats_server: NatsServer, bus: Bus, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sign of life runs no handler, warns of no twin, and tells nobody there, no answer and no server apart."""
+    asked: list[ReleaseRequest] = []
+
+    async def handle(request: ReleaseRequest) -> ReleaseReply:
+        asked.append(request)
+        return released()
+
+    async with Bus.session(NatsSettings(url=nats_server.url), name="asker") as asker:
+        nobody = await asker.is_answered(RELEASE, timeout_s=600, node="n1")
+        await bus.answer(RELEASE, handle, node="n1")
+        answered = await asker.is_answered(RELEASE, timeout_s=30, node="n1")
+        hung = await asker.is_answered(RELEASE, timeout_s=1e-9, node="n1")
+        await nats_server.stop()
+        away = await asker.is_answered(RELEASE, timeout_s=30, node="n1")
+
+    assert isinstance(answered, Answered)
+    assert answered.instance.startswith("test-")
+    assert [one.because for one in (nobody, hung, away) if isinstance(one, Silent)] == ["nobody", "timeout", "no-bus"]
+    assert asked == []
+    assert "twin.found" not in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(

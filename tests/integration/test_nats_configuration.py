@@ -11,11 +11,12 @@ import pytest
 import pytest_asyncio
 
 from integration.values import health, inventory, release, released
-from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, MACHINE, RELEASE
+from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
 from topobus.contracts.render_nats import PRINCIPALS, render_permissions, render_server
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.silence import Answered
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
@@ -85,6 +86,10 @@ async def test_services_can_work_when_permissions_are_on(guarded: NatsServer, tm
         await buses["topology"].answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
         for asker in ("gateway", "cli"):
             assert await buses[asker].ask(RELEASE, release(), node="n1") == released()
+        for ask in (HINTS, PREPARE):
+            await buses["gpu"].answer(ask, handle, **_KEY)  # type: ignore[arg-type, type-var]  # never asked
+        for asker, ask in (("topology", HINTS), ("cli", HINTS), ("gateway", PREPARE)):
+            assert isinstance(await buses[asker].is_answered(ask, timeout_s=10, **_KEY), Answered)
 
         assert [name for name, one in readiness.items() if not one.is_ready] == []
     finally:

@@ -15,6 +15,7 @@ from nats.aio.msg import Msg
 from topobus.contracts.catalogue import Ask
 from topobus.contracts.codec import decode, encode
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
+from topobus.domain.silence import Answered, Silent, SilentBecause
 from topobus.runtime.connection import Connection, Headers, Lasting
 from topobus.runtime.failures import ConnectionLost, NobodyThere
 from topobus.runtime.logging import get_logger
@@ -32,6 +33,8 @@ DEADLINE = "Topobus-Deadline-Ms"
 """How long the asker still waits, from the moment of sending."""
 SENT = "Topobus-Sent-Ms"
 """When it was sent, by the asker's clock, in milliseconds since 1970."""
+PING = "Topobus-Ping"
+"""Marks the question "does somebody answer here?"; the value is the asker, and the answer's value the instance."""
 TWIN = "Topobus-Twin"
 """Marks the question "does somebody answer here already?" and its answer; the value is the instance."""
 
@@ -88,6 +91,19 @@ class Asks:
         finally:
             self._connection.metrics.asks_s.labels(ask.name, outcome).observe(self._connection.clock.monotonic() - started)
 
+    async def is_answered(self, ask: Ask[Any, Any], timeout_s: float, parts: dict[str, str]) -> Answered | Silent:
+        """Ask for a sign of life, which the peer's loop over the subscription gives: no handler is run."""
+        try:
+            answer = await self._connection.request(ask.subject(**parts), headers={PING: self._connection.instance}, timeout_s=timeout_s)
+        except NobodyThere:
+            return Silent(because=SilentBecause.NOBODY)
+        except TimeoutError:
+            return Silent(because=SilentBecause.TIMEOUT)
+        except PeerUnavailable:
+            return Silent(because=SilentBecause.NO_BUS)
+        # An error is a sign of life, too.
+        return Answered(instance=(answer.headers or {}).get(PING, ""))
+
     async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], concurrency: int, parts: dict[str, str]) -> None:
         """Answer from now on."""
         if not ask.queue_group:
@@ -136,8 +152,11 @@ class _Answerer:
     async def on_message(self, message: Msg) -> None:
         """Take a message in at once: this runs in the client's own loop over the subscription and must not wait."""
         arrived = self._connection.clock.monotonic()
-        twin = (message.headers or {}).get(TWIN)
-        if twin is not None:
+        headers = message.headers or {}
+        twin = headers.get(TWIN)
+        if PING in headers:
+            await self._reply(message, b"", {PING: self._connection.instance})
+        elif twin is not None:
             _tell_twin(self._ask, twin)
             await self._reply(message, b"", {TWIN: self._connection.instance})
         elif len(self._running) < self._concurrency:

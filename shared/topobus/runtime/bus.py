@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from topobus.contracts.catalogue import Ask, Event, State
 from topobus.domain.errors import ConfigError, PeerUnavailable
+from topobus.domain.silence import Answered, Silent
 from topobus.runtime import provision
 from topobus.runtime.asks import Asks
 from topobus.runtime.backoff import full_jitter
@@ -176,11 +177,11 @@ class Bus:
         """Read all entries that match, sorted by key."""
         return await self._states.list(state, parts)
 
-    def watch(self, state: State[M], **parts: str) -> AsyncGenerator[Change[M], None]:
     async def history(self, state: State[M], **parts: str) -> tuple[Entry[M], ...]:
         """Read the older values of one key that the bucket has kept, oldest first: what to fall back to when the newest is garbage."""
         return await self._states.history(state, parts)
 
+    def watch(self, state: State[M], **parts: str) -> AsyncGenerator[Change[M], None]:
         """Tell the present entries, SNAPSHOT_END, then every change; heals by itself; RESET when history was lost."""
         return self._states.watch(state, parts)
 
@@ -207,6 +208,10 @@ class Bus:
         HardwareError when the peer's hardware failed.
         """
         return await self._asks.ask(ask, request, timeout_s, parts)
+
+    async def is_answered(self, ask: Ask[Any, Any], *, timeout_s: float, **parts: str) -> Answered | Silent:
+        """Say whether somebody answers an ask, without asking it; whoever may ask may know. Raises nothing for a peer or a server that is away."""
+        return await self._asks.is_answered(ask, timeout_s, parts)
 
     async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], *, concurrency: int = 64, **parts: str) -> None:
         """Answer an ask from now on, up to `concurrency` at a time; a TopobusError of the handler becomes an error answer."""
