@@ -10,6 +10,7 @@ from msgspec import Meta, Struct, field
 from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label, is_extended_resource_name
+from topobus.domain.silence import SilenceSettings
 from topobus.runtime.config import ServiceSettings
 
 __all__ = ["ClusterSettings", "DeadlineSettings", "Exposure", "ForeignSettings", "GatewaySettings", "KubeletSettings", "check"]
@@ -100,6 +101,7 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     deadlines: DeadlineSettings = DeadlineSettings()
     cluster: ClusterSettings = ClusterSettings()
     foreign: ForeignSettings = ForeignSettings()
+    silence: SilenceSettings = SilenceSettings()
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """kubelet's PodResources service."""
     cdi_dir: str = "/var/run/cdi"
@@ -131,14 +133,16 @@ def check(settings: GatewaySettings) -> None:
         raise ConfigError(
             f"gateway: resource_prefix: got {settings.resource_prefix!r}, wanted a DNS subdomain that is not Kubernetes' own",
             next_step="set TOPOBUS_GATEWAY__RESOURCE_PREFIX",
+            key="resource_prefix",
         )
     for device_class in settings.exposure:
         if not is_dns_label(device_class):
-            raise ConfigError(f"gateway: exposure: got the class {device_class!r}, wanted a DNS label such as gpu")
+            raise ConfigError(f"gateway: exposure: got the class {device_class!r}, wanted a DNS label such as gpu", key="exposure")
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
         raise ConfigError(
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
             next_step="set both TOPOBUS_GATEWAY__CLUSTER__MODE=kubeconfig and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG, or neither",
+            key="cluster",
         )
     kubelets = (
         settings.kubelet.device_plugin_dir,
@@ -151,6 +155,7 @@ def check(settings: GatewaySettings) -> None:
         raise ConfigError(
             f"gateway: foreign.dir: got {settings.foreign.dir}, which is a folder of kubelet's: its sockets would be removed",
             next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",
+            key="foreign.dir",
         )
     # The longest names that we make: a class is a DNS label, in practice short; sixteen characters leave room for plugins' own classes.
     longest_class = "c" * 16
@@ -164,4 +169,5 @@ def check(settings: GatewaySettings) -> None:
             raise ConfigError(
                 f"gateway: {key}: {path} has {len(path.encode())} bytes, a unix socket's path may have {_SOCKET_PATH_LIMIT}",
                 next_step="use a shorter folder",
+                key=key,
             )

@@ -7,12 +7,13 @@ state stays: silence is not death.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.request import Owner
+from topobus.domain.silence import unheard
 from topobus.gateway.core.lists import HealthEntry, ListEntry, health_list, holders_of, plugin_list
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.logging import get_logger
@@ -48,6 +49,7 @@ class NodeState:
         self._handed_out: dict[str, dict[str, tuple[Owner, int]]] = {}
         self._hand_outs: dict[str, int] = {}
         self._lists: dict[str, tuple[ListEntry, ...]] = {}
+        self._silent: Mapping[str, str] = {}
         self._seen = {"inventories": asyncio.Event(), "ledger": asyncio.Event()}
 
     @property
@@ -78,7 +80,11 @@ class NodeState:
         return self._holders(device_class)
 
     def entries(self, device_class: str) -> tuple[ListEntry, ...]:
-        """The device plugin's complete list."""
+        """The device plugin's complete list.
+
+        A silent service changes nothing here: this API knows only healthy and unhealthy, kubelet takes unhealthy devices out of the node's allocatable and
+        tells the pods that hold them, and silence is no evidence for that. A device of a silent class is refused later, when it cannot be prepared.
+        """
         return self._lists.get(device_class, ())
 
     def entry(self, device_class: str, name: str) -> ListEntry | None:
@@ -86,8 +92,16 @@ class NodeState:
         return next((one for one in self.entries(device_class) if one.id == name), None)
 
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
-        """The DRA health stream's complete list."""
-        return health_list(self._inventories.get(device_class), self._holders(device_class))
+        """The DRA health stream's complete list; that API knows Unknown, so the devices of a silent service are that."""
+        inventory = self._inventories.get(device_class)
+        if inventory is not None and device_class in self._silent:
+            inventory = unheard(inventory, since=self._silent[device_class])
+        return health_list(inventory, self._holders(device_class))
+
+    def note_silence(self, silent: Mapping[str, str]) -> None:
+        """Take over which classes' services are silent, with since when."""
+        self._silent = silent
+        self.changed.announce()
 
     def hand_out(self, device_class: str, names: Iterable[str], owner: Owner, ledger_sequence: int) -> None:
         """Remember what was just adopted until the ledger that says so arrives: an allocated device must not leave the list between the two."""

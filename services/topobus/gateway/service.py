@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from topobus.contracts.catalogue import PREPARE
+from topobus.devicekit.rollcall import RollCall
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.checkpoint import Checkpoint
 from topobus.gateway.claim_settling import ClaimSettler
@@ -65,6 +67,15 @@ class _Gateway:
         self._runtime = runtime
         self._readiness = runtime.readiness
         self._state = NodeState(runtime.bus, runtime.node)
+        self._rollcall = RollCall(
+            runtime.bus,
+            PREPARE,
+            node=runtime.node,
+            clock=runtime.clock,
+            settings=settings.silence,
+            classes=self._state.inventories,
+            on_change=lambda: self._state.note_silence(dict(self._rollcall.silent)),
+        )
         self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines)
         self._metrics = CallMetrics(runtime.registry)
         self._checkpoint = checkpoint
@@ -105,6 +116,7 @@ class _Gateway:
             group.create_task(self._plugin_watch.run())
             group.create_task(self._registry_watch.run())
             group.create_task(self._report_registration())
+            group.create_task(self._rollcall.run())
             group.create_task(self._preparer.undo_unknown())
             group.create_task(
                 Reconciler(Path(self._settings.pod_resources_socket), self._state, self._asks, self._settings.deadlines).run()

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, structs
 from topobus.domain.alignment.cpus import contradiction
 from topobus.domain.idset import CpuSet
 from topobus.domain.request import Policy, Scope
+from topobus.domain.silence import SilenceSettings
 from topobus.domain.view import AlignmentOptions, CpuOptions, KubeletVersion, PlanMode
 from topobus.runtime.config import ServiceSettings
 
@@ -150,3 +151,5 @@ class TopologySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknow
     """Custom hints."""
     reservations: ReservationSettings = ReservationSettings()
     """Placements that wait for their commit."""
+    silence: SilenceSettings = SilenceSettings()
+    """When a device service that does not answer makes placements on its devices be refused."""

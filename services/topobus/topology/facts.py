@@ -44,6 +44,7 @@ class Facts:
         self._reserved_memory = reserved_memory
         self._readiness = readiness
         self._has_inventories = False
+        self._unheard: Mapping[str, str] = {}
         self._static: NodeView | None = None
         readiness.set("machine", is_ready=False, why="waiting for discovery")
         readiness.set("inventories", is_ready=False, why="reading inventories")
@@ -53,6 +54,10 @@ class Facts:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_machine())
             group.create_task(self._watch_inventories())
+
+    def note_silence(self, unheard_classes: Mapping[str, str]) -> None:
+        """Take over which classes' services are silent, with since when: from now on their devices are Unknown to a plan."""
+        self._unheard, self._static = unheard_classes, None
 
     def view(self, ledger: Ledger) -> NodeView:
         """The node as a plan sees it now.
@@ -66,7 +71,13 @@ class Facts:
             )
         if self._static is None:
             self._static = node_view(
-                self.machine, self.inventories, None, self._options, self._reserved, reserved_memory=self._reserved_memory
+                self.machine,
+                self.inventories,
+                None,
+                self._options,
+                self._reserved,
+                unheard_classes={name: since for name, since in self._unheard.items() if name in self.inventories},
+                reserved_memory=self._reserved_memory,
             )
             self._warn_about_reserved(self._static)
         return with_ledger(self._static, ledger)

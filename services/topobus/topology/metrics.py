@@ -23,6 +23,9 @@ class TopologyMetrics:
         self.silent_hints = Counter(
             "topobus_topology_silent_hints_total", "Services that gave no hint in time", ["device_class"], registry=kept
         )
+        self.silent_classes = Gauge(
+            "topobus_topology_silent_classes_total", "Device classes whose service is silent now", ["device_class"], registry=kept
+        )
         self.rewrites = Counter("topobus_topology_ledger_rewrites_total", "Ledger writes tried again", ["reason"], registry=kept)
         self.sequence = Gauge("topobus_topology_ledger_sequence_total", "The ledger's sequence", registry=kept)
         self.held = Gauge("topobus_topology_held_devices_total", "Devices held now", ["device_class"], registry=kept)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from topobus.contracts.catalogue import ADOPT, COMMIT, PLACE, PREFER, RELEASE
+from topobus.contracts.catalogue import ADOPT, COMMIT, HINTS, PLACE, PREFER, RELEASE
+from topobus.devicekit.rollcall import RollCall
 from topobus.domain.idset import CpuSet
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -45,6 +46,22 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         hint_timeout_s=settings.hints.timeout_s,
     )
     reservations = Reservations(book=book, announcer=announcer, clock=runtime.clock, expire_s=settings.reservations.expire_s)
+
+    def note_silence() -> None:
+        facts.note_silence(dict(rollcall.silent))
+        metrics.silent_classes.clear()
+        for device_class in rollcall.silent:
+            metrics.silent_classes.labels(device_class).set(1)
+
+    rollcall = RollCall(
+        bus,
+        HINTS,
+        node=node,
+        clock=runtime.clock,
+        settings=settings.silence,
+        classes=lambda: facts.inventories,
+        on_change=note_silence,
+    )
     await book.open()
     get_logger().info("topology.opened", policy=options.policy.value, scope=options.scope.value, mode=options.mode.value)
     async with asyncio.TaskGroup() as group:
@@ -52,6 +69,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(book.look_after())
         group.create_task(announcer.run())
         group.create_task(reservations.run())
+        group.create_task(rollcall.run())
         await bus.answer(PLACE, answers.place, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)
         await bus.answer(ADOPT, answers.adopt, node=node)

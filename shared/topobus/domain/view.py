@@ -114,6 +114,8 @@ class NodeView(Struct, frozen=True, kw_only=True):
     memory: tuple[NumaMemory, ...] = ()
     held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
     """Owner key to the memory that it holds."""
+    unheard_classes: dict[str, str] = {}
+    """Class whose service keeps silent to since when (RFC 3339, UTC): nothing of it is handed out."""
     silent_classes: tuple[str, ...] = ()
     """Classes whose service had no opinion in time (custom hints asked, no answer)."""
     custom_hints: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}

@@ -98,8 +98,13 @@ class Room:
 
     def faults(self, want: Want) -> list[Reason]:
         """Say what makes a want impossible whatever the alignment: unknown things, held or sick ones, too few."""
-        found = [*self._cpu_faults(want)]
+        unheard = self.view.unheard_classes
+        found = [_unheard(want, name, unheard[name]) for name in sorted(_wanted(want) & unheard.keys())]
+        if CPU_CLASS not in unheard:
+            found += self._cpu_faults(want)
         for one in want.devices:
+            if one.count and one.device_class in unheard:
+                continue
             if one.device_class not in self.devices:
                 known = ", ".join(sorted({*self.devices, CPU_CLASS}))
                 found.append(
@@ -379,3 +384,14 @@ class Room:
 def _fault(want: Want, code: str, message: str, resource: str, **facts: str | int) -> Reason:
     who = f"container {want.name!r}" if want.name else "the pod"
     return Reason(code=code, message=f"{who}: {message}", facts={"container": want.name, "resource": resource, **facts})
+
+
+def _wanted(want: Want) -> set[str]:
+    """Classes of which something is to be held; what is only looked at needs nobody's word."""
+    cpus = {CPU_CLASS} if want.cpus or want.named_cpus else set()
+    return cpus | {one.device_class for one in want.devices if one.count}
+
+
+def _unheard(want: Want, device_class: str, since: str) -> Reason:
+    message = f"the {device_class} service has not answered since {since}: how its devices are is unknown, so none is handed out"
+    return _fault(want, "service-silent", message, device_class, since=since)

@@ -11,6 +11,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, NumaNode
 from topobus.domain.outcome import MemoryBlock
+from topobus.domain.silence import unheard
 from topobus.domain.view import AlignmentOptions, CoreView, NodeView, NumaMemory
 
 __all__ = ["CPU_CLASS", "MEMORY", "cpu_name", "cpu_of_name", "node_view", "with_ledger", "without_owners"]
@@ -53,14 +54,18 @@ def node_view(
     options: AlignmentOptions,
     reserved_cpus: CpuSet,
     *,
+    unheard_classes: Mapping[str, str] | None = None,
     silent_classes: tuple[str, ...] = (),
     custom_hints: Mapping[str, tuple[tuple[NodeSet | None, bool], ...]] | None = None,
     reserved_memory: Mapping[int, int] | None = None,
 ) -> NodeView:
     """Put together what a plan sees.
 
-    Shapes:  inventories — by class; ledger None means that nothing is held; custom_hints — by `class/count`; reserved_memory — bytes by NUMA node.
+    Shapes:  inventories — by class; ledger None means that nothing is held; custom_hints — by `class/count`; reserved_memory — bytes by NUMA node;
+    unheard_classes — classes of silent services to since when: their devices are Unknown.
     """
+    silences = unheard_classes or {}
+    inventories = {name: unheard(one, since=silences[name]) if name in silences else one for name, one in inventories.items()}
     cores: dict[int, list[int]] = {}
     places: dict[int, CoreView] = {}
     for cpu in machine.cpus:
@@ -91,6 +96,7 @@ def node_view(
         },
         unhealthy_cpus=CpuSet.of(one for one in sick if one is not None),
         memory=tuple(_memory(one, (reserved_memory or {}).get(one.id, 0)) for one in machine.numa_nodes),
+        unheard_classes=dict(sorted(silences.items())),
         silent_classes=tuple(sorted(silent_classes)),
         custom_hints=dict(custom_hints or {}),
     )

@@ -1,0 +1,112 @@
+"""A device service that dies or hangs, as a real process: its devices are Unknown, its neighbours' are not, and nothing is released."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from support.alignment_nodes import container, pod
+from support.asking import ask_patiently
+from support.running import NODE, Service, service
+from topobus.contracts.catalogue import ADOPT, INVENTORY, LEDGER, PLACE
+from topobus.contracts.messages import Adopted, AdoptRequest, PlaceRequest
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.testing.machines import build
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+QUICK = {
+    "TOPOBUS_TOPOLOGY__SILENCE__EVERY_S": "0.1",
+    "TOPOBUS_TOPOLOGY__SILENCE__TIMEOUT_S": "0.5",
+    "TOPOBUS_TOPOLOGY__SILENCE__GONE_S": "0.5",
+    "TOPOBUS_TOPOLOGY__SILENCE__HUNG_S": "1.5",
+}
+
+
+class Node:
+    """A running node whose services can be hurt."""
+
+    def __init__(self, bus: Bus, running: dict[str, Service], settings: dict[str, str]) -> None:
+        self.bus = bus
+        self.running = running
+        self.settings = settings
+
+    async def place(self, name: str, **devices: int) -> Placement | Refusal:
+        """Place a pod of one container."""
+        request = PlaceRequest(op_id=f"op-{name}", pod=pod(name, container(**devices)))
+        return (await ask_patiently(self.bus, PLACE, request, node=NODE)).result
+
+    async def until(self, event: str) -> None:
+        """Wait until topology says that it hears the gpu service, or does not."""
+        await self.running["topology"].logged(event, where=lambda line: line["device_class"] == "gpu")
+
+
+@pytest_asyncio.fixture
+async def node(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterator[Node]:
+    """Discovery, two device services and a topology service that is quick to judge."""
+    build("dgx", tmp_path / "machine")
+    settings = {"TOPOBUS_ALL__HARDWARE__ROOT": str(tmp_path / "machine"), **QUICK}
+    async with AsyncExitStack() as stack:
+        running = {name: await stack.enter_async_context(service(name, nats_server.url, settings)) for name in ("discovery", "gpu", "nic")}
+        for one in running.values():
+            await one.until_ready()
+        # After the others: its first look at the inventories finds them all.
+        running["topology"] = await stack.enter_async_context(service("topology", nats_server.url, settings))
+        await running["topology"].until_ready()
+        yield Node(bus, running, settings)
+
+
+async def test_pods_are_refused_until_it_is_back_when_a_device_service_is_killed(node: Node, nats_server: NatsServer) -> None:
+    """GPUs are refused as service-silent, NICs are placed, what is held stays held and can be adopted; a new start ends it."""
+    first = await node.place("first", gpu=1)
+    assert isinstance(first, Placement)
+    node.running["gpu"].process.kill()
+    await node.until("class.silent")
+
+    refused, neighbour = await node.place("second", gpu=1), await node.place("third", nic=1)
+    owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u-1")
+    inventory = await node.bus.get(INVENTORY, node=NODE, device_class="gpu")
+    assert inventory is not None
+    free = next(one.name for one in inventory.value.devices if (one.name,) != first.containers[0].devices["gpu"])
+    adopted = await node.bus.ask(ADOPT, AdoptRequest(op_id="op-adopt", owner=owner, devices={"gpu": (free,)}), node=NODE)
+    entry = await node.bus.get(LEDGER, node=NODE)
+
+    assert isinstance(refused, Refusal)
+    assert [(one.code, one.facts["resource"]) for one in refused.reasons] == [("service-silent", "gpu")]
+    assert refused.to_free == ()
+    assert isinstance(neighbour, Placement)
+    assert isinstance(adopted.result, Adopted)
+    assert entry is not None
+    assert {one.owner.name for one in entry.value.allocations.values()} == {"first", "third", "topobus.dev/gpu"}
+
+    async with service("gpu", nats_server.url, node.settings):
+        await node.until("class.heard")
+        assert isinstance(await node.place("fourth", gpu=1), Placement)
+
+
+async def test_pods_are_refused_until_it_goes_on_when_a_device_service_hangs(node: Node) -> None:
+    """A stopped process counts as silent after the longer time, and is heard again when it goes on."""
+    gpu = node.running["gpu"].process
+    assert isinstance(await node.place("first", gpu=1), Placement)
+    gpu.send_signal(signal.SIGSTOP)
+    try:
+        await node.until("class.silent")
+        refused = await node.place("second", gpu=1)
+    finally:
+        gpu.send_signal(signal.SIGCONT)
+    await node.until("class.heard")
+
+    assert isinstance(refused, Refusal)
+    assert [one.code for one in refused.reasons] == ["service-silent"]
+    assert isinstance(await node.place("third", gpu=1), Placement)
+    entry = await node.bus.get(LEDGER, node=NODE)
+    assert entry is not None
+    assert len(entry.value.allocations) == 2
