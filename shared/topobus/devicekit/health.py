@@ -100,15 +100,26 @@ def _move(was: Condition | None, seen: Observation | None, *, now: datetime, set
         # Milder evidence than before: on the way to better, and not there yet.
         return _recovering(was, now=now)
     if was is not None and was.state is HealthState.RECOVERING:
+        if _is_silence(seen):
+            # Nobody sees how it goes on. A count above zero keeps in mind that the hold must begin again.
+            return msgspec.structs.replace(_begin(seen, now=now), is_sticky=was.is_sticky, relapses=max(1, was.relapses))
         if seen.state is HealthState.DEGRADED and _is_held_long_enough(was, now=now, settings=settings):
             return _begin(seen, now=now)
         return was
     if was is not None and was.state is seen.state:
-        return was if was.reason == seen.reason else msgspec.structs.replace(_begin(seen, now=now), since=was.since)
+        if was.reason == seen.reason:
+            return was
+        return msgspec.structs.replace(
+            _begin(seen, now=now), since=was.since, is_sticky=was.is_sticky or seen.is_sticky, relapses=was.relapses
+        )
+    if was is not None and _is_interrupted(was):
+        return _recovering(was, now=now)
     return _begin(seen, now=now)
 
 
 def _without_evidence(was: Condition | None, *, now: datetime, settings: HealthSettings) -> Condition | None:
+    if was is not None and _is_interrupted(was):
+        return _recovering(was, now=now)
     if was is None or was.state in (HealthState.DEGRADED, HealthState.UNKNOWN, HealthState.HEALTHY):
         return None
     if was.is_sticky:
@@ -129,8 +140,13 @@ def _sick(was: Condition | None, seen: Observation, *, now: datetime) -> Conditi
             # A sticky reason tells the operator what to do; a passing one must not hide it.
             return was
         return msgspec.structs.replace(_begin(seen, now=now), since=was.since, is_sticky=is_sticky, relapses=was.relapses)
-    relapses = was.relapses + 1 if was.state is HealthState.RECOVERING else 0
+    relapses = was.relapses + 1 if was.state is HealthState.RECOVERING or _is_interrupted(was) else 0
     return msgspec.structs.replace(_begin(seen, now=now), is_sticky=is_sticky, relapses=relapses)
+
+
+def _is_interrupted(was: Condition) -> bool:
+    """Say whether silence fell in the middle of a recovery."""
+    return was.state is HealthState.UNKNOWN and was.relapses > 0
 
 
 def _begin(seen: Observation, *, now: datetime) -> Condition:

@@ -19,6 +19,7 @@ from topobus.devicekit.announcer import HealthAnnouncer
 from topobus.devicekit.health import forgive, silence
 from topobus.devicekit.hints import hinting_driver, hints_of
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.preparing import Preparer
 from topobus.devicekit.registry import DriverRegistry, load_drivers
 from topobus.devicekit.roster import DriverView, Roster, advance_roster
@@ -202,10 +203,14 @@ class _DeviceHost:
         isolated = self._drivers[name]
         driver, tree, before = isolated.driver, self._tree, self._views[name]
         verb = "discover"
-        devices, warnings = before.devices, before.warnings
+        devices, warnings, off_bus = before.devices, before.warnings, before.off_bus
+        known = [one.pci for one in self._devices if one.pci is not None and one.driver == name]
         try:
             if is_due:
-                devices = tuple(await isolated.call(verb, lambda: tuple(driver.discover(tree, machine))))
+                devices, off_bus = await isolated.call(
+                    verb,
+                    lambda: (tuple(driver.discover(tree, machine)), frozenset(one for one in known if not tree.exists(pci_folder(one)))),
+                )
                 warnings = tuple(driver.warnings) if isinstance(driver, _WarningDriver) else ()
             verb = "observe"
             present = devices or ()
@@ -217,10 +222,10 @@ class _DeviceHost:
             reason = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
             # The first word stands as long as the driver is silent: the inventory must not change with each new attempt.
             told = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
-            return DriverView(devices=devices, observations=before.observations, silence=told, warnings=before.warnings)
+            return DriverView(devices=devices, observations=before.observations, silence=told, warnings=before.warnings, off_bus=off_bus)
         if before.silence is not None:
             self._log.info("driver.recovered", driver=name)
-        return DriverView(devices=devices, observations=observations, warnings=warnings)
+        return DriverView(devices=devices, observations=observations, warnings=warnings, off_bus=off_bus)
 
     def _tell_silence(self, name: str, verb: str, err: HardwareError, before: DriverView) -> None:
         outcome = "hung" if isinstance(err, DriverHung) else "failed"

@@ -18,6 +18,7 @@ from topobus.domain.device import Device
 from topobus.domain.health import Condition, Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.machine import Machine
 from topobus.domain.names import is_dns_label
+from topobus.domain.pci import PciAddress
 
 __all__ = ["DriverView", "Roster", "advance_roster"]
 
@@ -36,6 +37,8 @@ class DriverView:
     observations: Mapping[str, Sequence[Observation]] = field(default_factory=dict)
     silence: Observation | None = None
     warnings: tuple[str, ...] = ()
+    off_bus: frozenset[PciAddress] = frozenset()
+    """Functions of known devices that the tree lacked when the driver looked: news that our copy of the machine may not have yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
         return [view.silence]
     if is_found:
         return list(view.observations.get(device.name, ()))
-    is_on_bus = device.pci is not None and any(one.address == device.pci for one in machine.pci_devices)
+    is_on_bus = device.pci not in view.off_bus and any(one.address == device.pci for one in machine.pci_devices)
     reason, text = ("fell-off-bus", f"PCI function {device.pci} is no longer on the bus")
     if device.pci is None or is_on_bus:
         reason, text = ("device-gone", f"driver {device.driver} does not find {device.name} any more")

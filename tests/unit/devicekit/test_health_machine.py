@@ -88,6 +88,17 @@ def test_sticky_reason_stays_when_another_fault_of_the_dimension_comes() -> None
     assert health.conditions[0].reason == "retired"
 
 
+def test_recovery_begins_anew_when_silence_falls_in_the_middle() -> None:
+    """A driver fault that was healing when the driver fell silent is Unknown then, and the time of silence does not count as time without it."""
+    fault = _sees(dimension=Dimension.DRIVER, reason="driver-lost")
+    looks = ((0.0, [fault]), (1.0, []), (2.0, [silence("driver-hung", "hung")]))
+    silent = _walk(*looks)
+    heard = _walk(*looks, (60.0, []))
+    healthy = _walk(*looks, (60.0, []), (81.0, []))
+
+    assert [one.state for one in (silent, heard, healthy)] == [HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.HEALTHY]
+
+
 def test_health_is_unknown_when_the_driver_falls_silent() -> None:
     """Silence makes Unknown, and the first word after it makes Healthy again at once: silence was no illness."""
     silent = _walk((0, []), (1, [silence("driver-hung", "no answer")]))

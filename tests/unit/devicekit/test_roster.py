@@ -76,6 +76,20 @@ def test_roster_keeps_a_device_as_unhealthy_when_it_vanishes(pci: PciAddress | N
     assert [(one.health.state, one.health.conditions[0].reason) for one in roster.devices] == [(HealthState.UNHEALTHY, reason)]
 
 
+def test_roster_keeps_to_one_reason_when_the_machine_copy_lags_behind() -> None:
+    """A card that fell off the bus is told of once, although our copy of the machine lists its function for a while longer, and again later."""
+    known = _step((), {"acme": DriverView(devices=(_device(pci=_ADDRESS),))}).devices
+    gone = {"acme": DriverView(devices=(), off_bus=frozenset({_ADDRESS}))}
+
+    early = _step(known, gone, machine=_machine(_ADDRESS), at_s=1)
+    late = _step(early.devices, gone, machine=_machine(), at_s=2)
+
+    assert [(one.health.conditions[0].reason, one.health.since) for one in early.devices] == [
+        (one.health.conditions[0].reason, one.health.since) for one in late.devices
+    ]
+    assert early.devices[0].health.conditions[0].reason == "fell-off-bus"
+
+
 @pytest.mark.parametrize(
     ("held", "at_s", "is_removed"),
     [
