@@ -30,14 +30,18 @@ _MAX_CAPABILITIES = 48
 
 
 def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...], tuple[str, ...]]:
-    """Read all functions; one that cannot be read is left out and told, the others stay. `usable` are the CPUs that we may use."""
+    """Read all functions; `usable` are the CPUs that we may use.
+
+    A number that is none is told, and replaced by what configuration space says, else by "not told". A function whose place cannot be read is left out
+    and told. The others stay.
+    """
     found: dict[PciAddress, PciDevice] = {}
     warnings: list[str] = []
     ports: dict[PciAddress, int | None] = {}
     for name in tree.names(PCI_FOLDER):
         try:
             address = PciAddress.parse(name)
-            device, port = _read(tree, name, address, usable)
+            device, port = _read(tree, name, address, usable, warnings)
         except (HardwareError, ValueError) as err:
             warnings.append(f"{PCI_FOLDER}/{name}: {err.message if isinstance(err, HardwareError) else err}; left out")
             continue
@@ -50,38 +54,40 @@ def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...],
 def read_pci_device(tree: Tree, address: PciAddress, usable: CpuSet) -> PciDevice | None:
     """Read one function without its relation to others (`switch` stays None); None when it is not there.
 
-    Errors: raises HardwareError for a file that cannot be read or makes no sense.
+    Errors: raises HardwareError when its place cannot be read; a number that is none counts as not told.
     """
-    return _read(tree, str(address), address, usable)[0]
+    return _read(tree, str(address), address, usable, [])[0]
 
 
-def _read(tree: Tree, name: str, address: PciAddress, usable: CpuSet) -> tuple[PciDevice | None, int | None]:
+def _read(tree: Tree, name: str, address: PciAddress, usable: CpuSet, warnings: list[str]) -> tuple[PciDevice | None, int | None]:
     real = tree.real(f"{PCI_FOLDER}/{name}")
     if real is None:
         # The link dangles: the function went away between the listing and now.
         return None, None
     config = tree.read_bytes(f"{real}/config", 256) or b""
-    class_code = tree.read_int(f"{real}/class", 0) or 0
+    folder = f"{PCI_FOLDER}/{name}"
+    # Where each number stands in configuration space, which the kernel shows to everybody up to byte 64 (PCI local bus specification, chapter 6).
+    class_code = _number(tree, folder, "class", config[0x09:0x0C], warnings)
     is_bridge = class_code >> 8 == _BRIDGE_CLASS and (len(config) < 0x10 or config[0x0E] & 0x7F == _HEADER_BRIDGE)
     port = _port_type(config) if is_bridge else None
-    node = tree.read_int(f"{real}/numa_node")
-    local = read_cpus(tree, real, "local_cpus", "local_cpulist")
+    node = _number(tree, folder, "numa_node", b"", warnings, missing=-1)
+    local = _local_cpus(tree, folder, warnings)
     root, path = _place(real)
     physfn = tree.real(f"{real}/physfn")
     device = PciDevice(
         address=address,
-        vendor=tree.read_int(f"{real}/vendor", 0) or 0,
-        device=tree.read_int(f"{real}/device", 0) or 0,
-        subsystem_vendor=tree.read_int(f"{real}/subsystem_vendor", 0) or 0,
-        subsystem_device=tree.read_int(f"{real}/subsystem_device", 0) or 0,
+        vendor=_number(tree, folder, "vendor", config[0x00:0x02], warnings),
+        device=_number(tree, folder, "device", config[0x02:0x04], warnings),
+        subsystem_vendor=_number(tree, folder, "subsystem_vendor", b"", warnings),
+        subsystem_device=_number(tree, folder, "subsystem_device", b"", warnings),
         class_code=class_code,
-        revision=_revision(tree, real, config),
+        revision=_revision(tree, folder, config, warnings),
         root=root,
         path=path,
         is_bridge=is_bridge,
         is_root_port=port == _ROOT_PORT or (is_bridge and port is None and not path and _has_express(tree, real)),
         is_switch_port=port in (_UPSTREAM, _DOWNSTREAM),
-        numa_node=node if node is not None and node >= 0 else None,
+        numa_node=node if node >= 0 else None,
         driver=_link_name(tree, f"{real}/driver"),
         link=_read_link(tree, real),
         iommu_group=_read_group(tree, real),
@@ -89,6 +95,27 @@ def _read(tree: Tree, name: str, address: PciAddress, usable: CpuSet) -> tuple[P
         near_cpus=local & usable if local else usable,
     )
     return device, port
+
+
+def _number(tree: Tree, folder: str, file: str, spare: bytes, warnings: list[str], *, missing: int = 0) -> int:
+    """Read one number; when the file is garbage or unreadable, say so and take the spare bytes of configuration space, else `missing`."""
+    try:
+        value = tree.read_int(f"{folder}/{file}", 0)
+    except HardwareError as err:
+        # Bytes all ones are what a function answers that does not answer.
+        is_told = bool(spare) and set(spare) != {0xFF}
+        value = int.from_bytes(spare, "little") if is_told else None
+        instead = f"taken from configuration space as {value:#x}" if value is not None else "taken as not told"
+        warnings.append(f"{err.message}; {instead}")
+    return missing if value is None else value
+
+
+def _local_cpus(tree: Tree, folder: str, warnings: list[str]) -> CpuSet | None:
+    try:
+        return read_cpus(tree, folder, "local_cpus", "local_cpulist")
+    except HardwareError as err:
+        warnings.append(f"{err.message}; taken as near all CPUs")
+        return None
 
 
 def _finish(device: PciDevice, found: dict[PciAddress, PciDevice], ports: dict[PciAddress, int | None]) -> PciDevice:
@@ -153,12 +180,11 @@ def _has_express(tree: Tree, real: str) -> bool:
     return tree.exists(f"{real}/max_link_speed")
 
 
-def _revision(tree: Tree, real: str, config: bytes) -> int:
+def _revision(tree: Tree, folder: str, config: bytes, warnings: list[str]) -> int:
     if len(config) > 0x08:
         return config[0x08]
     # Without any source: all ones, as a function answers that does not answer.
-    told = tree.read_int(f"{real}/revision", 0)
-    return 0xFF if told is None else told
+    return _number(tree, folder, "revision", b"", warnings, missing=0xFF)
 
 
 def _read_link(tree: Tree, real: str) -> PciLink | None:

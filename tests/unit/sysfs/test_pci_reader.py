@@ -94,15 +94,45 @@ def test_pci_device_is_left_out_when_its_link_dangles(tmp_path: Path) -> None:
     assert ([str(one.address) for one in devices], warnings) == (["0000:00:02.0"], ())
 
 
-def test_pci_device_is_told_when_it_cannot_be_read(tmp_path: Path) -> None:
-    """A function with a corrupt file is left out with a sentence; its neighbours stay."""
-    files: dict[str, object] = {f"{FOLDER}/0000:00:02.0/class": "0x030000", f"{FOLDER}/0000:00:03.0/class": "display"}
+@pytest.mark.parametrize("file", ["class", "vendor", "device", "numa_node", "subsystem_vendor", "revision", "local_cpus"])
+@pytest.mark.parametrize("raw", ["display", "0x", "\ufffd", "1 2", "NaN"])
+def test_pci_device_stays_with_a_warning_when_one_of_its_files_is_garbage(tmp_path: Path, file: str, raw: str) -> None:
+    """A function with a corrupt number stays visible, and the machine says which file it was and what it held."""
+    files: dict[str, object] = {f"{FOLDER}/0000:00:02.0/class": "0x030000", f"{FOLDER}/0000:00:03.0/{file}": raw}
 
     devices, warnings = read_pci_devices(write(tmp_path, files), ALL)
 
-    assert [str(one.address) for one in devices] == ["0000:00:02.0"]
+    assert [str(one.address) for one in devices] == ["0000:00:02.0", "0000:00:03.0"]
     assert len(warnings) == 1
-    assert "0000:00:03.0" in warnings[0]
+    assert f"0000:00:03.0/{file}" in warnings[0]
+    assert repr(raw) in warnings[0]
+
+
+def test_pci_numbers_come_from_configuration_space_when_their_files_are_garbage(tmp_path: Path) -> None:
+    """Class, vendor and device stand in configuration space, too: a GPU with a corrupt class file is a GPU still."""
+    machine = build("dgx", tmp_path)
+    tree = Tree(HardwareSettings(root=str(machine.root)))
+    before = at(read_machine(tree, "n"), "0000:1a:00.0")
+    for file in ("class", "vendor", "device"):
+        machine.write(f"{FOLDER}/0000:1a:00.0/{file}", "garbage")
+
+    after = read_machine(tree, "n")
+
+    assert at(after, "0000:1a:00.0") == before
+    assert len([one for one in after.warnings if "0000:1a:00.0" in one and "configuration space" in one]) == 3
+
+
+def test_pci_device_stays_when_its_class_is_garbage_and_configuration_space_is_closed(tmp_path: Path) -> None:
+    """Without either source the class is not told; the function stays in the machine."""
+    machine = build("dgx", tmp_path)
+    machine.write(f"{FOLDER}/0000:1a:00.0/class", "garbage")
+    for config in tmp_path.glob("sys/devices/pci*/**/0000:1a:00.0/config"):
+        config.write_bytes(b"\xff" * 64)
+
+    read = read_machine(Tree(HardwareSettings(root=str(machine.root))), "n")
+
+    assert at(read, "0000:1a:00.0").class_code == 0
+    assert [one for one in read.warnings if "0000:1a:00.0/class" in one and "not told" in one]
 
 
 def test_pci_link_is_zero_when_the_kernel_says_unknown(tmp_path: Path) -> None:
