@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from topobus.cpu.config import CpuSettings
 from topobus.devicekit.host import serve_devices
+from topobus.devicekit.registry import load_drivers
 from topobus.runtime.service import Runtime
 
-__all__ = ["serve"]
+__all__ = ["check", "serve"]
+
+
+def check(settings: CpuSettings) -> None:
+    """Refuse names of plugins that are not installed.
+
+    Errors: raises ConfigError that names the key.
+    """
+    load_drivers("cpu", settings.drivers)
 
 
 async def serve(settings: CpuSettings, runtime: Runtime) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from topobus.gateway.config import GatewaySettings
+from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.service import serve
 from topobus.runtime.service import run
 
@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the gateway service; the exit code is the process's."""
-    sys.exit(run("gateway", GatewaySettings, serve))
+    sys.exit(run("gateway", GatewaySettings, serve, check=check))
 
 
 if __name__ == "__main__":

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from topobus.devicekit.host import serve_devices
+from topobus.devicekit.registry import load_drivers
 from topobus.gpu.config import GpuSettings
 from topobus.runtime.service import Runtime
 
-__all__ = ["serve"]
+__all__ = ["check", "serve"]
+
+
+def check(settings: GpuSettings) -> None:
+    """Refuse names of plugins that are not installed.
+
+    Errors: raises ConfigError that names the key.
+    """
+    load_drivers("gpu", settings.drivers)
 
 
 async def serve(settings: GpuSettings, runtime: Runtime) -> None:

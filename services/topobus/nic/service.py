@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from topobus.devicekit.host import serve_devices
+from topobus.devicekit.registry import load_drivers
 from topobus.nic.config import NicSettings
 from topobus.runtime.service import Runtime
 
-__all__ = ["serve"]
+__all__ = ["check", "serve"]
+
+
+def check(settings: NicSettings) -> None:
+    """Refuse names of plugins that are not installed.
+
+    Errors: raises ConfigError that names the key.
+    """
+    load_drivers("nic", settings.drivers)
 
 
 async def serve(settings: NicSettings, runtime: Runtime) -> None:

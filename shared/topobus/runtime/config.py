@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -18,9 +19,10 @@ from msgspec import Meta, Struct
 
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_subdomain
+from topobus.runtime.endpoint import read_url
 from topobus.runtime.environment import choices_at, fields_at, overlay
 
-__all__ = ["HttpSettings", "LogSettings", "NatsSettings", "ServiceSettings", "load_settings"]
+__all__ = ["HttpSettings", "LogSettings", "NatsSettings", "ServiceSettings", "load_settings", "origin_of"]
 
 
 class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,6 +89,12 @@ def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Ma
         settings = msgspec.convert(raw, type=kind, strict=False)
     except msgspec.ValidationError as err:
         raise _explain(err, kind, service, raw, file, origins) from err
+    _check_numbers(settings, service, file, origins)
+    try:
+        read_url(settings.nats.url)
+    except ConfigError as err:
+        where = _written(("nats", "url"), file, origins)
+        raise ConfigError(f"{service}: {err.message} (from {where})", next_step=err.next_step) from err
     node = settings.node or socket.gethostname().lower()
     if not is_dns_subdomain(node):
         source = origins.get(("node",), str(file) if "node" in raw else "the host's name")
@@ -95,6 +103,47 @@ def load_settings(kind: type[S], service: str, *, file: Path | None, environ: Ma
             next_step=f"set TOPOBUS_{service.upper()}__NODE",
         )
     return msgspec.structs.replace(settings, node=node)
+
+
+def origin_of(kind: type[S], service: str, key: str, *, file: Path | None, environ: Mapping[str, str]) -> str:
+    """Say where a key's value was written: a variable, the file, or the default."""
+    raw = _read_file(file)
+    origins = overlay(raw, kind, service, environ)
+    path = tuple(key.split("."))
+    here: Any = raw
+    for part in path:
+        if not isinstance(here, dict) or part not in here:
+            return "the default"
+        here = here[part]
+    return _written(path, file, origins)
+
+
+def _written(path: tuple[str, ...], file: Path | None, origins: dict[tuple[str, ...], str]) -> str:
+    """Name the variable that the value at a path came from, else the file."""
+    # The last one wins, and is listed last.
+    variable = next((name for key, name in reversed(origins.items()) if key == path[: len(key)] or key[: len(path)] == path), None)
+    return variable or (f"file {file}" if file else "the default")
+
+
+def _check_numbers(settings: Struct, service: str, file: Path | None, origins: dict[tuple[str, ...], str]) -> None:
+    """Refuse what is no number or is without end: TOML and the environment can say nan and inf, and no limit of ours keeps out both."""
+    for path, value in _floats(settings, ()):
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"{service}: {'.'.join(path)}: got {value}, wanted a finite number (from {_written(path, file, origins)})",
+                next_step="leave the key out for its default",
+            )
+
+
+def _floats(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], float]]:
+    if isinstance(value, float):
+        yield path, value
+    elif isinstance(value, Struct):
+        for one in msgspec.structs.fields(value):
+            yield from _floats(getattr(value, one.name), (*path, one.encode_name))
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _floats(inner, (*path, str(key)))
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:

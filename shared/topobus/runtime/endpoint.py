@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from topobus.domain.errors import ConfigError
-from topobus.runtime.config import NatsSettings
 
-__all__ = ["read_secret", "read_url", "tls_context"]
+if TYPE_CHECKING:
+    from topobus.runtime.config import NatsSettings
+
+__all__ = ["check_files", "read_secret", "read_url", "tls_context"]
 
 
 def read_url(text: str) -> tuple[list[str], str]:
@@ -17,13 +20,15 @@ def read_url(text: str) -> tuple[list[str], str]:
     servers = [part.strip() for part in text.split(",") if part.strip()]
     shown = []
     for server in servers or [text]:
-        parts = urlsplit(server if "://" in server else f"nats://{server}")
         try:
+            parts = urlsplit(server if "://" in server else f"nats://{server}")
             is_good = parts.scheme in ("nats", "tls", "ws", "wss") and bool(parts.hostname) and parts.port != 0
         except ValueError:
             is_good = False
         if not is_good:
-            raise ConfigError(f"nats.url: got {server!r}, wanted nats://HOST:PORT", next_step="several servers are separated by commas")
+            raise ConfigError(
+                f"nats.url: got {server.rpartition('@')[2]!r}, wanted nats://HOST:PORT", next_step="several servers are separated by commas"
+            )
         shown.append(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
     return servers, ",".join(shown)
 
@@ -33,7 +38,22 @@ def read_secret(path: str, key: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except OSError as err:
-        raise ConfigError(f"{key}: cannot read {path}: {err.strerror}", next_step="mount the secret, or leave the key out") from err
+        raise ConfigError(
+            f"{key}: cannot read {path}: {err.strerror}", next_step="mount the secret, or leave the key out", key=key
+        ) from err
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{key}: {path} is no text", next_step="mount the secret as it was given, not packed", key=key) from err
+
+
+def check_files(settings: NatsSettings) -> None:
+    """Read every file that the connection will need, without connecting.
+
+    Errors: raises ConfigError that names the key.
+    """
+    for key, path in (("nats.password_file", settings.password_file), ("nats.credentials_file", settings.credentials_file)):
+        if path:
+            read_secret(path, key)
+    tls_context(settings)
 
 
 def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
@@ -43,4 +63,6 @@ def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
     try:
         return ssl.create_default_context(cafile=settings.tls_ca_file)
     except OSError as err:
-        raise ConfigError(f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}", next_step="give a PEM file") from err
+        raise ConfigError(
+            f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}", next_step="give a PEM file", key="nats.tls_ca_file"
+        ) from err

@@ -48,6 +48,7 @@ class Endpoint:
             raise ConfigError(
                 f"http.port: cannot listen at {self._settings.host}:{self._settings.port}: {err}",
                 next_step="choose another port, or 0 for none",
+                key="http.port",
             ) from err
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
         return self

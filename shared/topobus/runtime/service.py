@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock, SystemClock
-from topobus.runtime.config import LogSettings, ServiceSettings, load_settings
+from topobus.runtime.config import LogSettings, ServiceSettings, load_settings, origin_of
+from topobus.runtime.endpoint import check_files
 from topobus.runtime.http import Endpoint, probe
 from topobus.runtime.logging import get_logger, setup_logging
 from topobus.runtime.readiness import Readiness
@@ -55,15 +56,25 @@ class Runtime:
     registry: CollectorRegistry
 
 
-def run(name: str, settings_type: type[S], serve: Callable[[S, Runtime], Awaitable[None]], argv: Sequence[str] | None = None) -> int:
+def run(
+    name: str,
+    settings_type: type[S],
+    serve: Callable[[S, Runtime], Awaitable[None]],
+    argv: Sequence[str] | None = None,
+    *,
+    check: Callable[[S], None] | None = None,
+) -> int:
     """Run a service until it is told to stop; gives the exit status.
 
-    `serve` is cancelled by SIGTERM or SIGINT; then the bus drains and the status is 0. ConfigError gives 78, our own bug 70.
+    `check` refuses (by ConfigError) settings that cannot work together, before anything is connected; --check-config runs it, too. `serve` is cancelled by SIGTERM or SIGINT; then the bus drains and the status is 0. ConfigError gives 78, our own bug 70.
     """
     arguments = _parse(name, argv)
     try:
         settings = load_settings(settings_type, name, file=arguments.config, environ=os.environ)
+        if check is not None and not arguments.probe:
+            check(settings)
         if arguments.check_config:
+            check_files(settings.nats)
             print(f"{name}: the settings are good")  # noqa: T201 - the answer of a command
             return EX_OK
         if arguments.probe:
@@ -73,7 +84,7 @@ def run(name: str, settings_type: type[S], serve: Callable[[S, Runtime], Awaitab
         setup_logging(settings.log, service=name, node=settings.node)
         return asyncio.run(_life(name, settings, serve))
     except TopobusError as err:
-        return _fail(name, err)
+        return _fail(name, _with_origin(err, name, settings_type, arguments.config))
     except KeyboardInterrupt:
         return EX_OK
     except Exception:  # noqa: BLE001
@@ -81,6 +92,16 @@ def run(name: str, settings_type: type[S], serve: Callable[[S, Runtime], Awaitab
         setup_logging(LogSettings(format="json"), service=name)
         get_logger().exception("service.crashed")
         return EX_SOFTWARE
+
+
+def _with_origin(err: TopobusError, name: str, settings_type: type[ServiceSettings], file: Path | None) -> TopobusError:
+    """Add to an error that has a setting's key as a fact where that setting was written."""
+    key = err.facts.get("key")
+    if not isinstance(err, ConfigError) or not isinstance(key, str):
+        return err
+    origin = origin_of(settings_type, name, key, file=file, environ=os.environ)
+    message = err.message if err.message.startswith(f"{name}: ") else f"{name}: {err.message}"
+    return ConfigError(f"{message} (from {origin})", next_step=err.next_step, **err.facts)
 
 
 def _parse(name: str, argv: Sequence[str] | None) -> argparse.Namespace:
