@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from topobus.contracts.codec import decode, encode
 from topobus.devicekit.cdi import CdiSpec
-from topobus.devicekit.cdi_files import write
+from topobus.devicekit.cdi_files import remove_leftovers, write
 from topobus.domain.errors import ConfigError, ContractError
 from topobus.gateway.core.claims import AllocatedDevice
 
@@ -79,6 +79,10 @@ class Checkpoint:
         if file.version != _VERSION:
             raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
         return cls(path, {one.key: one for one in file.entries})
+
+    def sweep(self) -> None:
+        """Remove what a killed gateway had half written; only for the one that holds the lock."""
+        remove_leftovers(self._path.parent, self._path.name)
 
     def entries(self) -> tuple[ClaimEntry, ...]:
         """All entries, by claim and class."""

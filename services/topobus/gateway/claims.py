@@ -125,6 +125,7 @@ class ClaimPreparer:
         Errors: raises ConfigError when the folder cannot be written.
         """
         wanted = {_file(entry): render(entry.cdi) for entry in self._checkpoint.entries() if entry.is_prepared and entry.cdi is not None}
+        await asyncio.to_thread(self._checkpoint.sweep)
         try:
             written, orphans = await asyncio.to_thread(_restore_files, self._cdi_dir, wanted)
         except OSError as err:

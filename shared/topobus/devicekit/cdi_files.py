@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-__all__ = ["delete", "find_files", "write"]
+__all__ = ["delete", "find_files", "remove_leftovers", "write"]
 
 
 def write(folder: Path, name: str, data: bytes) -> Path:
@@ -52,9 +52,14 @@ def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
     """
     if not folder.is_dir():
         return ()
-    for leftover in folder.glob(f".{vendor}-*.tmp"):
-        leftover.unlink(missing_ok=True)
+    remove_leftovers(folder, f"{vendor}-*")
     return tuple(sorted(path.name for path in folder.glob(f"{vendor}-*_*.json")))
+
+
+def remove_leftovers(folder: Path, pattern: str) -> None:
+    """Remove half-written files that a crash left of `write`, of all names that match; for the one process that writes there."""
+    for leftover in folder.glob(f".{pattern}.*.tmp"):
+        leftover.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -20,7 +20,7 @@ from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
 from topobus.testing.kubelet_values import ClaimDevice, ClaimReference, EventLog, KubeletTimings, PreparedClaim
-from topobus.testing.kubelet_wire import DialError, Tasks, dial, go_error, is_socket, to_plain
+from topobus.testing.kubelet_wire import DialError, Tasks, dial, go_error, is_socket, outcome_of, to_plain
 
 __all__ = ["DriverHealth", "Drivers"]
 
@@ -144,7 +144,7 @@ class Drivers:
             response_deserializer=dra.NodePrepareResourcesResponse.FromString,
         )
         try:
-            answer = await call(request, timeout=self._timings.dra_s)
+            answer = await outcome_of(call(request, timeout=self._timings.dra_s))
         except grpc.aio.AioRpcError as err:
             return {}, f"NodePrepareResources failed: {go_error(err)}"
         return dict(answer.claims), ""
@@ -165,7 +165,7 @@ class Drivers:
             response_deserializer=dra.NodeUnprepareResourcesResponse.FromString,
         )
         try:
-            answer = await call(request, timeout=self._timings.dra_s)
+            answer = await outcome_of(call(request, timeout=self._timings.dra_s))
         except grpc.aio.AioRpcError as err:
             return {one.uid: f"NodeUnprepareResources failed: {go_error(err)}" for one in claims}
         errors: dict[str, str] = {}

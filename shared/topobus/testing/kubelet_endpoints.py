@@ -21,7 +21,7 @@ from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.testing.kubelet_devices import DeviceStore, PluginDevice
 from topobus.testing.kubelet_values import EventLog, KubeletTimings
-from topobus.testing.kubelet_wire import DialError, Tasks, deadline_of, dial, go_error, is_socket, to_plain
+from topobus.testing.kubelet_wire import DialError, Tasks, deadline_of, dial, go_error, is_socket, outcome_of, to_plain
 
 __all__ = ["CallFailed", "DevicePlugins", "Endpoint"]
 
@@ -57,7 +57,7 @@ class Endpoint:
         request = pb.PreferredAllocationRequest(container_requests=[wanted])
         self._log.add("GetPreferredAllocation", self.resource, to_plain(request))
         try:
-            answer = await self.stub.GetPreferredAllocation(request)
+            answer = await outcome_of(self.stub.GetPreferredAllocation(request))
         except grpc.aio.AioRpcError as err:
             raise CallFailed(f"device plugin GetPreferredAllocation rpc failed with err: {go_error(err)}") from err
         return set(answer.container_responses[0].deviceIDs) if answer.container_responses else set()
@@ -67,7 +67,7 @@ class Endpoint:
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=sorted(ids))])
         self._log.add("Allocate", self.resource, to_plain(request))
         try:
-            answer = await self.stub.Allocate(request)
+            answer = await outcome_of(self.stub.Allocate(request))
         except grpc.aio.AioRpcError as err:
             raise CallFailed(go_error(err)) from err
         if not answer.container_responses:
@@ -81,7 +81,7 @@ class Endpoint:
         request = pb.PreStartContainerRequest(devices_ids=sorted(ids))
         self._log.add("PreStartContainer", self.resource, to_plain(request), self._pre_start_s)
         try:
-            await self.stub.PreStartContainer(request, timeout=self._pre_start_s)
+            await outcome_of(self.stub.PreStartContainer(request, timeout=self._pre_start_s))
         except grpc.aio.AioRpcError as err:
             raise CallFailed(f"device plugin PreStartContainer rpc failed with err: {go_error(err)}") from err
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import stat
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-__all__ = ["DialError", "Tasks", "deadline_of", "dial", "go_error", "is_socket", "to_plain"]
+__all__ = ["DialError", "Tasks", "deadline_of", "dial", "go_error", "is_socket", "outcome_of", "to_plain"]
+
+T = TypeVar("T")
 
 
 class DialError(Exception):
@@ -68,13 +70,30 @@ async def dial(path: Path, timeout_s: float) -> grpc.aio.Channel:
     return channel
 
 
+async def outcome_of(call: Awaitable[T]) -> T:
+    """Await a call that somebody else may cut off by closing its channel, as kubelet closes a plugin that registers anew.
+
+    Errors: raises AioRpcError; grpc would raise the CancelledError that means the end of our own task.
+    """
+    try:
+        return await call
+    except asyncio.CancelledError as err:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        closed = grpc.aio.AioRpcError(
+            grpc.StatusCode.CANCELLED, grpc.aio.Metadata(), grpc.aio.Metadata(), details="grpc: the client connection is closing"
+        )
+        raise closed from err
+
+
 def go_error(err: grpc.aio.AioRpcError) -> str:
     """Word an RPC error as grpc-go does.
 
     >>> go_error(grpc.aio.AioRpcError(grpc.StatusCode.FAILED_PRECONDITION, details="no"))
     'rpc error: code = FailedPrecondition desc = no'
     """
-    code = "".join(part.capitalize() for part in err.code().name.split("_"))
+    code = "".join(part.capitalize() for part in err.code().name.split("_")).replace("Cancelled", "Canceled")
     return f"rpc error: code = {code} desc = {err.details() or ''}"
 
 

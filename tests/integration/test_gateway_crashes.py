@@ -1,0 +1,262 @@
+"""A gateway killed (SIGKILL) at every single step of kubelet's calls: the next one goes on correctly, whether kubelet asks again or gives up.
+
+The steps are counted while the call runs (see `support.mortal_gateway`), so a step that is added to the gateway later is covered by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.gateway_rig import Rig, make_rig
+from support.mortal_gateway import READY
+from support.node_plane import claim, device
+from topobus.devicekit.cdi import file_name
+from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.core.claims import CDI_VENDOR
+from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+GPU_DRIVER, NIC_DRIVER = "gpu.topobus.dev", "nic.topobus.dev"
+GPU = "topobus.dev/gpu"
+BOTH = ClaimReference(name="both", uid="u-both", drivers=(GPU_DRIVER, NIC_DRIVER))
+RIVAL = ClaimReference(name="rival", uid="u-rival", drivers=(GPU_DRIVER,))
+HELD = {"claim/default/both/u-both": {"gpu": ("gpu-0",), "nic": ("nic-0",)}}
+TESTS = Path(__file__).resolve().parent.parent
+LIMIT_S = 20.0
+# More than any call has: a loop that never ends would be a bug of the test.
+MOST_STEPS = 100
+
+
+class Lives:
+    """One gateway process after the other."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.order = rig.root / "order"
+        self.steps = rig.root / "steps"
+        self._settings = rig.root / "settings.json"
+        self._settings.write_bytes(msgspec.json.encode(rig.settings))
+        self._process: asyncio.subprocess.Process | None = None
+        self._doomed_step = 0
+
+    async def start(self) -> None:
+        """Start one that does not die, and wait until it has looked around."""
+        self.order.write_text("nothing 0", encoding="utf-8")
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "support.mortal_gateway", str(self._settings), self.rig.url, str(self.order), str(self.steps),
+            env={**os.environ, "PYTHONPATH": str(TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        async with asyncio.timeout(LIMIT_S):
+            async for line in self._process.stdout:
+                if line.decode().strip() == READY:
+                    return
+        raise AssertionError(f"the gateway ended with {await self._process.wait()} before it was ready")
+
+    def doom(self, call: str, step: int) -> None:
+        """Let the process die at a step of the next such call (`Allocate/gpu`)."""
+        self._doomed_step = step
+        self.steps.write_text("", encoding="utf-8")
+        self.order.write_text(f"{call} {step}", encoding="utf-8")
+
+    async def died(self) -> bool:
+        """Say whether it died, now that the call is over; False means that the call had fewer steps."""
+        assert self._process is not None
+        if len(self._log()) < self._doomed_step:
+            self.order.write_text("nothing 0", encoding="utf-8")
+            return False
+        async with asyncio.timeout(LIMIT_S):
+            assert await self._process.wait() == -signal.SIGKILL
+        return True
+
+    def where(self) -> str:
+        """Name the step at which it died."""
+        return (self._log() or ["before any step"])[-1]
+
+    async def stop(self) -> None:
+        """End the present one, however."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def _log(self) -> list[str]:
+        return self.steps.read_text(encoding="utf-8").splitlines()
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """Two GPUs and a NIC, a claim for one of each, and a rival that wants the same GPU."""
+    async with make_rig(nats_server.url) as made:
+        await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
+        await made.plane.show("nic", device("nic-0", 0))
+        yield made
+
+
+@pytest_asyncio.fixture
+async def lives(rig: Rig) -> AsyncIterator[Lives]:
+    """The gateway's processes, with a kubelet beside them."""
+    made = Lives(rig)
+    async with rig.kubelet:
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
+
+
+def entries(rig: Rig) -> tuple[ClaimEntry, ...]:
+    """The checkpoint as it stands on disk."""
+    return Checkpoint.load(Path(rig.settings.checkpoint_path)).entries()
+
+
+def check_files(rig: Rig, at: str) -> None:
+    """Promise: a start leaves one CDI file for each prepared claim, no other, and no half-written file anywhere."""
+    wanted = {file_name(CDI_VENDOR, one.device_class, one.uid) for one in entries(rig) if one.is_prepared}
+    found = {one.name for one in rig.cdi_dir.iterdir()} if rig.cdi_dir.is_dir() else set()
+    assert found == wanted, at
+    state = Path(rig.settings.checkpoint_path)
+    assert {one.name for one in state.parent.iterdir()} <= {state.name, state.name + ".lock"}, at
+
+
+def check_nothing_left(rig: Rig, at: str) -> None:
+    """Promise: when the claim is gone, nothing of it is left."""
+    assert entries(rig) == (), at
+    assert rig.plane.ledger.allocations == {}, at
+    check_files(rig, at)
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    """Wait until something is true."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not holds():  # noqa: ASYNC110  (what is looked at tells nobody)
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"never came: {what}") from None
+
+
+async def prepare(rig: Rig, reference: ClaimReference, at: str) -> PreparedClaim:
+    """Prepare as kubelet does: again while nobody listens; what the gateway itself says is final."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            (prepared,) = await rig.kubelet.prepare_claims([reference])
+            if not is_transport(prepared.error):
+                return prepared
+            await asyncio.sleep(0.05)
+    raise AssertionError(at)
+
+
+async def unprepare(rig: Rig, reference: ClaimReference) -> dict[str, str]:
+    """Unprepare as kubelet does."""
+    async with asyncio.timeout(LIMIT_S):
+        while True:
+            errors = await rig.kubelet.unprepare_claims([reference])
+            if not any(is_transport(one) for one in errors.values()):
+                return errors
+            await asyncio.sleep(0.05)
+
+
+def is_transport(error: str) -> bool:
+    """Say whether nobody has answered."""
+    return "is not registered" in error or "code = Unavailable" in error or "code = Canceled" in error or "EOF" in error
+
+
+async def check_whole(rig: Rig, at: str) -> None:
+    """Promise: the claim is prepared at both drivers, ledger and checkpoint say the same, and nobody else gets its device."""
+    prepared = await prepare(rig, BOTH, at)
+    assert prepared.error == "", at
+    assert [one.device for one in prepared.devices] == ["gpu-0", "nic-0"], at
+    assert {key: one.holdings[0].devices for key, one in rig.plane.ledger.allocations.items()} == HELD, at
+    assert {one.key for one in entries(rig) if one.is_prepared} == {"u-both/gpu", "u-both/nic"}, at
+    check_files(rig, at)
+    named = {name for one in prepared.devices for name in one.cdi_devices}
+    assert named == {"topobus.dev/gpu=claim-u-both-gpu-0", "topobus.dev/nic=claim-u-both-nic-0"}, at
+    rival = await prepare(rig, RIVAL, at)
+    assert "gpu-0" in rival.error, at
+
+
+async def undo(rig: Rig, at: str) -> None:
+    """Delete the claim and let kubelet undo it; nothing is left."""
+    await rig.plane.drop("both")
+    assert await unprepare(rig, BOTH) == {}, at
+    check_nothing_left(rig, at)
+
+
+@pytest.mark.parametrize("driver", ["gpu", "nic"])
+@pytest.mark.parametrize("is_retried", [True, False], ids=["asked-again", "given-up"])
+async def test_gateway_goes_on_when_killed_at_any_step_of_prepare(rig: Rig, lives: Lives, driver: str, is_retried: bool) -> None:
+    """Asked again, the claim is prepared once and whole; given up, nothing of it is left: whatever the step was."""
+    await rig.plane.store(claim("rival", RIVAL.uid, "gpu-0"))
+    for step in range(1, MOST_STEPS):
+        await rig.plane.store(claim("both", BOTH.uid, "gpu-0", "nic-0"))
+        await until(lambda: set(BOTH.drivers) <= set(rig.kubelet.drivers()), "both drivers")
+        lives.doom(f"NodePrepareResources/{driver}", step)
+        await rig.kubelet.prepare_claims([BOTH])
+        if not await lives.died():
+            break
+        at = f"killed at {lives.where()}"
+        await lives.start()
+        check_files(rig, at)
+        if is_retried:
+            await check_whole(rig, at)
+        await undo(rig, at)
+
+    assert step > 10
+
+
+@pytest.mark.parametrize("driver", ["gpu", "nic"])
+async def test_gateway_goes_on_when_killed_at_any_step_of_unprepare(rig: Rig, lives: Lives, driver: str) -> None:
+    """Kubelet asks until it is told that all is undone; then nothing is left, whatever the step was."""
+    for step in range(1, MOST_STEPS):
+        await rig.plane.store(claim("both", BOTH.uid, "gpu-0", "nic-0"))
+        assert (await prepare(rig, BOTH, "")).error == ""
+        await rig.plane.drop("both")
+        lives.doom(f"NodeUnprepareResources/{driver}", step)
+        await rig.kubelet.unprepare_claims([BOTH])
+        if not await lives.died():
+            break
+        at = f"killed at {lives.where()}"
+        await lives.start()
+        check_files(rig, at)
+        await undo(rig, at)
+
+    assert step > 10
+
+
+@pytest.mark.parametrize("is_retried", [True, False], ids=["asked-again", "given-up"])
+async def test_gateway_goes_on_when_killed_at_any_step_of_allocate(rig: Rig, lives: Lives, is_retried: bool) -> None:
+    """The pod that comes next gets the devices, and what the dead call has taken is let go: whatever the step was."""
+    for step in range(1, MOST_STEPS):
+        await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        first = Pod(name="first", uid=f"first-{step}", containers=(Container(name="main", resources={GPU: 2}),))
+        lives.doom("Allocate/gpu", step)
+        await rig.kubelet.admit(first)
+        if not await lives.died():
+            break
+        at = f"killed at {lives.where()}"
+        await lives.start()
+        await rig.kubelet.remove(first)
+        await rig.kubelet.wait_for_event("ListAndWatch.closed", count=step)
+        await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+        if is_retried:
+            second = Pod(name="second", uid=f"second-{step}", containers=(Container(name="main", resources={GPU: 2}),))
+            answer = await rig.kubelet.admit(second)
+            assert isinstance(answer, Admission), f"{at}: {answer}"
+            held = [one.holdings[0].devices for one in rig.plane.ledger.allocations.values()]
+            assert held == [{"gpu": ("gpu-0", "gpu-1")}], at
+            await rig.kubelet.remove(second)
+        await until(lambda: not rig.plane.ledger.allocations, f"{at}: an empty ledger")
+        check_files(rig, at)
+
+    assert step > 4

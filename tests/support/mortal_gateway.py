@@ -1,0 +1,150 @@
+"""A gateway in a process of its own that kills itself (SIGKILL) at the n-th step of a call of kubelet's, for crash tests.
+
+    python -m support.mortal_gateway SETTINGS.json NATS-URL STEP-FILE LOG-FILE
+
+A step is whatever a crash could fall between: each ask and read on the bus (before and after it), each file made, renamed or removed (seen by
+an audit hook, so that a new one counts by itself), the call's begin and its answer. Only what a call of kubelet's does is counted.
+STEP-FILE holds the method and the step to die at, `NodePrepareResources 3`; it is read when a call begins. LOG-FILE gets a line a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from topobus.gateway import device_plugin, dra_plugin
+from topobus.gateway.config import GatewaySettings
+from topobus.gateway.service import serve
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+
+READY = "READY"
+
+_FILE_EVENTS = {"open", "os.rename", "os.remove", "os.chmod", "os.truncate"}
+
+
+class _Death:
+    """Counts the steps of one call and ends the process at the chosen one."""
+
+    def __init__(self, log: int) -> None:
+        self._log = log
+        self._lock = threading.Lock()
+        self._count = 0
+        self._deadly = 0
+
+    def begin(self, deadly: int) -> None:
+        """Count anew; 0 counts without dying."""
+        self._count, self._deadly = 0, deadly
+
+    def step(self, name: str) -> None:
+        """Die here when it is time."""
+        with self._lock:
+            self._count += 1
+            os.write(self._log, f"{self._count} {name}\n".encode())
+            if self._count == self._deadly:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+_CALL: ContextVar[_Death | None] = ContextVar("call", default=None)
+
+
+def _step(name: str) -> None:
+    death = _CALL.get()
+    if death is not None:
+        death.step(name)
+
+
+def _watch_files() -> None:
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if event not in _FILE_EVENTS or _CALL.get() is None:
+            return
+        if event == "open":
+            if isinstance(arguments[0], int):
+                return
+            flags = arguments[2] if isinstance(arguments[2], int) else 0
+            # Opening a folder is the moment between a rename and its being synced.
+            if not flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_DIRECTORY):
+                return
+        _step(f"{event} {Path(str(arguments[0])).name}")
+
+    sys.addaudithook(look)
+
+
+def _watch_bus(verb: str) -> None:
+    real: Callable[..., Awaitable[Any]] = getattr(Bus, verb)
+
+    async def counted(self: Bus, what: Any, *arguments: Any, **parts: Any) -> Any:
+        _step(f"before {verb} {what.name}")
+        result = await real(self, what, *arguments, **parts)
+        _step(f"after {verb} {what.name}")
+        return result
+
+    setattr(Bus, verb, counted)
+
+
+def _watch_calls(death: _Death, order: Path) -> None:
+    for module in (device_plugin, dra_plugin):
+        real = module.answer
+
+        async def counted(
+            context: Any, metrics: Any, method: str, device_class: str, work: Awaitable[Any], real: Callable[..., Any] = real
+        ) -> Any:
+            wanted, _, step = _read(order).partition(" ")
+            if wanted == f"{method}/{device_class}":
+                death.begin(int(step))
+                _CALL.set(death)
+                _step("called")
+            result = await real(context, metrics, method, device_class, work)
+            _step("answered")
+            return result
+
+        setattr(module, "answer", counted)  # noqa: B010  (mypy knows the real one's type)
+
+
+def _read(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+class _LoudReadiness(Readiness):
+    def set(self, part: str, is_ready: bool, why: str = "") -> None:
+        super().set(part, is_ready, why)
+        if part == "inventories" and is_ready:
+            sys.stdout.write(f"{READY}\n")
+            sys.stdout.flush()
+
+
+async def _run(settings: GatewaySettings, url: str) -> None:
+    async with Bus.session(NatsSettings(url=url), name="gateway") as bus:
+        runtime = Runtime(
+            name="gateway", node=settings.node, bus=bus, clock=SystemClock(), readiness=_LoudReadiness(), registry=CollectorRegistry()
+        )
+        await serve(settings, runtime)
+
+
+def main(arguments: list[str]) -> None:
+    """Run until killed."""
+    settings_file, url, order, log = arguments
+    settings = msgspec.json.decode(Path(settings_file).read_bytes(), type=GatewaySettings)
+    death = _Death(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+    for verb in ("ask", "get"):
+        _watch_bus(verb)
+    _watch_calls(death, Path(order))
+    _watch_files()
+    asyncio.run(_run(settings, url))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
