@@ -18,16 +18,19 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device, no
-from topobus.contracts.catalogue import RELEASE
-from topobus.contracts.messages import ReleaseRequest
+from topobus.contracts.catalogue import PREPARE, RELEASE
+from topobus.contracts.messages import PrepareReply, PrepareRequest, ReleaseRequest
 from topobus.devicekit.cdi import parse
 from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.silence import SilenceSettings
 from topobus.kubeletpb.dra.v1beta1 import api_pb2 as dra_beta
 from topobus.kubeletpb.dra.v1beta1 import api_pb2_grpc as dra_beta_rpc
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.drahealth.v1 import api_pb2_grpc as health_rpc
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
 from topobus.testing.nats import NatsServer
 
@@ -328,6 +331,31 @@ async def test_gateway_streams_health_when_a_device_gets_sick_and_recovers(rig: 
         await rig.kubelet.wait_for_health(DRIVER, NODE, "gpu-0", "Healthy")
 
     assert sick.message == "ecc"
+    assert neighbour.state == "Healthy"
+
+
+async def test_gateway_calls_devices_unknown_when_their_service_is_silent(rig: Rig) -> None:
+    """Kubelet sees Unknown with the reason at the DRA door, Healthy again with the first answer, and never a change in the device plugin's list."""
+    await rig.plane.show("fpga", device("fpga-0", 0))
+    quick = SilenceSettings(every_s=0.05, timeout_s=0.5, gone_s=0.2, hung_s=5.0)
+    where = {"node": NODE, "device_class": "fpga"}
+
+    async def never(_request: PrepareRequest) -> PrepareReply:
+        raise AssertionError("a sign of life prepares nothing")
+
+    async with rig.kubelet, rig.gateway(silence=quick):
+        async with Bus.session(NatsSettings(url=rig.url), name="fpga") as service:
+            await service.answer(PREPARE, never, **where)
+            await rig.kubelet.wait_for_health("fpga.topobus.dev", NODE, "fpga-0", "Healthy")
+        silent = await rig.kubelet.wait_for_health("fpga.topobus.dev", NODE, "fpga-0", "Unknown")
+        listed = await rig.kubelet.wait_for_resource("topobus.dev/fpga", allocatable=1)
+        neighbour = rig.kubelet.device_health(DRIVER, NODE, "gpu-0")
+        async with Bus.session(NatsSettings(url=rig.url), name="fpga") as service:
+            await service.answer(PREPARE, never, **where)
+            await rig.kubelet.wait_for_health("fpga.topobus.dev", NODE, "fpga-0", "Healthy")
+
+    assert silent.message.startswith("service-silent: ")
+    assert listed.allocatable == listed.capacity == 1
     assert neighbour.state == "Healthy"
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -13,8 +16,9 @@ import pytest_asyncio
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.running import NODE, Service, service
-from topobus.contracts.catalogue import ADOPT, INVENTORY, LEDGER, PLACE
-from topobus.contracts.messages import Adopted, AdoptRequest, PlaceRequest
+from topobus.contracts.catalogue import ADOPT, HINTS, INVENTORY, LEDGER, PLACE
+from topobus.contracts.messages import Adopted, AdoptRequest, HintsReply, HintsRequest, PlaceRequest
+from topobus.domain.device import Device, Inventory
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
@@ -110,3 +114,37 @@ async def test_pods_are_refused_until_it_goes_on_when_a_device_service_hangs(nod
     entry = await node.bus.get(LEDGER, node=NODE)
     assert entry is not None
     assert len(entry.value.allocations) == 2
+
+
+async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server: NatsServer, bus: Bus) -> None:
+    """`topobus inventory`, `health` and `doctor` show the devices of a dead service Unknown, with the reason, and those of its neighbour as they are."""
+    for device_class in ("gpu", "nic"):
+        devices = (Device(name=f"{device_class}-0", device_class=device_class),)
+        await bus.put(
+            INVENTORY, Inventory(node=NODE, device_class=device_class, generation=1, devices=devices), node=NODE, device_class=device_class
+        )
+
+    async def never(_request: HintsRequest) -> HintsReply:
+        raise AssertionError("a sign of life asks for no hints")
+
+    async def topobus(*arguments: str) -> str:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "topobus.cli.main", *arguments, "--nats", nats_server.url, stdout=asyncio.subprocess.PIPE
+        )
+        return (await process.communicate())[0].decode()
+
+    await bus.answer(HINTS, never, node=NODE, device_class="nic")
+    listed, health, text, doctor = await asyncio.gather(
+        topobus("inventory", "--json"), topobus("health", "--json"), topobus("health"), topobus("doctor", "--json")
+    )
+
+    gpu, nic = json.loads(listed)["inventories"]
+    states = {one["device"]: one["health"]["state"] for one in json.loads(health)["devices"]}
+    finding = next(one for one in json.loads(doctor)["findings"] if one["what"] == f"{NODE}: inventory gpu")
+    assert gpu["devices"][0]["health"]["conditions"][0]["reason"] == "service-silent"
+    assert gpu["warnings"][0].startswith("service-silent: nobody answers there")
+    assert nic["warnings"] == []
+    assert states == {"gpu-0": "unknown", "nic-0": "healthy"}
+    assert "1 of class gpu" in text
+    assert "1 devices are well" in text
+    assert (finding["level"], "service-silent" in finding["found"]) == ("fail", True)

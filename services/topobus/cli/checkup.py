@@ -11,6 +11,7 @@ from topobus.contracts.catalogue import DEVICE_SERVICES
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.silence import SERVICE_SILENT
 
 __all__ = ["MISSING", "Finding", "Level", "check_node", "check_server", "check_streams"]
 
@@ -115,7 +116,8 @@ def _inventory_finding(node: str, device_class: str, one: Inventory | None, mach
         return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
     found = f"generation {one.generation}, {len(one.devices)} devices"
     if device_class in silent:
-        return Finding(level=Level.FAIL, what=what, found=f"{found}, but the service is silent: {silent[device_class]}", next_step=start)
+        found += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"
+        return Finding(level=Level.FAIL, what=what, found=found, next_step=start)
     if machine is not None and one.machine_generation < machine.generation:
         # No finding: a machine that changed without changing a device of this class is no news, so the inventory is not written again.
         found += f", unchanged since machine generation {one.machine_generation}"

@@ -16,9 +16,10 @@ from rich.text import Text
 from topobus.cli.checkup import MISSING, Finding, Level, check_node, check_server, check_streams
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.presence import why_silent
 from topobus.cli.system import Layout
 from topobus.contracts.catalogue import CLUSTER, DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PREFER
-from topobus.contracts.messages import HintsRequest, PlanRequest, PreferRequest
+from topobus.contracts.messages import PlanRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus
@@ -106,23 +107,11 @@ async def _check_services(bus: Bus, node: str | None) -> list[Finding]:
 
 
 async def _silent_services(bus: Bus, node: str, classes: list[str]) -> Mapping[str, str]:
-    """Ask each service of a node something harmless; give those that do not answer, with why."""
-
-    async def reason(service: str) -> str:
-        try:
-            if service == "topology":
-                await bus.ask(PREFER, PreferRequest(device_class="cpu", available=(), size=0), timeout_s=_ALIVE_S, node=node)
-            else:
-                await bus.ask(HINTS, HintsRequest(count=1, available=()), timeout_s=_ALIVE_S, node=node, device_class=service)
-        except PeerUnavailable as err:
-            return err.message
-        except TopobusError:
-            # Whoever complains is alive.
-            return ""
-        return ""
-
+    """Look which services of a node are there; give those that do not answer, with why."""
     services = [*classes, "topology"]
-    answers = await asyncio.gather(*(reason(service) for service in services))
+    answers = await asyncio.gather(
+        *(why_silent(bus, HINTS, node=node, device_class=one) for one in classes), why_silent(bus, PREFER, node=node)
+    )
     return {service: answer for service, answer in zip(services, answers, strict=True) if answer}
 
 

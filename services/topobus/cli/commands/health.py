@@ -17,9 +17,11 @@ from topobus.cli.answers import short_time
 from topobus.cli.exits import ExitCode
 from topobus.cli.leaves import HEALTH_STYLES
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.presence import as_of_now
 from topobus.contracts.catalogue import HEALTH, INVENTORY
 from topobus.contracts.messages import HealthEvent
 from topobus.domain.device import Inventory
+from topobus.domain.silence import SERVICE_SILENT
 from topobus.runtime.bus import Bus, Start
 
 __all__ = ["WatchedEvent", "event_line", "health_app"]
@@ -71,7 +73,7 @@ async def _inventories(bus: Bus, node: str | None, device_class: str | None) -> 
 async def _health(node: str | None, device_class: str | None, is_all: bool, options: BusOptions) -> int:
     output = options.output()
     async with open_bus(options) as bus:
-        inventories = await _inventories(bus, node, device_class)
+        inventories = await as_of_now(bus, await _inventories(bus, node, device_class))
     if output.is_json:
         devices = [
             {"node": one.node, "device_class": one.device_class, "device": device.name, "health": device.health}
@@ -85,8 +87,13 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, opti
         table.add_column(title, overflow="fold")
     well = 0
     for one in inventories:
+        unheard = 0
         for device in one.devices:
             worst = device.health.worst
+            if worst is not None and worst.reason == SERVICE_SILENT:
+                # The same of all of them; CPUs would fill screens.
+                unheard += 1
+                continue
             if worst is None and not is_all:
                 well += 1
                 continue
@@ -94,6 +101,8 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, opti
             table.add_row(
                 Text(device.name, "name"), one.node, _state_text(device.health.state.value), short_time(device.health.since) or "-", what
             )
+        if unheard:
+            table.add_row(Text(f"{unheard} of class {one.device_class}", "name"), one.node, _state_text("unknown"), "-", one.warnings[0])
     if table.row_count:
         output.show(table)
     if not is_all:

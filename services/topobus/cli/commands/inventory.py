@@ -15,6 +15,7 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.holders import Holders, holders_of
 from topobus.cli.leaves import HEALTH_STYLES, short_address
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.presence import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
@@ -43,13 +44,13 @@ async def _inventory(device_class: str | None, node: str | None, options: BusOpt
     async with open_bus(options) as bus:
         found = [entry.value for entry in await bus.list(INVENTORY)]
         ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
-    if not found:
-        raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
-    if node is not None:
-        one_of("node", node, (one.node for one in found))
-    if device_class is not None:
-        one_of("device class", device_class, (one.device_class for one in found))
-    chosen = [one for one in found if node in (None, one.node) and device_class in (None, one.device_class)]
+        if not found:
+            raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
+        if node is not None:
+            one_of("node", node, (one.node for one in found))
+        if device_class is not None:
+            one_of("device class", device_class, (one.device_class for one in found))
+        chosen = await as_of_now(bus, (one for one in found if node in (None, one.node) and device_class in (None, one.device_class)))
     if output.is_json:
         output.document({"inventories": chosen})
     elif device_class is None:

@@ -1,0 +1,46 @@
+"""Who answers right now: one look at the services of a command's inventories, all at the same time, so that no table shows a dead service's last word.
+
+A look is no judgement: a service that restarts at this moment shows as silent here, while topology waits some seconds before it says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import structs
+
+from topobus.contracts.catalogue import HINTS, Ask
+from topobus.domain.device import Inventory
+from topobus.domain.silence import SERVICE_SILENT, Answered, SilentBecause, unheard
+from topobus.runtime.bus import Bus
+
+__all__ = ["as_of_now", "why_silent"]
+
+# A person waits for this once, for all services together; one that is well answers within milliseconds.
+_PATIENCE_S = 1.0
+
+
+async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventory]:
+    """The inventories as they are to be read: devices of a service that does not answer are Unknown, and a warning says so."""
+    known = list(inventories)
+    reasons = await asyncio.gather(*(why_silent(bus, HINTS, node=one.node, device_class=one.device_class) for one in known))
+    return [_unheard(one, why) if why else one for one, why in zip(known, reasons, strict=True)]
+
+
+async def why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:
+    """Say why a service is silent; empty when it answers."""
+    answer = await bus.is_answered(ask, timeout_s=_PATIENCE_S, **parts)
+    if isinstance(answer, Answered):
+        return ""
+    return {
+        SilentBecause.NOBODY: "nobody answers there",
+        SilentBecause.TIMEOUT: f"no answer within {_PATIENCE_S:g} s",
+        SilentBecause.NO_BUS: "NATS went away",
+    }[answer.because]
+
+
+def _unheard(inventory: Inventory, why: str) -> Inventory:
+    warning = f"{SERVICE_SILENT}: {why}; its devices are unknown, and new pods get none of them"
+    return structs.replace(unheard(inventory), warnings=(warning, *inventory.warnings))
