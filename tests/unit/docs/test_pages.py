@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -21,14 +20,18 @@ _FENCE = re.compile(r"^(`{3,})(\w*)[^\n]*\n(.*?)^\1\s*$", re.MULTILINE | re.DOTA
 _PROMPT = re.compile(r"^\$ (?:[A-Z][A-Z0-9_]*=\S+ )*(topobus(?: .*)?)$")
 
 
-def _listed_files() -> list[Path]:
-    """Give the files of the repository, new ones included, ignored ones not."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    return sorted(path for name in names if (path := ROOT / name).is_file())
+# What tools and set-up put beside the project's own files; names that begin with a dot are left out, too.
+_NOT_OURS = frozenset({"build", "dist", "run", "node_modules"})
 
 
-PAGES = [path for path in _listed_files() if path.suffix == ".md"]
+def _pages(folder: Path) -> list[Path]:
+    """Give the written pages below a folder; a tarball has no git to ask."""
+    found = [one for one in folder.iterdir() if one.suffix == ".md"]
+    inner = [one for one in folder.iterdir() if one.is_dir() and one.name not in _NOT_OURS and not one.name.startswith(".")]
+    return sorted(found + [page for one in inner for page in _pages(one)])
+
+
+PAGES = _pages(ROOT)
 
 
 def _links(page: Path) -> list[str]:
@@ -106,6 +109,6 @@ def test_every_page_is_reached_from_the_index_or_the_readme() -> None:
         elif page.suffix == ".md":
             waiting += [_target(page, link) for link in _links(page)]
 
-    lost = [str(one.relative_to(ROOT)) for one in _listed_files() if _DOCS in one.parents and one not in reached]
+    lost = [str(one.relative_to(ROOT)) for one in sorted(_DOCS.rglob("*")) if one.is_file() and one not in reached]
 
     assert lost == []
