@@ -211,6 +211,57 @@ def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: Running) -
     assert left["items"]
 
 
+_WRONG_CLASS = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: wrong.example.com}
+spec: {selectors: [{cel: {expression: 'device.driver ==== "x"'}}]}
+"""
+_WRONG_CLAIM = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: wrong}
+spec:
+  devices:
+    requests:
+      - name: gpu
+        exactly: {deviceClassName: gpu.topobus.dev, selectors: [{cel: {expression: 'device.driver.size('}}]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("manifest", "name"), [(_WRONG_CLASS, "DeviceClass wrong.example.com"), (_WRONG_CLAIM, "default/wrong")], ids=["class", "claim"]
+)
+def test_claim_apply_answers_no_when_an_expression_does_not_compile(system: Running, tmp_path: Path, manifest: str, name: str) -> None:
+    """The controller's word on a wrong expression comes at once, with the place in it; --no-wait only stores; applied again, it is said again."""
+    file = tmp_path / "wrong.yaml"
+    file.write_text(manifest)
+    try:
+        first = system.topobus("claim", "apply", "-f", file, code=1)
+        again = system.json("claim", "apply", "-f", file, code=1)["applied"]
+        unwaited = system.topobus("claim", "apply", "-f", file, "--no-wait")
+    finally:
+        system.topobus("claim", "delete", "-f", file)
+
+    assert f"{name} cannot be used" in first.stderr
+    assert "column" in " ".join(first.stderr.split())
+    assert "Invalid" in first.stdout
+    assert [one["reason"] for one in again[0]["status"]["conditions"]] == ["Invalid"]
+    assert (unwaited.stderr, "unchanged" in unwaited.stdout) == ("", True)
+
+
+def test_claim_apply_says_why_a_claim_waits_when_it_does_not_fit_now(system: Running, tmp_path: Path) -> None:
+    """What may fit later is stored and waits: the reason is shown, and the answer is yes."""
+    file = tmp_path / "large.yaml"
+    file.write_text(_WRONG_CLAIM.replace("selectors: [{cel: {expression: 'device.driver.size('}}]", "count: 9"))
+    try:
+        done = system.topobus("claim", "apply", "-f", file)
+    finally:
+        system.topobus("claim", "delete", "-f", file)
+
+    assert "DoesNotFit: " in done.stdout
+
+
 def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, tmp_path: Path) -> None:
     """Variables and exclusive CPUs of one container; the base's own wins and is told; a recorded machine's nodes are missing here."""
     manifest = tmp_path / "pod.yaml"

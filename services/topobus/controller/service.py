@@ -14,6 +14,7 @@ from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.messages import ApiObject, PlanReply, PlanRequest
 from topobus.controller.cel import CelCompiler
+from topobus.controller.classkeeper import ClassKeeper
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.keeper import ClaimKeeper
@@ -48,7 +49,9 @@ class _Controller:
         self._world = World()
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
-        self._keeper = ClaimKeeper(settings, runtime, self._world, CelCompiler(), metrics)
+        compiler = CelCompiler()
+        self._classes = ClassKeeper(runtime, self._world, compiler)
+        self._keeper = ClaimKeeper(settings, runtime, self._world, compiler, metrics)
         self._pods = PodKeeper(runtime, self._world)
         self._planner = Planner(settings, runtime, self._world, metrics)
         self._changed = asyncio.Event()
@@ -146,6 +149,7 @@ class _Controller:
                 is_planning = True
                 get_logger().info("controller.ready", nodes=len(self._world.nodes()), objects=len(self._world.objects))
             is_due = await self._release_gone()
+            is_due = await self._classes.reconcile_all() or is_due
             is_due = await self._pods.reconcile_all() or is_due
             is_due = await self._keeper.reconcile_all() or is_due
 

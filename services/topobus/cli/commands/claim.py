@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from contextlib import aclosing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,16 +29,25 @@ claim_app = App(name="claim", help="Device classes, claims and pods of the stand
 
 # The controller writes status at the same time; each try reads anew, and more losses than this in a row mean that something spins.
 _TRIES = 8
+# The controller answers within milliseconds; five seconds are a busy machine, or no controller.
+_WORD_S = 5.0
+# Kind to the condition in which the controller says whether it can use the object.
+_CONDITIONS = {"DeviceClass": "Valid", "ResourceClaim": "Allocated"}
+# Reasons that only another manifest mends; whatever else a claim waits for may come by itself.
+_WRONG = ("Malformed", "Invalid")
 
 
 @claim_app.command(name="apply")
 def apply(
     *,
     file: Annotated[Path, Parameter(name=("--file", "-f"), help="A manifest; - reads standard input.")],
+    waits: Annotated[
+        bool, Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object.")
+    ] = True,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
-    """Create or replace the objects of a manifest."""
-    return asyncio.run(_apply(file, options))
+    """Create or replace the objects of a manifest, and say what the controller says of them."""
+    return asyncio.run(_apply(file, waits, options))
 
 
 @claim_app.command(name="get")
@@ -63,16 +73,66 @@ def delete(
     return asyncio.run(_delete(name, file, options))
 
 
-async def _apply(file: Path, options: BusOptions) -> int:
+async def _apply(file: Path, waits: bool, options: BusOptions) -> int:
     output = options.output()
-    objects = read_objects(file)
+    # Classes first, whatever the manifest's order: the word on a claim must not be that its class is missing.
+    objects = sorted(read_objects(file), key=lambda one: one.kind != "DeviceClass")
     async with open_bus(options) as bus:
         applied = [await apply_object(bus, one) for one in objects]
+        async with asyncio.TaskGroup() as group:
+            words = [group.create_task(_first_word(bus, stored)) for stored, _ in applied if waits]
+    heard = [word.result() for word in words] or [stored for stored, _ in applied]
     if output.is_json:
-        output.document({"applied": [stored for stored, _ in applied]})
-    for stored, verb in applied:
+        output.document({"applied": heard})
+    code = ExitCode.OK
+    for (stored, verb), now in zip(applied, heard, strict=True):
         output.show(Text.assemble((name_of(stored), "name"), f" {verb}"))
-    return ExitCode.OK
+        word = _word(now) if waits else None
+        if word is None:
+            if waits and now.kind in _CONDITIONS:
+                output.note(
+                    f"{name_of(stored)}: no word from the controller within {_WORD_S:g} s; is it running? `topobus claim get` shows it later"
+                )
+            continue
+        is_wrong = word.get("reason") in _WRONG
+        code = ExitCode.NO if is_wrong else code
+        if is_wrong:
+            output.show(Text.assemble("  ", (str(word.get("reason")), "fail")))
+            wrong = NotFoundError(
+                f"{name_of(stored)} cannot be used: {word.get('message')}", next_step="correct the manifest and apply it again"
+            )
+            output.error(wrong)
+        elif now.kind == "ResourceClaim":
+            style = "ok" if word.get("status") == "True" else "warn"
+            output.show(Text.assemble("  ", (str(word.get("reason")), style), f": {word.get('message')}"))
+    return code
+
+
+async def _first_word(bus: Bus, stored: ApiObject) -> ApiObject:
+    """Wait until the controller has said something of this very spec; the object with it, or as it was when nothing comes in time."""
+    newest = stored
+    if stored.kind not in _CONDITIONS or _word(stored) is not None:
+        return stored
+    try:
+        async with asyncio.timeout(_WORD_S), aclosing(bus.watch(OBJECT, **object_parts(stored))) as changes:
+            async for change in changes:
+                newest = change.value or newest
+                if _word(newest) is not None:
+                    break
+    except TimeoutError:
+        pass
+    return newest
+
+
+def _word(one: ApiObject) -> dict[str, Any] | None:
+    """Find what the controller says of an object as it is now; a word on an older spec is none."""
+    conditions = one.status.get("conditions")
+    for condition in conditions if isinstance(conditions, list) else []:
+        if not isinstance(condition, dict) or condition.get("type") != _CONDITIONS.get(one.kind):
+            continue
+        if condition.get("observedGeneration") == (metadata_of(one).generation or None):
+            return dict(condition)
+    return None
 
 
 async def apply_object(bus: Bus, wanted: ApiObject) -> tuple[ApiObject, str]:
@@ -149,6 +209,9 @@ def _state(one: ApiObject) -> Text:
     if metadata_of(one).deletion_timestamp:
         return Text("going", "warn")
     if one.kind != "ResourceClaim":
+        word = _word(one)
+        if word is not None and word.get("reason") in _WRONG:
+            return Text(f"cannot be used: {word.get('message')}", "fail")
         return Text("stored")
     if is_allocated(one):
         return Text("allocated", "ok")

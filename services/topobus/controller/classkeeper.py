@@ -1,0 +1,90 @@
+"""The keeper of device classes: says in each class whether its expressions compile, so that a mistake shows before a claim names the class.
+
+Flows in: the classes as the world knows them. Flows out: one condition in each one's status, written when it changes.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import limits
+from topobus.contracts.kubernetes.objects import name_of
+from topobus.contracts.kubernetes.resource import DeviceClassSpec
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core import claims
+from topobus.controller.core.selectors import SelectorCompiler, SelectorError
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.bus import Conflict
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["VALID", "ClassKeeper", "judge"]
+
+VALID = "Valid"
+"""The condition of a DeviceClass; Kubernetes has none, there the API server refuses such a class."""
+
+
+class ClassKeeper:
+    """Judges classes, each revision once."""
+
+    def __init__(self, runtime: Runtime, world: World, compiler: SelectorCompiler) -> None:
+        self._runtime = runtime
+        self._world = world
+        self._compiler = compiler
+        self._judged: dict[ObjectKey, int] = {}
+
+    async def reconcile_all(self) -> bool:
+        """Judge every class that is new or was changed; True says that another try is due after a while."""
+        classes = {key: stored for key, stored in self._world.objects.items() if key.kind == "deviceclass"}
+        self._judged = {key: revision for key, revision in self._judged.items() if key in classes}
+        is_due = False
+        for key, stored in classes.items():
+            if self._judged.get(key) == stored.revision:
+                continue
+            try:
+                self._judged[key] = await self._tell(key, stored)
+            except PeerUnavailable as err:
+                get_logger().warning("class.untold", device_class=key.name, error=str(err))
+                is_due = True
+            except ContractError as err:
+                # Nobody can write a condition into an object without metadata.
+                get_logger().warning("class.malformed", device_class=key.name, error=str(err))
+                self._judged[key] = stored.revision
+        return is_due
+
+    async def _tell(self, key: ObjectKey, stored: Stored) -> int:
+        reason, message = judge(stored.value, self._compiler)
+        now = rfc3339(self._runtime.clock.now())
+        told = claims.with_condition(stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID)
+        if told == stored.value:
+            return stored.revision
+        written = await self._runtime.bus.compare_and_set(catalogue.OBJECT, told, stored.revision, **key._asdict())
+        if isinstance(written, Conflict):
+            return stored.revision
+        get_logger().info("class.judged", device_class=key.name, reason=reason, why=message)
+        try:
+            self._world.put_object(key, Stored(written.revision, told))
+        except ContractError:
+            # The world has said so already; the object counts as absent.
+            pass
+        return written.revision
+
+
+def judge(one: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
+    """Give a condition's reason and message: `Valid`, `Malformed` for a spec that nobody can read, `Invalid` for an expression that does not compile."""
+    try:
+        spec = read_as(one.spec, DeviceClassSpec, where=name_of(one))
+    except ContractError as err:
+        return "Malformed", err.message
+    problems = [str(problem) for problem in limits.check_class(spec)]
+    if problems:
+        return "Malformed", "; ".join(problems)
+    wrong = []
+    for number, selector in enumerate(spec.selectors):
+        found = compiler.compile(selector.cel.expression) if selector.cel is not None else None
+        if isinstance(found, SelectorError):
+            where = f" (line {found.line}, column {found.column})" if found.line else ""
+            wrong.append(f"spec.selectors[{number}].cel.expression: {found.message}{where}")
+    return ("Invalid", "; ".join(wrong)) if wrong else (VALID, f"{len(spec.selectors)} selectors compile")
