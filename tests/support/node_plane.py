@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
+from msgspec import structs
+
 from topobus.contracts.catalogue import ADOPT, INVENTORY, LEDGER, OBJECT, PREFER, PREPARE, RELEASE, UNPREPARE
 from topobus.contracts.messages import (
     Adopted,
@@ -102,6 +104,12 @@ class NodePlane:
         """Take it out again."""
         await self._release(ReleaseRequest(op_id=f"let-go-{owner.uid}", owner=owner))
 
+    async def lose(self) -> None:
+        """Forget every holding, as a ledger does whose store was lost."""
+        async with self._lock:
+            self.ledger = structs.replace(self.ledger, sequence=self.ledger.sequence + 1, allocations={})
+            await self.bus.put(LEDGER, self.ledger, node=NODE)
+
     async def store(self, value: ApiObject) -> None:
         """Write a claim as the controller would."""
         await self.bus.put(OBJECT, value, kind="resourceclaim", namespace="default", name=value.metadata["name"])
@@ -142,6 +150,7 @@ class NodePlane:
                 return AdoptReply(result=step)
             self.ledger = step.ledger
             await self.bus.put(LEDGER, self.ledger, node=NODE)
+        await self._note("adopted", request)
         return AdoptReply(result=Adopted(decision_id=f"d-{request.op_id}", ledger_sequence=self.ledger.sequence))
 
     async def _release(self, request: ReleaseRequest) -> ReleaseReply:

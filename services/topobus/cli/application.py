@@ -25,6 +25,7 @@ _COMMANDS = (
     ("up", "commands.up:up", "Start NATS and the eight services and keep them running; Ctrl-C stops everything."),
     ("machine", "commands.machine:machine", "Draw a machine: sockets, NUMA nodes, CPUs, devices, and who holds what."),
     ("inventory", "commands.inventory:inventory", "List devices: where they sit, how they are, who holds them."),
+    ("pods", "commands.pods:pods", "List pods: container, resource, devices, NUMA node and health, as kubelet tells it."),
     ("place", "commands.place:place", "Place a pod and say where and why, or why not and what would have to be freed."),
     ("simulate", "commands.simulate:simulate", "Plan pods on a recorded machine, without any server."),
     ("release", "commands.place:release_app", "Let go of what an owner holds."),

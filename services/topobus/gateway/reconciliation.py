@@ -1,6 +1,7 @@
-"""Freeing what device plugin allocations hold: that API has no deallocate, so kubelet's PodResources tell what is in use.
+"""Keeping the ledger true to kubelet's PodResources: what nobody uses any more is let go, what is in use and nobody's is adopted.
 
-Flows in: the ledger and kubelet's list. Flows out: releases. An allocation is let go only when two looks in a row, apart by the period, find none of its
+Flows in: the ledger and kubelet's list. Flows out: releases, adoptions, and a log line with both sides where the two disagree; everything needs two looks
+in a row that say the same. The device plugin API has no deallocate, so an allocation is let go only when two looks in a row, apart by the period, find none of its
 devices in use and it was in the ledger at both: kubelet lists a pod only some time after it has allocated for it. No answer means no release, and a
 kubelet that has just started is not believed yet.
 """
@@ -9,25 +10,22 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from pathlib import Path
 
-import grpc
-import grpc.aio
-
+from topobus.contracts.messages import Disagreement
 from topobus.domain.errors import TopobusError
 from topobus.domain.ledger import Allocation
+from topobus.domain.outcome import Refusal
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.holdings import idle_allocations
+from topobus.gateway.core.pods import Lacking
+from topobus.gateway.device_plugin import plugin_owner
 from topobus.gateway.node_state import NodeState
-from topobus.gateway.sockets import dialling, identity
-from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
-from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.gateway.pods import PodLook
+from topobus.gateway.sockets import identity
 from topobus.runtime.logging import get_logger
 
 __all__ = ["Reconciler"]
-
-_CALL_LIMIT_S = 5.0
 
 _Mark = tuple[str, str, int]
 """Tells an allocation from a later one of the same devices."""
@@ -36,8 +34,11 @@ _Mark = tuple[str, str, int]
 class Reconciler:
     """Looks at PodResources, period after period."""
 
-    def __init__(self, socket: Path, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings) -> None:
-        self._socket = socket
+    def __init__(self, look: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings) -> None:
+        self._look = look
+        self._socket = look.socket
+        self._doubted: frozenset[Disagreement] = frozenset()
+        self._disagreed: frozenset[Disagreement] = frozenset()
         self._state = state
         self._asks = asks
         self._deadlines = deadlines
@@ -48,16 +49,23 @@ class Reconciler:
         kubelet, appeared_at = identity(self._socket), loop.time()
         idle_before: frozenset[_Mark] = frozenset()
         used_before: set[_Mark] = set()
+        lacking_before: frozenset[Lacking] = frozenset()
         while True:
             await asyncio.sleep(self._deadlines.reconcile_s)
             if identity(self._socket) != kubelet:
                 kubelet, appeared_at = identity(self._socket), loop.time()
                 used_before.clear()
-            in_use = await self._in_use()
-            if in_use is None or self._state.ledger is None or not self._state.is_connected:
-                idle_before = frozenset()
+            seen = await self._look.look()
+            if isinstance(seen, str) or self._state.ledger is None or not self._state.is_connected:
+                idle_before, lacking_before = frozenset(), frozenset()
                 continue
-            idle = idle_allocations(self._state.ledger, in_use)
+            listing, comparison = seen
+            self._report(frozenset(comparison.disagreements))
+            lacking = frozenset(comparison.lacking)
+            for lack in sorted(lacking & lacking_before, key=lambda one: one.where):
+                await self._adopt(lack)
+            lacking_before = lacking
+            idle = idle_allocations(self._state.ledger, listing.in_use)
             # A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while.
             is_settled = loop.time() - appeared_at >= self._deadlines.kubelet_grace_s
             for one in idle:
@@ -72,22 +80,37 @@ class Reconciler:
     def _mark(self, allocation: Allocation) -> _Mark:
         return (allocation.owner.key, allocation.decision_id, self._state.times_handed_out(allocation.owner))
 
-    async def _in_use(self) -> dict[str, frozenset[str]] | None:
-        """Resource to the ids that pods have; None when kubelet does not tell."""
-        if identity(self._socket) is None:
-            return None
-        async with dialling(self._socket) as channel:
-            try:
-                answer = await rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
-            except grpc.aio.AioRpcError as err:
-                get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
-                return None
-        in_use: dict[str, set[str]] = {}
-        for pod in answer.pod_resources:
-            for container in pod.containers:
-                for entry in container.devices:
-                    in_use.setdefault(entry.resource_name, set()).update(entry.device_ids)
-        return {resource: frozenset(ids) for resource, ids in in_use.items()}
+    async def _adopt(self, lack: Lacking) -> None:
+        """Write down what a container has and nobody holds in the ledger, so that it is given to nobody else."""
+        owner = lack.owner or plugin_owner(lack.resource, lack.devices)
+        try:
+            adopted = await self._asks.adopt(f"reconcile-{uuid.uuid4().hex}", owner, dict(lack.whole), is_prepared=lack.owner is not None)
+        except TopobusError as err:
+            get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=lack.where, error=str(err))
+            return
+        if isinstance(adopted, Refusal):
+            why = "; ".join(one.message for one in adopted.reasons)
+            get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=lack.where, error=why)
+            return
+        for device_class, names in lack.whole:
+            self._state.hand_out(device_class, names, owner, adopted.ledger_sequence)
+        get_logger().warning(
+            "holding.adopted",
+            owner=owner.key,
+            device_class=lack.device_class,
+            devices=list(lack.devices),
+            kubelet=lack.where,
+            ledger="free",
+        )
+
+    def _report(self, disagreements: frozenset[Disagreement]) -> None:
+        """Say each disagreement once, when it is seen at a second look; one that ends and comes again is said again."""
+        for one in sorted(disagreements & self._doubted - self._disagreed, key=lambda one: (one.device_class, one.device)):
+            get_logger().warning(
+                "holding.disagreed", device_class=one.device_class, device=one.device, kubelet=one.kubelet, ledger=one.ledger
+            )
+        self._disagreed = disagreements & (self._doubted | self._disagreed)
+        self._doubted = disagreements
 
     async def _release(self, allocation: Allocation) -> None:
         try:

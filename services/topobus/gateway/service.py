@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from topobus.contracts.catalogue import PREPARE
+from topobus.contracts.catalogue import PODS, PREPARE
 from topobus.devicekit.rollcall import RollCall
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.checkpoint import Checkpoint
@@ -23,6 +23,8 @@ from topobus.gateway.dra_plugin import DraDriver
 from topobus.gateway.foreign_plugins import ForeignPlugins
 from topobus.gateway.lock import alone
 from topobus.gateway.node_state import NodeState
+from topobus.gateway.pod_resources import PodResourcesReader
+from topobus.gateway.pods import PodLook
 from topobus.gateway.reconciliation import Reconciler
 from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
 from topobus.gateway.slice_publisher import SlicePublisher
@@ -103,6 +105,10 @@ class _Gateway:
         self._plugins: dict[str, PluginRegistrar] = {}
         self._drivers: dict[str, DraDriver] = {}
         self._variables: dict[str, str] = {}
+        self._resources: dict[str, str] = {}
+        self._pods = PodLook(
+            PodResourcesReader(Path(settings.pod_resources_socket), runtime.node, self._resources), self._state, checkpoint
+        )
 
     async def run(self) -> None:
         self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
@@ -118,9 +124,8 @@ class _Gateway:
             group.create_task(self._report_registration())
             group.create_task(self._rollcall.run())
             group.create_task(self._preparer.undo_unknown())
-            group.create_task(
-                Reconciler(Path(self._settings.pod_resources_socket), self._state, self._asks, self._settings.deadlines).run()
-            )
+            group.create_task(Reconciler(self._pods, self._state, self._asks, self._settings.deadlines).run())
+            await self._runtime.bus.answer(PODS, self._pods.answer, node=self._runtime.node)
             if self._foreign is not None:
                 group.create_task(self._foreign.run())
             self._join_cluster(group)
@@ -150,6 +155,7 @@ class _Gateway:
             for device_class in sorted(with_devices - self._plugins.keys()):
                 if self._settings.offers_plugin(device_class):
                     self._plugins[device_class] = self._make_plugin(device_class)
+                    self._resources[self._plugins[device_class].resource] = device_class
                     group.create_task(self._plugins[device_class].run())
             for device_class in sorted((with_devices | with_claims) - self._drivers.keys()):
                 # A class no longer offered must still let go of what was prepared.

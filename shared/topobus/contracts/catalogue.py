@@ -33,6 +33,7 @@ __all__ = [
     "OBJECT",
     "PLACE",
     "PLAN",
+    "PODS",
     "PREFER",
     "PREFIX",
     "PREPARE",
@@ -336,8 +337,18 @@ PLAN = Ask(
     readers=("cli",),
     description="Find a node for a pod and place it there; the node in the subject is always `_`.",
 )
+PODS = Ask(
+    name="pods",
+    parts=("node",),
+    request=m.PodsRequest,
+    reply=m.PodsReply,
+    timeout_s=6.0,
+    writer=("gateway",),
+    readers=("cli",),
+    description="Which containers have which devices, as kubelet tells it, and where the ledger says something else.",
+)
 
 STATES: tuple[State[Machine] | State[Inventory] | State[Ledger] | State[m.ApiObject], ...] = (MACHINE, INVENTORY, LEDGER, OBJECT)
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent], ...] = (HEALTH, DECISION)
-ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, PLAN)
+ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, PLAN, PODS)
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)

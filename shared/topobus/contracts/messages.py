@@ -12,6 +12,7 @@ from msgspec import Struct
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
 from topobus.domain.names import Generation
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
@@ -24,8 +25,11 @@ __all__ = [
     "ApiObject",
     "CommitReply",
     "CommitRequest",
+    "ContainerDevices",
     "DecisionEvent",
+    "Disagreement",
     "HealthEvent",
+    "HeldDevice",
     "HintsReply",
     "HintsRequest",
     "NodeAnswer",
@@ -33,6 +37,8 @@ __all__ = [
     "PlaceRequest",
     "PlanReply",
     "PlanRequest",
+    "PodsReply",
+    "PodsRequest",
     "PreferReply",
     "PreferRequest",
     "PrepareReply",
@@ -129,6 +135,58 @@ class PreferReply(Struct, frozen=True, kw_only=True):
 
     devices: tuple[str, ...]
     reason: str = ""
+
+
+class PodsRequest(Struct, frozen=True, kw_only=True):
+    """Which containers have which of our devices, as kubelet tells it."""
+
+    namespace: str = ""
+    """Only pods of this namespace; empty: all."""
+
+
+class HeldDevice(Struct, frozen=True, kw_only=True):
+    """One device of a container with what the inventory says of it."""
+
+    name: str
+    numa_nodes: NodeSet | None = None
+    """None: not known, or the device is no longer in the inventory."""
+    health: HealthState = HealthState.UNKNOWN
+    reason: str = ""
+    """The worst condition's reason; empty when the device is well."""
+
+
+class ContainerDevices(Struct, frozen=True, kw_only=True):
+    """The devices that one container has through one resource or one claim."""
+
+    namespace: str
+    pod: str
+    container: str
+    device_class: str
+    resource: str = ""
+    """`topobus.dev/gpu`; empty for a claim's devices."""
+    claim: str = ""
+    """Namespace and name; empty for a resource's devices."""
+    devices: tuple[HeldDevice, ...]
+
+
+class Disagreement(Struct, frozen=True, kw_only=True):
+    """A device of which kubelet and the ledger say different things."""
+
+    device_class: str
+    device: str
+    kubelet: str
+    """Who has it, as kubelet tells it."""
+    ledger: str
+    """What the ledger says."""
+
+
+class PodsReply(Struct, frozen=True, kw_only=True):
+    """What kubelet's pods have, sorted. Nothing is known when `why` is given."""
+
+    containers: tuple[ContainerDevices, ...] = ()
+    disagreements: tuple[Disagreement, ...] = ()
+    why: str = ""
+    """Why kubelet does not tell; empty when it does."""
 
 
 class AdoptRequest(Struct, frozen=True, kw_only=True):

@@ -17,7 +17,16 @@ from topobus.domain.device import driver_name
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.outcome import Reason, Refusal
 
-__all__ = ["CDI_VENDOR", "AllocatedDevice", "ClaimAllocation", "allocation_of", "cdi_device_name", "cdi_spec", "is_allocated_here"]
+__all__ = [
+    "CDI_VENDOR",
+    "AllocatedDevice",
+    "ClaimAllocation",
+    "allocation_of",
+    "cdi_device_name",
+    "cdi_spec",
+    "class_of_driver",
+    "is_allocated_here",
+]
 
 CDI_VENDOR = "topobus.dev"
 
@@ -66,7 +75,7 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
             return _refuse("claim-malformed", text)
         request, its_driver, pool, device = (str(one) for one in fields)
         is_shared = result.get("adminAccess") is True
-        device_class = _class_of(its_driver)
+        device_class = class_of_driver(its_driver)
         if device_class and pool == node and not is_shared:
             held.setdefault(device_class, set()).add(device)
         if its_driver != driver:
@@ -111,7 +120,7 @@ def cdi_spec(uid: str, device_class: str, prepared: Prepared) -> CdiSpec | None:
     return CdiSpec(vendor=CDI_VENDOR, device_class=device_class, devices=devices, common=_without_annotations(common))
 
 
-def _class_of(driver: str) -> str:
+def class_of_driver(driver: str) -> str:
     """Class of one of our drivers; empty for somebody else's."""
     suffix = driver_name("")
     return driver.removesuffix(suffix) if driver.endswith(suffix) else ""

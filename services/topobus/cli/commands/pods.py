@@ -1,0 +1,82 @@
+"""`topobus pods`: which container has which devices, as each node's kubelet tells it, and where the ledger says something else."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode
+from topobus.cli.leaves import HEALTH_STYLES
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.contracts.catalogue import MACHINE, PODS
+from topobus.contracts.messages import PodsReply, PodsRequest
+from topobus.domain.errors import PeerUnavailable
+from topobus.runtime.bus import Bus
+
+__all__ = ["pods", "pods_table"]
+
+
+def pods(
+    *,
+    node: Annotated[str | None, Parameter(help="Only this node.")] = None,
+    namespace: Annotated[str, Parameter(help="Only pods of this namespace.")] = "",
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """List pods with their devices. Exit code 1 when kubelet and the ledger disagree about a device."""
+    return asyncio.run(_pods(node, namespace, options))
+
+
+async def _pods(node: str | None, namespace: str, options: BusOptions) -> int:
+    output = options.output()
+    async with open_bus(options) as bus:
+        nodes = sorted(entry.parts["node"] for entry in await bus.list(MACHINE))
+        if not nodes:
+            raise PeerUnavailable("no node has published its machine", next_step="`topobus doctor` tells what is missing")
+        chosen = [one_of("node", node, nodes)] if node is not None else nodes
+        replies = dict(zip(chosen, await asyncio.gather(*(_ask(bus, one, namespace) for one in chosen)), strict=True))
+    if node is not None and replies[node].why:
+        # One node was meant, and nothing is known of it.
+        raise PeerUnavailable(f"{node}: {replies[node].why}", next_step="`topobus doctor` tells what is missing")
+    if output.is_json:
+        output.document({"nodes": replies})
+    else:
+        output.show(*(pods_table(name, reply) for name, reply in replies.items() if not reply.why))
+    for name, reply in replies.items():
+        if reply.why:
+            output.show(Text(f"{name}: {reply.why}", "warn"))
+        for one in reply.disagreements:
+            output.show(Text(f"{name}: {one.device}: kubelet says {one.kubelet}; the ledger says {one.ledger}", "fail"))
+    return ExitCode.NO if any(reply.disagreements for reply in replies.values()) else ExitCode.OK
+
+
+async def _ask(bus: Bus, node: str, namespace: str) -> PodsReply:
+    try:
+        return await bus.ask(PODS, PodsRequest(namespace=namespace), node=node)
+    except PeerUnavailable as err:
+        return PodsReply(why=str(err))
+
+
+def pods_table(node: str, reply: PodsReply) -> Table:
+    """List one row a device."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", title=node, title_justify="left", pad_edge=False, collapse_padding=True)
+    for title in ("pod", "container", "resource", "device", "NUMA", "health"):
+        # Where a device sits and how it is must not be pushed out by long names.
+        table.add_column(title, overflow="fold", no_wrap=title == "device")
+    for one in reply.containers:
+        door = f"claim {one.claim}" if one.claim else one.resource
+        for device in one.devices:
+            health = device.health.value + (f": {device.reason}" if device.reason else "")
+            table.add_row(
+                Text(f"{one.namespace}/{one.pod}", "name"),
+                one.container,
+                door,
+                device.name,
+                str(device.numa_nodes) if device.numa_nodes is not None else "?",
+                Text(health, HEALTH_STYLES[device.health] or "ok"),
+            )
+    return table

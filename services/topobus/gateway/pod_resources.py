@@ -1,0 +1,101 @@
+"""kubelet's PodResources as values: which container has which of our devices.
+
+Flows in: kubelet's List, never more often than its rate limit allows. Flows out: uses by container, and the ids of every resource.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from msgspec import Struct
+
+from topobus.gateway.core.claims import class_of_driver
+from topobus.gateway.core.pods import PodUse
+from topobus.gateway.sockets import dialling, identity
+from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Listing", "PodResourcesReader"]
+
+_CALL_LIMIT_S = 5.0
+# kubelet answers ten at once and then a hundred a second, for all its clients together; ours stays far below.
+_FRESH_S = 0.1
+
+
+class Listing(Struct, frozen=True, kw_only=True):
+    """One look."""
+
+    in_use: dict[str, frozenset[str]]
+    """Resource to the ids that pods have; other people's resources are in it."""
+    uses: tuple[PodUse, ...]
+    """Our devices by container."""
+
+
+class PodResourcesReader:
+    """Asks kubelet; a look that is a moment old serves for the next one, too."""
+
+    def __init__(self, socket: Path, node: str, resources: Mapping[str, str]) -> None:
+        self.socket = socket
+        self._node = node
+        self._resources = resources
+        self._lock = asyncio.Lock()
+        self._seen: tuple[float, Listing] | None = None
+
+    async def read(self) -> Listing | str:
+        """Look; the text says why kubelet does not tell."""
+        async with self._lock:
+            now = asyncio.get_running_loop().time()
+            if self._seen is not None and now - self._seen[0] < _FRESH_S:
+                return self._seen[1]
+            if identity(self.socket) is None:
+                return f"there is no kubelet at {self.socket}"
+            async with dialling(self.socket) as channel:
+                try:
+                    answer = await rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
+                except grpc.aio.AioRpcError as err:
+                    get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
+                    return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
+            listing = self._to_listing(answer)
+            # Kubelet's answer is as old as the question.
+            self._seen = (now, listing)
+            return listing
+
+    def _to_listing(self, answer: pb.ListPodResourcesResponse) -> Listing:
+        in_use: dict[str, set[str]] = {}
+        found: dict[tuple[str, ...], set[str]] = {}
+        for pod in answer.pod_resources:
+            for container in pod.containers:
+                where = (pod.namespace, pod.name, container.name)
+                # One entry a device and NUMA node: a device with two nodes is there twice.
+                for entry in container.devices:
+                    in_use.setdefault(entry.resource_name, set()).update(entry.device_ids)
+                    device_class = self._resources.get(entry.resource_name)
+                    if device_class is not None:
+                        found.setdefault((*where, entry.resource_name, "", "", device_class), set()).update(entry.device_ids)
+                for claim in container.dynamic_resources:
+                    for one in claim.claim_resources:
+                        device_class = class_of_driver(one.driver_name)
+                        if device_class and one.pool_name == self._node:
+                            key = (*where, "", claim.claim_namespace, claim.claim_name, device_class)
+                            found.setdefault(key, set()).add(one.device_name)
+        return Listing(
+            in_use={resource: frozenset(ids) for resource, ids in in_use.items()},
+            uses=tuple(
+                PodUse(
+                    namespace=key[0],
+                    pod=key[1],
+                    container=key[2],
+                    resource=key[3],
+                    claim_namespace=key[4],
+                    claim=key[5],
+                    device_class=key[6],
+                    devices=tuple(sorted(names)),
+                )
+                for key, names in sorted(found.items())
+            ),
+        )

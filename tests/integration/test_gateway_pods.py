@@ -1,0 +1,170 @@
+"""What kubelet's pods hold beside what the ledger says: shown, adopted when the ledger lacks it, reported with both sides when they differ."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, claim, device
+from topobus.contracts.catalogue import MACHINE, PODS
+from topobus.contracts.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
+from topobus.domain.health import HealthState
+from topobus.domain.idset import NodeSet
+from topobus.domain.machine import Machine
+from topobus.domain.request import Owner, OwnerKind
+from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+GPU = "topobus.dev/gpu"
+TRAINING = ClaimReference(name="training", uid="u-1", drivers=("nic.topobus.dev",))
+BY_RESOURCE = Pod(name="by-resource", namespace="default", uid="p-1", containers=(Container(name="main", resources={GPU: 2}),))
+BY_CLAIM = Pod(name="by-claim", namespace="default", uid="p-2", containers=(Container(name="main"),), claims=(TRAINING,))
+CLAIM_OWNER = Owner(kind=OwnerKind.CLAIM, namespace="default", name="training", uid="u-1")
+THIEF = Owner(kind=OwnerKind.CLAIM, namespace="default", name="thief", uid="u-2")
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """Two GPUs, a sick NIC held by a claim, and a running kubelet."""
+    async with make_rig(nats_server.url) as made:
+        await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
+        await made.plane.show("nic", device("nic-0", 0))
+        await made.plane.store(claim("training", "u-1", "nic-0"))
+        async with made.kubelet:
+            yield made
+
+
+async def admit(rig: Rig, *pods: Pod) -> None:
+    """Admit pods when their doors are open."""
+    await rig.kubelet.wait_for_resource(GPU, allocatable=2)
+    await rig.kubelet.wait_for_driver("nic.topobus.dev")
+    for pod in pods:
+        answer = await rig.kubelet.admit(pod)
+        assert isinstance(answer, Admission), answer
+
+
+def holders(rig: Rig) -> dict[str, dict[str, tuple[str, ...]]]:
+    """Devices by owner, in the node plane's ledger."""
+    return {str(one.owner): dict(one.holdings[0].devices) for one in rig.plane.ledger.allocations.values()}
+
+
+async def ask(rig: Rig, **request: str) -> PodsReply:
+    """Ask as the command does."""
+    return await rig.bus.ask(PODS, PodsRequest(**request), node=NODE)
+
+
+async def test_pods_shows_container_door_devices_and_health_when_pods_run(rig: Rig) -> None:
+    """One entry for each resource and claim of a container, with NUMA node and present health; a namespace narrows it."""
+    async with rig.gateway():
+        await admit(rig, BY_RESOURCE, BY_CLAIM)
+        await rig.plane.show("nic", device("nic-0", 0, HealthState.UNHEALTHY))
+        async with asyncio.timeout(10):
+            while (reply := await ask(rig)).containers[0].devices[0].health is HealthState.HEALTHY:  # noqa: ASYNC110  (each look is an ask)
+                await asyncio.sleep(0.02)
+        other = await ask(rig, namespace="elsewhere")
+
+    assert reply.containers == (
+        ContainerDevices(
+            namespace="default",
+            pod="by-claim",
+            container="main",
+            device_class="nic",
+            claim="default/training",
+            devices=(HeldDevice(name="nic-0", numa_nodes=NodeSet(0), health=HealthState.UNHEALTHY, reason="ecc"),),
+        ),
+        ContainerDevices(
+            namespace="default",
+            pod="by-resource",
+            container="main",
+            device_class="gpu",
+            resource=GPU,
+            devices=(
+                HeldDevice(name="gpu-0", numa_nodes=NodeSet(0), health=HealthState.HEALTHY),
+                HeldDevice(name="gpu-1", numa_nodes=NodeSet(1), health=HealthState.HEALTHY),
+            ),
+        ),
+    )
+    assert reply.disagreements == ()
+    assert other == PodsReply()
+
+
+async def test_gateway_adopts_what_kubelet_holds_when_the_ledger_lacks_it(rig: Rig) -> None:
+    """A ledger that was lost gets both back, the allocation and the prepared claim, and a claim that is prepared stays held by it."""
+    async with rig.gateway():
+        await admit(rig, BY_RESOURCE, BY_CLAIM)
+        before = holders(rig)
+        await rig.plane.lose()
+        await rig.plane.wait_for("adopted", 4)
+        after = holders(rig)
+        (kept,) = (one for one in rig.plane.ledger.allocations.values() if one.owner == CLAIM_OWNER)
+
+    assert len(before) == 2
+    assert after == before
+    assert kept.is_prepared
+
+
+async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(rig: Rig) -> None:
+    """A device that kubelet gave to a pod and the ledger to a claim: a warning and the answer name both; nothing is taken from anybody."""
+    async with rig.gateway():
+        await admit(rig, BY_RESOURCE)
+    await rig.plane.lose()
+    await rig.plane.hold(THIEF, gpu=("gpu-0",))
+    with capture_logs() as logs:
+        async with rig.gateway():
+            await rig.plane.wait_for("adopted", 3)
+            looks = len([one for one in rig.kubelet.events if one.event == "PodResources.List"])
+            await rig.kubelet.wait_for_event("PodResources.List", count=looks + 4)
+            reply = await ask(rig)
+
+    said = [one for one in logs if one["event"] == "holding.disagreed"]
+    assert [(one.device, one.kubelet, one.ledger) for one in reply.disagreements] == [
+        ("gpu-0", f"container main of pod default/by-resource ({GPU})", f"{THIEF} holds it")
+    ]
+    assert [(one["device"], one["kubelet"], one["ledger"]) for one in said] == [
+        (one.device, one.kubelet, one.ledger) for one in reply.disagreements
+    ]
+    assert holders(rig)[str(THIEF)] == {"gpu": ("gpu-0",)}
+
+
+async def topobus(rig: Rig, *arguments: str) -> tuple[int | None, str]:
+    """Run the operator's program; exit code and standard output."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "topobus.cli.main",
+        *arguments,
+        "--nats",
+        rig.url,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 30)
+    return process.returncode, out.decode()
+
+
+async def test_pods_command_lists_every_node_and_says_why_when_one_is_silent(rig: Rig) -> None:
+    """A person gets a table, a script one document; a node without a gateway is named with the reason and hides no other."""
+    for node in (NODE, "other-node"):
+        await rig.bus.put(MACHINE, Machine(node=node, cpus=(), numa_nodes=()), node=node)
+    async with rig.gateway():
+        await admit(rig, BY_RESOURCE)
+        code, text = await topobus(rig, "pods", "--json")
+        shown, table = await topobus(rig, "pods", "--node", NODE)
+    gone, _ = await topobus(rig, "pods", "--node", NODE)
+
+    document = json.loads(text)
+    assert (code, shown, gone) == (0, 0, 69)
+    assert [one["name"] for one in document["nodes"][NODE]["containers"][0]["devices"]] == ["gpu-0", "gpu-1"]
+    assert document["nodes"]["other-node"]["why"]
+    assert "default/by-resource" in table
+    assert "gpu-1" in table
