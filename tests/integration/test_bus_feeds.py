@@ -79,7 +79,7 @@ async def test_watch_leaves_out_what_was_deleted_when_it_begins_later(bus: Bus) 
     """A key deleted before the watch began is no news; one that does not match the parts neither."""
     await _put(bus, 1)
     await bus.delete(INVENTORY, **_KEY)
-    await bus.put(INVENTORY, inventory(7), node="n2", device_class="gpu")
+    await bus.put(INVENTORY, inventory(7, node="n2"), node="n2", device_class="gpu")
     async with Reader(bus.watch(INVENTORY, node="n1")) as reader:
         items = await reader.until(lambda items: len(items) == 1)
 
@@ -148,7 +148,7 @@ async def test_watch_loses_nothing_when_its_reader_is_slow_and_values_are_large(
     try:
         assert (await anext(changes)).kind is ChangeKind.SNAPSHOT_END
         for number in range(60):
-            await bus.put(INVENTORY, inventory(number, padding_bytes=300_000), node=f"n{number}", device_class="gpu")
+            await bus.put(INVENTORY, inventory(number, node=f"n{number}", padding_bytes=300_000), node=f"n{number}", device_class="gpu")
 
         async with asyncio.timeout(60):
             seen = [(await anext(changes)).parts["node"] for _ in range(60)]
@@ -161,12 +161,12 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
     """Keys whose first value is pushed out of history while the snapshot is read stall the server's own last-per-subject delivery; not ours."""
     nodes = [f"n{number}" for number in range(40)]
     for node in nodes:
-        await bus.put(INVENTORY, inventory(0), node=node, device_class="gpu")
+        await bus.put(INVENTORY, inventory(0, node=node), node=node, device_class="gpu")
     changes = bus.watch(INVENTORY)
     try:
         seen = [await anext(changes)]
         for generation in range(1, INVENTORY.history + 4):
-            await asyncio.gather(*(bus.put(INVENTORY, inventory(generation), node=node, device_class="gpu") for node in nodes))
+            await asyncio.gather(*(bus.put(INVENTORY, inventory(generation, node=node), node=node, device_class="gpu") for node in nodes))
         async with asyncio.timeout(20):
             while seen[-1].kind is not ChangeKind.SNAPSHOT_END:
                 seen.append(await anext(changes))

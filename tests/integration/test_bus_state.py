@@ -82,7 +82,9 @@ async def test_list_gives_all_entries_sorted_when_some_were_deleted(bus: Bus) ->
 
 async def test_list_is_complete_when_there_are_thousands_of_entries(bus: Bus) -> None:
     """More entries than one batch holds are all there."""
-    await asyncio.gather(*(bus.put(INVENTORY, inventory(1), node=f"n{number}", device_class="gpu") for number in range(1000)))
+    await asyncio.gather(
+        *(bus.put(INVENTORY, inventory(1, node=f"n{number}"), node=f"n{number}", device_class="gpu") for number in range(1000))
+    )
 
     assert len(await bus.list(INVENTORY)) == 1000
 
@@ -90,7 +92,7 @@ async def test_list_is_complete_when_there_are_thousands_of_entries(bus: Bus) ->
 async def test_list_is_complete_when_the_entries_are_larger_than_one_batch(bus: Bus) -> None:
     """A snapshot of more bytes than the server sends at once does not end early."""
     for number in range(30):
-        await bus.put(INVENTORY, inventory(number, padding_bytes=400_000), node=f"n{number}", device_class="gpu")
+        await bus.put(INVENTORY, inventory(number, node=f"n{number}", padding_bytes=400_000), node=f"n{number}", device_class="gpu")
 
     assert len(await bus.list(INVENTORY)) == 30
 
@@ -99,11 +101,11 @@ async def test_list_has_every_key_when_others_write_meanwhile(bus: Bus) -> None:
     """Keys that change while a snapshot is read are in it all the same: none falls between the old value and the new."""
     nodes = [f"n{number}" for number in range(200)]
     for node in nodes:
-        await bus.put(INVENTORY, inventory(0), node=node, device_class="gpu")
+        await bus.put(INVENTORY, inventory(0, node=node), node=node, device_class="gpu")
 
     async def write() -> None:
         for generation in range(1, 12):
-            await asyncio.gather(*(bus.put(INVENTORY, inventory(generation), node=node, device_class="gpu") for node in nodes))
+            await asyncio.gather(*(bus.put(INVENTORY, inventory(generation, node=node), node=node, device_class="gpu") for node in nodes))
 
     writing = asyncio.create_task(write())
     sizes = []

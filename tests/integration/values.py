@@ -10,9 +10,9 @@ from topobus.domain.request import Owner, OwnerKind
 OWNER = Owner(kind=OwnerKind.POD, name="trainer", uid="u1")
 
 
-def inventory(generation: int, *, padding_bytes: int = 0) -> Inventory:
-    """Make the inventory of node n1, class gpu; `padding_bytes` makes it large."""
-    return Inventory(node="n1", device_class="gpu", generation=generation, warnings=("x" * padding_bytes,) if padding_bytes else ())
+def inventory(generation: int, *, node: str = "n1", padding_bytes: int = 0) -> Inventory:
+    """Make the inventory of a node, class gpu; `padding_bytes` makes it large."""
+    return Inventory(node=node, device_class="gpu", generation=generation, warnings=("x" * padding_bytes,) if padding_bytes else ())
 
 
 def health(generation: int, device: str = "gpu-0") -> HealthEvent:
