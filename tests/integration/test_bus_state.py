@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import nats
 import pytest
 
 from integration.values import inventory
@@ -121,3 +122,20 @@ async def test_list_gives_up_when_the_buckets_were_never_made(nats_server: NatsS
     async with Bus.session(NatsSettings(url=nats_server.url, timeout_s=0.5), name="test") as bus:
         with pytest.raises(PeerUnavailable, match="topobus_inventories"):
             await bus.list(INVENTORY)
+
+
+async def test_history_gives_what_can_be_read_when_the_newest_value_is_garbage(bus: Bus, nats_server: NatsServer) -> None:
+    """Older values come oldest first with their revisions; garbage and another's value are left out; a deletion ends what was before."""
+    assert await bus.history(INVENTORY, **_KEY) == ()
+    await bus.put(INVENTORY, inventory(1), **_KEY)
+    await bus.delete(INVENTORY, **_KEY)
+    await bus.put(INVENTORY, inventory(2), **_KEY)
+    await bus.put(INVENTORY, inventory(3, node="elsewhere"), **_KEY)
+    await bus.put(INVENTORY, inventory(4), **_KEY)
+    client = await nats.connect(nats_server.url)
+    await client.jetstream().publish(f"$KV.{INVENTORY.bucket}.{INVENTORY.key(**_KEY)}", b"{")
+    await client.close()
+
+    with pytest.raises(ContractError):
+        await bus.get(INVENTORY, **_KEY)
+    assert [(one.revision, one.value.generation) for one in await bus.history(INVENTORY, **_KEY)] == [(3, 2), (5, 4)]
