@@ -11,7 +11,18 @@ from topobus.domain.alignment.place import place
 from topobus.domain.device import Link, LinkClass
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import ContainerPlacement, Placement, Refusal
-from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Locality, LocalityLevel, PodRequest, Policy, Scope
+from topobus.domain.request import (
+    ContainerKind,
+    ContainerRequest,
+    DeviceRequest,
+    Locality,
+    LocalityLevel,
+    Owner,
+    OwnerKind,
+    PodRequest,
+    Policy,
+    Scope,
+)
 from topobus.domain.view import AlignmentOptions, CoreView, NodeView, PlanMode
 
 MODES = pytest.mark.parametrize("mode", list(PlanMode))
@@ -214,6 +225,21 @@ def test_request_is_refused_when_the_node_forbids_what_it_asks_for_itself(mode: 
         ("policy-forbidden", "locality"),
     ]
     assert isinstance(place(view, own), Placement)
+
+
+@MODES
+def test_claim_is_refused_when_the_node_forbids_its_wishes_and_not_without_any(mode: PlanMode) -> None:
+    """A claim's devices are chosen already; policy none, its plain form, asks for nothing, while a locality of its own is a wish like a pod's."""
+    view = node(mode, allow_request_policy=False)
+    owner = Owner(kind=OwnerKind.CLAIM, name="c", uid="uid-c")
+    chosen = ContainerRequest(name="", devices=(DeviceRequest(device_class="gpu", count=1, names=("gpu-0",)),))
+    plain = PodRequest(owner=owner, containers=(chosen,), policy=Policy.NONE)
+
+    outcome = refused(place(view, structs.replace(plain, locality=(Locality(level=LocalityLevel.NUMA),))))
+
+    assert [(one.code, one.facts["what"]) for one in outcome.reasons] == [("policy-forbidden", "locality")]
+    assert isinstance(place(view, plain), Placement)
+    assert isinstance(place(view, structs.replace(plain, policy=None)), Placement)
 
 
 def small(

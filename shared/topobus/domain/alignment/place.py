@@ -94,12 +94,16 @@ def _would_fit_otherwise(view: NodeView, request: PodRequest) -> bool:
 
 
 def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
-    """Name what the pod asks for itself on a node that does not let it; a claim's devices are chosen already, so it has nothing to forbid."""
+    """Name what the pod asks for itself on a node that does not let it.
+
+    Policy none is no wish of a claim: its devices are chosen already, so that is how a claim comes that wishes nothing.
+    """
     options = view.options
-    if options.allow_request_policy or request.owner.kind is OwnerKind.CLAIM:
+    if options.allow_request_policy:
         return []
+    is_plain_claim = request.owner.kind is OwnerKind.CLAIM and request.policy is Policy.NONE
     asked = [
-        ("policy", request.policy, options.policy),
+        ("policy", None if is_plain_claim else request.policy, options.policy),
         ("scope", request.scope, options.scope),
         ("locality", ",".join(str(one) for one in request.locality) or None, ""),
     ]
