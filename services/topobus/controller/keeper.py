@@ -7,7 +7,6 @@ else's is dropped, for the watch brings the newer object.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +16,7 @@ from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
 from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
+from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
@@ -24,13 +24,14 @@ from topobus.controller.core.answers import SHOWN_NODES, explain_nodes
 from topobus.controller.core.claims import Attempt
 from topobus.controller.core.inventory import holders_from_ledger
 from topobus.controller.core.misses import KnownMisses
+from topobus.controller.core.nearness import Wished, read_wishes
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.refusals import Refusals
-from topobus.controller.core.search import allocate
 from topobus.controller.core.selectors import SelectorCompiler
-from topobus.controller.core.values import Allocated, AllocationInput, Fault, GaveUp, Mode, NoFit, Outcome
+from topobus.controller.core.values import Allocated, AllocationInput, Fault, Mode, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.searching import Searcher
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner
@@ -40,9 +41,6 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["ClaimKeeper"]
-
-# Some ten milliseconds of search.
-_QUICK_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,7 @@ class _Member(NamedTuple):
     key: ObjectKey
     stored: Stored
     spec: ClaimSpec
+    wishes: Wishes | None
 
 
 class ClaimKeeper:
@@ -71,7 +70,7 @@ class ClaimKeeper:
         self._runtime = runtime
         self._bus = runtime.bus
         self._world = world
-        self._compiler = compiler
+        self._searcher = Searcher(settings, runtime.clock, compiler, metrics)
         self._metrics = metrics
         self._settled: dict[ObjectKey, _Seen] = {}
         self._refusals = Refusals(settings.retry_s)
@@ -170,7 +169,7 @@ class ClaimKeeper:
         for index, node in enumerate(nodes[: min(SHOWN_NODES, len(refused))]):
             if isinstance(refused[index], NoFit):
                 # What is remembered may be another claim's miss, of some time ago: people are told how it is for this one, now.
-                refused[index] = await self._search(self._input(node, members))
+                refused[index] = await self._search(node, members)
         self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
         await self._tell(key, stored, reason, reasons)
@@ -181,14 +180,14 @@ class ClaimKeeper:
 
         Errors: raises ContractError when the first cannot be read; another that cannot is told so in its own turn.
         """
-        members = [_Member(key, stored, claims.read_claim(stored.value))]
+        members = [_member(key, stored)]
         if self._world.holds_devices(stored.value):
             return members
         for mate_key, mate in self._world.mates(stored.value):
             try:
                 is_waiting = claims.allocation_of(mate.value) is None and not metadata_of(mate.value).deletion_timestamp
                 if is_waiting and not self._world.holds_devices(mate.value):
-                    members.append(_Member(mate_key, mate, claims.read_claim(mate.value)))
+                    members.append(_member(mate_key, mate))
             except ContractError:
                 continue
         return members
@@ -204,7 +203,7 @@ class ClaimKeeper:
         for one, result in zip(members, outcome.results, strict=True):
             claim = one.stored.value
             allocation = claims.with_uuids(result, metadata_of(claim).uid)
-            attempt = Attempt(number=claims.number_of(claim) + 1, node=node, allocation=allocation)
+            attempt = Attempt(number=claims.number_of(claim) + 1, node=node, allocation=allocation, wishes=one.wishes)
             written = await self._write(one.key, one.stored, claims.with_attempt(claim, attempt))
             made.append((written, attempt) if written is not None else None)
         return made[0]
@@ -212,27 +211,24 @@ class ClaimKeeper:
     async def _look(self, node: str, members: list[_Member]) -> Outcome:
         """Search one node, unless the like of these claims is known not to fit there."""
         is_plain = self._settings.mode is Mode.CORRECTED and not any(
-            self._refusals.devices(one.key) or self._world.holds_devices(one.stored.value) for one in members
+            self._refusals.devices(one.key) or self._world.holds_devices(one.stored.value) or one.wishes is not None for one in members
         )
         asked = tuple(encode(one.spec) for one in members)
         freedom = self._world.freedom_of(node)
         known = self._misses.find(asked, node, freedom) if is_plain else None
         if known is not None:
             return known
-        outcome = await self._search(self._input(node, members))
+        outcome = await self._search(node, members)
         if is_plain and isinstance(outcome, NoFit):
             self._misses.remember(asked, node, freedom, outcome)
         return outcome
 
-    async def _search(self, given: AllocationInput) -> Outcome:
-        started = self._runtime.clock.monotonic()
-        # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
-        outcome = allocate(given, self._compiler, step_budget=min(_QUICK_STEPS, self._settings.step_budget))
-        if isinstance(outcome, GaveUp) and self._settings.step_budget > _QUICK_STEPS:
-            outcome = await asyncio.to_thread(allocate, given, self._compiler, step_budget=self._settings.step_budget)
-        self._metrics.searches.observe(self._runtime.clock.monotonic() - started)
-        self._metrics.steps.inc(outcome.steps)
-        return outcome
+    async def _search(self, node: str, members: list[_Member]) -> Outcome:
+        given = self._input(node, members)
+        if all(one.wishes is None for one in members):
+            return await self._searcher.search(given)
+        wished = [Wished(one.stored.value, one.wishes) for one in members]
+        return await self._searcher.search_near(given, wished, self._world.view_of(node))
 
     async def _commit(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
         """Have the node's ledger take the attempt, and write the status; a refusal drops the attempt, and the next round searches anew."""
@@ -243,8 +239,10 @@ class ClaimKeeper:
             self._metrics.decisions.labels("refused-by-node").inc()
             why = summarize(reply.result.reasons)
             self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=why)
-            refused = claims.devices_of(attempt.allocation, attempt.node)
-            self._refusals.remember(key, refused, why, now_s=self._runtime.clock.monotonic())
+            # Where the node forbids what the claim wishes, no other of its devices helps.
+            is_forbidden = any(one.code == "policy-forbidden" for one in reply.result.reasons)
+            devices = self._world.devices_of(attempt.node) if is_forbidden else claims.devices_of(attempt.allocation, attempt.node)
+            self._refusals.remember(key, devices, why, now_s=self._runtime.clock.monotonic())
             dropped = await self._write(key, stored, claims.without_attempt(claim))
             if dropped is not None:
                 await self._tell(key, dropped, "RefusedByNode", reply.result.reasons)
@@ -254,14 +252,14 @@ class ClaimKeeper:
         if written is None:
             return
         self._metrics.decisions.labels("allocated").inc()
-        devices = [one.device for one in attempt.allocation.devices.results]
-        self._log.info("claim.allocated", claim=name_of(claim), node=attempt.node, devices=devices, op_id=op_id)
+        names = [one.device for one in attempt.allocation.devices.results]
+        self._log.info("claim.allocated", claim=name_of(claim), node=attempt.node, devices=names, op_id=op_id)
         result = reply.result if reply is not None else None
         await self._announce(claim, attempt.node, op_id, result, reply.ledger_sequence if reply is not None else 0)
 
     async def _place(self, claim: ApiObject, attempt: Attempt, op_id: str) -> PlaceReply | None:
         """Ask the node to hold the devices; None when none of them is the node's topology's to hold."""
-        request = claims.placement_request(claim, attempt.allocation, attempt.node)
+        request = claims.placement_request(claim, attempt.allocation, attempt.node, attempt.wishes)
         if request is None:
             return None
         return await self._bus.ask(
@@ -379,6 +377,11 @@ class ClaimKeeper:
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))
+
+
+def _member(key: ObjectKey, stored: Stored) -> _Member:
+    spec = claims.read_claim(stored.value)
+    return _Member(key, stored, spec, read_wishes(spec, name_of(stored.value)))
 
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:

@@ -29,6 +29,7 @@ class Checks:
     def __init__(self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler) -> None:
         self.grants: tuple[list[Grant], ...] = tuple([] for _ in given.claims)
         self._given = given
+        self._outside = tuple(one.outside for one in given.claims)
         self._pools = pools
         self._compiler = compiler
         self._selectors: dict[str, Selector | SelectorError] = {}
@@ -46,7 +47,7 @@ class Checks:
 
     def is_in_use(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether the device is taken; admin access minds only what its own claim took."""
-        if candidate.id in self._given.usage.excluded:
+        if candidate.id in self._given.usage.excluded or candidate.id in self._outside[request.claim_index]:
             return True
         held = self._held.get(candidate.id)
         if request.is_admin:
@@ -163,7 +164,7 @@ class Checks:
         but for a trial.
         """
         if self.is_in_use(request, candidate):
-            return self._explain_use(candidate)
+            return self._explain_use(request, candidate)
         if candidate.device.consumes_counters and not self._has[Gate.PARTITIONABLE_DEVICES]:
             return Blocker("counters", f"{Gate.PARTITIONABLE_DEVICES} is off")
         pays = self._pays_counters(candidate)
@@ -177,7 +178,9 @@ class Checks:
             self._counters.give_back(candidate)
         return blocker
 
-    def _explain_use(self, candidate: Candidate) -> Blocker:
+    def _explain_use(self, request: PreparedRequest, candidate: Candidate) -> Blocker:
+        if candidate.id in self._outside[request.claim_index]:
+            return Blocker("outside", self._outside[request.claim_index][candidate.id])
         if candidate.id in self._given.usage.excluded:
             return Blocker("excluded", self._given.usage.excluded[candidate.id])
         holder = self._given.usage.holders.get(candidate.id)
@@ -237,7 +240,7 @@ class Checks:
         if failing is not None and failing.code == OTHER_CLASS:
             return failing
         if self.is_in_use(request, candidate):
-            return self._explain_use(candidate)
+            return self._explain_use(request, candidate)
         if candidate.device.binding_conditions and not self._has[Gate.BINDING_CONDITIONS]:
             return Blocker("gate", f"{Gate.BINDING_CONDITIONS} is off")
         if failing is not None:

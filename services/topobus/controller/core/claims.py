@@ -19,6 +19,7 @@ from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import ATTEMPT_ANNOTATION, ATTEMPTS_ANNOTATION, DELETE_PROTECTION, metadata_of, name_of
 from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimStatus, Condition, GrantedDevice
 from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.inventory import class_of_driver
 from topobus.controller.core.results import SHARE_PREFIX
@@ -54,12 +55,14 @@ RELEASED = "Released"
 _MAX_MESSAGE = 4096
 
 
-class Attempt(Struct, frozen=True, kw_only=True):
+class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An allocation that is being committed at a node."""
 
     number: int
     node: str
     allocation: AllocationResult
+    wishes: Wishes | None = None
+    """What the claim asked of its alignment then: a repeated operation must ask for the same."""
 
 
 def read_claim(one: ApiObject) -> ClaimSpec:
@@ -126,10 +129,10 @@ def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
     )
 
 
-def placement_request(one: ApiObject, allocation: AllocationResult, node: str) -> PodRequest | None:
+def placement_request(one: ApiObject, allocation: AllocationResult, node: str, wishes: Wishes | None = None) -> PodRequest | None:
     """Turn an allocation into what the node's topology is to hold; None when no device of it is ours.
 
-    The devices were chosen already, so the node's own alignment policy has no say: policy none.
+    The devices were chosen already, so the node's own alignment policy has no say: policy none, unless the claim itself wishes for one.
     """
     groups: dict[tuple[str, bool], list[str]] = {}
     for granted in allocation.devices.results:
@@ -142,7 +145,14 @@ def placement_request(one: ApiObject, allocation: AllocationResult, node: str) -
         DeviceRequest(device_class=device_class, count=len(names), names=tuple(sorted(names)), is_shared=is_shared)
         for (device_class, is_shared), names in sorted(groups.items())
     )
-    return PodRequest(owner=owner_of(one), containers=(ContainerRequest(name="", devices=devices),), policy=Policy.NONE)
+    asked = wishes or Wishes()
+    return PodRequest(
+        owner=owner_of(one),
+        containers=(ContainerRequest(name="", devices=devices),),
+        policy=asked.policy or Policy.NONE,
+        scope=asked.scope,
+        locality=asked.locality,
+    )
 
 
 def with_attempt(one: ApiObject, attempt: Attempt) -> ApiObject:

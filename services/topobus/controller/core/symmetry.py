@@ -84,6 +84,7 @@ class Symmetry:
                 bool(device.allow_multiple_allocations),
                 candidate.id in usage.holders,
                 candidate.id in usage.excluded,
+                tuple(candidate.id in one.outside for one in self._given.claims),
                 _amounts(usage.consumed, candidate.id),
             ),
             len(self._numbers),

@@ -103,6 +103,8 @@ class ClaimToAllocate:
     spec: ClaimSpec
     is_one_of_several: bool = False
     """Whether messages must say which claim they mean."""
+    outside: Mapping[DeviceId, str] = field(default_factory=dict)
+    """Devices that lie outside of where this claim wishes to be, and where that is."""
 
 
 @dataclass(frozen=True)

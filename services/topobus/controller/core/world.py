@@ -20,11 +20,14 @@ from topobus.controller.core.inventory import holders_from_ledger, slices_from_i
 from topobus.controller.core.pods import claim_names
 from topobus.controller.core.pools import Pool, gather_pools
 from topobus.controller.core.values import ALL_GATES, AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, Usage
+from topobus.domain.alignment.view import node_view
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
+from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.request import Owner
+from topobus.domain.view import AlignmentOptions, NodeView
 
 __all__ = ["ObjectKey", "Stored", "World"]
 
@@ -226,6 +229,18 @@ class World:
     def nodes(self) -> tuple[str, ...]:
         """List all nodes that published a machine or an inventory, by name."""
         return tuple(sorted(self.machines.keys() | {node for node, _ in self.inventories}))
+
+    def view_of(self, node: str) -> NodeView | None:
+        """Show a node as a plan sees it; None when it has published no machine. Its settings are its own to apply: these are the defaults."""
+        machine = self.machines.get(node)
+        if machine is None:
+            return None
+        inventories = {device_class: one for (there, device_class), one in self.inventories.items() if there == node}
+        return node_view(machine, inventories, self.ledgers.get(node), AlignmentOptions(), CpuSet())
+
+    def devices_of(self, node: str) -> tuple[DeviceId, ...]:
+        """List the devices that a node publishes itself."""
+        return tuple(one.id for pool in self._pools_of(node) if pool.id.pool == node for one in pool.candidates)
 
     def cpu_devices(self, node: str) -> tuple[Device, ...]:
         """List a node's CPUs as devices."""

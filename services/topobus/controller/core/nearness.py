@@ -1,0 +1,228 @@
+"""Claims that ask for policy or locality: search one place of the node after the other, and let the alignment engine judge what was found.
+
+Flows in: an AllocationInput, what each claim wishes, and the node as a plan sees it. Flows out: the ordinary outcome. What lies where is the engine's own
+(`topobus.domain.alignment.domains`), and each find is checked by its `plan`, so the node says the same as long as it knows the same. A claim is aligned as
+one container. Without wishes nothing here runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
+from topobus.contracts.kubernetes.wishes import PARAMETERS_KIND, Wishes, read_parameters
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.claims import owner_of, placement_request
+from topobus.controller.core.inventory import class_of_driver
+from topobus.controller.core.pools import Candidate, Pool, gather_pools
+from topobus.controller.core.reasons import summarize
+from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.values import AllocationInput, DeviceId, Fault, GaveUp, NoFit, Outcome
+from topobus.domain.alignment.domains import Domain, tiers
+from topobus.domain.alignment.place import place, plan
+from topobus.domain.alignment.room import Room
+from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name, without_owners
+from topobus.domain.alignment.wants import DeviceWant, Want
+from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import ContainerKind, Locality, LocalityLevel, Policy
+from topobus.domain.view import NodeView
+
+__all__ = ["WISHES_DRIVER", "Wished", "allocate_near", "read_wishes"]
+
+WISHES_DRIVER = "topobus.dev"
+"""The driver in whose name a claim says what it wishes; parameters of kind AlignmentParameters for a driver of one class count as well."""
+
+# Places tried at most for all claims of a pod together: each may cost a whole search.
+_MOST = 512
+# A condition is for a person: so many places with their reasons, then a count.
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Wished:
+    """A claim with what it wishes; None wishes nothing."""
+
+    claim: ApiObject
+    wishes: Wishes | None
+
+
+def read_wishes(spec: ClaimSpec, where: str) -> Wishes | None:
+    """Read what a claim wishes out of its opaque configuration; None when it says nothing.
+
+    Errors: raises ContractError that names the path, what is there and what is wanted.
+    """
+    found: tuple[str, Wishes] | None = None
+    for index, one in enumerate(spec.devices.config):
+        if one.opaque is None or not _is_ours(one.opaque.driver, one.opaque.parameters):
+            continue
+        place = f"{where}: spec.devices.config[{index}]"
+        if found is not None:
+            raise ContractError(f"{place} wishes for the claim again, wanted one such entry: {found[0]} is there already")
+        if one.requests:
+            raise ContractError(f"{place}.requests is {', '.join(one.requests)}, wanted none: a claim is aligned as a whole")
+        if not isinstance(one.opaque.parameters, Mapping):
+            raise ContractError(f"{place}.opaque.parameters is {one.opaque.parameters!r}, wanted an object of kind {PARAMETERS_KIND}")
+        found = f"spec.devices.config[{index}]", read_parameters(one.opaque.parameters, f"{place}.opaque")
+    return found[1] if found is not None and found[1] != Wishes() else None
+
+
+def allocate_near(
+    given: AllocationInput,
+    wished: Sequence[Wished],
+    view: NodeView | None,
+    compiler: SelectorCompiler,
+    *,
+    step_budget: int = DEFAULT_STEP_BUDGET,
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Find devices for all claims on one node within the places that they wish for, or say why there are none.
+
+    Shapes:  wished — one a claim of `given`; view — None when the node has published no machine; is_abandoned — asked before each place.
+    Order:   the places of the most local tier by id or name, then those of the next; the first find that the engine admits wins.
+    Cost:    at most 512 searches of `step_budget` steps.
+    """
+    if all(one.wishes is None for one in wished):
+        return allocate(given, compiler, step_budget=step_budget)
+    node = given.node.name
+    if view is None:
+        message = f"node {node}: what lies where is not known, for it has published no machine"
+        return NoFit((Reason(code="locality-unknown", message=message, facts={"node": node}),), 0)
+    try:
+        pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
+    except ValueError as err:
+        return Fault(Reason(code="malformed-slice", message=f"node {node}: {err}"), 0, is_local=True)
+    places = [_places(view, one.wishes, spec.spec) for one, spec in zip(wished, given.claims, strict=True)]
+    outsides: dict[int, Mapping[DeviceId, str]] = {}
+    misses: list[tuple[str, str]] = []
+    steps, has_given_up = 0, math.prod(len(one) for one in places) > _MOST
+    for chosen in itertools.islice(itertools.product(*places), _MOST):
+        if is_abandoned():
+            return GaveUp(steps)
+        claims = tuple(
+            replace(claim, outside=_outside(pools, view.node, domain, outsides)) for claim, domain in zip(given.claims, chosen, strict=True)
+        )
+        outcome = allocate(replace(given, claims=claims, pools=pools), compiler, step_budget=step_budget)
+        steps += outcome.steps
+        if isinstance(outcome, Fault):
+            return replace(outcome, steps=steps)
+        key = "; ".join(dict.fromkeys(one.key for one in chosen if one is not None)) or "the whole node"
+        if isinstance(outcome, GaveUp):
+            has_given_up = True
+            misses.append((key, f"gave up after {outcome.steps} steps"))
+        elif isinstance(outcome, NoFit):
+            misses.append((key, summarize(outcome.reasons)))
+        else:
+            objection = _objection(view, wished, outcome.results)
+            if objection is None:
+                return replace(outcome, steps=steps)
+            misses.append((key, objection))
+    return GaveUp(steps) if has_given_up else NoFit(_not_met(node, wished, misses), steps)
+
+
+def _is_ours(driver: str, parameters: Any) -> bool:
+    """Other kinds of parameters for a driver of one class are that driver's own."""
+    if driver == WISHES_DRIVER:
+        return True
+    return class_of_driver(driver) is not None and isinstance(parameters, Mapping) and parameters.get("kind") == PARAMETERS_KIND
+
+
+def _places(view: NodeView, wishes: Wishes | None, spec: ClaimSpec) -> list[Domain | None]:
+    """List where to look, the most local first; None is the whole node."""
+    localities = _localities(wishes) if wishes is not None else ()
+    room = Room(view)
+    return [one for tier in tiers(room.places(), _want(view, spec), localities) for one in tier]
+
+
+def _localities(wishes: Wishes) -> tuple[Locality, ...]:
+    """Say a policy as a locality, too: one NUMA node in any case, or where that can be had."""
+    if wishes.policy in (None, Policy.NONE):
+        return wishes.locality
+    is_hard = wishes.policy is Policy.SINGLE_NUMA_NODE or Locality(level=LocalityLevel.NUMA) in wishes.locality
+    others = tuple(one for one in wishes.locality if one.level is not LocalityLevel.NUMA)
+    return (Locality(level=LocalityLevel.NUMA, is_hard=is_hard), *others)
+
+
+def _want(view: NodeView, spec: ClaimSpec) -> Want:
+    """Say which classes the claim is about, which matters for links: those its requests name, or all when a class of somebody's own is among them."""
+    exact = [alternative for one in spec.devices.requests for alternative in (one.exactly, *one.first_available) if alternative is not None]
+    named = {class_of_driver(one.device_class_name) for one in exact}
+    known = {*view.devices, CPU_CLASS}
+    classes = {one for one in named if one is not None} if named <= known else known
+    return Want(
+        name="",
+        place=0,
+        kind=ContainerKind.APP,
+        cpus=int(CPU_CLASS in classes),
+        devices=tuple(DeviceWant(device_class=one, any_count=1) for one in sorted(classes - {CPU_CLASS})),
+    )
+
+
+def _outside(pools: Sequence[Pool], node: str, domain: Domain | None, known: dict[int, Mapping[DeviceId, str]]) -> Mapping[DeviceId, str]:
+    """List the devices that do not lie within a domain, with the reason; each domain is looked through once."""
+    if domain is None:
+        return {}
+    if id(domain) not in known:
+        why = f"outside {domain.key}"
+        known[id(domain)] = {one.id: why for pool in pools for one in pool.candidates if not _is_within(one, node, domain)}
+    return known[id(domain)]
+
+
+def _is_within(one: Candidate, node: str, domain: Domain) -> bool:
+    """Say whether a device lies within a domain; what nobody tells of, such as another vendor's device, lies in none."""
+    device_class = class_of_driver(one.id.driver)
+    if device_class is None or one.id.pool != node:
+        return False
+    if device_class == CPU_CLASS:
+        return domain.cpus is None or cpu_of_name(one.id.device) in domain.cpus
+    return device_class not in domain.devices or one.id.device in domain.devices[device_class]
+
+
+def _objection(view: NodeView, wished: Sequence[Wished], results: Sequence[AllocationResult]) -> str | None:
+    """Say what the engine has against an allocation; None when it admits it."""
+    for one, result in zip(wished, results, strict=True):
+        if one.wishes is None:
+            continue
+        request = placement_request(one.claim, result, view.node, one.wishes)
+        if request is None:
+            continue
+        mine = without_owners(view, frozenset({owner_of(one.claim).key}))
+        if isinstance(plan(mine, request), Placement):
+            continue
+        judged = place(mine, request)  # the same, with its reasons
+        if isinstance(judged, Refusal):
+            return summarize(judged.reasons)
+    return None
+
+
+def _not_met(node: str, wished: Sequence[Wished], misses: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
+    """Name what is wished, where it was looked for, and what each place lacks."""
+    asked = dict.fromkeys(text for one in wished if one.wishes is not None for text in _spoken(one.wishes))
+    wish = ", ".join(asked)
+    names = tuple(key for key, _ in misses)
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        "node": node,
+        "wished": wish,
+        "tried": len(names),
+        "domains": names[:_SHOWN],
+    }
+    if not misses:
+        message = f"node {node}: {wish} cannot be kept: nothing on this node tells what lies in one"
+        return (Reason(code="locality-not-met", message=message, facts=facts),)
+    message = f"node {node}: nothing holds all of it by {wish}; tried {len(names)}: {', '.join(names[:_SHOWN])}"
+    reasons = [Reason(code="locality-not-met", message=message, facts=facts)]
+    reasons += [Reason(code="domain-misses", message=f"{key}: {why}", facts={"node": node, "domain": key}) for key, why in misses[:_SHOWN]]
+    if len(misses) > _SHOWN:
+        count = len(misses) - _SHOWN
+        reasons.append(Reason(code="more-domains", message=f"and {count} more places", facts={"node": node, "count": count}))
+    return tuple(reasons)
+
+
+def _spoken(wishes: Wishes) -> tuple[str, ...]:
+    policy = (f"policy {wishes.policy.value}",) if wishes.policy not in (None, Policy.NONE) and wishes.policy is not None else ()
+    return (*policy, *(str(one) for one in wishes.locality))

@@ -1,0 +1,60 @@
+"""Where a search runs: at once while it is short, in a thread when it may take long, so that probes and watches never wait for it.
+
+Flows in: an AllocationInput and, for claims with wishes, the node. Flows out: the outcome of the core's search, measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from functools import partial
+
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.nearness import Wished, allocate_near
+from topobus.controller.core.search import allocate
+from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.values import AllocationInput, GaveUp, Outcome
+from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.view import NodeView
+from topobus.runtime.clock import Clock
+
+__all__ = ["Searcher"]
+
+# Some ten milliseconds of search.
+_QUICK_STEPS = 1000
+
+
+class Searcher:
+    """Runs searches."""
+
+    def __init__(self, settings: ControllerSettings, clock: Clock, compiler: SelectorCompiler, metrics: ControllerMetrics) -> None:
+        self._budget = settings.step_budget
+        self._clock = clock
+        self._compiler = compiler
+        self._metrics = metrics
+
+    async def search(self, given: AllocationInput) -> Outcome:
+        """Search for claims that wish nothing."""
+        started = self._clock.monotonic()
+        # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
+        outcome = allocate(given, self._compiler, step_budget=min(_QUICK_STEPS, self._budget))
+        if isinstance(outcome, GaveUp) and self._budget > _QUICK_STEPS:
+            outcome = await asyncio.to_thread(allocate, given, self._compiler, step_budget=self._budget)
+        return self._measured(outcome, started)
+
+    async def search_near(self, given: AllocationInput, wished: Sequence[Wished], view: NodeView | None) -> Outcome:
+        """Search place after place; when nobody waits any more it ends with the place that it is at, so that a stop is not held up."""
+        started = self._clock.monotonic()
+        near = partial(allocate_near, step_budget=self._budget)
+        abandoned = threading.Event()
+        try:
+            outcome = await asyncio.to_thread(near, given, wished, view, self._compiler, is_abandoned=abandoned.is_set)
+        finally:
+            abandoned.set()
+        return self._measured(outcome, started)
+
+    def _measured(self, outcome: Outcome, started: float) -> Outcome:
+        self._metrics.searches.observe(self._clock.monotonic() - started)
+        self._metrics.steps.inc(outcome.steps)
+        return outcome

@@ -1,0 +1,155 @@
+"""Claims with wishes on a real server, with the recorded machine and the real topology service: placed near, or told why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
+from topobus.contracts.messages import ApiObject
+from topobus.controller.config import ControllerSettings
+from topobus.controller.service import serve
+from topobus.domain.device import Inventory
+from topobus.domain.ledger import Ledger
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
+from topobus.runtime.bus import Bus, Change
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import build
+from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
+from topobus.topology.config import AlignmentSettings, TopologySettings
+from topobus.topology.service import serve as serve_topology
+
+pytestmark = pytest.mark.integration
+
+NODE = "demo-node"
+NEAR = Path(__file__).parents[2] / "examples" / "claims" / "gpu-nic-near.yaml"
+
+
+def example(name: str = "gpu-nic-near", **fields: str) -> ApiObject:
+    """The example claim, with other wishes when there are any."""
+    (one,) = parse_manifest(NEAR.read_text(encoding="utf-8"), where=NEAR.name)
+    spec: dict[str, Any] = msgspec.to_builtins(one.spec)
+    if fields:
+        kept = {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters"}
+        spec["devices"]["config"][0]["opaque"]["parameters"] = {**kept, **fields}
+    return admit(msgspec.structs.replace(one, spec=spec, metadata={"name": name}), uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+
+
+class Node:
+    """The recorded machine on the bus, with what the claims and the ledger come to."""
+
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], ledgers: Reader[Change[Ledger]], inventories: list[Inventory]) -> None:
+        self.bus = bus
+        self.objects = objects
+        self.ledgers = ledgers
+        self.switches = {one.name: one.pcie_switch for inventory in inventories for one in inventory.devices}
+
+    async def apply(self, one: ApiObject) -> None:
+        """Store a claim as the CLI does."""
+        await self.bus.put(catalogue.OBJECT, one, **object_parts(one))
+
+    async def devices(self, name: str) -> list[str]:
+        """Wait until a claim is allocated; gives its devices."""
+        one = await self._until(name, "Allocated", "")
+        return [result["device"] for result in one.status["allocation"]["devices"]["results"]]
+
+    async def told(self, name: str, reason: str, part: str) -> str:
+        """Wait until the condition of a claim has this reason and says this; gives the message."""
+        return str((await self._until(name, reason, part)).status["conditions"][0]["message"])
+
+    async def _until(self, name: str, reason: str, part: str) -> ApiObject:
+        def newest(items: list[Change[ApiObject]]) -> ApiObject | None:
+            mine = [one.value for one in items if one.parts.get("name") == name and one.value is not None]
+            conditions: list[dict[str, Any]] = mine[-1].status.get("conditions", []) if mine else []
+            return mine[-1] if any(one["reason"] == reason and part in one["message"] for one in conditions) else None
+
+        found = newest(await self.objects.until(lambda items: newest(items) is not None))
+        assert found is not None
+        return found
+
+
+@asynccontextmanager
+async def node(bus: Bus, nats_server: NatsServer, root: Path, alignment: AlignmentSettings) -> AsyncIterator[Node]:
+    """Serve the recorded machine with a controller and the topology service."""
+    build("dgx", root)
+    tree = Tree(HardwareSettings(root=str(root)))
+    machine = read_machine(tree, NODE)
+    found = {"gpu": NvidiaDriver().discover(tree, machine), "nic": PciNetdevDriver().discover(tree, machine)}
+    inventories = [
+        Inventory(node=NODE, device_class=device_class, generation=1, devices=tuple(sorted(devices, key=lambda one: one.name)))
+        for device_class, devices in found.items()
+    ]
+    await bus.put(catalogue.MACHINE, machine, node=NODE)
+    for one in inventories:
+        await bus.put(catalogue.INVENTORY, one, node=NODE, device_class=one.device_class)
+    settings = NatsSettings(url=nats_server.url)
+    async with (
+        Bus.session(settings, name="topology") as node_bus,
+        Bus.session(settings, name="controller") as central_bus,
+        Reader(bus.watch(catalogue.OBJECT)) as objects,
+        Reader(bus.watch(catalogue.LEDGER)) as ledgers,
+    ):
+        topology = serve_topology(TopologySettings(node=NODE, alignment=alignment), runtime("topology", NODE, node_bus))
+        controller = serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2), runtime("controller", "central", central_bus))
+        tasks = {asyncio.create_task(topology), asyncio.create_task(controller)}
+        try:
+            yield Node(bus, objects, ledgers, inventories)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+def runtime(name: str, where: str, bus: Bus) -> Runtime:
+    """Make what a service runs in."""
+    return Runtime(name=name, node=where, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+
+
+async def test_claim_is_placed_under_one_switch_or_told_why_when_it_wishes_so(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
+    """The example gets a GPU and a NIC of one switch, held at the node; what cannot be kept is told with its places, what is malformed with its path."""
+    async with node(bus, nats_server, tmp_path / "machine", AlignmentSettings()) as there:
+        await there.apply(example())
+        devices = await there.devices("gpu-nic-near")
+        await there.apply(example("malformed", locality="hard:swich"))
+        malformed = await there.told("malformed", "Malformed", "swich")
+        await there.apply(example("impossible", locality="hard:link"))
+        impossible = await there.told("impossible", "DoesNotFit", "hard:link")
+        await there.apply(example("strict", policy="single-numa-node", scope="pod", locality="hard:numa, soft:switch"))
+        strict = await there.devices("strict")
+
+        held = [set(one.value.allocations) for one in there.ledgers.items if one.value is not None]
+
+    for pair in (devices, strict):
+        assert len({there.switches[one] for one in pair}) == 1
+        assert there.switches[pair[0]] is not None
+    assert set(devices).isdisjoint(strict)
+    assert "spec.devices.config[0].opaque: parameters.locality is 'hard:swich'" in malformed
+    assert impossible
+    assert {"claim/default/gpu-nic-near/uid-gpu-nic-near", "claim/default/strict/uid-strict"} <= held[-1]
+
+
+async def test_claim_is_told_that_the_node_forbids_wishes_when_it_does(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> None:
+    """A node that allows no policy but its own turns the wish away by name, and still serves a claim without one."""
+    async with node(bus, nats_server, tmp_path / "machine", AlignmentSettings(allow_request_policy=False)) as there:
+        await there.apply(example())
+        message = await there.told("gpu-nic-near", "DoesNotFit", "refused by the node")
+        await there.apply(example("plain", policy="none"))
+        plain = await there.devices("plain")
+
+    assert "asks for locality hard:switch, and this node allows no locality but its own" in message
+    assert len(plain) == 2

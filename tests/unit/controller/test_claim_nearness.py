@@ -1,0 +1,292 @@
+"""Claims that ask for policy or locality: where their devices are looked for, and what they are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from support.alignment_nodes import dgx_facts
+from topobus.contracts.kubernetes import admit
+from topobus.contracts.kubernetes.wishes import Wishes
+from topobus.contracts.messages import ApiObject
+from topobus.controller.cel import CelCompiler
+from topobus.controller.core.claims import owner_of, placement_request, read_claim
+from topobus.controller.core.nearness import Wished, allocate_near, read_wishes
+from topobus.controller.core.search import allocate
+from topobus.controller.core.values import Allocated, Fault, GaveUp, NoFit, Outcome
+from topobus.controller.core.world import World
+from topobus.domain.device import Link, LinkClass
+from topobus.domain.errors import ContractError
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.request import Locality, LocalityLevel, Owner, OwnerKind, Policy, Scope
+
+COMPILER = CelCompiler()
+NODE = "demo-node"
+GPU_AND_NIC = {"gpu": 1, "nic": 1}
+
+
+def entry(driver: str = "topobus.dev", **fields: Any) -> dict[str, Any]:
+    """Write wishes as a claim's configuration."""
+    return {"opaque": {"driver": driver, "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", **fields}}}
+
+
+def claim(wanted: dict[str, int], *config: dict[str, Any], name: str = "c") -> ApiObject:
+    """Make a claim for so many devices a class."""
+    requests = [{"name": one, "exactly": {"deviceClassName": f"{one}.topobus.dev", "count": count}} for one, count in wanted.items()]
+    one = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": name},
+        spec={"devices": {"requests": requests, "config": list(config)}},
+    )
+    return admit(one, uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+
+
+def world(**held: tuple[str, ...]) -> World:
+    """The demo node, with these devices held by somebody else."""
+    machine, inventories = dgx_facts()
+    made = World()
+    made.put_machine(machine)
+    for one in inventories.values():
+        made.put_inventory(one)
+    if held:
+        taker = Owner(kind=OwnerKind.POD, name="taker", uid="t")
+        allocation = Allocation(owner=taker, holdings=(Holding(container="main", devices=dict(held)),))
+        made.put_ledger(Ledger(node=NODE, sequence=1, allocations={taker.key: allocation}))
+    return made
+
+
+def solve(there: World, *wanted: ApiObject, step_budget: int = 10_000) -> Outcome:
+    """Allocate these claims together."""
+    specs = [(one, read_claim(one)) for one in wanted]
+    wished = [Wished(one, read_wishes(spec, "claim")) for one, spec in specs]
+    return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, step_budget=step_budget)
+
+
+def names(outcome: Outcome) -> list[list[str]]:
+    """Name the devices of each claim."""
+    assert isinstance(outcome, Allocated), outcome
+    return [[one.device for one in result.devices.results] for result in outcome.results]
+
+
+# On the demo node gpu-N and nic-N lie under switch N // 2 and on NUMA node N // 4.
+@pytest.mark.parametrize(
+    ("wanted", "fields", "held", "expected"),
+    [
+        pytest.param(GPU_AND_NIC, {"locality": "hard:switch"}, {"gpu": ("gpu-0", "gpu-1")}, ["gpu-2", "nic-2"], id="hard-switch"),
+        pytest.param(GPU_AND_NIC, {"locality": "soft:switch"}, {"gpu": ("gpu-0", "gpu-1")}, ["gpu-2", "nic-2"], id="soft-switch"),
+        pytest.param(
+            {"gpu": 1, "nic": 2},
+            {"locality": "hard:numa, soft:switch"},
+            {"nic": ("nic-0", "nic-1", "nic-2", "nic-3", "nic-4", "nic-6")},
+            ["gpu-4", "nic-5", "nic-7"],
+            id="soft-switch-given-up-inside-hard-numa",
+        ),
+        pytest.param({"gpu": 5}, {"locality": "soft:numa"}, {}, ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4"], id="soft-numa-given-up"),
+        pytest.param(
+            {"gpu": 2}, {"policy": "single-numa-node"}, {"gpu": ("gpu-0", "gpu-1", "gpu-2")}, ["gpu-4", "gpu-5"], id="single-numa"
+        ),
+        pytest.param({"gpu": 2}, {"policy": "restricted"}, {"gpu": ("gpu-0", "gpu-1", "gpu-2")}, ["gpu-4", "gpu-5"], id="restricted"),
+        pytest.param({"gpu": 5}, {"policy": "restricted"}, {}, ["gpu-0", "gpu-1", "gpu-2", "gpu-3", "gpu-4"], id="restricted-wider"),
+        pytest.param({"gpu": 2}, {"policy": "none"}, {"gpu": ("gpu-0", "gpu-1", "gpu-2")}, ["gpu-3", "gpu-4"], id="policy-none"),
+        pytest.param(
+            GPU_AND_NIC,
+            {"policy": "single-numa-node", "locality": "hard:switch"},
+            {"gpu": ("gpu-0", "gpu-1", "gpu-2", "gpu-3")},
+            ["gpu-4", "nic-4"],
+            id="policy-and-switch",
+        ),
+        pytest.param({"gpu": 2}, {"locality": "hard:socket"}, {"gpu": ("gpu-0", "gpu-1", "gpu-2")}, ["gpu-4", "gpu-5"], id="hard-socket"),
+        pytest.param({"gpu": 2}, {"locality": "hard:l3"}, {"gpu": ("gpu-0", "gpu-1", "gpu-2")}, ["gpu-4", "gpu-5"], id="hard-l3"),
+    ],
+)
+def test_claim_gets_devices_of_the_first_place_that_has_all(
+    wanted: dict[str, int], fields: dict[str, str], held: dict[str, tuple[str, ...]], expected: list[str]
+) -> None:
+    """Without any matchAttribute the devices lie within one place of the level asked, the first that has them; soft wishes are given up."""
+    (found,) = names(solve(world(**held), claim(wanted, entry(**fields))))
+
+    assert found == expected
+
+
+def test_cpus_come_from_the_numa_node_of_the_device_when_claim_wants_both_near() -> None:
+    """CPUs are devices of a claim like others: hard:numa holds for them, too."""
+    held = {"gpu": ("gpu-0", "gpu-1", "gpu-2", "gpu-3")}
+
+    (found,) = names(solve(world(**held), claim({"gpu": 1, "cpu": 2}, entry(locality="hard:numa"))))
+
+    cpus = [int(one.removeprefix("cpu-")) % 112 for one in found[1:]]
+    assert found[0] == "gpu-4"
+    assert all(56 <= one < 112 for one in cpus)
+
+
+def test_claim_is_told_level_places_and_groups_when_no_place_has_all() -> None:
+    """The reasons name what was wished, where it was looked for, and for each place the devices by what keeps them out."""
+    outcome = solve(world(gpu=("gpu-0",)), claim({"gpu": 5}, entry(locality="hard:numa")))
+
+    assert isinstance(outcome, NoFit)
+    assert [(one.code, one.message) for one in outcome.reasons] == [
+        ("locality-not-met", "node demo-node: nothing holds all of it by hard:numa; tried 2: NUMA node 0, NUMA node 1"),
+        (
+            "domain-misses",
+            "NUMA node 0: node demo-node: request gpu wants 5 devices of class gpu.topobus.dev, found 3 of 8 "
+            "(4 devices: outside NUMA node 0; 1 device: held by pod default/taker)",
+        ),
+        (
+            "domain-misses",
+            "NUMA node 1: node demo-node: request gpu wants 5 devices of class gpu.topobus.dev, found 4 of 8 "
+            "(4 devices: outside NUMA node 1)",
+        ),
+    ]
+
+
+def test_claim_is_told_what_the_engine_objects_when_policy_restricted_cannot_be_kept() -> None:
+    """Two GPUs that are free on two NUMA nodes only, though each node has more: restricted turns that away, as for a pod."""
+    held = ("gpu-0", "gpu-1", "gpu-2", "gpu-4", "gpu-5", "gpu-6")
+
+    strict = solve(world(gpu=held), claim({"gpu": 2, "nic": 1}, entry(policy="restricted")))
+    lenient = solve(world(gpu=held), claim({"gpu": 2, "nic": 1}, entry(policy="best-effort")))
+
+    assert isinstance(strict, NoFit)
+    assert strict.reasons[0].facts["domains"] == ("NUMA node 0", "NUMA node 1", "the whole node")
+    assert "restricted" in strict.reasons[-1].message
+    assert names(lenient)[0][:2] == ["gpu-3", "gpu-7"]
+
+
+def test_each_claim_of_a_pod_keeps_its_own_wish_when_they_are_served_together() -> None:
+    """Two claims with hard:switch may lie under two switches; a third without wishes takes what is left first."""
+    near = [claim({"gpu": 2, "nic": 2}, entry(locality="hard:switch"), name=name) for name in ("a", "b")]
+
+    found = names(solve(world(), *near, claim({"gpu": 1}, name="plain")))
+
+    assert found == [["gpu-0", "gpu-1", "nic-0", "nic-1"], ["gpu-2", "gpu-3", "nic-2", "nic-3"], ["gpu-4"]]
+
+
+def test_search_is_the_ordinary_one_when_nothing_is_wished() -> None:
+    """A claim without wishes gets the very answer of the search without them."""
+    there = world(gpu=("gpu-1",))
+    one = claim({"gpu": 3, "nic": 2}, {"opaque": {"driver": "gpu.topobus.dev", "parameters": {"kind": "Sharing"}}})
+
+    found = solve(there, one)
+
+    assert found == allocate(there.input_for(NODE, [(one, read_claim(one))]), COMPILER)
+
+
+def test_search_gives_up_when_its_budget_is_spent() -> None:
+    """A budget that runs out in a place is never told as "does not fit"."""
+    assert isinstance(solve(world(), claim({"gpu": 4}, entry(locality="hard:numa")), step_budget=1), GaveUp)
+
+
+def test_locality_is_unknown_when_node_has_published_no_machine() -> None:
+    """Devices without a machine are in no place that anybody knows."""
+    there = world()
+    there.drop_machine(NODE)
+
+    outcome = solve(there, claim({"gpu": 1}, entry(locality="hard:numa")))
+
+    assert isinstance(outcome, NoFit)
+    assert outcome.reasons[0].code == "locality-unknown"
+
+
+def test_nothing_is_tried_when_no_device_tells_of_links() -> None:
+    """hard:link without links is refused by name."""
+    outcome = solve(world(), claim({"gpu": 2}, entry(locality="hard:link")))
+
+    assert isinstance(outcome, NoFit)
+    assert "hard:link cannot be kept" in outcome.reasons[0].message
+
+
+def test_linked_devices_are_given_when_claim_asks_for_link() -> None:
+    """hard:link binds the class whose devices report links, and no other."""
+    there = world()
+    linked = [f"gpu-{index}" for index in (3, 5, 6)]
+    gpus = there.inventories[NODE, "gpu"]
+    devices = tuple(
+        msgspec.structs.replace(one, links=tuple(Link(peer=peer, kind=LinkClass.FABRIC) for peer in linked if peer != one.name))
+        if one.name in linked
+        else one
+        for one in gpus.devices
+    )
+    there.put_inventory(msgspec.structs.replace(gpus, devices=devices))
+
+    (found,) = names(solve(there, claim({"gpu": 3, "nic": 1}, entry(locality="hard:link"))))
+
+    assert found == ["gpu-3", "gpu-5", "gpu-6", "nic-0"]
+
+
+def test_search_ends_when_nobody_waits_for_it_any_more() -> None:
+    """An abandoned search stops before the next place and claims no result."""
+    there, one = world(), claim({"gpu": 1}, entry(locality="hard:numa"))
+    spec = read_claim(one)
+    wished = [Wished(one, read_wishes(spec, "claim"))]
+
+    outcome = allocate_near(there.input_for(NODE, [(one, spec)]), wished, there.view_of(NODE), COMPILER, is_abandoned=lambda: True)
+
+    assert outcome == GaveUp(0)
+
+
+def test_search_gives_up_when_there_are_more_places_than_it_may_try() -> None:
+    """Five claims, each with its own of four switches or the whole: places left untried are no refusal."""
+    many = [claim({"fpga": 3}, entry(locality="soft:switch"), name=f"c{index}") for index in range(5)]
+
+    assert isinstance(solve(world(), *many), GaveUp)
+
+
+def test_fault_of_a_claim_stays_a_fault_when_it_has_wishes() -> None:
+    """An unknown class is wrong whatever the place."""
+    assert isinstance(solve(world(), claim({"tpu": 1}, entry(locality="hard:numa"))), Fault)
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        pytest.param([entry(locality="hard:nmua")], ("config[0].opaque", "parameters.locality", "'nmua'", "numa"), id="level"),
+        pytest.param([entry(policy="strict")], ("config[0].opaque", "parameters.policy is 'strict'"), id="policy"),
+        pytest.param([entry(scope=3)], ("parameters.scope is 3", "wanted text"), id="not-text"),
+        pytest.param([entry(kind="Alignment")], ("parameters.kind is 'Alignment'", "wanted 'AlignmentParameters'"), id="kind"),
+        pytest.param([entry(localty="hard:numa")], ("localty", "locality"), id="misspelt"),
+        pytest.param([entry("gpu.topobus.dev", apiVersion="v1")], ("parameters.apiVersion is 'v1'",), id="class-driver-version"),
+        pytest.param([{"opaque": {"driver": "topobus.dev", "parameters": 3}}], ("parameters is 3", "wanted an object"), id="no-object"),
+        pytest.param([{"opaque": {"driver": "topobus.dev"}}], ("parameters is None", "wanted an object"), id="nothing"),
+        pytest.param([entry(), entry()], ("config[1]", "wanted one", "config[0]"), id="twice"),
+        pytest.param([{**entry(), "requests": ["gpu"]}], ("config[0].requests is gpu", "wanted none"), id="for-a-request"),
+    ],
+)
+def test_wishes_are_refused_with_their_path_when_nobody_can_read_them(config: list[dict[str, Any]], parts: tuple[str, ...]) -> None:
+    """What is wrong is named: the path, what is there, what is wanted."""
+    spec = read_claim(claim({"gpu": 1}, *config))
+
+    with pytest.raises(ContractError) as caught:
+        read_wishes(spec, "claim default/c")
+
+    assert [part for part in ("claim default/c: spec.devices.", *parts) if part not in str(caught.value)] == []
+
+
+def test_wishes_are_read_for_topobus_and_for_a_class_and_not_for_others() -> None:
+    """Parameters of other drivers, and of other kinds for a class of ours, are theirs."""
+    numa = Wishes(locality=(Locality(level=LocalityLevel.NUMA),))
+
+    def read(*config: dict[str, Any]) -> Wishes | None:
+        return read_wishes(read_claim(claim({"gpu": 1}, *config)), "claim")
+
+    assert (read(entry(locality="hard:numa")), read(entry("gpu.topobus.dev", locality="hard:numa"))) == (numa, numa)
+    assert read(entry("gpu.example.com", locality="hard:numa"), entry("gpu.topobus.dev", kind="Sharing")) is None
+    assert read(entry()) is None
+
+
+def test_node_is_asked_for_policy_scope_and_locality_when_claim_wishes_for_them() -> None:
+    """The node's topology verifies what was wished; without wishes the request is as ever."""
+    one = claim(GPU_AND_NIC, entry(policy="restricted", scope="pod", locality="hard:switch"))
+    outcome = solve(world(), one)
+    assert isinstance(outcome, Allocated)
+
+    asked = placement_request(one, outcome.results[0], NODE, read_wishes(read_claim(one), "claim"))
+    plain = placement_request(one, outcome.results[0], NODE)
+
+    assert asked is not None
+    assert plain is not None
+    assert (asked.policy, asked.scope, asked.locality) == (Policy.RESTRICTED, Scope.POD, (Locality(level=LocalityLevel.SWITCH),))
+    assert asked == msgspec.structs.replace(plain, policy=asked.policy, scope=asked.scope, locality=asked.locality)
+    assert (plain.policy, plain.scope, plain.locality, plain.owner) == (Policy.NONE, None, (), owner_of(one))
