@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -29,6 +30,8 @@ __all__ = ["KUBELET_SOCKET", "PluginRegistrar", "socket_pattern"]
 KUBELET_SOCKET = "kubelet.sock"
 # Long enough that a kubelet that keeps closing its streams is not answered by a busy loop.
 _QUICK_S = 0.05
+# How long a gateway that ends waits for the next one to be registered; stopping must be over within five seconds.
+_HAND_OVER_S = 2.0
 
 
 def socket_pattern() -> str:
@@ -51,6 +54,7 @@ class PluginRegistrar:
         variables: dict[str, str],
         deadlines: DeadlineSettings,
         before_start: BeforeStart | None = None,
+        is_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
         self.device_class = device_class
         self.resource = resource
@@ -63,6 +67,7 @@ class PluginRegistrar:
         self._variables = variables
         self._deadlines = deadlines
         self._before_start = before_start
+        self._is_awaited = is_awaited
         # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
         self._token = uuid.uuid4().hex[:8]
         self._turn = 0
@@ -98,7 +103,12 @@ class PluginRegistrar:
                 get_logger().warning("plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s)
                 return f"kubelet did not ask for the list within {self._deadlines.first_list_s} s", _QUICK_S
             self._say("registered")
-            return await self._stay(plugin, path, own, kubelet_path, kubelet), _QUICK_S
+            try:
+                return await self._stay(plugin, path, own, kubelet_path, kubelet), _QUICK_S
+            except asyncio.CancelledError:
+                if self._is_awaited():
+                    await self._hand_over(plugin)
+                raise
 
     async def _register(self, kubelet_path: Path, path: Path) -> str:
         """Call Register; the refusal's text, empty when kubelet took it."""
@@ -157,6 +167,17 @@ class PluginRegistrar:
             why = "kubelet closed its stream"
         get_logger().info("plugin.lost", resource=self.resource, why=why)
         return why
+
+    async def _hand_over(self, plugin: DevicePlugin) -> None:
+        """Leave the list up until kubelet has taken the next gateway's: without a list every device would be unhealthy for a moment."""
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                while plugin.open_streams:
+                    await plugin.streams_changed.ticket().wait()
+        except TimeoutError:
+            get_logger().warning("plugin.not-taken-over", resource=self.resource, waited_s=_HAND_OVER_S)
+        else:
+            get_logger().info("plugin.handed-over", resource=self.resource)
 
     def _say(self, status: str) -> None:
         self.status = status

@@ -21,7 +21,7 @@ from topobus.gateway.cluster import Cluster, ClusterClaims
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.dra_plugin import DraDriver
 from topobus.gateway.foreign_plugins import ForeignPlugins
-from topobus.gateway.lock import alone
+from topobus.gateway.lock import Turn, alone
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.pod_resources import PodResourcesReader
 from topobus.gateway.pods import PodLook
@@ -43,8 +43,8 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
     Errors: raises ConfigError for settings or a checkpoint that cannot be used.
     """
     check(settings)
-    async with alone(Path(settings.checkpoint_path), runtime.readiness), _opened(settings) as cluster:
-        await _Gateway(settings, runtime, Checkpoint.load(Path(settings.checkpoint_path)), cluster).run()
+    async with alone(Path(settings.checkpoint_path), runtime.readiness) as turn, _opened(settings) as cluster:
+        await _Gateway(settings, runtime, Checkpoint.load(Path(settings.checkpoint_path)), cluster, turn).run()
 
 
 @asynccontextmanager
@@ -64,7 +64,7 @@ async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, checkpoint: Checkpoint, cluster: Cluster | None) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, checkpoint: Checkpoint, cluster: Cluster | None, turn: Turn) -> None:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
@@ -82,6 +82,8 @@ class _Gateway:
         self._metrics = CallMetrics(runtime.registry)
         self._checkpoint = checkpoint
         self._cluster = cluster
+        self._turn = turn
+        self._is_awaited = False
         reader: ClaimReader = BusClaims(runtime.bus)
         self._settler: ClaimSettler | None = None
         if cluster is not None:
@@ -114,6 +116,18 @@ class _Gateway:
         self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
         await self._preparer.restore()
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
+        # What kubelet's lists come from ends last, after the lock was let go: see `lock`.
+        async with asyncio.TaskGroup() as lists:
+            try:
+                await self._serve(lists)
+            finally:
+                self._is_awaited = self._turn.is_awaited()
+                if self._is_awaited:
+                    # Else the next one finds that somebody answers already, and says so to the operator.
+                    await self._runtime.bus.stop_answering()
+                self._turn.end()
+
+    async def _serve(self, lists: asyncio.TaskGroup) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._state.follow_inventories())
             group.create_task(self._state.follow_ledger())
@@ -129,7 +143,7 @@ class _Gateway:
             if self._foreign is not None:
                 group.create_task(self._foreign.run())
             self._join_cluster(group)
-            await self._open_doors(group)
+            await self._open_doors(group, lists)
 
     def _join_cluster(self, group: asyncio.TaskGroup) -> None:
         """Publish slices and settle claims, where there is a cluster."""
@@ -146,7 +160,7 @@ class _Gateway:
         group.create_task(publisher.run())
         group.create_task(self._settler.run())
 
-    async def _open_doors(self, group: asyncio.TaskGroup) -> None:
+    async def _open_doors(self, group: asyncio.TaskGroup, lists: asyncio.TaskGroup) -> None:
         """Serve each class from its first device on (or its first claim still to be undone); a class is never closed again while we run."""
         while True:
             ticket = self._state.changed.ticket()
@@ -156,7 +170,7 @@ class _Gateway:
                 if self._settings.offers_plugin(device_class):
                     self._plugins[device_class] = self._make_plugin(device_class)
                     self._resources[self._plugins[device_class].resource] = device_class
-                    group.create_task(self._plugins[device_class].run())
+                    lists.create_task(self._plugins[device_class].run())
             for device_class in sorted((with_devices | with_claims) - self._drivers.keys()):
                 # A class no longer offered must still let go of what was prepared.
                 if self._settings.offers_dra(device_class) or device_class in with_claims:
@@ -176,6 +190,7 @@ class _Gateway:
             metrics=self._metrics,
             variables=self._variables,
             deadlines=self._settings.deadlines,
+            is_awaited=lambda: self._is_awaited,
             before_start=self._foreign.before_start(device_class) if self._foreign is not None and foreign else None,
         )
 

@@ -216,3 +216,7 @@ class Bus:
     async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], *, concurrency: int = 64, **parts: str) -> None:
         """Answer an ask from now on, up to `concurrency` at a time; a TopobusError of the handler becomes an error answer."""
         await self._asks.answer(ask, handler, concurrency, parts)
+
+    async def stop_answering(self, *, timeout_s: float = 1.0) -> None:
+        """Answer nothing from now on, and finish what has arrived: the next instance takes over while this one goes on otherwise."""
+        await self._asks.drain(timeout_s=timeout_s)
