@@ -1,0 +1,131 @@
+"""What the cluster suite does in a cluster, with an ordinary client: claims, pods and a device class under names of this run, removed at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from lightkube import AsyncClient, KubeConfig
+from lightkube.core.exceptions import ApiError
+from lightkube.resources.core_v1 import Node, Pod
+from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
+
+T = TypeVar("T")
+
+LIMIT_S = 100.0
+_LOOK_S = 0.5
+_IMAGE = "registry.k8s.io/pause:3.10"
+_PREFIX = "resource.kubernetes.io"
+
+
+class Cluster:
+    """One cluster, seen from one node."""
+
+    def __init__(self, client: AsyncClient, node: str) -> None:
+        self.client = client
+        self.node = node
+        self.run = f"topobus-e2e-{uuid.uuid4().hex[:8]}"
+        self._made: list[tuple[Any, str]] = []
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, kubeconfig: Path, node: str = "") -> AsyncIterator[Cluster]:
+        """Connect; without a name the cluster must have exactly one node. What was made is removed at the end."""
+        async with AsyncClient(KubeConfig.from_file(kubeconfig), trust_env=False) as client:
+            nodes = [one.metadata.name async for one in client.list(Node)]
+            if not node:
+                assert len(nodes) == 1, f"set TOPOBUS_CLUSTER_NODE to one of {nodes}"
+                node = nodes[0]
+            assert node in nodes, f"no node {node}, there are {nodes}"
+            made = cls(client, node)
+            try:
+                yield made
+            finally:
+                await made.clean()
+
+    async def devices(self, driver: str) -> dict[str, dict[str, Any]]:
+        """Devices of one driver on the node, as the scheduler sees them."""
+        slices = [one.to_dict() async for one in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
+        return {it["name"]: it for one in slices if one["spec"]["driver"] == driver for it in one["spec"].get("devices") or ()}
+
+    async def allocatable(self, resource: str) -> int:
+        """How many of a resource the node offers."""
+        node = (await self.client.get(Node, self.node)).to_dict()
+        return int(node.get("status", {}).get("allocatable", {}).get(resource, 0))
+
+    async def make_claim(self, driver: str, count: int = 1) -> str:
+        """Make a class for a driver's devices and a claim of it; the claim's name."""
+        name = f"{self.run}-{driver.partition('.')[0]}"
+        selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+        await self._make(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
+        exactly = {"deviceClassName": name, "allocationMode": "ExactCount", "count": count}
+        requests = [{"name": "devices", "exactly": exactly}]
+        await self._make(ResourceClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": {"requests": requests}}})
+        return name
+
+    async def make_pod(self, *, claim: str = "", resource: str = "") -> str:
+        """Make a pod that only waits, on our node, with a claim or one device of a resource; its name."""
+        name = f"{self.run}-{uuid.uuid4().hex[:4]}"
+        container: dict[str, Any] = {"name": "main", "image": _IMAGE}
+        spec: dict[str, Any] = {
+            "containers": [container],
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "nodeSelector": {"kubernetes.io/hostname": self.node},
+        }
+        if claim:
+            spec["resourceClaims"] = [{"name": "devices", "resourceClaimName": claim}]
+            container["resources"] = {"claims": [{"name": "devices"}]}
+        if resource:
+            container["resources"] = {"limits": {resource: "1"}}
+        await self._make(Pod, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
+        return name
+
+    async def pod(self, name: str) -> dict[str, Any]:
+        """A pod as plain values."""
+        found: dict[str, Any] = (await self.client.get(Pod, name, namespace="default")).to_dict()
+        return found
+
+    async def claim(self, name: str) -> dict[str, Any]:
+        """A claim as plain values."""
+        found: dict[str, Any] = (await self.client.get(ResourceClaim, name, namespace="default")).to_dict()
+        return found
+
+    async def until_running(self, name: str) -> dict[str, Any]:
+        """Wait until a pod runs."""
+        return await until(f"pod {name} runs", lambda: self.pod(name), lambda one: one.get("status", {}).get("phase") == "Running")
+
+    async def clean(self) -> None:
+        """Remove what was made, pods first; what is gone is no error."""
+        for kind, name in reversed(self._made):
+            try:
+                await self.client.delete(kind, name, **({} if kind is DeviceClass else {"namespace": "default"}))
+            except ApiError as err:
+                if err.status.code != 404:
+                    raise
+        self._made.clear()
+
+    async def _make(self, kind: Any, value: dict[str, Any]) -> None:
+        await self.client.create(kind.from_dict(value))
+        self._made.append((kind, value["metadata"]["name"]))
+
+
+def attribute_names(device: dict[str, Any]) -> set[str]:
+    """Standard attributes of a device, without their domain."""
+    return {name.partition("/")[2] for name in device.get("attributes", {}) if name.startswith(_PREFIX)}
+
+
+async def until(what: str, look: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
+    """Look until it holds; the last look is in the error."""
+    seen: T | None = None
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while not holds(seen := await look()):  # noqa: ASYNC110  (each look is a call)
+                await asyncio.sleep(_LOOK_S)
+    except TimeoutError:
+        raise AssertionError(f"not within {LIMIT_S:g} s: {what}; last seen: {seen}") from None
+    return seen
