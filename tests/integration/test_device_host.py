@@ -180,9 +180,23 @@ async def test_inventory_lists_eight_gpus_in_place_when_the_machine_is_a_dgx(bus
     assert set(_states(inventory).values()) == {HealthState.HEALTHY}
 
 
+class _TellingReadiness(Readiness):
+    """Readiness that can be waited for: a service calls itself ready a moment after its inventory is out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_come = asyncio.Event()
+
+    def set(self, part: str, is_ready: bool, why: str = "") -> None:
+        """Note the word, and tell when all is ready."""
+        super().set(part, is_ready, why)
+        if self.is_ready:
+            self.has_come.set()
+
+
 async def test_service_is_not_ready_when_the_machine_is_missing(bench: _Bench, gpus: tuple[str, str]) -> None:
     """Without discovery's word the service publishes nothing, says what it waits for, and goes on as soon as the word comes."""
-    readiness = Readiness()
+    readiness = _TellingReadiness()
 
     async with bench.service(NvidiaDriver(), readiness=readiness):
         answer = await bench.hints_once_up(*gpus)
@@ -190,6 +204,8 @@ async def test_service_is_not_ready_when_the_machine_is_missing(bench: _Bench, g
         published_early = await bench.bus.get(INVENTORY, node=_NODE, device_class="gpu")
         await bench.publish_machine()
         await bench.inventory(lambda one: len(one.devices) == 2)
+        async with asyncio.timeout(_LIMIT_S):
+            await readiness.has_come.wait()
 
     assert early["machine"] == "waiting for discovery to publish the machine"
     assert answer.hints is None
