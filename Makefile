@@ -2,6 +2,9 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 export VENV
+# Tests mostly wait for processes, so three at a time even on two cores; one file's tests stay together, for they share what is costly to start.
+JOBS ?= 3
+PARALLEL := -n $(JOBS) --dist loadfile
 # Set-up may put a nats-server there.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -20,7 +23,8 @@ up: setup ## run the whole system here until Ctrl-C
 	@$(BIN)/topobus up
 
 test: setup lint types imports proto docs ## everything that needs no container engine
-	$(BIN)/python -m pytest -q -m "not engine"
+	$(BIN)/python -m pytest -q --doctest-modules shared/topobus services/topobus --ignore shared/topobus/kubeletpb
+	$(BIN)/python -m pytest -q -m "not engine" $(PARALLEL)
 
 lint: setup ## style
 	$(BIN)/ruff check .
@@ -39,10 +43,10 @@ docs: setup ## generated pages equal the code
 	$(BIN)/python tools/render-docs --check
 
 unit: setup ## tests that need no server
-	$(BIN)/python -m pytest -q -m "not integration and not engine"
+	$(BIN)/python -m pytest -q -m "not integration and not engine" $(PARALLEL)
 
 integration: setup ## tests with real processes and a real nats-server
-	$(BIN)/python -m pytest -q -m integration
+	$(BIN)/python -m pytest -q -m integration $(PARALLEL)
 
 engine: setup ## compose on a real container engine (as root: installs Docker when absent)
 	$(BIN)/python -m pytest -q -s -x -m engine tests/engine

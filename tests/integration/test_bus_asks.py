@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 
 import pytest
 from opentelemetry import trace
@@ -15,6 +16,7 @@ from topobus.domain.request import PodRequest
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.testing.clock import ManualClock
 from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
@@ -165,11 +167,12 @@ async def test_answer_handles_many_at_once_when_handlers_wait(bus: Bus) -> None:
     assert most == 4
 
 
-async def test_answer_skips_the_work_when_the_asker_gave_up_meanwhile(bus: Bus) -> None:
+async def test_answer_skips_the_work_when_the_asker_gave_up_meanwhile(nats_server: NatsServer, bus: Bus) -> None:
     """A request whose deadline passed while it waited is not handled: its effect would surprise everybody."""
     handled: list[str] = []
     is_busy = asyncio.Event()
     go = asyncio.Event()
+    clock = ManualClock(start=datetime.now(UTC))
 
     async def handle(request: ReleaseRequest) -> ReleaseReply:
         handled.append(request.op_id)
@@ -177,14 +180,18 @@ async def test_answer_skips_the_work_when_the_asker_gave_up_meanwhile(bus: Bus) 
         await go.wait()
         return released()
 
-    await bus.answer(RELEASE, handle, concurrency=1, node="n1")
-    first = asyncio.create_task(bus.ask(RELEASE, release("first"), node="n1"))
-    await asyncio.wait_for(is_busy.wait(), 10)
-    with pytest.raises(PeerUnavailable):
-        await bus.ask(RELEASE, release("late"), node="n1", timeout_s=0.05)
-    go.set()
-    await first
-    await bus.ask(RELEASE, release("last"), node="n1")
+    async with Bus.session(NatsSettings(url=nats_server.url), name="answerer", clock=clock) as answerer:
+        await answerer.answer(RELEASE, handle, concurrency=1, node="n1")
+        first = asyncio.create_task(bus.ask(RELEASE, release("first"), node="n1"))
+        await asyncio.wait_for(is_busy.wait(), 10)
+        with pytest.raises(PeerUnavailable):
+            await bus.ask(RELEASE, release("late"), node="n1", timeout_s=0.05)
+        # A sign of life comes over the same subscription: the late request has arrived before it.
+        assert isinstance(await bus.is_answered(RELEASE, timeout_s=30, node="n1"), Answered)
+        clock.advance(0.1)
+        go.set()
+        await first
+        await bus.ask(RELEASE, release("last"), node="n1")
 
     assert handled == ["first", "last"]
 

@@ -43,8 +43,11 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
             output.document({"decisions": [one.value for one in recent]})
         elif not is_following:
             table = Table(box=box.SIMPLE_HEAD, header_style="title")
-            for title in ("time", "decision", "what", "answer"):
-                table.add_column(title, overflow="fold")
+            # An id is there to be copied: it never breaks, however long the rest is.
+            table.add_column("time", no_wrap=True)
+            table.add_column("decision", no_wrap=True)
+            table.add_column("what", overflow="fold")
+            table.add_column("answer", overflow="fold")
             for one in recent:
                 table.add_row(
                     short_time(one.value.time), Text(one.value.id, "name"), f"{one.value.verb} {one.value.owner}", _answer(one.value)
