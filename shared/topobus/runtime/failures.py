@@ -31,6 +31,8 @@ class JetStreamError(Exception):
     CONSUMER_NOT_FOUND = 10014
     MESSAGE_NOT_FOUND = 10037
     STREAM_NAME_IN_USE = 10058
+    # No leader yet; too few servers for the copies, as in the first seconds of a cluster whose members have not all met.
+    _WAITING = frozenset({10163, 10005})
 
     def __init__(self, code: int, err_code: int, description: str) -> None:
         super().__init__(f"{description} (JetStream {err_code})")
@@ -40,5 +42,5 @@ class JetStreamError(Exception):
 
     @property
     def is_temporary(self) -> bool:
-        """Say whether the same request may work soon: no leader yet (10163), or JetStream is starting (503)."""
-        return self.code == 503 or self.err_code == 10163
+        """Say whether the same request may work soon: JetStream is starting (503), or waits for others of its cluster."""
+        return self.code == 503 or self.err_code in self._WAITING
