@@ -19,8 +19,8 @@ from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings  # type:
 
 from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
 from topobus.controller.celfunctions import mark_quantity, plain_value, selector_functions
-from topobus.controller.celtext import Reading, Reads, read_expression
-from topobus.controller.core.selectors import DeviceFacts, Selector, SelectorError
+from topobus.controller.celtext import Reading, read_expression
+from topobus.controller.core.selectors import DeviceFacts, Reads, Selector, SelectorError, seen
 
 __all__ = ["CelCompiler", "CelSelector"]
 
@@ -38,19 +38,19 @@ class CelSelector:
     def __init__(self, expression: cel.Expression, reading: Reading) -> None:
         self._expression = expression
         self._domains = reading.domains
-        self._reads = tuple(sorted(reading.reads, key=str)) if reading.reads is not None else None
+        self.reads: tuple[Reads, ...] | None = tuple(sorted(reading.reads, key=str)) if reading.reads is not None else None
         self._verdicts: dict[tuple[object, ...], bool | SelectorError] = {}
 
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
         """Give the verdict on a device; evaluated once for all devices that agree on what the expression reads."""
-        if self._reads is None:
+        if self.reads is None:
             return self._evaluate(device)
-        seen = tuple([_seen(one, device) for one in self._reads])
-        verdict = self._verdicts.get(seen)
+        what = tuple([seen(one, device) for one in self.reads])
+        verdict = self._verdicts.get(what)
         if verdict is None:
             if len(self._verdicts) >= _VERDICTS:
                 self._verdicts.clear()
-            verdict = self._verdicts[seen] = self._evaluate(device)
+            verdict = self._verdicts[what] = self._evaluate(device)
         return verdict
 
     def _evaluate(self, device: DeviceFacts) -> bool | SelectorError:
@@ -115,20 +115,6 @@ class CelCompiler:
             return SelectorError(
                 f"cannot be compiled: {found[3].removesuffix(' [INVALID_ARGUMENT]')}", line=int(found[1]), column=int(found[2])
             )
-
-
-def _seen(one: Reads, device: DeviceFacts) -> object:
-    """What the expression sees at one place, with its type: 1 and true are equal in Python, not in CEL."""
-    if one.part == "driver":
-        return device.driver
-    if one.part == "allowMultipleAllocations":
-        return device.allow_multiple_allocations
-    maps: Mapping[str, Mapping[str, object]] = device.attributes if one.part == "attributes" else device.capacity
-    found = maps.get(device.driver if one.domain is None else one.domain)
-    if one.name is None:
-        return found is not None
-    value = found.get(one.name) if found is not None else None
-    return value.__class__, tuple([(part.__class__, part) for part in value]) if isinstance(value, tuple) else value
 
 
 def _first_line(err: BaseException) -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
-__all__ = ["Reading", "Reads", "read_expression"]
+from topobus.controller.core.selectors import Reads
+
+__all__ = ["Reading", "read_expression"]
 
 # String literals, comments, identifiers and single characters: enough to find `device.attributes[` outside of strings.
 _TOKEN = re.compile(
@@ -23,17 +24,6 @@ _TOKEN = re.compile(
 _SIMPLE_TEXT = re.compile(r"\"[^\"\\]*\"|'[^'\\]*'")
 _MAPS = {"attributes": "attributes_", "capacity": "capacity_"}
 _SCALARS = ("driver", "allowMultipleAllocations")
-
-
-class Reads(NamedTuple):
-    """One thing that an expression reads."""
-
-    part: str
-    """`driver`, `allowMultipleAllocations`, `attributes` or `capacity`."""
-    domain: str | None = None
-    """None is the driver's own."""
-    name: str | None = None
-    """None asks only whether the domain is there."""
 
 
 @dataclass(frozen=True)

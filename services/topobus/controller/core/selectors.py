@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from topobus.contracts.kubernetes.resource import Attribute, SliceDevice
 from topobus.domain.quantity import Quantity
 
-__all__ = ["DeviceFacts", "FactValue", "Selector", "SelectorCompiler", "SelectorError", "Version", "facts_of"]
+__all__ = ["DeviceFacts", "FactValue", "Reads", "Selector", "SelectorCompiler", "SelectorError", "Version", "facts_of", "seen"]
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,24 @@ class SelectorError:
     column: int = 0
 
 
+class Reads(NamedTuple):
+    """One thing that an expression reads of a device."""
+
+    part: str
+    """`driver`, `allowMultipleAllocations`, `attributes` or `capacity`."""
+    domain: str | None = None
+    """None is the driver's own."""
+    name: str | None = None
+    """None asks only whether the domain is there."""
+
+
 class Selector(Protocol):
     """A compiled expression."""
+
+    @property
+    def reads(self) -> tuple[Reads, ...] | None:
+        """Say what it reads: devices that agree on that get the same verdict. None when it cannot be told."""
+        ...
 
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
         """Say whether the device is wanted. Cost: bounded, whatever the expression is."""
@@ -58,6 +74,20 @@ class SelectorCompiler(Protocol):
     def compile(self, expression: str) -> Selector | SelectorError:
         """Compile, or say where the expression is wrong."""
         ...
+
+
+def seen(one: Reads, device: DeviceFacts) -> object:
+    """Give what an expression sees at one place, with its type: 1 and true are equal in Python, not in CEL."""
+    if one.part == "driver":
+        return device.driver
+    if one.part == "allowMultipleAllocations":
+        return device.allow_multiple_allocations
+    maps: Mapping[str, Mapping[str, object]] = device.attributes if one.part == "attributes" else device.capacity
+    found = maps.get(device.driver if one.domain is None else one.domain)
+    if one.name is None:
+        return found is not None
+    value = found.get(one.name) if found is not None else None
+    return value.__class__, tuple([(part.__class__, part) for part in value]) if isinstance(value, tuple) else value
 
 
 def facts_of(driver: str, device: SliceDevice) -> DeviceFacts:
