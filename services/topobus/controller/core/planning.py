@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from topobus.domain.outcome import Placement, Refusal
 
-__all__ = ["holding_nodes", "rank_nodes"]
+__all__ = ["crossings", "holding_nodes", "rank_nodes"]
 
 # The code with which a node's plan refuses a pod that it holds already.
 _HELD = "already-placed"
@@ -27,10 +27,10 @@ def rank_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]:
 
     Order: fewest NUMA nodes crossed over all containers, then more containers with a preferred alignment, then by name. Independent of the order of answers.
     """
-    return tuple(node for *_, node in sorted(_rank(node, one) for node, one in answers.items() if isinstance(one, Placement)))
+    return tuple(node for _, node in sorted((crossings(one), node) for node, one in answers.items() if isinstance(one, Placement)))
 
 
-def _rank(node: str, one: Placement) -> tuple[int, int, str]:
+def crossings(one: Placement) -> tuple[int, int]:
+    """Count the NUMA nodes crossed over all containers, and the containers without a preferred alignment."""
     crossed = sum(max(len(container.numa_nodes) - 1, 0) for container in one.containers)
-    unpreferred = sum(not container.alignment.preferred for container in one.containers)
-    return crossed, unpreferred, node
+    return crossed, sum(not container.alignment.preferred for container in one.containers)

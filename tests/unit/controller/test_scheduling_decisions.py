@@ -1,0 +1,358 @@
+"""The extension points of scheduling a pod with claims: each decision on frozen values, with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from topobus.contracts.kubernetes.objects import DELETE_PROTECTION
+from topobus.contracts.kubernetes.resource import AllocationResult
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core import scheduling_objects as objects
+from topobus.controller.core.scheduling import (
+    Blocked,
+    NodeFit,
+    NodeMiss,
+    PodClaim,
+    PodPlan,
+    TakeBack,
+    enough_nodes,
+    filter_node,
+    judge_node,
+    post_filter,
+    pre_filter,
+    reserve,
+    unreserve,
+)
+from topobus.controller.core.scheduling_objects import AllocationMode, PodRef
+from topobus.controller.core.scheduling_score import NodeScore, normalize, preference, rank, score_node
+from topobus.controller.core.values import Allocated, Fault, Node, NoFit, Outcome
+from topobus.domain.errors import ContractError
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Reason
+
+POD = ApiObject(
+    api_version="v1",
+    kind="Pod",
+    metadata={"name": "trainer", "namespace": "team", "uid": "pod-1"},
+    spec={
+        "containers": [{"name": "main"}],
+        "resourceClaims": [{"name": "own", "resourceClaimTemplateName": "t"}, {"name": "shared", "resourceClaimName": "common"}],
+    },
+    status={"resourceClaimStatuses": [{"name": "own", "resourceClaimName": "trainer-own-1"}]},
+)
+WHO = PodRef("team", "trainer", "pod-1")
+OWNED: dict[str, Any] = {"ownerReferences": [{"kind": "Pod", "name": "trainer", "uid": "pod-1", "controller": True}]}
+
+
+def _wire(node: str | None, *devices: str, request: str = "r") -> dict[str, Any]:
+    results = [{"request": request, "driver": "gpu.example.com", "pool": node or "net", "device": one} for one in devices or ("d0",)]
+    bound = {"nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}}
+    return {"devices": {"results": results}} | (bound if node else {})
+
+
+def _allocation(node: str | None, *devices: str, request: str = "r") -> AllocationResult:
+    return read_as(_wire(node, *devices, request=request), AllocationResult, where="allocation")
+
+
+def _claim(name: str, *, allocation: Any = None, users: Sequence[str] = (), **metadata: Any) -> ApiObject:
+    status: dict[str, Any] = {}
+    if allocation is not None:
+        status["allocation"] = allocation
+    if users:
+        status["reservedFor"] = [{"resource": "pods", "name": f"p-{uid}", "uid": uid} for uid in users]
+    return ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": name, "namespace": "team", "uid": f"uid-{name}", **metadata},
+        spec={"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}},
+        status=status,
+    )
+
+
+def _world(*claims: ApiObject) -> dict[str, ApiObject]:
+    return {one.metadata["name"]: one for one in claims}
+
+
+def _plan(found: Mapping[str, ApiObject], **how: Any) -> PodPlan:
+    plan = pre_filter(POD, found.get, **how)
+    assert isinstance(plan, PodPlan), plan
+    return plan
+
+
+def _codes(answer: object) -> list[str]:
+    assert isinstance(answer, Blocked), answer
+    return [one.code for one in answer.reasons]
+
+
+def _found(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
+    return Allocated(tuple(_allocation(node.name, f"{node.name}-d{index}") for index, _ in enumerate(claims)), 1)
+
+
+def test_pre_filter_gives_pending_and_allocated_claims_when_all_is_well() -> None:
+    """A pod goes on with its claims in its own order, told apart, and with the nodes that the allocated ones name."""
+    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n2"), users=["other"])))
+
+    assert [one.name for one in plan.claims] == ["trainer-own-1", "common"]
+    assert [one.name for one in plan.pending] == ["trainer-own-1"]
+    assert [one.name for one in plan.allocated] == ["common"]
+    assert plan.nodes == {"n2"}
+    assert not plan.is_reserved
+
+
+@pytest.mark.parametrize(
+    ("common", "code"),
+    [
+        (None, "claim-missing"),
+        (_claim("common", deletionTimestamp="2026-01-01T00:00:00Z"), "claim-deleting"),
+        (_claim("common", users=["other"]), "claim-reserved"),
+        (_claim("common", allocation=_wire("n1"), users=[f"u{index}" for index in range(256)]), "claim-full"),
+        (_claim("common", annotations={objects.ALLOCATION_MODE_ANNOTATION: "Immediate"}), "claim-immediate"),
+        (_claim("common", annotations={objects.ALLOCATION_MODE_ANNOTATION: "Soon"}), "malformed"),
+    ],
+    ids=["missing", "deleting", "reserved-unallocated", "256-users", "immediate", "unknown-mode"],
+)
+def test_pre_filter_blocks_when_a_claim_cannot_be_used(common: ApiObject | None, code: str) -> None:
+    """Each thing that no node can mend is told with its own code."""
+    claims = [_claim("trainer-own-1", **OWNED), *([common] if common is not None else [])]
+
+    assert _codes(pre_filter(POD, _world(*claims).get)) == [code]
+
+
+def test_pre_filter_goes_on_when_the_claim_is_full_of_which_it_is_a_part() -> None:
+    """The 256th user of a claim is a user: it does not wait for a place that it has."""
+    users = ["pod-1", *(f"u{index}" for index in range(255))]
+    full = _claim("common", allocation=_wire("n1"), users=users)
+
+    assert _plan(_world(_claim("trainer-own-1", allocation=_wire("n1"), users=["pod-1"], **OWNED), full)).is_reserved
+
+
+def test_pre_filter_blocks_when_claims_are_not_made_or_are_anothers() -> None:
+    """A template's claim is waited for; an object of its name that is not the pod's is never taken."""
+    fresh = ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec=POD.spec)
+    common = _claim("common")
+
+    assert _codes(pre_filter(fresh, _world(common).get)) == ["claim-not-made"]
+    assert _codes(pre_filter(POD, _world(_claim("trainer-own-1"), common).get)) == ["claim-of-another"]
+
+
+def test_pre_filter_blocks_when_somebody_allocates_the_claim_now() -> None:
+    """What is in flight is not allocated a second time."""
+    world = _world(_claim("trainer-own-1", **OWNED), _claim("common"))
+
+    assert _codes(pre_filter(POD, world.get, in_flight={"uid-common"})) == ["claim-in-flight"]
+
+
+def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none() -> None:
+    """A null name in resourceClaimStatuses is an answer: no claim is needed."""
+    pod = ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec=POD.spec, status={"resourceClaimStatuses": [{"name": "own"}]})
+    plan = pre_filter(pod, _world(_claim("common")).get)
+
+    assert isinstance(plan, PodPlan)
+    assert [one.name for one in plan.claims] == ["common"]
+
+
+def test_pre_filter_waits_for_immediate_claims_when_that_is_the_default() -> None:
+    """A claim that does not say follows the default; a template's claim is always allocated for its pod."""
+    answer = pre_filter(POD, _world(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE)
+
+    assert isinstance(answer, Blocked)
+    assert [(one.code, one.facts["claim"]) for one in answer.reasons] == [("claim-immediate", "common")]
+
+
+def test_filter_allocates_pending_claims_together_when_the_node_is_right() -> None:
+    """On the node of the allocated claim the others are searched for, all at once."""
+    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n1"))))
+    asked: list[tuple[str, list[str]]] = []
+
+    def search(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
+        asked.append((node.name, [one.name for one in claims]))
+        return _found(node, claims)
+
+    fit, miss = filter_node(plan, Node("n1"), search), filter_node(plan, Node("n2"), search)
+
+    assert isinstance(fit, NodeFit)
+    assert asked == [("n1", ["trainer-own-1"])]
+    assert isinstance(miss, NodeMiss)
+    assert miss.unavailable == {"common"}
+    assert isinstance(miss.outcome, NoFit)
+    assert miss.outcome.reasons[0].message == "node n2: ResourceClaim team/common is allocated for node n1"
+
+
+def test_filter_searches_nothing_when_all_claims_are_allocated() -> None:
+    """A network-attached claim is usable anywhere; with nothing pending every node fits."""
+    plan = _plan(_world(_claim("trainer-own-1", allocation=_wire(None), **OWNED), _claim("common", allocation=_wire(None))))
+
+    def search(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
+        raise AssertionError(f"searched {node} for {claims}")
+
+    assert filter_node(plan, Node("n1"), search) == NodeFit("n1")
+    assert plan.nodes is None
+
+
+def test_filter_honours_labels_when_the_node_selector_has_some() -> None:
+    """An allocation for a group of nodes is usable on each node with the label."""
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+    wire = {"devices": {"results": []}, "nodeSelector": {"nodeSelectorTerms": terms}}
+    plan = _plan(_world(_claim("trainer-own-1", allocation=wire, **OWNED), _claim("common", allocation=_wire(None))))
+
+    assert isinstance(filter_node(plan, Node("n1", {"zone": "a"}), _found), NodeFit)
+    assert isinstance(filter_node(plan, Node("n2", {"zone": "b"}), _found), NodeMiss)
+
+
+def test_filter_skips_a_node_when_it_refused_the_pod() -> None:
+    """The reason of the refusal is what people are told of that node."""
+    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common")))
+    missed = filter_node(plan, Node("n1"), _found, refused=Reason(code="refused", message="node n1 refused it"))
+
+    assert isinstance(missed, NodeMiss)
+    assert isinstance(missed.outcome, NoFit)
+    assert missed.outcome.reasons[0].message == "node n1 refused it"
+    assert not missed.unavailable
+
+
+def test_filter_says_everywhere_when_the_claim_itself_is_wrong() -> None:
+    """An unknown class ends the round: no other node knows it either."""
+    wrong = Fault(Reason(code="unknown-class", message="there is no DeviceClass"), 0)
+    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common")))
+
+    missed = judge_node(plan, "n1", wrong)
+    assert isinstance(missed, NodeMiss)
+    assert missed.is_everywhere
+
+
+def test_post_filter_takes_back_one_claim_when_several_stand_in_the_way() -> None:
+    """Exactly one allocation goes at a time, the first by name among those that nobody else has reserved."""
+    plan = _plan(_world(_claim("trainer-own-1", allocation=_wire("n1"), **OWNED), _claim("common", allocation=_wire("n2"))))
+    misses = [missed for name in ("n1", "n2", "n3") if isinstance(missed := filter_node(plan, Node(name), _found), NodeMiss)]
+
+    answer = post_filter(plan, misses)
+
+    assert isinstance(answer, TakeBack)
+    assert answer.claim.name == "common"
+    assert "allocated for node n2" in answer.why
+
+
+def test_post_filter_leaves_claims_alone_when_others_use_them_or_they_are_not_in_the_way() -> None:
+    """Another pod's reservation protects a claim; one that every node can use is not the reason."""
+    world = _world(
+        _claim("trainer-own-1", allocation=_wire(None), **OWNED), _claim("common", allocation=_wire("n2"), users=["pod-1", "other"])
+    )
+    plan = _plan(world)
+    misses = [missed for name in ("n1", "n3") if isinstance(missed := filter_node(plan, Node(name), _found), NodeMiss)]
+
+    assert _codes(post_filter(plan, misses)) == ["claim-elsewhere", "claim-elsewhere"]
+
+
+def test_post_filter_takes_back_when_only_this_pod_has_reserved_it() -> None:
+    """The pod's own reservation does not protect a claim from the pod's own scheduling."""
+    plan = _plan(_world(_claim("trainer-own-1", allocation=_wire("n1"), users=["pod-1"], **OWNED), _claim("common")))
+    missed = filter_node(plan, Node("n2"), _found)
+
+    assert isinstance(missed, NodeMiss)
+    assert isinstance(post_filter(plan, [missed]), TakeBack)
+
+
+def test_reserve_gives_each_claim_its_allocation_when_a_node_is_chosen() -> None:
+    """New results go to the pending claims in order; the others keep what they have."""
+    plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n1", "d9"))))
+    fit = filter_node(plan, Node("n1"), _found)
+    assert isinstance(fit, NodeFit)
+
+    made = reserve(plan, fit)
+
+    assert [(one.claim.name, one.is_new, one.allocation.devices.results[0].device) for one in made] == [
+        ("trainer-own-1", True, "n1-d0"),
+        ("common", False, "d9"),
+    ]
+
+
+def test_reservation_is_undone_when_the_pod_is_unreserved() -> None:
+    """Reserve and Unreserve are inverse, twice is once, and other pods' entries stay."""
+    shared = _claim("common", allocation=_wire("n1"), users=["other"])
+    reserved = objects.with_reservation(shared, WHO)
+    assert isinstance(reserved, ApiObject)
+
+    assert [one.uid for one in objects.consumers_of(reserved)] == ["other", "pod-1"]
+    assert objects.with_reservation(reserved, WHO) is reserved
+    assert unreserve(WHO, {"common": reserved, "x": _claim("x")}) == {"common": shared}
+
+
+def test_reservation_is_refused_when_the_claim_is_full() -> None:
+    """The 257th user is told so, and nothing is written."""
+    full = _claim("common", allocation=_wire("n1"), users=[f"u{index}" for index in range(256)])
+    answer = objects.with_reservation(full, WHO)
+
+    assert isinstance(answer, Reason)
+    assert answer.facts["reserved_for"] == 256
+
+
+def test_bound_allocation_says_all_in_one_write_when_a_pod_is_bound() -> None:
+    """Allocation, reservation and condition stand in one version: no crash can come between them."""
+    bound = objects.with_bound_allocation(_claim("common"), _allocation("n1", "d3"), WHO, now="2026-01-01T00:00:00Z")
+
+    assert isinstance(bound, ApiObject)
+    assert bound.status["allocation"]["devices"]["results"][0]["device"] == "d3"
+    assert bound.status["reservedFor"] == [{"resource": "pods", "name": "trainer", "uid": "pod-1"}]
+
+
+def test_taken_back_claim_holds_nothing_when_it_is_written() -> None:
+    """No allocation, no users, no finalizer; the condition says why."""
+    held = _claim("common", allocation=_wire("n1"), users=["pod-1"], finalizers=[DELETE_PROTECTION])
+    freed = objects.without_allocation(held, why="pod team/trainer fits nowhere", now="2026-01-01T00:00:00Z")
+
+    assert freed.status.keys() == {"conditions"}
+    assert freed.status["conditions"][0]["reason"] == "TakenBack"
+    assert "finalizers" not in freed.metadata
+
+
+def test_pod_names_its_node_when_it_is_bound() -> None:
+    """PostBind's last word stands where kube-scheduler writes it."""
+    bound = objects.with_node(POD, "n1", now="2026-01-01T00:00:00Z")
+
+    assert objects.node_of_pod(POD) == ""
+    assert objects.node_of_pod(bound) == "n1"
+    condition = bound.status["conditions"][0]
+    assert (condition["type"], condition["status"]) == ("PodScheduled", "True")
+    assert bound.status["resourceClaimStatuses"] == POD.status["resourceClaimStatuses"]
+
+
+def test_claim_uses_are_refused_when_the_pod_is_malformed() -> None:
+    """A pod that nobody can read is an error with its path, not an empty list."""
+    with pytest.raises(ContractError, match=r"Pod team/trainer: spec.*resourceClaims"):
+        objects.claim_uses(ApiObject(api_version="v1", kind="Pod", metadata=POD.metadata, spec={"resourceClaims": "all"}))
+
+
+def test_score_prefers_early_alternatives_when_nodes_fit() -> None:
+    """The first alternative gives 8 points, each later one a point less; alignment decides only among equals."""
+    claim = _claim("common")
+    claim.spec["devices"]["requests"] = [
+        {"name": "r", "firstAvailable": [{"name": "big", "deviceClassName": "gpu"}, {"name": "small", "deviceClassName": "gpu"}]}
+    ]
+    plan = _plan(_world(_claim("trainer-own-1", allocation=_wire(None), **OWNED), claim))
+    near = {"a": NodeSet(0), "b": NodeSet(1)}
+    fits = {
+        "n1": NodeFit("n1", (_allocation("n1", "a", request="r/small"),)),
+        "n2": NodeFit("n2", (_allocation("n2", "a", "b", request="r/big"),)),
+        "n3": NodeFit("n3", (_allocation("n3", "a", request="r/big"),)),
+    }
+    scores = [score_node(plan, fit, numa_of=lambda one: near.get(one.device)) for fit in fits.values()]
+
+    assert [one.preference for one in scores] == [7, 8, 8]
+    assert rank(scores) == ("n3", "n2", "n1")
+    assert normalize(scores) == {"n1": 87, "n2": 100, "n3": 100}
+
+
+def test_score_is_by_name_when_nothing_tells_nodes_apart() -> None:
+    """Without alternatives and places the first node by name wins, in any order of looking."""
+    assert rank([NodeScore("n3"), NodeScore("n1"), NodeScore("n2")]) == ("n1", "n2", "n3")
+    assert normalize([NodeScore("n1")]) == {"n1": 0}
+    assert preference([], []) == 0
+
+
+def test_enough_nodes_is_kube_schedulers_when_there_are_many() -> None:
+    """All of a hundred nodes are looked at, and never fewer than a hundred."""
+    assert [enough_nodes(count) for count in (1, 100, 150, 1000, 6000)] == [1, 100, 100, 420, 300]
