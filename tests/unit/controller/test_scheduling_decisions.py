@@ -99,7 +99,7 @@ def test_pre_filter_gives_pending_and_allocated_claims_when_all_is_well() -> Non
     assert [one.name for one in plan.claims] == ["trainer-own-1", "common"]
     assert [one.name for one in plan.pending] == ["trainer-own-1"]
     assert [one.name for one in plan.allocated] == ["common"]
-    assert plan.nodes == {"n2"}
+    assert plan.nodes == frozenset({"n2"})
     assert not plan.is_reserved
 
 
