@@ -16,16 +16,18 @@ from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, U
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
+from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.health import HealthState
 from topobus.domain.outcome import Reason, Refusal
 from topobus.runtime.logging import get_logger
 from topobus.sysfs.tree import Tree
 
-__all__ = ["Preparer", "merge_edits"]
+__all__ = ["Preparer", "merge_edits", "place_nodes"]
 
 # Answers kept for repeated questions; a caller repeats within seconds, and a node starts far fewer containers in that time.
 _KEPT_ANSWERS = 256
+# Drivers name nodes as a container sees them.
+_DEV = "/dev"
 
 
 class Preparer:
@@ -130,7 +132,8 @@ class Preparer:
                 text = f"two drivers of class {self._class} set {merged} to different values"
                 return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"variable": merged}),))
             common = merged
-        return Prepared(edits=edits, common=common)
+        seen = self._tree.settings.runtime_dev
+        return Prepared(edits={name: place_nodes(one, seen) for name, one in edits.items()}, common=place_nodes(common, seen))
 
     def _by_driver(self, devices: Sequence[Device]) -> dict[str, tuple[Device, ...]]:
         names = sorted({one.driver for one in devices})
@@ -159,6 +162,23 @@ def merge_edits(one: ContainerEdits, other: ContainerEdits) -> ContainerEdits | 
         mounts=tuple(dict.fromkeys((*one.mounts, *other.mounts))),
         annotations={**one.annotations, **other.annotations},
     )
+
+
+def place_nodes(edits: ContainerEdits, folder: str) -> ContainerEdits:
+    """Take the device nodes below /dev from another folder of the host; the container sees them where it expects them.
+
+    A node that names a host path of its own elsewhere keeps it.
+    """
+    if folder.rstrip("/") == _DEV:
+        return edits
+    return msgspec.structs.replace(edits, device_nodes=tuple(_place_node(one, folder.rstrip("/")) for one in edits.device_nodes))
+
+
+def _place_node(node: DeviceNode, folder: str) -> DeviceNode:
+    where = node.host_path or node.path
+    if not where.startswith(f"{_DEV}/"):
+        return node
+    return msgspec.structs.replace(node, host_path=folder + where.removeprefix(_DEV))
 
 
 def _refuse(code: str, message: str, **facts: str) -> PrepareReply:

@@ -29,6 +29,9 @@ class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sys: str = "sys"
     proc: str = "proc"
     dev: str = "dev"
+    runtime_dev: str = "/dev"
+    """Where the container runtime finds the device nodes: the host's own /dev, wherever this process sees that folder. A recorded machine whose
+    nodes lie in a folder of its own (`machines build --device-nodes`) names that one, so that containers start on a machine without the hardware."""
     library_path: str = ""
     """A folder searched first for vendor libraries (NVML); empty: the system's own search."""
     rescan_s: Annotated[float, Meta(gt=0)] = 5.0

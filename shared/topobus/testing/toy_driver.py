@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.domain.device import Device
-from topobus.domain.edits import ContainerEdits
+from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.health import Observation
 from topobus.domain.idset import NodeSet
 from topobus.domain.machine import Machine
@@ -25,6 +25,8 @@ class ToyDriver:
         self.device_class = device_class
         self.names: tuple[str, ...] = tuple(f"{name}-{one}" for one in range(count))
         self.faults: dict[str, tuple[Observation, ...]] = {}
+        self.nodes: tuple[DeviceNode, ...] = ()
+        """What each device gives to its container."""
         self.error: Exception | None = None
         self.go = threading.Event()
         """Cleared: every call hangs until it is set."""
@@ -47,7 +49,7 @@ class ToyDriver:
         self._enter()
         names = tuple(one.name for one in devices)
         self.prepared.append(names)
-        edits = {one: ContainerEdits(env={f"TOY_{one.upper().replace('-', '_')}": "1"}) for one in names}
+        edits = {one: ContainerEdits(env={f"TOY_{one.upper().replace('-', '_')}": "1"}, device_nodes=self.nodes) for one in names}
         return {**edits, "": ContainerEdits(env={f"TOY_{self.name.upper().replace('-', '_')}": ",".join(names)})}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:

@@ -28,12 +28,12 @@ _SICK = DeviceHealth(
 class _Bench:
     """A preparer over two toy drivers with two devices each."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, runtime_dev: str = "/dev") -> None:
         self.drivers = {name: ToyDriver(name, count=2) for name in ("acme", "other")}
         names = [(one, driver) for driver, toy in self.drivers.items() for one in toy.names]
         self.devices = {one: Device(name=one, device_class="gpu", driver=driver) for one, driver in names}
         isolated = {name: IsolatedDriver(one, timeout_s=0.05) for name, one in self.drivers.items()}
-        self.preparer = Preparer("gpu", isolated, Tree(HardwareSettings(root=str(root))), self.devices.get)
+        self.preparer = Preparer("gpu", isolated, Tree(HardwareSettings(root=str(root), runtime_dev=runtime_dev)), self.devices.get)
 
     async def prepare(self, *names: str, op_id: str = "op-1") -> PrepareReply:
         return await self.preparer.prepare(PrepareRequest(op_id=op_id, owner=_OWNER, devices=names))
@@ -156,3 +156,18 @@ def test_merge_edits_joins_once_when_parts_repeat() -> None:
 def test_merge_edits_names_the_variable_when_values_differ() -> None:
     """Two values for one variable are refused: kubelet would keep the first and only log it."""
     assert merge_edits(ContainerEdits(env={"A": "1"}), ContainerEdits(env={"A": "2"})) == "A"
+
+
+async def test_prepare_takes_nodes_from_the_runtimes_folder_when_one_is_named(tmp_path: Path) -> None:
+    """A container sees /dev/toy0 as ever; the runtime makes it from the folder that the settings name. A node from elsewhere keeps its place."""
+    bench = _Bench(tmp_path, runtime_dev="/machine/dev/")
+    own, other = DeviceNode(path="/dev/toy0", permissions="r"), DeviceNode(path="/dev/x", host_path="/run/x")
+    bench.drivers["acme"].nodes = (own, other)
+
+    reply = await bench.prepare("acme-0")
+
+    assert isinstance(reply.result, Prepared)
+    assert reply.result.edits["acme-0"].device_nodes == (
+        DeviceNode(path="/dev/toy0", host_path="/machine/dev/toy0", permissions="r"),
+        other,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -244,3 +245,32 @@ async def test_play_follows_the_script_when_time_passes(tmp_path: Path) -> None:
     machine.restore_pci("0000:01:00.0")
     different = {path.rpartition("/")[2] for path, data in contents(machine.root).items() if whole.get(path) != data}
     assert different == {"aer_dev_fatal"}
+
+
+def test_build_makes_device_nodes_that_come_back_with_their_card_when_they_are_wanted(tmp_path: Path) -> None:
+    """What stands below dev can be handed to a container, before a card left the bus and after it came back."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: only root can make device nodes")
+    machine = build("dgx", tmp_path / "dgx", has_device_nodes=True)
+    gpu = machine.pci("h100")[0]
+    node = machine.root / "dev" / "nvidia0"
+    before = node.is_char_device()
+    machine.remove_pci(gpu)
+    gone = not node.exists()
+    machine.restore_pci(gpu)
+
+    assert (before, gone, node.is_char_device()) == (True, True, True)
+    assert [one.name for one in (machine.root / "dev").rglob("*") if not one.is_dir() and not one.is_char_device()] == []
+    assert read(machine) == read(build("dgx", tmp_path / "plain"))
+
+
+def test_build_says_who_may_when_device_nodes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the right to make nodes the error says so, and what to do."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted", "dev/null.part")
+
+    monkeypatch.setattr(os, "mknod", refuse)
+
+    with pytest.raises(ConfigError, match=r"cannot write .*Operation not permitted.*made by root"):
+        build("laptop", tmp_path / "laptop", has_device_nodes=True)

@@ -24,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     one.add_argument("profile", help=f"one of {', '.join(PROFILES)}, or a TOML file")
     one.add_argument("folder", type=Path)
     one.add_argument("--if-absent", action="store_true", help="leave a machine that is there already as it is")
+    one.add_argument("--device-nodes", action="store_true", help="real device nodes below dev, for a container runtime (root)")
     one = verbs.add_parser("play", help="play the faults that the profile scripts")
     one.add_argument("folder", type=Path)
     one.add_argument("--speed", type=float, default=1.0)
@@ -47,7 +48,7 @@ def _run(chosen: argparse.Namespace) -> Sequence[str]:
     if chosen.verb == "build":
         if chosen.if_absent and (chosen.folder / "sys").is_dir():
             return [f"{chosen.folder}: there is a machine already"]
-        made = build(chosen.profile, chosen.folder)
+        made = build(chosen.profile, chosen.folder, has_device_nodes=chosen.device_nodes)
         return [f"{made.root}: {made.profile.title}"]
     machine = RecordedMachine.open(chosen.folder)
     if chosen.verb == "play":

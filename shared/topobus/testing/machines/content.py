@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Content", "place", "unplace"]
+__all__ = ["DEVICE_NODES", "Content", "place", "unplace"]
+
+# A tree that holds this file has real device nodes below `dev` in place of empty files.
+DEVICE_NODES = ".topobus/device-nodes"
 
 _SHAREABLE = re.compile(r"/cpu\d+/(topology|cache)/")
 
@@ -46,10 +50,14 @@ def place(root: Path, content: Content, *, is_fresh: bool = False) -> None:
     base = str(root)
     made: set[str] = set()
     shared: dict[tuple[str, bytes], str] = {}
+    has_nodes = DEVICE_NODES in content.texts or (root / DEVICE_NODES).exists()
     for path, value in content.texts.items():
         full = f"{base}/{path}"
         _make_folder(full, made)
         data = value if isinstance(value, bytes) else value.encode()
+        if has_nodes and path.startswith("dev/"):
+            _make_node(full)
+            continue
         if is_fresh and _SHAREABLE.search(path):
             # Thousands of equal files: a second name costs a fraction of a second file. Nobody writes these in place (`place` replaces).
             other = shared.setdefault((path.rpartition("/")[2], data), full)
@@ -68,6 +76,18 @@ def place(root: Path, content: Content, *, is_fresh: bool = False) -> None:
         if Path(full).is_symlink():
             Path(full).unlink()
         Path(full).symlink_to(os.path.relpath(f"{base}/{target}", Path(full).parent))
+
+
+def _make_node(full: str) -> None:
+    """Make a character device that swallows what is written and has nothing to read: the kernel's null device under another name.
+
+    Errors: raises PermissionError unless the caller may make device nodes.
+    """
+    part = f"{full}.part"
+    Path(part).unlink(missing_ok=True)
+    os.mknod(part, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    Path(part).chmod(0o666)
+    Path(part).replace(full)
 
 
 def unplace(root: Path, paths: list[str]) -> None:

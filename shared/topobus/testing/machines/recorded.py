@@ -16,7 +16,7 @@ from pathlib import Path
 from topobus.domain.errors import ConfigError
 from topobus.domain.idset import CpuSet
 from topobus.domain.pci import PciAddress
-from topobus.testing.machines.content import Content, place, unplace
+from topobus.testing.machines.content import DEVICE_NODES, Content, place, unplace
 from topobus.testing.machines.functions import function_contents, locality_content
 from topobus.testing.machines.layout import PlacedFunction, lay_out
 from topobus.testing.machines.processors import all_threads, cpu_content, numa_content, proc_content
@@ -26,6 +26,7 @@ __all__ = ["RecordedMachine", "build"]
 
 # Beside the tree, in the same file system, so that a device folder leaves and returns by one rename.
 _STORE = ".topobus"
+_WHO_MAY = "device nodes are made by root, outside of unprivileged containers, in a file system without nodev"
 
 
 @dataclass
@@ -221,10 +222,12 @@ class RecordedMachine:
         return sorted(found, key=lambda one: one.folder.count("/"))
 
 
-def build(profile: str | Path, into: Path) -> RecordedMachine:
+def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) -> RecordedMachine:
     """Write a profile's machine below `into`, which must be empty or absent, or an older machine (it is replaced).
 
-    Errors: raises ConfigError when `into` holds anything else.
+    `has_device_nodes` puts real character devices (of the null device's number) below `dev`, so that a container runtime can hand them out:
+    set `hardware.runtime_dev` to that folder.
+    Errors: raises ConfigError when `into` holds anything else, and when nodes are wanted by somebody who may not make them.
     """
     what = load_profile(profile)
     if into.exists() and any(into.iterdir()):
@@ -238,7 +241,14 @@ def build(profile: str | Path, into: Path) -> RecordedMachine:
         content.add(one)
     content.text(f"{_STORE}/profile", profile if str(profile) == what.name else Path(profile).resolve())
     _add_shared_nodes(content)
-    place(into, content, is_fresh=True)
+    if has_device_nodes:
+        content.text(DEVICE_NODES, "")
+    try:
+        place(into, content, is_fresh=True)
+    except PermissionError as err:
+        raise ConfigError(
+            f"cannot write {err.filename or into}: {err.strerror}", next_step=_WHO_MAY if has_device_nodes else "give a folder of yours"
+        ) from err
     return machine
 
 
