@@ -13,6 +13,9 @@ from typing import TypeVar
 import msgspec
 
 from topobus.contracts.kubernetes import resource as r
+from topobus.contracts.kubernetes.classic import is_classic
+from topobus.contracts.kubernetes.classic_limits import check_classic
+from topobus.contracts.kubernetes.classic_parameters import device_class_of_group
 from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.kubernetes.shape import Problem, did_you_mean, read_as
 from topobus.contracts.messages import ApiObject
@@ -60,7 +63,9 @@ def check_object(one: ApiObject) -> list[Problem]:
     if metadata.namespace and not is_dns_label(metadata.namespace):
         found.append(Problem("metadata.namespace", f"got {metadata.namespace!r}, wanted a DNS label: lower-case letters, digits and '-'"))
     try:
-        if one.kind == "ResourceClaim":
+        if is_classic(one) or device_class_of_group(one.api_version.partition("/")[0]):
+            found.extend(check_classic(one))
+        elif one.kind == "ResourceClaim":
             found.extend(check_claim(read_as(one.spec, r.ClaimSpec, where="spec")))
         elif one.kind == "ResourceClaimTemplate":
             found.extend(check_claim(read_as(one.spec, r.ClaimTemplateSpec, where="spec").spec, "spec.spec"))

@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from topobus.contracts.kubernetes import limits, pod, resource
+from topobus.contracts.kubernetes import classic, classic_parameters, limits, pod, resource
 from topobus.contracts.kubernetes.fields import TOP_FIELDS, UNUSED_FIELDS
-from topobus.contracts.kubernetes.objects import API_VERSIONS, Metadata, name_of
+from topobus.contracts.kubernetes.objects import API_VERSIONS, CLASSIC_VERSIONS, Metadata, name_of
 from topobus.contracts.kubernetes.shape import Problem, check_names, did_you_mean
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError, TopobusError
@@ -37,6 +37,20 @@ _SPECS: dict[str, type] = {
     "ResourceClaimTemplate": resource.ClaimTemplateSpec,
     "ResourceSlice": resource.SliceSpec,
 }
+_CLASSIC_SPECS: dict[str, type] = {
+    "ResourceClass": classic.ResourceClassSpec,
+    "ResourceClaim": classic.ClaimSpec,
+    "ResourceClaimTemplate": classic.ClaimTemplateSpec,
+    "PodSchedulingContext": classic.PodSchedulingSpec,
+}
+_PARAMETER_SPECS: dict[str, type] = {
+    classic_parameters.CLASS_PARAMETERS: classic_parameters.DeviceClassParameters,
+    classic_parameters.CLAIM_PARAMETERS: classic_parameters.ClaimParameters,
+}
+_KINDS = tuple(dict.fromkeys((*API_VERSIONS, *CLASSIC_VERSIONS, *_PARAMETER_SPECS)))
+_PARAMETERS_VERSION = "v1alpha1"
+# Parameters of somebody else's classic driver: only that driver can judge them. A group of Kubernetes' or of ours is no such.
+_FOREIGN = re.compile(r"(?!(?:.*\.)?(?:k8s\.io|topobus\.dev)/)[a-z0-9-]+(?:\.[a-z0-9-]+)+/v[0-9a-z]+")
 _ANNOTATIONS = "metadata.annotations"
 # How msgspec ends its messages: "Expected `int`, got `str` - at `$.spec.containers[0].name`".
 _AT = re.compile(r"(.*?)(?: - at `\$\.?(.*)`)?")
@@ -76,7 +90,7 @@ def parse_manifest(text: str, *, where: str) -> tuple[ApiObject, ...]:
         shown = [*problems[:_MAX_PROBLEMS], *([f"{where}: and {more} more"] if more > 0 else [])]
         raise ContractError("\n".join(shown), problems=len(problems))
     if not found:
-        raise ContractError(f"{where}: there is no object in it: wanted a {' or '.join(sorted(API_VERSIONS))}")
+        raise ContractError(f"{where}: there is no object in it: wanted a {' or '.join(sorted(_KINDS))}")
     return tuple(found)
 
 
@@ -177,20 +191,22 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
         problems.append(Problem("", f"wanted an object with apiVersion, kind, metadata and spec, got {type(value).__name__}"))
         return None
     kind, version = value.get("kind"), value.get("apiVersion")
-    if kind not in API_VERSIONS:
-        problems.append(
-            Problem("kind", f"got {kind!r}, wanted one of {', '.join(API_VERSIONS)}{did_you_mean(str(kind), list(API_VERSIONS))}")
+    wanted = _spec_of(kind, version, problems)
+    if wanted is None:
+        return None
+    is_class = wanted is classic.ResourceClassSpec
+    if is_class:
+        problems.extend(
+            Problem(key, "unknown field" + did_you_mean(key, classic.CLASS_FIELDS))
+            for key in value
+            if key not in (*classic.CLASS_FIELDS, "apiVersion", "kind", "metadata")
         )
-        return None
-    if version != API_VERSIONS[kind]:
-        problems.append(Problem("apiVersion", f"got {version!r}, wanted {API_VERSIONS[kind]} for a {kind}"))
-        return None
+        value = classic.fold_class({key: value[key] for key in ("metadata", *classic.CLASS_FIELDS) if key in value})
     problems.extend(Problem(key, f"unknown field{did_you_mean(key, sorted(TOP_FIELDS))}") for key in value if key not in TOP_FIELDS)
     metadata = _convert(value.get("metadata") or {}, Metadata, "metadata", problems)
-    _convert(value.get("spec") or {}, _SPECS[kind], "spec", problems)
+    _convert(value.get("spec") or {}, wanted, "" if is_class else "spec", problems)
     cleaned = {
-        key: check_names(value.get(key) or {}, wanted, key, UNUSED_FIELDS, [])
-        for key, wanted in (("metadata", Metadata), ("spec", _SPECS[kind]))
+        key: check_names(value.get(key) or {}, shape, key, UNUSED_FIELDS, []) for key, shape in (("metadata", Metadata), ("spec", wanted))
     }
     status = value.get("status") or {}
     if not all(isinstance(part, dict) for part in (*cleaned.values(), status)):
@@ -208,16 +224,40 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
     return one
 
 
-def _convert(value: Any, wanted: type, path: str, problems: list[Problem]) -> object | None:
+def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
+    """Find the shape of a kind's spec; None, with a Problem, when we do not read that kind in that version."""
+    if isinstance(kind, str) and isinstance(version, str):
+        if version == API_VERSIONS.get(kind):
+            return _SPECS[kind]
+        if version == CLASSIC_VERSIONS.get(kind):
+            return _CLASSIC_SPECS[kind]
+        group, _, number = version.partition("/")
+        if kind in _PARAMETER_SPECS and classic_parameters.device_class_of_group(group) and number == _PARAMETERS_VERSION:
+            return _PARAMETER_SPECS[kind]
+        if kind.endswith("Parameters") and _FOREIGN.fullmatch(version):
+            return dict[str, Any]
+    legal = [one for one in (API_VERSIONS.get(str(kind)), CLASSIC_VERSIONS.get(str(kind))) if one is not None]
+    if kind in _PARAMETER_SPECS:
+        legal.append(f"<class>.{classic_parameters.PARAMETERS_GROUP}/{_PARAMETERS_VERSION}")
+    if legal:
+        problems.append(Problem("apiVersion", f"got {version!r}, wanted {' or '.join(legal)} for a {kind}"))
+    else:
+        problems.append(Problem("kind", f"got {kind!r}, wanted one of {', '.join(_KINDS)}{did_you_mean(str(kind), _KINDS)}"))
+    return None
+
+
+def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> object | None:
     """Check names and types; each problem gets its path."""
     cleaned = check_names(value, wanted, path, UNUSED_FIELDS, problems)
     try:
-        return msgspec.convert(cleaned, type=wanted)
+        converted: object = msgspec.convert(cleaned, type=wanted)
     except msgspec.ValidationError as err:
         found = _AT.fullmatch(str(err))
         message, inner = found.groups() if found else (str(err), None)
-        joint = "" if not inner or inner.startswith("[") else "."
+        joint = "" if not inner or not path or inner.startswith("[") else "."
         problems.append(
             Problem(path + joint + (inner or ""), message.replace("`", "").replace("Expected", "wanted").replace("Object ", ""))
         )
         return None
+    else:
+        return converted

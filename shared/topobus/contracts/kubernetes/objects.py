@@ -18,12 +18,14 @@ __all__ = [
     "API_VERSIONS",
     "ATTEMPTS_ANNOTATION",
     "ATTEMPT_ANNOTATION",
+    "CLASSIC_VERSIONS",
     "CLUSTER_KINDS",
     "DELETE_PROTECTION",
     "NODE_ANNOTATION",
     "Metadata",
     "admit",
     "ask_deletion",
+    "is_of_cluster",
     "metadata_of",
     "name_of",
     "object_parts",
@@ -37,7 +39,16 @@ API_VERSIONS = {
     "ResourceClaimTemplate": "resource.k8s.io/v1",
     "ResourceSlice": "resource.k8s.io/v1",
 }
-CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice"})
+# Kinds of classic DRA, in the one version of it that we read. Some have the names of newer ones: a name in the store is one or the other.
+CLASSIC_VERSIONS = {
+    "ResourceClass": "resource.k8s.io/v1alpha2",
+    "ResourceClaim": "resource.k8s.io/v1alpha2",
+    "ResourceClaimTemplate": "resource.k8s.io/v1alpha2",
+    "PodSchedulingContext": "resource.k8s.io/v1alpha2",
+}
+CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice", "ResourceClass"})
+# Parameters of classic classes, ours and other drivers', belong to the cluster as their classes do.
+_CLUSTER_SUFFIX = "ClassParameters"
 
 DELETE_PROTECTION = "resource.kubernetes.io/delete-protection"
 """The finalizer that keeps an allocated claim until its devices are let go."""
@@ -66,6 +77,15 @@ class Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
     generation: int = 0
 
 
+def is_of_cluster(kind: str) -> bool:
+    """Say whether objects of a kind stand in no namespace.
+
+    >>> is_of_cluster("DeviceClass"), is_of_cluster("DeviceClassParameters"), is_of_cluster("ResourceClaim")
+    (True, True, False)
+    """
+    return kind in CLUSTER_KINDS or kind.endswith(_CLUSTER_SUFFIX)
+
+
 def metadata_of(one: ApiObject) -> Metadata:
     """Read the metadata; what does not fit counts as absent, for an object must be nameable even when it is malformed."""
     try:
@@ -81,14 +101,14 @@ def object_parts(one: ApiObject) -> dict[str, str]:
     {'kind': 'pod', 'namespace': 'default', 'name': 'trainer'}
     """
     metadata = metadata_of(one)
-    namespace = CLUSTER if one.kind in CLUSTER_KINDS else metadata.namespace or "default"
+    namespace = CLUSTER if is_of_cluster(one.kind) else metadata.namespace or "default"
     return {"kind": one.kind.lower(), "namespace": namespace, "name": metadata.name}
 
 
 def name_of(one: ApiObject) -> str:
     """Name an object for people: `ResourceClaim default/fast`."""
     metadata = metadata_of(one)
-    return f"{one.kind} {metadata.name}" if one.kind in CLUSTER_KINDS else f"{one.kind} {metadata.namespace or 'default'}/{metadata.name}"
+    return f"{one.kind} {metadata.name}" if is_of_cluster(one.kind) else f"{one.kind} {metadata.namespace or 'default'}/{metadata.name}"
 
 
 def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = None) -> ApiObject:
@@ -96,19 +116,24 @@ def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = No
 
     Shapes: previous — the stored object of the same name, when this one replaces it: its identity, times, finalizers, status and the controller's notes
     stay, and the generation grows when the spec changed.
-    Errors: raises ContractError when the spec of a claim would change: it is immutable, for devices are held by it.
+    Errors: raises ContractError when the spec of a claim would change: it is immutable, for devices are held by it; also for another apiVersion.
     """
     metadata = {
         key: value
         for key, value in one.metadata.items()
         if key not in ("resourceVersion", "managedFields", "deletionTimestamp", "selfLink")
     }
-    if one.kind not in CLUSTER_KINDS:
+    if not is_of_cluster(one.kind):
         metadata["namespace"] = metadata.get("namespace") or "default"
     annotations = {key: value for key, value in _annotations(metadata.pop("annotations", None), one) if key not in _CONTROLLER_ANNOTATIONS}
     if previous is None:
         metadata |= {"uid": uid, "creationTimestamp": now, "generation": 1} | ({"annotations": annotations} if annotations else {})
         return msgspec.structs.replace(one, metadata=metadata, status={})
+    if one.api_version != previous.api_version:
+        raise ContractError(
+            f"{name_of(one)}: {one.api_version} cannot replace {previous.api_version} of the same name",
+            next_step="delete it and apply it again, or choose another name",
+        )
     if one.kind in ("ResourceClaim", "ResourceClaimTemplate") and one.spec != previous.spec:
         raise ContractError(f"{name_of(one)}: its spec cannot be changed", next_step="delete it and apply it again")
     for key in ("uid", "creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences"):

@@ -19,7 +19,7 @@ from topobus.domain.names import is_dns_label
 from topobus.domain.quantity import Quantity
 from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 
-__all__ = ["RESOURCE_PREFIX", "Container", "PodClaim", "PodSpec", "Resources", "pod_request"]
+__all__ = ["RESOURCE_PREFIX", "ClaimSource", "Container", "PodClaim", "PodSpec", "Resources", "pod_request"]
 
 RESOURCE_PREFIX = "topobus.dev/"
 _DOMAIN = RESOURCE_PREFIX.rstrip("/")
@@ -52,12 +52,31 @@ class Container(Struct, frozen=True, kw_only=True, rename="camel"):
     restart_policy: str = ""
 
 
+class ClaimSource(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Where a pod's claim comes from, as pods were written for Kubernetes 1.26 to 1.30."""
+
+    resource_claim_name: str = ""
+    resource_claim_template_name: str = ""
+
+
 class PodClaim(Struct, frozen=True, kw_only=True, rename="camel"):
     """A claim of the pod, by name or by template."""
 
     name: str
     resource_claim_name: str = ""
     resource_claim_template_name: str = ""
+    source: ClaimSource | None = None
+    """The older form of the two names above."""
+
+    @property
+    def claim_name(self) -> str:
+        """Name the claim, in whichever form it was written; empty for one that a template makes."""
+        return self.resource_claim_name or (self.source.resource_claim_name if self.source is not None else "")
+
+    @property
+    def template_name(self) -> str:
+        """Name the template, in whichever form it was written; empty for a claim of its own."""
+        return self.resource_claim_template_name or (self.source.resource_claim_template_name if self.source is not None else "")
 
 
 class PodSpec(Struct, frozen=True, kw_only=True, rename="camel"):
