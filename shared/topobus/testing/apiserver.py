@@ -11,12 +11,13 @@
 
 As a process: `python -m topobus.testing.apiserver --kubeconfig FILE --node n1` serves until it is told to stop.
 
-What it does: resource.k8s.io/v1 ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass, DeviceTaintRule (also v1beta2, v1alpha3), v1 Pod and Node;
-get, list (with limit and continue), watch (from a version, from now, with initial events, bookmarks, 410), create with generateName, update, merge patch,
-server-side apply, delete with preconditions and finalizers, deletecollection, the status subresource, pods/binding, field and label selectors, Status
-bodies for every error, validation by the published limits, bearer token. `drops` makes it an older server that does not know some fields.
-What it does not: TLS, RBAC, admission, strategic merge and JSON patch (415), managedFields, protobuf, garbage collection by itself (`collect_garbage`), and
-a continued list shows the present, not the state of its first page.
+What it does: resource.k8s.io/v1 ResourceSlice, ResourceClaim, ResourceClaimTemplate, DeviceClass, DeviceTaintRule (also v1beta2, v1alpha3), v1 Pod and Node,
+with validation by the published limits; as plain objects what a deployment is made of (`RESOURCES`); get, list (with limit and continue), watch (from a version,
+from now, with initial events, bookmarks, 410), create with generateName, update, JSON patch, merge patch, strategic merge patch, server-side apply, delete
+with preconditions and finalizers, deletecollection, the status subresource, pods/binding, field and label selectors, Status bodies for every error, bearer
+tokens, users with the rights of the Role objects that it holds (403, and which rights were used), garbage collection by owner, claims from templates. `drops`
+makes it an older server that does not know some fields. kubectl 1.36 gets, applies, patches, watches and deletes there.
+What it does not: TLS, admission, scheduling, managedFields, protobuf, tables, and a continued list shows the present, not the state of its first page.
 """
 
 from __future__ import annotations
@@ -29,17 +30,21 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from msgspec import structs
+
+from topobus.testing.apiserver_access import ADMIN, Access, Right, verb_of
+from topobus.testing.apiserver_claims import release_claims, serve_templates
 from topobus.testing.apiserver_http import Connection, HttpRequest
+from topobus.testing.apiserver_patches import APPLY, patched
 from topobus.testing.apiserver_routes import Target, as_list, discovery, of_kind, place_of, target_of, version_of
-from topobus.testing.apiserver_shapes import Selector, merge
+from topobus.testing.apiserver_shapes import Selector
 from topobus.testing.apiserver_store import Store
+from topobus.testing.apiserver_streams import Watch
 from topobus.testing.apiserver_values import RESOURCES, ApiError, ApiRequest, Object, Resource, bad_request
 
-__all__ = ["RESOURCES", "ApiError", "ApiRequest", "ApiServerSimulator", "Object"]
-
-_PATCHES = {"application/merge-patch+json": "merge", "application/apply-patch+yaml": "apply"}
+__all__ = ["RESOURCES", "ApiError", "ApiRequest", "ApiServerSimulator", "Object", "Right"]
 
 
 class ApiServerSimulator:
@@ -50,13 +55,21 @@ class ApiServerSimulator:
         token: the bearer token that every request must carry; empty: none.
         port: where to listen; 0 takes any that is free.
         bookmark_s: how often a watch that asked for bookmarks gets one (a real server: about a minute).
+        collects_garbage: delete what a deleted object owned at once; else `collect_garbage` does when called.
     """
 
     def __init__(
-        self, *, drops: Mapping[str, Iterable[str]] | None = None, token: str = "", bookmark_s: float = 60.0, port: int = 0
+        self,
+        *,
+        drops: Mapping[str, Iterable[str]] | None = None,
+        token: str = "",
+        bookmark_s: float = 60.0,
+        port: int = 0,
+        collects_garbage: bool = False,
     ) -> None:
-        self._store = Store(drops or {})
+        self._store = Store(drops or {}, is_collecting=collects_garbage)
         self._token = token
+        self._access = Access(token, lambda kind: self.objects(kind))
         self._bookmark_s = bookmark_s
         self._port = port
         self._server: asyncio.Server | None = None
@@ -101,9 +114,12 @@ class ApiServerSimulator:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._server = None
 
-    def write_kubeconfig(self, path: Path) -> Path:
-        """Write a kubeconfig that leads here."""
-        user = {"token": self._token} if self._token else {}
+    def write_kubeconfig(self, path: Path, *, user: str = ADMIN) -> Path:
+        """Write a kubeconfig that leads here, as the administrator or as somebody whose rights are the server's Role objects.
+
+        A service account is user `system:serviceaccount:NAMESPACE:NAME`.
+        """
+        token = self._token if user == ADMIN else self._access.add_user(user)
         path.write_text(
             json.dumps(
                 {
@@ -111,7 +127,7 @@ class ApiServerSimulator:
                     "kind": "Config",
                     "current-context": "simulator",
                     "clusters": [{"name": "simulator", "cluster": {"server": self.url}}],
-                    "users": [{"name": "simulator", "user": user}],
+                    "users": [{"name": "simulator", "user": {"token": token} if token else {}}],
                     "contexts": [{"name": "simulator", "context": {"cluster": "simulator", "user": "simulator", "namespace": "default"}}],
                 }
             ),
@@ -155,6 +171,26 @@ class ApiServerSimulator:
     def collect_garbage(self) -> list[str]:
         """Delete objects whose owners are gone; their names."""
         return self._store.collect_garbage(RESOURCES)
+
+    def generate_claims(self) -> list[str]:
+        """Make the claims that pods want of templates, as kube-controller-manager does; their names."""
+        return serve_templates(self._store, of_kind("Pod"), of_kind("ResourceClaimTemplate"), of_kind("ResourceClaim"))
+
+    def release_claims(self) -> list[str]:
+        """Take back reservations and allocations of pods that have ended or are gone, as kube-controller-manager does; the claims' names."""
+        return release_claims(self._store, of_kind("Pod"), of_kind("ResourceClaim"))
+
+    def add_user(self, user: str) -> str:
+        """Make a user whose rights are the server's Role objects; its token."""
+        return self._access.add_user(user)
+
+    def rights_used(self, user: str) -> frozenset[Right]:
+        """What a user has asked for, granted or not."""
+        return self._access.used(user)
+
+    def rights_unused(self, user: str) -> frozenset[Right]:
+        """What the Role objects grant a user and it has never asked for."""
+        return self._access.unused(user)
 
     def compact(self) -> None:
         """Forget the history: whoever goes on from an older version gets 410."""
@@ -206,8 +242,10 @@ class ApiServerSimulator:
             body = request.json()
             seen = ApiRequest(method=request.method, path=request.path, query=request.query, body=body)
             self._requests.append(seen)
-            self._authorize(request)
+            user = self._access.user_of(request.headers.get("authorization", ""))
+            self._requests[index] = seen = structs.replace(seen, user=user)
             target = target_of(request.path)
+            self._authorize(request, user, target)
             if target is None:
                 answer = discovery(request.path)
             elif request.method == "GET" and request.query.get("watch") in ("true", "1"):
@@ -216,18 +254,16 @@ class ApiServerSimulator:
                 return
             else:
                 self._check_refusal(request.method, target.resource)
-                code, answer = self._act(target, request, body)
+                code, answer = self._act(target, request, body, user)
         except ApiError as err:
             code, answer = err.code, err.status
             headers = {} if err.retry_after_s is None else {"Retry-After": str(err.retry_after_s)}
         if index < len(self._requests):
-            self._requests[index] = ApiRequest(
-                method=request.method, path=request.path, query=request.query, body=self._requests[index].body, code=code
-            )
+            self._requests[index] = structs.replace(self._requests[index], code=code)
         self._store.wake()
         await connection.answer(code, answer, headers)
 
-    def _act(self, target: Target, request: HttpRequest, body: Object | None) -> tuple[int, Object]:
+    def _act(self, target: Target, request: HttpRequest, body: Any, user: str) -> tuple[int, Object]:
         """Do one request that is no watch."""
         resource, namespace, name = target.resource, target.namespace, target.name
         selector = Selector(request.query.get("fieldSelector", ""), request.query.get("labelSelector", ""), resource.fields)
@@ -242,9 +278,10 @@ class ApiServerSimulator:
                 self._store.bind(resource, namespace, name, str(((body or {}).get("target") or {}).get("name", "")))
                 return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}
             case "PUT", True:
+                self._check_status(target, user, "update", body or {})
                 return 200, self._store.update(resource, namespace, name, body or {}, subresource=target.subresource)
             case "PATCH", True:
-                return self._patch(target, request, body or {})
+                return self._patch(target, request, body or {}, user)
             case "DELETE", True:
                 return 200, self._store.delete(resource, namespace, name, body)[0]
             case "DELETE", False:
@@ -273,100 +310,60 @@ class ApiServerSimulator:
             page["metadata"] |= {"continue": base64.urlsafe_b64encode(token).decode(), "remainingItemCount": len(found) - limit}
         return page
 
-    def _patch(self, target: Target, request: HttpRequest, body: Object) -> tuple[int, Object]:
-        kind = _PATCHES.get(request.headers.get("content-type", "").partition(";")[0])
-        if kind is None:
-            raise ApiError(
-                415, "UnsupportedMediaType", f"the simulator takes {', '.join(_PATCHES)}, got {request.headers.get('content-type')}"
-            )
+    def _patch(self, target: Target, request: HttpRequest, body: Any, user: str) -> tuple[int, Object]:
+        content_type = request.headers.get("content-type", "").partition(";")[0]
         resource, namespace, name = target.resource, target.namespace, target.name
-        if kind == "apply":
+        if content_type in APPLY:
             manager = request.query.get("fieldManager", "")
             if not manager:
                 raise bad_request("PatchOptions.meta.k8s.io is invalid: fieldManager: Required value: is required for apply patch")
             is_forced = request.query.get("force") == "true"
+            self._check_status(target, user, "patch", body)
             applied, is_new = self._store.apply(
                 resource, namespace, name, body, manager=manager, is_forced=is_forced, subresource=target.subresource
             )
             return (201 if is_new else 200), applied
-        present = self._store.get(resource, namespace, name)
         # Without a version in the patch nothing is compared: the patch is made on what there is now.
-        return 200, self._store.update(resource, namespace, name, merge(present, body), subresource=target.subresource)
+        wanted = patched(content_type, self._store.get(resource, namespace, name), body)
+        self._check_status(target, user, "patch", wanted)
+        return 200, self._store.update(resource, namespace, name, wanted, subresource=target.subresource)
+
+    def _check_status(self, target: Target, user: str, verb: str, wanted: Object) -> None:
+        """Judge what is written to a claim's status, part by part."""
+        if target.resource.kind == "ResourceClaim" and target.subresource == "status":
+            before = self._store.get(target.resource, target.namespace, target.name)
+            self._access.check_claim_status(user, verb, target.resource, before, wanted, namespace=target.namespace)
 
     async def _watch(self, connection: Connection, target: Target, query: Mapping[str, str]) -> None:
         """Stream changes until the client leaves or its time is over."""
-        if target.name:
-            raise bad_request("watch by name is not served: use fieldSelector=metadata.name=NAME")
-        selector = Selector(query.get("fieldSelector", ""), query.get("labelSelector", ""), target.resource.fields)
-        since = None if query.get("sendInitialEvents") == "true" else version_of(query)
+        watch = Watch(self._store, target, query, self._bookmark_s)
         task = asyncio.current_task()
         await connection.begin_stream()
         if task is not None:
             self._watches.add(task)
         self._store.wake()
-        stream = asyncio.create_task(self._stream(connection, target, selector, query, since))
-        gone = asyncio.create_task(connection.wait_closed_by_client())
         try:
-            timeout_s = float(query["timeoutSeconds"]) if query.get("timeoutSeconds") else None
-            done, _ = await asyncio.wait([stream, gone], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            await watch.serve(connection)
         finally:
-            for one in (stream, gone):
-                one.cancel()
-            ends = await asyncio.gather(stream, gone, return_exceptions=True)
             if task is not None:
                 self._watches.discard(task)
             self._store.wake()
-        for end in ends:
-            if isinstance(end, Exception):
-                raise end
-        if gone in done:
-            raise ConnectionResetError("the watcher left")
-        await connection.end_stream()
 
-    async def _stream(
-        self, connection: Connection, target: Target, selector: Selector, query: Mapping[str, str], since: int | None
-    ) -> None:
-        has_bookmarks = query.get("allowWatchBookmarks") == "true"
-        has_initial = query.get("sendInitialEvents") == "true"
-        loop = asyncio.get_running_loop()
-        events = self._store.watch(target.resource, target.namespace, selector, since)
-        next_bookmark = loop.time() + self._bookmark_s
-        pending = asyncio.ensure_future(anext(events))
-        try:
-            while True:
-                done, _ = await asyncio.wait([pending], timeout=max(0.0, next_bookmark - loop.time()) if has_bookmarks else None)
-                if not done:
-                    next_bookmark = loop.time() + self._bookmark_s
-                    await connection.send_line(_line("BOOKMARK", self._store.bookmark(target.resource).object))
-                    continue
-                event = pending.result()
-                pending = asyncio.ensure_future(anext(events))
-                if event is not None:
-                    await connection.send_line(_line(event.type, event.object))
-                elif has_initial:
-                    has_initial = False
-                    mark = self._store.bookmark(target.resource).object
-                    mark["metadata"]["annotations"] = {"k8s.io/initial-events-end": "true"}
-                    await connection.send_line(_line("BOOKMARK", mark))
-        except ApiError as err:
-            await connection.send_line(_line("ERROR", err.status))
-        finally:
-            pending.cancel()
-            await asyncio.gather(pending, return_exceptions=True)
-
-    def _authorize(self, request: HttpRequest) -> None:
-        if self._token and request.headers.get("authorization") != f"Bearer {self._token}":
-            raise ApiError(401, "Unauthorized", "Unauthorized")
+    def _authorize(self, request: HttpRequest, user: str, target: Target | None) -> None:
+        """Check the rights of a user; discovery is everybody's."""
+        if target is None:
+            return
+        is_watch = request.query.get("watch") in ("true", "1")
+        verb = verb_of(request.method, target.name, is_watch=is_watch)
+        if target.subresource == "binding":
+            verb = "create"
+        self._access.check(user, verb, target.resource, namespace=target.namespace, name=target.name, part=target.subresource)
 
     def _check_refusal(self, method: str, resource: Resource) -> None:
         for index, (wanted, plural, error) in enumerate(self._refusals):
             if (wanted, plural) == (method, resource.plural):
                 del self._refusals[index]
                 raise error
-
-
-def _line(kind: str, one: Object) -> Object:
-    return {"type": kind, "object": one}
 
 
 async def _serve_until_told(arguments: argparse.Namespace) -> None:

@@ -17,7 +17,16 @@ from topobus.testing.apiserver_values import ApiError, bad_request
 
 __all__ = ["Connection", "HttpRequest"]
 
-_REASONS = {200: "OK", 201: "Created", 401: "Unauthorized", 404: "Not Found", 409: "Conflict", 410: "Gone", 422: "Unprocessable Entity"}
+_REASONS = {
+    200: "OK",
+    201: "Created",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    409: "Conflict",
+    410: "Gone",
+    422: "Unprocessable Entity",
+}
 # A slice of 128 devices is some 100 KiB; etcd takes 1.5 MiB.
 _BODY_LIMIT = 3 * 1024 * 1024
 
@@ -35,10 +44,14 @@ class HttpRequest(Struct, frozen=True, kw_only=True):
     def json(self) -> Any:
         """Read the body; an empty one is nothing.
 
-        Errors: raises ApiError 400 when it is no JSON.
+        Errors: raises ApiError 400 when it is no JSON, 415 when it says so.
         """
         if not self.body:
             return None
+        if "protobuf" in self.headers.get("content-type", ""):
+            raise ApiError(
+                415, "UnsupportedMediaType", "this simulator takes JSON alone; send objects by `kubectl apply -f`, or ask for JSON"
+            )
         try:
             return json.loads(self.body)
         except ValueError as err:

@@ -65,6 +65,10 @@ def discovery(path: str) -> Object:
             return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(one) for one in groups]}
         case ["apis", group] if group in groups:
             return {"kind": "APIGroup", "apiVersion": "v1", **_group(group)}
+        case ["openapi", "v3"]:
+            return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in sorted({_root(one) for one in RESOURCES})}}
+        case ["openapi", "v3", *root] if "/".join(root) in {_root(one) for one in RESOURCES}:
+            return _openapi("/".join(root))
         case ["api", version]:
             return _resources("", version)
         case ["apis", group, version]:
@@ -109,6 +113,24 @@ def place_of(one: Object) -> str:
     return f"{one['metadata'].get('namespace', '')}/{one['metadata']['name']}"
 
 
+def _root(one: Resource) -> str:
+    return f"apis/{one.api_version}" if one.group else f"api/{one.api_version}"
+
+
+def _openapi(root: str) -> Object:
+    """Say no more than what kubectl looks for before it applies: that a server checks the fields itself (`fieldValidation`), and dry runs."""
+    paths: Object = {}
+    for one in RESOURCES:
+        if _root(one) == root:
+            middle = "/namespaces/{namespace}" if one.is_namespaced else ""
+            parameters = [{"name": name, "in": "query", "schema": {"type": "string"}} for name in ("dryRun", "fieldValidation")]
+            kind = {"group": one.group, "version": one.version, "kind": one.kind}
+            paths[f"/{root}{middle}/{one.plural}/{{name}}"] = {
+                "patch": {"parameters": parameters, "x-kubernetes-action": "patch", "x-kubernetes-group-version-kind": kind}
+            }
+    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.0-simulator"}, "paths": paths}
+
+
 def _group(group: str) -> Object:
     versions = [
         {"groupVersion": f"{group}/{one}", "version": one} for one in dict.fromkeys(it.version for it in RESOURCES if it.group == group)
@@ -124,7 +146,7 @@ def _resources(group: str, version: str) -> Object:
     entries: list[Object] = []
     for one in served:
         entry: Object = {"name": one.plural, "singularName": one.kind.lower(), "namespaced": one.is_namespaced, "kind": one.kind}
-        entries.append({**entry, "verbs": verbs})
+        entries.append({**entry, "verbs": verbs, "shortNames": list(one.short_names)})
         if one.has_status:
             entries.append({**entry, "name": f"{one.plural}/status", "singularName": "", "verbs": ["get", "patch", "update"]})
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": served[0].api_version, "resources": entries}

@@ -1,6 +1,7 @@
 """What the API server simulator does to objects as values: selectors, patches, dropped fields, normal forms, and the rules of each kind.
 
-Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555 (server-side apply; lists are atomic here).
+Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555 (server-side apply; lists are atomic but for those that
+`apiserver_lists` knows).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from topobus.contracts.kubernetes.limits import check_object
 from topobus.contracts.messages import ApiObject
 from topobus.domain.quantity import Quantity
+from topobus.testing.apiserver_lists import from_keyed, to_keyed
 from topobus.testing.apiserver_values import ApiError, Object, Resource, bad_request
 
 __all__ = ["Applied", "Selector", "apply", "drop_fields", "find", "merge", "normalise", "problems_of"]
@@ -83,6 +85,7 @@ def apply(present: Object, wanted: Object, mine: Applied, others: Mapping[str, A
 
     Errors: raises ApiError 409 when another manager has applied another value there and `is_forced` is not set.
     """
+    wanted, present = to_keyed(wanted), to_keyed(present)
     leaves = _leaves({key: value for key, value in wanted.items() if key not in ("apiVersion", "kind")})
     leaves = {path: value for path, value in leaves.items() if path not in (("metadata", "name"), ("metadata", "namespace"))}
     contested = sorted(
@@ -100,7 +103,7 @@ def apply(present: Object, wanted: Object, mine: Applied, others: Mapping[str, A
     for path in mine.keys() - leaves.keys():
         if not any(path in theirs for theirs in others.values()):
             _remove(result, path)
-    return merge(result, wanted), leaves
+    return from_keyed(merge(result, wanted)), leaves
 
 
 def drop_fields(one: Object, paths: Iterable[str]) -> None:
@@ -176,11 +179,15 @@ def _leaves(value: Any, path: tuple[str, ...] = ()) -> Applied:
     return {path: value}
 
 
-def _remove(one: Any, path: tuple[str, ...]) -> None:
-    for key in path[:-1]:
-        one = one.get(key) if isinstance(one, dict) else None
-    if isinstance(one, dict):
-        one.pop(path[-1], None)
+def _remove(one: Any, path: tuple[str, ...], *, depth: int = 0) -> None:
+    """Remove a leaf, and with it whatever held nothing else, but for the object's own parts."""
+    head, *rest = path
+    if not isinstance(one, dict) or head not in one:
+        return
+    if rest:
+        _remove(one[head], tuple(rest), depth=depth + 1)
+    if not rest or (depth and one[head] == {}):
+        del one[head]
 
 
 def _drop(one: Any, path: list[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from topobus.testing.apiserver_shapes import Applied, Selector, apply, drop_fields, find, normalise, problems_of
-from topobus.testing.apiserver_values import Object, Resource, already_exists, bad_request, conflict, expired, invalid, not_found
+from topobus.testing.apiserver_values import RESOURCES, Object, Resource, already_exists, bad_request, conflict, expired, invalid, not_found
 
 __all__ = ["Event", "Store"]
 
@@ -50,10 +50,13 @@ class _Change(Struct, frozen=True, kw_only=True):
 class Store:
     """All objects of one cluster."""
 
-    def __init__(self, drops: Mapping[str, Iterable[str]], clock: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
+    def __init__(
+        self, drops: Mapping[str, Iterable[str]], clock: Callable[[], datetime] = lambda: datetime.now(UTC), *, is_collecting: bool = False
+    ) -> None:
         self.drops = {kind: tuple(paths) for kind, paths in drops.items()}
         """Kind to paths of fields that this server does not know."""
         self._clock = clock
+        self._is_collecting = is_collecting
         self._objects: dict[_Key, Object] = {}
         self._applied: dict[_Key, dict[str, Applied]] = {}
         self._history: list[_Change] = []
@@ -213,7 +216,7 @@ class Store:
         for resource in resources:
             for one in self.select(resource):
                 owners = [owner.get("uid") for owner in one["metadata"].get("ownerReferences", ())]
-                if owners and not living & set(owners):
+                if owners and not living & set(owners) and not one["metadata"].get("deletionTimestamp"):
                     self.delete(resource, one["metadata"].get("namespace", ""), one["metadata"]["name"])
                     removed.append(one["metadata"]["name"])
         return removed
@@ -321,6 +324,8 @@ class Store:
         last = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self._version)}}
         self._history.append(_Change(version=self._version, key=key, before=before, after=None, last=last))
         self.wake()
+        if self._is_collecting:
+            self.collect_garbage(RESOURCES)
         return self._show(resource, last)
 
     def _show(self, resource: Resource, one: Object) -> Object:

@@ -19,6 +19,7 @@ __all__ = [
     "bad_request",
     "conflict",
     "expired",
+    "forbidden",
     "invalid",
     "not_found",
 ]
@@ -38,6 +39,7 @@ class Resource(Struct, frozen=True, kw_only=True):
     has_status: bool = False
     fields: tuple[str, ...] = ()
     """Paths that a field selector may name, besides metadata.name and metadata.namespace."""
+    short_names: tuple[str, ...] = ()
     immutable: tuple[str, ...] = ()
     """Paths that an update must not change."""
 
@@ -56,6 +58,18 @@ def _dra(plural: str, kind: str, version: str = "v1", **more: Any) -> Resource:
     return Resource(group="resource.k8s.io", version=version, plural=plural, kind=kind, **more)
 
 
+def _core(plural: str, kind: str, **more: Any) -> Resource:
+    return Resource(version="v1", plural=plural, kind=kind, **more)
+
+
+def _of(group: str, plural: str, kind: str, **more: Any) -> Resource:
+    return Resource(group=group, version="v1", plural=plural, kind=kind, **more)
+
+
+_RBAC = "rbac.authorization.k8s.io"
+_ADMISSION = "admissionregistration.k8s.io"
+
+# The first ones have rules of their own here; the rest is kept as written, for deployments and for clients that look.
 RESOURCES: tuple[Resource, ...] = (
     _dra(
         "resourceslices",
@@ -71,12 +85,38 @@ RESOURCES: tuple[Resource, ...] = (
         version="v1",
         plural="pods",
         kind="Pod",
+        short_names=("po",),
         is_namespaced=True,
         has_status=True,
         fields=("spec.nodeName", "spec.schedulerName", "spec.restartPolicy", "status.phase"),
         immutable=("spec.nodeName",),
     ),
-    Resource(version="v1", plural="nodes", kind="Node", has_status=True, fields=("spec.unschedulable",)),
+    _core("nodes", "Node", short_names=("no",), has_status=True, fields=("spec.unschedulable",)),
+    _core("namespaces", "Namespace", short_names=("ns",), has_status=True, fields=("status.phase",)),
+    _core(
+        "events",
+        "Event",
+        short_names=("ev",),
+        is_namespaced=True,
+        fields=("involvedObject.kind", "involvedObject.name", "involvedObject.uid", "reason", "type"),
+    ),
+    _core("serviceaccounts", "ServiceAccount", short_names=("sa",), is_namespaced=True),
+    _core("configmaps", "ConfigMap", short_names=("cm",), is_namespaced=True),
+    _core("secrets", "Secret", is_namespaced=True, fields=("type",)),
+    _core("services", "Service", short_names=("svc",), is_namespaced=True, has_status=True, fields=("spec.clusterIP", "spec.type")),
+    _core("persistentvolumeclaims", "PersistentVolumeClaim", short_names=("pvc",), is_namespaced=True, has_status=True),
+    _of("apps", "deployments", "Deployment", short_names=("deploy",), is_namespaced=True, has_status=True),
+    _of("apps", "daemonsets", "DaemonSet", short_names=("ds",), is_namespaced=True, has_status=True),
+    _of("apps", "statefulsets", "StatefulSet", short_names=("sts",), is_namespaced=True, has_status=True),
+    _of("coordination.k8s.io", "leases", "Lease", is_namespaced=True),
+    _of("policy", "poddisruptionbudgets", "PodDisruptionBudget", short_names=("pdb",), is_namespaced=True, has_status=True),
+    _of("scheduling.k8s.io", "priorityclasses", "PriorityClass", short_names=("pc",)),
+    _of(_RBAC, "clusterroles", "ClusterRole"),
+    _of(_RBAC, "clusterrolebindings", "ClusterRoleBinding"),
+    _of(_RBAC, "roles", "Role", is_namespaced=True),
+    _of(_RBAC, "rolebindings", "RoleBinding", is_namespaced=True),
+    _of(_ADMISSION, "validatingadmissionpolicies", "ValidatingAdmissionPolicy", has_status=True),
+    _of(_ADMISSION, "validatingadmissionpolicybindings", "ValidatingAdmissionPolicyBinding"),
 )
 
 
@@ -87,6 +127,8 @@ class ApiRequest(Struct, frozen=True, kw_only=True):
     path: str
     query: dict[str, str] = {}
     body: Any = None
+    user: str = ""
+    """Who asked; empty where no users were made."""
     code: int = 0
     """The HTTP status of the answer; 0 while it is being answered."""
 
@@ -153,6 +195,12 @@ def invalid(resource: Resource, name: str, problems: list[tuple[str, str]]) -> A
 def expired(since: int, oldest: int) -> ApiError:
     """The history that was asked for is gone: list again."""
     return ApiError(410, "Expired", f"too old resource version: {since} ({oldest})")
+
+
+def forbidden(resource: Resource, name: str, why: str) -> ApiError:
+    """The user has no right to this."""
+    shown = f'{resource.qualified} "{name}"' if name else resource.qualified
+    return ApiError(403, "Forbidden", f"{shown} is forbidden: {why}", details=_details(resource, name))
 
 
 def bad_request(why: str) -> ApiError:
