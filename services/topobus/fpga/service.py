@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from topobus.devicekit.host import serve_devices
+from topobus.devicekit.pooling import check_pools
 from topobus.devicekit.registry import load_drivers
 from topobus.fpga.config import FpgaSettings
 from topobus.runtime.service import Runtime
@@ -11,11 +12,12 @@ __all__ = ["check", "serve"]
 
 
 def check(settings: FpgaSettings) -> None:
-    """Refuse names of plugins that are not installed.
+    """Refuse names of plugins that are not installed, and pools that cannot be.
 
     Errors: raises ConfigError that names the key.
     """
     load_drivers("fpga", settings.drivers)
+    check_pools("fpga", settings.pools)
 
 
 async def serve(settings: FpgaSettings, runtime: Runtime) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from topobus.devicekit.host import serve_devices
+from topobus.devicekit.pooling import check_pools
 from topobus.devicekit.registry import load_drivers
 from topobus.gpu.config import GpuSettings
 from topobus.runtime.service import Runtime
@@ -11,11 +12,12 @@ __all__ = ["check", "serve"]
 
 
 def check(settings: GpuSettings) -> None:
-    """Refuse names of plugins that are not installed.
+    """Refuse names of plugins that are not installed, and pools that cannot be.
 
     Errors: raises ConfigError that names the key.
     """
     load_drivers("gpu", settings.drivers)
+    check_pools("gpu", settings.pools)
 
 
 async def serve(settings: GpuSettings, runtime: Runtime) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from topobus.devicekit.host import serve_devices
+from topobus.devicekit.pooling import check_pools
 from topobus.devicekit.registry import load_drivers
 from topobus.nic.config import NicSettings
 from topobus.runtime.service import Runtime
@@ -11,11 +12,12 @@ __all__ = ["check", "serve"]
 
 
 def check(settings: NicSettings) -> None:
-    """Refuse names of plugins that are not installed.
+    """Refuse names of plugins that are not installed, and pools that cannot be.
 
     Errors: raises ConfigError that names the key.
     """
     load_drivers("nic", settings.drivers)
+    check_pools("nic", settings.pools)
 
 
 async def serve(settings: NicSettings, runtime: Runtime) -> None:

@@ -25,11 +25,13 @@ from topobus.contracts.messages import (
 )
 from topobus.domain import transitions
 from topobus.domain.alignment.place import place, prefer
+from topobus.domain.alignment.resources import class_of_resource
 from topobus.domain.alignment.view import CPU_CLASS
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
 from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.transitions import Step
 from topobus.domain.view import NodeView
@@ -284,7 +286,7 @@ class Answers:
                 (one.device_class, one.count)
                 for container in pod.containers
                 for one in container.devices
-                if not one.names and one.count > 0 and self._has_custom_hints(one.device_class)
+                if not one.names and one.count > 0 and self._has_custom_hints(class_of_resource(view, one.device_class))
             }
         )
         if not asks:
@@ -293,22 +295,24 @@ class Answers:
             answers = {ask: group.create_task(self._hints(view, *ask)) for ask in asks}
         custom: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
         silent: set[str] = set()
-        for (device_class, count), task in answers.items():
+        for (resource, count), task in answers.items():
             hints = task.result()
             if hints is None:
-                silent.add(device_class)
+                silent.add(resource)
             else:
-                custom[f"{device_class}/{count}"] = hints
+                custom[f"{resource}/{count}"] = hints
         return structs.replace(view, custom_hints=custom, silent_classes=tuple(sorted(silent)))
 
     def _has_custom_hints(self, device_class: str) -> bool:
         inventory = self._facts.inventories.get(device_class)
         return inventory is not None and inventory.has_custom_hints
 
-    async def _hints(self, view: NodeView, device_class: str, count: int) -> tuple[tuple[NodeSet | None, bool], ...] | None:
+    async def _hints(self, view: NodeView, resource: str, count: int) -> tuple[tuple[NodeSet | None, bool], ...] | None:
         """Ask one service; None when it did not answer in time."""
+        device_class = class_of_resource(view, resource)
         held = view.held_devices.get(device_class, {})
-        available = tuple(one.name for one in view.devices.get(device_class, ()) if one.health.is_allocatable and one.name not in held)
+        offered = resource_split(view.devices.get(device_class, ()), tuple(view.devices)).get(resource, ())
+        available = tuple(one.name for one in offered if one.health.is_allocatable and one.name not in held)
         try:
             reply = await self._bus.ask(
                 HINTS,

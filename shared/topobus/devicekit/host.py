@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -20,6 +21,7 @@ from topobus.devicekit.health import forgive, silence
 from topobus.devicekit.hints import hinting_driver, hints_of
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.pci import pci_folder
+from topobus.devicekit.pooling import check_pools, odd_pools, with_pools
 from topobus.devicekit.preparing import Preparer
 from topobus.devicekit.registry import DriverRegistry, load_drivers
 from topobus.devicekit.roster import DriverView, Roster, advance_roster
@@ -46,6 +48,7 @@ async def serve_devices(
 
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
+    check_pools(device_class, settings.pools)
     await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers)).run()
 
 
@@ -272,6 +275,9 @@ class _DeviceHost:
             now=now,
             settings=self._settings.health,
         )
+        pools = self._settings.pools
+        devices = with_pools(roster.devices, pools)
+        roster = replace(roster, devices=devices, warnings=(*roster.warnings, *odd_pools(devices, pools)))
         await self._announcer.recall([one.name for one in (*roster.devices, *roster.removed)])
         # A removal is told first: after a crash in between, the device is still listed and leaves (silently) at the next start.
         for device in roster.removed:

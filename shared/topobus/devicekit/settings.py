@@ -9,6 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from topobus.domain.pools import Pool
 from topobus.runtime.config import ServiceSettings
 from topobus.sysfs.tree import HardwareSettings
 
@@ -54,3 +55,5 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """Which plugins run."""
     health: HealthSettings = HealthSettings()
     """How health moves."""
+    pools: tuple[Pool, ...] = ()
+    """Devices that kubelet is offered under resource names of their own, by selectors; the first pool that matches a device has it. See pools.md."""

@@ -76,6 +76,8 @@ class Device(Struct, frozen=True, kw_only=True):
     capacity: dict[str, int] = {}
     """Amounts in base units (bytes, count)."""
     near_cpus: CpuSet = CpuSet()
+    pool: str = ""
+    """The pool that its device service puts it into, by the operator's selectors; empty: the class's own resource offers it."""
     health: DeviceHealth = HEALTHY
 
 

@@ -99,9 +99,10 @@ class Owner(Struct, frozen=True, kw_only=True):
 
 
 class DeviceRequest(Struct, frozen=True, kw_only=True):
-    """So many devices of one class, or exactly these.
+    """So many devices of one class or of one of its pools (`gpu-h100`), or exactly these of a class.
 
-    `names`, when given, is the very set wanted (a claim's allocation): `count` must equal its length.
+    A class by count means what no pool of it has, as the class's own resource does for kubelet. `names`, when given, is the very set wanted (a claim's
+    allocation): `count` must equal its length.
     """
 
     device_class: str

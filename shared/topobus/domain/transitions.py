@@ -201,9 +201,11 @@ def adopt(
 ) -> Step | Refusal:
     """Write down what kubelet or a claim has decided.
 
-    Among kubelet's own allocations the newer one is right: kubelet hands a device out again only when it is free for it, and the device-plugin API has
-    no "deallocate". So an older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it), but to another DEVICE_PLUGIN
-    owner only: a claim never takes what a container may still be using. Any other live holding refuses, naming it. `is_shared` records without holding.
+    Among kubelet's own allocations of one resource the newer one is right: kubelet hands a device out again only when it is free for it, and the
+    device-plugin API has no "deallocate". So an older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it), but to
+    another DEVICE_PLUGIN owner of the same resource (`name`) only: to kubelet two resources have nothing to do with each other, so a device that was
+    put into another pool while a container has it is no more free than one that a claim wants. Any other live holding refuses, naming it. `is_shared`
+    records without holding.
     """
     found = known(ledger, op_id)
     if found is not None:
@@ -216,7 +218,7 @@ def adopt(
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
     clashes = [one for one in left.values() if meets(one, wanted)]
-    live = [one for one in clashes if not (one.owner.kind is owner.kind is OwnerKind.DEVICE_PLUGIN)]
+    live = [one for one in clashes if not (one.owner.kind is owner.kind is OwnerKind.DEVICE_PLUGIN and one.owner.name == owner.name)]
     if live:
         reasons = tuple(
             Reason(

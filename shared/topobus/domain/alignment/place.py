@@ -5,6 +5,7 @@ same answer, so a decision event replays by calling `place` again.
 
 Containers are planned in kubelet's order (init containers and sidecars, then app containers), each with one merge (scope container) or all with one
 merge of the pod's totals (scope pod); CPUs and devices are taken inside the alignment first, then, where the policy allows it, outside.
+Pools are resources of their own, as they are to kubelet: `resources` says how.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from topobus.domain.alignment.devices import choose_devices
 from topobus.domain.alignment.greedy import Ask, place_greedily
 from topobus.domain.alignment.planner import GaveUp, Steps, search
 from topobus.domain.alignment.refusals import Conflict, explain_conflict
+from topobus.domain.alignment.resources import has_pools, placed_by_class, request_by_resource, view_by_resource
 from topobus.domain.alignment.room import Room
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.domain.alignment.wants import read_wants
@@ -34,7 +36,25 @@ _HINT_STEPS = 200
 
 def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     """Place all containers of a pod, or say why not and what would have to be freed."""
-    outcome = plan(view, request)
+    if not has_pools(view):
+        return _place(view, request)
+    outcome = _place(view_by_resource(view), request_by_resource(view, request))
+    return placed_by_class(view, outcome) if isinstance(outcome, Placement) else outcome
+
+
+def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
+    """Place without looking into what would have to be freed; a Refusal is a fault of the request itself.
+
+    `steps`, when given, is the budget of the search in mode corrected instead of the node's own.
+    """
+    if not has_pools(view):
+        return _plan(view, request, steps)
+    outcome = _plan(view_by_resource(view), request_by_resource(view, request), steps)
+    return placed_by_class(view, outcome) if isinstance(outcome, Placement) else outcome
+
+
+def _place(view: NodeView, request: PodRequest) -> Placement | Refusal:
+    outcome = _plan(view, request)
     if isinstance(outcome, Placement | Refusal):
         return outcome
     is_corrected = view.options.mode is PlanMode.CORRECTED
@@ -46,7 +66,7 @@ def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
         view,
         request,
         outcome if isinstance(outcome, Conflict) else outcome.conflict,
-        lambda other: isinstance(plan(other, request, spare), Placement),
+        lambda other: isinstance(_plan(other, request, spare), Placement),
     )
     if isinstance(outcome, GaveUp):
         return structs.replace(refusal, reasons=(outcome.reason,))
@@ -56,11 +76,7 @@ def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     return refusal
 
 
-def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
-    """Place without looking into what would have to be freed; a Refusal is a fault of the request itself.
-
-    `steps`, when given, is the budget of the search in mode corrected instead of the node's own.
-    """
+def _plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
     wants = read_wants(request)
     if isinstance(wants, Refusal):
         return wants
@@ -90,7 +106,7 @@ def _would_fit_otherwise(view: NodeView, request: PodRequest) -> bool:
     if len(request.containers) < 2:
         return False
     corrected = structs.replace(view, options=structs.replace(view.options, mode=PlanMode.CORRECTED))
-    return isinstance(plan(corrected, request, Steps(min(_HINT_STEPS, view.options.search_steps))), Placement)
+    return isinstance(_plan(corrected, request, Steps(min(_HINT_STEPS, view.options.search_steps))), Placement)
 
 
 def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:

@@ -1,0 +1,45 @@
+"""Devices of a class put into their pools, for the inventory.
+
+Flows in: devices, the operator's pools. Flows out: the same devices with their pool, and what is odd about the pools here. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from topobus.domain.device import Device
+from topobus.domain.errors import ConfigError
+from topobus.domain.pools import Pool, fault_of_pools, pool_of
+
+__all__ = ["check_pools", "odd_pools", "with_pools"]
+
+
+def check_pools(device_class: str, pools: Sequence[Pool]) -> None:
+    """Refuse pools that cannot stand beside each other.
+
+    Errors: raises ConfigError that names the pool.
+    """
+    fault = fault_of_pools(device_class, pools)
+    if fault:
+        raise ConfigError(f"{device_class}: pools: {fault}", next_step="docs/reference/pools.md has the rules", key="pools")
+
+
+def with_pools(devices: Sequence[Device], pools: Sequence[Pool]) -> tuple[Device, ...]:
+    """Put each device into the first pool that takes it, or into none."""
+    named = ((one, pool_of(one, pools)) for one in devices)
+    return tuple(one if one.pool == pool else msgspec.structs.replace(one, pool=pool) for one, pool in named)
+
+
+def odd_pools(devices: Sequence[Device], pools: Sequence[Pool]) -> tuple[str, ...]:
+    """Tell of pools that have nothing on this node though it has devices of the class; on another kind of node that is as it should be."""
+    odd: list[str] = []
+    for one in pools if devices else ():
+        taken = [device for device in devices if one.takes(device)]
+        if not taken:
+            odd.append(f"pool {one.name}: none of the {len(devices)} devices matches")
+        elif not any(device.pool == one.name for device in taken):
+            others = ", ".join(sorted({device.pool for device in taken}))
+            odd.append(f"pool {one.name}: earlier pools ({others}) have all {len(taken)} devices that match")
+    return tuple(odd)

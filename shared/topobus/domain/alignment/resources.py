@@ -1,0 +1,95 @@
+"""Pools while a pod is being planned: each resource is planned like a class of its own, as kubelet plans resources.
+
+Flows in: a view and a request by class. Flows out: the same by resource (`gpu-h100` beside `gpu`), and an answer turned back: who holds what is kept by
+class, for a device's name is unique in its class. A count asks a resource; names ask the class, for a claim may take any of its devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from topobus.domain.device import Device
+from topobus.domain.outcome import ContainerPlacement, Placement
+from topobus.domain.pools import resource_split
+from topobus.domain.request import ContainerRequest, DeviceRequest, PodRequest
+from topobus.domain.view import NodeView
+
+__all__ = ["class_of_resource", "has_pools", "placed_by_class", "request_by_resource", "view_by_resource"]
+
+
+def has_pools(view: NodeView) -> bool:
+    """Say whether any device is in a pool; without one a view by resource is the view by class."""
+    return any(one.pool for devices in view.devices.values() for one in devices)
+
+
+def class_of_resource(view: NodeView, resource: str) -> str:
+    """Name the class of a resource (without the prefix); the same text when it is a class, or nothing on this node."""
+    if resource in view.devices:
+        return resource
+    return next((name for name, devices in view.devices.items() if any(one.pool == resource for one in devices)), resource)
+
+
+def view_by_resource(view: NodeView) -> NodeView:
+    """The same node with each pool as a class of its own; a class keeps its name for what no pool has."""
+    devices: dict[str, tuple[Device, ...]] = {}
+    held: dict[str, dict[str, str]] = {name: dict(owners) for name, owners in view.held_devices.items()}
+    unheard = dict(view.unheard_classes)
+    for device_class, all_of_it in view.devices.items():
+        split = resource_split(all_of_it, tuple(view.devices))
+        devices[device_class] = split.pop(device_class, ())
+        for resource, mine in split.items():
+            devices[resource] = mine
+            if device_class in unheard:
+                unheard[resource] = unheard[device_class]
+            for one in mine:
+                owner = held.get(device_class, {}).pop(one.name, None)
+                if owner is not None:
+                    held.setdefault(resource, {})[one.name] = owner
+    return structs.replace(
+        view,
+        devices=dict(sorted(devices.items())),
+        held_devices={name: owners for name, owners in sorted(held.items()) if owners},
+        unheard_classes=dict(sorted(unheard.items())),
+    )
+
+
+def request_by_resource(view: NodeView, request: PodRequest) -> PodRequest:
+    """The same wishes with names sorted by the resource that has them. `view` is the one by class."""
+    places = {
+        (device_class, one.name): resource
+        for device_class, devices in view.devices.items()
+        for resource, mine in resource_split(devices, tuple(view.devices)).items()
+        for one in mine
+    }
+    return structs.replace(request, containers=tuple(_container(one, places) for one in request.containers))
+
+
+def placed_by_class(view: NodeView, placement: Placement) -> Placement:
+    """The same placement with devices by class. `view` is the one by class."""
+    return structs.replace(placement, containers=tuple(_placed(one, view) for one in placement.containers))
+
+
+def _container(one: ContainerRequest, places: Mapping[tuple[str, str], str]) -> ContainerRequest:
+    return structs.replace(one, devices=tuple(part for wish in one.devices for part in _parts(wish, places)))
+
+
+def _parts(wish: DeviceRequest, places: Mapping[tuple[str, str], str]) -> tuple[DeviceRequest, ...]:
+    if not wish.names or wish.count != len(wish.names):
+        # Also what is wrong with it: that is told in the words of the request.
+        return (wish,)
+    by_resource: dict[str, list[str]] = {}
+    for name in wish.names:
+        by_resource.setdefault(places.get((wish.device_class, name), wish.device_class), []).append(name)
+    return tuple(
+        structs.replace(wish, device_class=resource, count=len(names), names=tuple(names))
+        for resource, names in sorted(by_resource.items())
+    )
+
+
+def _placed(one: ContainerPlacement, view: NodeView) -> ContainerPlacement:
+    devices: dict[str, set[str]] = {}
+    for resource, names in one.devices.items():
+        devices.setdefault(class_of_resource(view, resource), set()).update(names)
+    return structs.replace(one, devices={name: tuple(sorted(names)) for name, names in sorted(devices.items())})
