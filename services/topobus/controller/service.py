@@ -86,7 +86,7 @@ class _Controller:
 
     async def _on_machine(self, change: Change[Machine]) -> None:
         if change.kind is ChangeKind.RESET:
-            self._world.machines.clear()
+            self._world.forget_machines()
         elif change.kind is ChangeKind.DELETE:
             self._world.drop_machine(change.parts["node"])
         elif change.value is not None:
@@ -103,7 +103,7 @@ class _Controller:
 
     async def _on_ledger(self, change: Change[Ledger]) -> None:
         if change.kind is ChangeKind.RESET:
-            self._world.ledgers.clear()
+            self._world.forget_ledgers()
         elif change.kind is ChangeKind.DELETE:
             self._world.drop_ledger(change.parts["node"])
         elif change.value is not None:

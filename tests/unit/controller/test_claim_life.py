@@ -10,7 +10,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core import claims
 from topobus.controller.core.claims import Attempt
 from topobus.controller.core.holdings import ClaimHoldings
-from topobus.controller.core.values import DeviceId
+from topobus.controller.core.values import DeviceId, PoolId
 from topobus.domain.errors import ContractError
 from topobus.domain.quantity import Quantity
 from topobus.domain.request import DeviceRequest, Policy
@@ -73,12 +73,13 @@ def test_holdings_count_attempts_but_not_admin_access() -> None:
     """An attempt counts as holding already; admin access holds nothing; what a claim lets go is told."""
     holdings = ClaimHoldings()
 
-    assert holdings.put("k", claims.with_attempt(CLAIM, ATTEMPT)) == frozenset()
+    taken = {PoolId(one.driver, "n1") for one in ALLOCATION.devices.results if not one.admin_access}
+    assert holdings.put("k", claims.with_attempt(CLAIM, ATTEMPT)) == (taken, frozenset())
     assert sorted(one.device for one in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
     assert holdings.holders(["n2"], except_uids=()) == {}
     assert holdings.holders(["n1"], except_uids=("u-1",)) == {}
-    assert holdings.put("k", claims.with_allocation(CLAIM, ALLOCATION, now="t")) == frozenset()
-    assert holdings.put("k", None) == {"n1"}
+    assert holdings.put("k", claims.with_allocation(CLAIM, ALLOCATION, now="t")) == (frozenset(), frozenset())
+    assert holdings.put("k", None) == (taken, taken)
     assert holdings.holders(["n1"], except_uids=()) == {}
 
 

@@ -8,14 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import allocation_of, owner_of
-from topobus.controller.core.values import DeviceId
+from topobus.controller.core.values import DeviceId, PoolId
 from topobus.domain.errors import ContractError
 from topobus.domain.quantity import Quantity
 
-__all__ = ["ClaimHoldings"]
+__all__ = ["ClaimHoldings", "Shift"]
+
+
+class Shift(NamedTuple):
+    """What a change of a claim changed."""
+
+    touched: frozenset[PoolId] = frozenset()
+    """Pools in which something is taken or free now that was not."""
+    freed: frozenset[PoolId] = frozenset()
+    """Those in which something is free now that was not."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +49,12 @@ class ClaimHoldings:
     _claims: dict[Hashable, _Held] = field(default_factory=dict)
     _by_pool: dict[str, set[Hashable]] = field(default_factory=dict)
 
-    def put(self, key: Hashable, claim: ApiObject | None) -> frozenset[str]:
-        """Take in a claim, or None for one that is gone; gives the pools in which something is free now that was not.
+    def holds(self, key: Hashable) -> bool:
+        """Say whether a claim holds anything."""
+        return key in self._claims
+
+    def put(self, key: Hashable, claim: ApiObject | None) -> Shift:
+        """Take in a claim, or None for one that is gone; gives the pools that this changes.
 
         A claim that nobody can read holds nothing here: what it has stands in the ledger.
         """
@@ -52,9 +66,11 @@ class ClaimHoldings:
             self._claims[key] = after
             for pool in after.pools:
                 self._by_pool.setdefault(pool, set()).add(key)
-        freed = before.devices - after.devices
-        given_back = set(before.shares) - set(after.shares)
-        return frozenset(one.pool for one in (*freed, *(device for device, _ in given_back)))
+        shared, still_shared = set(before.shares), set(after.shares)
+        freed = [*(before.devices - after.devices), *(device for device, _ in shared - still_shared)]
+        taken = [*(after.devices - before.devices), *(device for device, _ in still_shared - shared)]
+        gave = frozenset([PoolId(one.driver, one.pool) for one in freed])
+        return Shift(gave | frozenset([PoolId(one.driver, one.pool) for one in taken]), gave)
 
     def holders(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, str]:
         """Say who holds devices of these pools, some claims left out."""

@@ -15,18 +15,16 @@ from topobus.contracts.kubernetes.resource import CelSelector, ClaimSpec, Device
 from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import allocation_of, owner_of
-from topobus.controller.core.holdings import ClaimHoldings
-from topobus.controller.core.inventory import holders_from_ledger, slices_from_inventory
+from topobus.controller.core.inventory import slices_from_inventory
 from topobus.controller.core.pods import claim_names
-from topobus.controller.core.pools import Pool, gather_pools
-from topobus.controller.core.values import ALL_GATES, AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, Usage
+from topobus.controller.core.supply import Supply, node_of
+from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Slice
 from topobus.domain.alignment.view import node_view
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
-from topobus.domain.request import Owner
 from topobus.domain.view import AlignmentOptions, NodeView
 
 __all__ = ["ObjectKey", "Stored", "World"]
@@ -48,91 +46,107 @@ class Stored(NamedTuple):
 
 
 class World:
-    """All copies. `supply` grows with every change that may let a waiting claim fit."""
+    """All copies; what is free where is its `stock`. `class_epoch` grows with every change of the classes."""
 
     def __init__(self) -> None:
         self.machines: dict[str, Machine] = {}
         self.inventories: dict[tuple[str, str], Inventory] = {}
         self.ledgers: dict[str, Ledger] = {}
         self.objects: dict[ObjectKey, Stored] = {}
-        self.supply = 0
-        self._slices: dict[str, dict[str, tuple[Slice, ...]]] = {}
+        self.stock = Supply()
+        self.class_epoch = 0
         self._classes: dict[str, DeviceClassSpec] = {}
-        self._foreign: dict[ObjectKey, Slice] = {}
-        self._held = ClaimHoldings()
-        self._pools: dict[str, tuple[Pool, ...]] = {}
+        self._built_in: dict[str, DeviceClassSpec] = {}
+        self._inventories_of: dict[str, dict[str, Inventory]] = {}
+        self._nodes: tuple[str, ...] | None = None
+        self._open_claims: dict[ObjectKey, Stored] = {}
         self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
         self._users: dict[tuple[str, str], set[ObjectKey]] = {}
-        self._built_in: dict[str, DeviceClassSpec] = {}
-        self._in_ledgers: dict[str, dict[DeviceId, Owner]] = {}
-        self._freedom: dict[str, int] = {}
-        self._freedom_everywhere = 0
+
+    @property
+    def supply(self) -> int:
+        """A count that grows with every change that may let a waiting claim fit."""
+        return self.stock.count
+
+    def freedom_of(self, node: str) -> Hashable:
+        """Tell states of a node apart between which something may have become free; while it is the same, what did not fit does not fit."""
+        return self.stock.freedom_of(node)
 
     def put_machine(self, machine: Machine) -> None:
         """Take in a machine."""
         if machine.node not in self.machines:
-            self._free(machine.node)
+            self._nodes = None
+            self.stock.free(machine.node)
         self.machines[machine.node] = machine
 
     def drop_machine(self, node: str) -> None:
         """Forget a machine."""
+        self._nodes = None
         self.machines.pop(node, None)
+
+    def forget_machines(self) -> None:
+        """Forget all machines: the store was lost, a new snapshot follows."""
+        self._nodes = None
+        self.machines.clear()
 
     def put_inventory(self, inventory: Inventory) -> None:
         """Take in an inventory."""
-        key = (inventory.node, inventory.device_class)
-        self.inventories[key] = inventory
-        self._slices.setdefault(inventory.node, {})[inventory.device_class] = slices_from_inventory(inventory)
-        self._pools.pop(inventory.node, None)
-        self._in_ledgers.pop(inventory.node, None)
-        self._built_in = _built_in_classes(device_class for _, device_class in self.inventories)
-        self._free(inventory.node)
+        node, device_class = inventory.node, inventory.device_class
+        if node not in self._inventories_of:
+            self._nodes = None
+        self.inventories[node, device_class] = inventory
+        self._inventories_of.setdefault(node, {})[device_class] = inventory
+        if device_class == "cpu":
+            self.stock.put_cpus(node, inventory.devices)
+        self.stock.put_slices((0, (node, device_class)), slices_from_inventory(inventory))
+        name = driver_name(device_class)
+        if name not in self._built_in:
+            self._built_in[name] = _built_in_class(name)
+            self.class_epoch += 1
 
     def drop_inventory(self, node: str, device_class: str) -> None:
         """Forget an inventory."""
         self.inventories.pop((node, device_class), None)
-        self._slices.get(node, {}).pop(device_class, None)
-        self._pools.pop(node, None)
+        self._inventories_of.get(node, {}).pop(device_class, None)
+        if not self._inventories_of.get(node, True):
+            del self._inventories_of[node]
+        self._nodes = None
+        if device_class == "cpu":
+            self.stock.put_cpus(node, ())
+        self.stock.put_slices((0, (node, device_class)), ())
+        name = driver_name(device_class)
+        if name in self._built_in and not any(one == device_class for _, one in self.inventories):
+            del self._built_in[name]
+            self.class_epoch += 1
 
     def put_ledger(self, ledger: Ledger) -> None:
         """Take in a ledger."""
-        before = self.ledgers.get(ledger.node)
         self.ledgers[ledger.node] = ledger
-        self._in_ledgers.pop(ledger.node, None)
-        if before is None or not _held_in(before) <= _held_in(ledger):
-            self._free(ledger.node)
+        self.stock.put_ledger(ledger.node, ledger)
 
     def drop_ledger(self, node: str) -> None:
         """Forget a ledger."""
         self.ledgers.pop(node, None)
-        self._in_ledgers.pop(node, None)
-        self._free(node)
+        self.stock.put_ledger(node, None)
 
-    def freedom_of(self, node: str) -> Hashable:
-        """Tell states of a node apart between which something may have become free; while it is the same, what did not fit does not fit."""
-        return self._freedom.get(node, 0), self._freedom_everywhere
-
-    def _free(self, node: str | None) -> None:
-        """Note that something may be free now: on one node, or on all."""
-        self.supply += 1
-        if node is None:
-            self._freedom_everywhere += 1
-        else:
-            self._freedom[node] = self._freedom.get(node, 0) + 1
+    def forget_ledgers(self) -> None:
+        """Forget all ledgers: the store was lost, a new snapshot follows."""
+        for node in tuple(self.ledgers):
+            self.drop_ledger(node)
 
     def put_object(self, key: ObjectKey, stored: Stored) -> None:
         """Take in an object.
 
         Errors: raises ContractError for a class or slice that nobody can read; it counts as absent then.
         """
-        self._classes.pop(key.name if key.kind == "deviceclass" else "", None)
-        self._foreign.pop(key, None)
+        self._forget_kind(key)
         self.objects[key] = stored
-        if key.kind in ("deviceclass", "resourceslice"):
-            self._free(None)
-            self._pools.clear()
-        elif key.kind == "resourceclaim":
-            self._let_go(self._held.put(key, stored.value))
+        if key.kind == "resourceclaim":
+            self.stock.put_claim(key, stored.value)
+            if not stored.value.status.get("allocation") or metadata_of(stored.value).deletion_timestamp:
+                self._open_claims[key] = stored
+            else:
+                self._open_claims.pop(key, None)
         elif key.kind == "pod":
             self._put_pod(key, stored.value)
         where = name_of(stored.value)
@@ -144,12 +158,16 @@ class World:
             spec = read_as(stored.value.spec, SliceSpec, where=where)
             # One wrong amount in a slice would end every search that meets it.
             _refuse(limits.check_slice(spec), where)
-            self._foreign[key] = Slice(key.name, spec)
+            self.stock.put_slices((1, key), (Slice(key.name, spec),))
 
-    def _let_go(self, pools: frozenset[str]) -> None:
-        """Note in which pools claims let something go; a pool that is not a node's is everybody's."""
-        for pool in pools:
-            self._free(pool if pool in self._slices else None)
+    def _forget_kind(self, key: ObjectKey) -> None:
+        """Forget what was made of a class or slice."""
+        if key.kind == "deviceclass":
+            self._classes.pop(key.name, None)
+            self.class_epoch += 1
+            self.stock.free(None)
+        elif key.kind == "resourceslice":
+            self.stock.put_slices((1, key), ())
 
     def _put_pod(self, key: ObjectKey, pod: ApiObject | None) -> None:
         """Remember which claims a pod uses."""
@@ -162,13 +180,10 @@ class World:
 
     def drop_object(self, key: ObjectKey) -> Stored | None:
         """Forget an object; gives what was known of it."""
-        self._classes.pop(key.name if key.kind == "deviceclass" else "", None)
-        self._foreign.pop(key, None)
-        if key.kind in ("deviceclass", "resourceslice"):
-            self._free(None)
-            self._pools.clear()
-        elif key.kind == "resourceclaim":
-            self._let_go(self._held.put(key, None))
+        self._forget_kind(key)
+        if key.kind == "resourceclaim":
+            self.stock.put_claim(key, None)
+            self._open_claims.pop(key, None)
         elif key.kind == "pod":
             self._put_pod(key, None)
         return self.objects.pop(key, None)
@@ -180,18 +195,20 @@ class World:
 
     def claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims, oldest first."""
-        found = [(key, stored) for key, stored in self.objects.items() if key.kind == "resourceclaim"]
-        return tuple(sorted(found, key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])))
+        return _by_age((key, stored) for key, stored in self.objects.items() if key.kind == "resourceclaim")
+
+    def open_claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
+        """List the claims with which something is to be done, oldest first: those that are not allocated, and those that are to be deleted."""
+        return _by_age(self._open_claims.items())
 
     def nodes_for(self, claim: ApiObject) -> tuple[str, ...]:
         """List the nodes to try, in order.
 
         The one where the claim holds devices already, else the one it names, else that of other claims of its pod, else all by name.
         """
-        key = owner_of(claim).key
-        holding = sorted(node for node, ledger in self.ledgers.items() if key in ledger.allocations)
+        holding = self.stock.nodes_holding(owner_of(claim).key)
         if holding:
-            return tuple(holding)
+            return holding
         named = metadata_of(claim).annotations.get(NODE_ANNOTATION) or self._node_of_mates(claim)
         return (named,) if named else self.nodes()
 
@@ -228,19 +245,20 @@ class World:
 
     def nodes(self) -> tuple[str, ...]:
         """List all nodes that published a machine or an inventory, by name."""
-        return tuple(sorted(self.machines.keys() | {node for node, _ in self.inventories}))
+        if self._nodes is None:
+            self._nodes = tuple(sorted(self.machines.keys() | self._inventories_of.keys()))
+        return self._nodes
 
     def view_of(self, node: str) -> NodeView | None:
         """Show a node as a plan sees it; None when it has published no machine. Its settings are its own to apply: these are the defaults."""
         machine = self.machines.get(node)
         if machine is None:
             return None
-        inventories = {device_class: one for (there, device_class), one in self.inventories.items() if there == node}
-        return node_view(machine, inventories, self.ledgers.get(node), AlignmentOptions(), CpuSet())
+        return node_view(machine, self._inventories_of.get(node, {}), self.ledgers.get(node), AlignmentOptions(), CpuSet())
 
     def devices_of(self, node: str) -> tuple[DeviceId, ...]:
         """List the devices that a node publishes itself."""
-        return tuple(one.id for pool in self._pools_of(node) if pool.id.pool == node for one in pool.candidates)
+        return tuple(one.id for pool in self.stock.table_of(node).pools if pool.id.pool == node for one in pool.candidates)
 
     def cpu_devices(self, node: str) -> tuple[Device, ...]:
         """List a node's CPUs as devices."""
@@ -260,73 +278,35 @@ class World:
         Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get now, and why.
         """
         owners = [owner_of(claim) for claim, _ in wanted]
-        pools = self._pools_of(node)
-        names = {one.id.pool for one in pools}
-        in_ledger, own = self._in_ledger(node, owners)
-        uids = frozenset(one.uid for one in owners)
-        others = (one.id for pool in pools if pool.id.pool == node for one in pool.candidates if one.id not in own) if own else ()
         return AllocationInput(
-            node=_node(node),
+            node=node_of(node),
             claims=tuple(
                 ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
                 for owner, (_, spec) in zip(owners, wanted, strict=True)
             ),
-            classes=self._built_in | self._classes,
-            pools=pools,
-            usage=Usage(
-                self._held.holders(names, except_uids=uids) | in_ledger,
-                self._held.consumed(names, except_uids=uids),
-                dict.fromkeys(others, f"{owners[0]} holds other devices here already") | dict(excluded or {}),
-            ),
+            classes=self.classes,
+            pools=self.stock.table_of(node).pools,
+            usage=self.stock.usage_for(node, owners, excluded or {}),
             mode=mode,
         )
 
+    @property
+    def classes(self) -> dict[str, DeviceClassSpec]:
+        """All classes: one for each driver of ours, and those stored, which win."""
+        return self._built_in | self._classes
+
     def holds_devices(self, claim: ApiObject) -> bool:
         """Say whether a ledger shows devices of the claim, whatever its status says."""
-        key = owner_of(claim).key
-        return any(key in ledger.allocations for ledger in self.ledgers.values())
-
-    def _pools_of(self, node: str) -> tuple[Pool, ...]:
-        """Gather a node's pools, once until a slice changes."""
-        known = self._pools.get(node)
-        if known is None:
-            slices = [one for _, found in sorted(self._slices.get(node, {}).items()) for one in found]
-            slices.extend(self._foreign[key] for key in sorted(self._foreign))
-            known = self._pools[node] = gather_pools(slices, _node(node), ALL_GATES)
-        return known
-
-    def _in_ledger(self, node: str, owners: Sequence[Owner]) -> tuple[dict[DeviceId, str], frozenset[DeviceId]]:
-        """Say what a node's ledger holds for others, and what it holds for the claims themselves.
-
-        A claim that holds devices already (a crash came between ledger and status) is to get those or none.
-        """
-        held = self._in_ledgers.get(node)
-        if held is None:
-            ledger = self.ledgers.get(node)
-            held = self._in_ledgers[node] = holders_from_ledger(ledger, self.cpu_devices(node)) if ledger is not None else {}
-        own = frozenset(one for one, holder in held.items() if holder in owners)
-        return {one: str(holder) for one, holder in held.items() if one not in own}, own
+        return bool(self.stock.nodes_holding(owner_of(claim).key))
 
 
-def _built_in_classes(device_classes: Iterable[str]) -> dict[str, DeviceClassSpec]:
-    """Offer one class for each driver of ours, named like it; a stored DeviceClass of the same name wins."""
-    drivers = sorted({driver_name(device_class) for device_class in set(device_classes)})
-    return {name: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{name}"')),)) for name in drivers}
+def _built_in_class(driver: str) -> DeviceClassSpec:
+    """Make the class of one driver of ours, named like it."""
+    return DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}"')),))
 
 
-def _held_in(ledger: Ledger) -> set[tuple[str, str, str]]:
-    """List what a ledger holds, with the holder."""
-    return {
-        (key, device_class, device)
-        for key, allocation in ledger.allocations.items()
-        for holding in allocation.holdings
-        for device_class, devices in (*holding.devices.items(), ("cpu", tuple(str(cpu) for cpu in holding.cpus)))
-        for device in devices
-    }
-
-
-def _node(name: str) -> Node:
-    return Node(name, {"kubernetes.io/hostname": name})
+def _by_age(found: Iterable[tuple[ObjectKey, Stored]]) -> tuple[tuple[ObjectKey, Stored], ...]:
+    return tuple(sorted(found, key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])))
 
 
 def _refuse(problems: list[Problem], where: str) -> None:
