@@ -122,7 +122,7 @@ def entries(rig: Rig) -> tuple[ClaimEntry, ...]:
 
 def check_files(rig: Rig, at: str) -> None:
     """Promise: a start leaves one CDI file for each prepared claim, no other, and no half-written file anywhere."""
-    wanted = {file_name(CDI_VENDOR, one.device_class, one.uid) for one in entries(rig) if one.is_prepared}
+    wanted = {file_name(CDI_VENDOR, one.device_class, one.uid) for one in entries(rig) if one.is_running}
     found = {one.name for one in rig.cdi_dir.iterdir()} if rig.cdi_dir.is_dir() else set()
     assert found == wanted, at
     state = Path(rig.settings.checkpoint_path)

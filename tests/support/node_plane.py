@@ -143,6 +143,7 @@ class NodePlane:
                 owner=request.owner,
                 devices=request.devices,
                 decision_id=f"d-{request.op_id}",
+                shared=request.shared,
                 is_shared=request.is_shared,
                 is_prepared=request.is_prepared,
             )

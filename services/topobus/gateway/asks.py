@@ -6,6 +6,7 @@ Operation ids are the caller's: the same on a retry, so that asking again gives 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from topobus.contracts.catalogue import ADOPT, PREFER, PREPARE, RELEASE, UNPREPARE
@@ -54,10 +55,19 @@ class NodeAsks:
         return chosen
 
     async def adopt(
-        self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, is_shared: bool = False, is_prepared: bool = False
+        self,
+        op_id: str,
+        owner: Owner,
+        devices: Mapping[str, tuple[str, ...]],
+        *,
+        shared: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+        is_shared: bool = False,
+        is_prepared: bool = False,
     ) -> Adopted | Refusal:
-        """Write into the ledger what has been decided elsewhere."""
-        request = AdoptRequest(op_id=op_id, owner=owner, devices=dict(devices), is_shared=is_shared, is_prepared=is_prepared)
+        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share."""
+        request = AdoptRequest(
+            op_id=op_id, owner=owner, devices=dict(devices), shared=dict(shared), is_shared=is_shared, is_prepared=is_prepared
+        )
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.result
 
@@ -73,10 +83,26 @@ class NodeAsks:
         return reply.refusal
 
     async def prepare(
-        self, op_id: str, owner: Owner, device_class: str, names: Sequence[str], config: Sequence[dict[str, Any]] = ()
+        self,
+        op_id: str,
+        owner: Owner,
+        device_class: str,
+        names: Sequence[str],
+        config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
+        looked_at: Sequence[str] = (),
     ) -> Prepared | Refusal:
-        """Have devices made ready."""
-        request = PrepareRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)), config=tuple(config))
+        """Have devices made ready, each with its configuration; `looked_at` are those of admin access."""
+        given = [config.get(name, ()) for name in names]
+        # The same for all is said once, which device services of before know, too.
+        is_alike = all(one == given[0] for one in given)
+        request = PrepareRequest(
+            op_id=op_id,
+            owner=owner,
+            devices=tuple(sorted(names)),
+            config=given[0] if given and is_alike else (),
+            device_config={} if is_alike else dict(zip(names, given, strict=True)),
+            looked_at=tuple(sorted(looked_at)),
+        )
         reply = await self._bus.ask(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
         return reply.result
 

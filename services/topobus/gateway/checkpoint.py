@@ -34,8 +34,15 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     devices: tuple[AllocatedDevice, ...] = ()
     is_prepared: bool = False
     """False: begun. A retry goes on with the same attempt; an unprepare undoes what may have happened."""
+    is_undoing: bool = False
+    """True: begun to be undone. Whoever asks for it again gets it only after it was undone, and as another attempt."""
     cdi: CdiSpec | None = None
     """The CDI file's content, to write it again after a reboot; None when nothing is to be edited."""
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether containers may have its devices, with nothing half done."""
+        return self.is_prepared and not self.is_undoing
 
     @property
     def key(self) -> str:

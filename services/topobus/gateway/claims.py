@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -55,6 +55,7 @@ class PreparedDevice(Struct, frozen=True, kw_only=True):
     pool: str
     device: str
     cdi_devices: tuple[str, ...]
+    share_id: str = ""
 
 
 class ClaimReader(Protocol):
@@ -118,13 +119,14 @@ class ClaimPreparer:
         self._deadlines = deadlines
         self._settler = settler
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._undone: set[str] = set()
 
     async def restore(self) -> None:
         """Write CDI files that a reboot removed, and remove those that no claim stands behind. Runs before kubelet is served.
 
         Errors: raises ConfigError when the folder cannot be written.
         """
-        wanted = {_file(entry): render(entry.cdi) for entry in self._checkpoint.entries() if entry.is_prepared and entry.cdi is not None}
+        wanted = {_file(entry): render(entry.cdi) for entry in self._checkpoint.entries() if entry.is_running and entry.cdi is not None}
         await asyncio.to_thread(self._checkpoint.sweep)
         try:
             written, orphans = await asyncio.to_thread(_restore_files, self._cdi_dir, wanted)
@@ -183,7 +185,7 @@ class ClaimPreparer:
 
     async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
         entry = self._checkpoint.get(claim.uid, device_class)
-        if entry is not None and entry.is_prepared:
+        if entry is not None and entry.is_running:
             await self._write_cdi(entry, only_missing=True)
             return _answer(entry)
         found = allocation_of(
@@ -196,10 +198,11 @@ class ClaimPreparer:
         )
         if isinstance(found, Refusal):
             raise _ClaimFailed(_text(found))
-        if entry is not None and entry.devices != found.devices:
-            # Allocated anew between two tries: what was begun with the former devices is undone, and this is another operation.
+        if entry is not None and (entry.devices != found.devices or entry.is_undoing):
+            # Allocated anew between two tries, or half undone: what was begun is undone to its end, and this is another operation.
             await self._unprepare(device_class, claim)
             entry = None
+        self._check_rivals(claim, device_class, found)
         if entry is None:
             entry = ClaimEntry(
                 namespace=claim.namespace, name=claim.name, uid=claim.uid, device_class=device_class, attempt=uuid.uuid4().hex
@@ -207,20 +210,34 @@ class ClaimPreparer:
         entry = msgspec.structs.replace(entry, devices=found.devices)
         await self._checkpoint.put(entry)
         entry = await self._adopt(entry, claim, found)
-        names = tuple(sorted({one.device for one in found.devices}))
-        prepared = await self._asks.prepare(f"{entry.attempt}-prepare", claim.owner, device_class, names, found.config)
+        looked_at = [one.device for one in found.devices if one.is_shared]
+        async with self._alone_with(device_class, found.names):
+            prepared = await self._asks.prepare(
+                f"{entry.attempt}-prepare", claim.owner, device_class, found.names, found.config, sorted(set(looked_at))
+            )
         if isinstance(prepared, Refusal):
             raise _ClaimFailed(_text(prepared))
-        missing = sorted(set(names) - prepared.edits.keys())
+        missing = sorted(set(found.names) - prepared.edits.keys())
         if missing:
             raise _ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
         entry = msgspec.structs.replace(entry, is_prepared=True, cdi=cdi_spec(claim.uid, device_class, prepared))
         await self._write_cdi(entry)
         await self._checkpoint.put(entry)
-        get_logger().info(
-            "claim.prepared", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", device_class=device_class, devices=list(names)
-        )
+        where = f"{claim.namespace}/{claim.name}"
+        get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(found.names))
         return _answer(entry)
+
+    def _check_rivals(self, claim: ClaimKey, device_class: str, found: ClaimAllocation) -> None:
+        """Refuse what another claim is prepared with, whatever the ledger says: this file is what containers run on."""
+        whole = {one.device for one in found.devices if not one.is_shared and not one.share_id}
+        shared = {one.device for one in found.devices if not one.is_shared and one.share_id}
+        for entry in self._checkpoint.entries():
+            if entry.uid == claim.uid or entry.device_class != device_class or not entry.is_prepared:
+                continue
+            theirs = [one for one in entry.devices if not one.is_shared]
+            clash = {one.device for one in theirs if one.device in whole or (one.device in shared and not one.share_id)}
+            if clash:
+                raise _ClaimFailed(f"claim {entry.namespace}/{entry.name} holds {', '.join(sorted(clash))}: it is prepared on this node")
 
     async def _adopt(self, entry: ClaimEntry, claim: ClaimKey, found: ClaimAllocation) -> ClaimEntry:
         """Tell the ledger; refused, look once whether the holder is a claim that is over. The entry says which attempt it was."""
@@ -246,7 +263,8 @@ class ClaimPreparer:
         for is_shared, op_id, devices in ((True, f"{entry.attempt}-adopt-shared", shared), (False, f"{entry.attempt}-adopt", found.held)):
             if not devices:
                 continue
-            adopted = await self._asks.adopt(op_id, claim.owner, devices, is_shared=is_shared, is_prepared=not is_shared)
+            by_share = {} if is_shared else found.by_share
+            adopted = await self._asks.adopt(op_id, claim.owner, devices, shared=by_share, is_shared=is_shared, is_prepared=not is_shared)
             if isinstance(adopted, Refusal):
                 return adopted
             for device_class, names in devices.items() if not is_shared else ():
@@ -257,19 +275,40 @@ class ClaimPreparer:
         entry = self._checkpoint.get(claim.uid, device_class)
         if entry is None:
             return
-        names = tuple(sorted({one.device for one in entry.devices}))
-        refusal = await self._asks.unprepare(f"{entry.attempt}-unprepare", claim.owner, device_class, names)
-        if refusal is not None:
-            raise _ClaimFailed(_text(refusal))
+        if not entry.is_undoing:
+            # From here on nobody may be told that it is prepared, should we not come to the end.
+            entry = msgspec.structs.replace(entry, is_undoing=True)
+            await self._checkpoint.put(entry)
+        names = await self._undo_devices(entry, claim)
         await asyncio.to_thread(delete, self._cdi_dir, _file(entry))
         if not any(one.uid == claim.uid and one.device_class != device_class for one in self._checkpoint.entries()):
             await self._let_go(entry.attempt, claim)
         if self._settler is not None:
             self._settler.leave(claim.owner)
         await self._checkpoint.remove(claim.uid, device_class)
-        get_logger().info(
-            "claim.unprepared", claim_uid=claim.uid, claim=f"{entry.namespace}/{entry.name}", device_class=device_class, devices=list(names)
-        )
+        self._undone.discard(entry.key)
+        where = f"{entry.namespace}/{entry.name}"
+        get_logger().info("claim.unprepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(names))
+
+    async def _undo_devices(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
+        """Have the device service undo what nobody else uses: a share, or admin access, ends without a word to the device while others go on."""
+        names = tuple(sorted({one.device for one in entry.devices}))
+        async with self._alone_with(entry.device_class, names):
+            used = self._used_by_others(entry)
+            names = tuple(name for name in names if name not in used)
+            if names:
+                refusal = await self._asks.unprepare(f"{entry.attempt}-unprepare", claim.owner, entry.device_class, names)
+                if refusal is not None:
+                    raise _ClaimFailed(_text(refusal))
+            self._undone.add(entry.key)
+        return names
+
+    def _used_by_others(self, entry: ClaimEntry) -> set[str]:
+        """Devices that other claims are prepared with, or begin to be; who only looks (admin access) keeps no holder's device up."""
+        looked_at = {one.device for one in entry.devices if one.is_shared}
+        others = [one for one in self._checkpoint.entries() if one.device_class == entry.device_class and one.key != entry.key]
+        users = [one for other in others if other.key not in self._undone for one in other.devices]
+        return {one.device for one in users if not one.is_shared or one.device in looked_at}
 
     async def _let_go(self, attempt: str, claim: ClaimKey) -> None:
         """Tell the ledger that nothing of a claim is prepared any more.
@@ -291,24 +330,34 @@ class ClaimPreparer:
         await asyncio.to_thread(write, self._cdi_dir, _file(entry), render(entry.cdi))
 
     @asynccontextmanager
-    async def _one_at_a_time(self, uid: str) -> AsyncIterator[None]:
-        """Serialize what happens to one claim; other claims go on beside a hung one."""
-        lock, waiting = self._locks.get(uid, (asyncio.Lock(), 0))
-        self._locks[uid] = (lock, waiting + 1)
+    async def _alone_with(self, device_class: str, names: Iterable[str]) -> AsyncIterator[None]:
+        """Serialize what a device service does to devices that claims share; in order of the names, so that nobody waits in a circle."""
+        async with AsyncExitStack() as stack:
+            for name in sorted(names):
+                await stack.enter_async_context(self._one_at_a_time(f"{device_class}/{name}"))
+            yield
+
+    @asynccontextmanager
+    async def _one_at_a_time(self, key: str) -> AsyncIterator[None]:
+        """Serialize what happens to one claim or device; others go on beside a hung one."""
+        lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = (lock, waiting + 1)
         try:
             async with lock:
                 yield
         finally:
-            lock, waiting = self._locks[uid]
+            lock, waiting = self._locks[key]
             if waiting == 1:
-                del self._locks[uid]
+                del self._locks[key]
             else:
-                self._locks[uid] = (lock, waiting - 1)
+                self._locks[key] = (lock, waiting - 1)
 
 
 def _answer(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
     return tuple(
-        PreparedDevice(request=one.request, pool=one.pool, device=one.device, cdi_devices=_cdi_names(entry, one.device))
+        PreparedDevice(
+            request=one.request, pool=one.pool, device=one.device, cdi_devices=_cdi_names(entry, one.device), share_id=one.share_id
+        )
         for one in entry.devices
     )
 

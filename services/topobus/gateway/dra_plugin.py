@@ -193,7 +193,13 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 return dra.NodePrepareResourceResponse(error=prepared)
             return dra.NodePrepareResourceResponse(
                 devices=[
-                    dra.Device(request_names=[it.request], pool_name=it.pool, device_name=it.device, cdi_device_ids=it.cdi_devices)
+                    dra.Device(
+                        request_names=[it.request],
+                        pool_name=it.pool,
+                        device_name=it.device,
+                        cdi_device_ids=it.cdi_devices,
+                        share_id=it.share_id or None,
+                    )
                     for it in prepared
                 ]
             )

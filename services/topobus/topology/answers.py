@@ -135,6 +135,7 @@ class Answers:
                 owner=asked.owner,
                 devices=asked.devices,
                 decision_id=made,
+                shared=asked.shared,
                 is_shared=asked.is_shared,
                 is_prepared=asked.is_prepared,
                 pending=pending,

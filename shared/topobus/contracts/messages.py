@@ -200,6 +200,8 @@ class AdoptRequest(Struct, frozen=True, kw_only=True):
     """True for admin access: nothing is held."""
     is_prepared: bool = False
     """True: containers may use the devices from now on, so they stay held until a `release` with `is_undone`."""
+    shared: dict[str, tuple[str, ...]] = {}
+    """Those of `devices` of which the owner has a share (consumable capacity): others may have a share, too, nobody the whole."""
 
 
 class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):
@@ -260,6 +262,10 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     config: tuple[dict[str, Any], ...] = ()
     """Opaque configuration for this driver, class configs before claim configs."""
+    device_config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """Configuration by device, in place of `config`, where it is not the same for all: a claim configures single requests."""
+    looked_at: tuple[str, ...] = ()
+    """Those of `devices` to which the owner has admin access: it may look at a sick one, too."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):

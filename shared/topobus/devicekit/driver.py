@@ -28,6 +28,13 @@ class PrepareContext(Struct, frozen=True, kw_only=True):
 
     owner: Owner
     config: tuple[dict[str, Any], ...] = ()
+    """For all devices, unless `device_config` has another word for one."""
+    device_config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """By device, where a claim configures single requests; a device that is not named here has `config`."""
+
+    def config_of(self, device: str) -> tuple[dict[str, Any], ...]:
+        """Give one device's configuration."""
+        return self.device_config.get(device, self.config)
 
 
 @runtime_checkable

@@ -50,7 +50,7 @@ class Preparer:
                 return kept[1]
             return _refuse("operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id)
         devices = [self._find(name) for name in request.devices]
-        refusal = self._check(request.devices, devices)
+        refusal = self._check(request.devices, devices, request.looked_at)
         if refusal is not None:
             return refusal
         result = await self._prepare_all([one for one in devices if one is not None], request)
@@ -93,13 +93,13 @@ class Preparer:
         )
         return UnprepareReply(refusal=Refusal(reasons=tuple(reasons)) if reasons else None)
 
-    def _check(self, names: Sequence[str], devices: Sequence[Device | None]) -> PrepareReply | None:
+    def _check(self, names: Sequence[str], devices: Sequence[Device | None], looked_at: Sequence[str]) -> PrepareReply | None:
         if not names:
             return _refuse("no-devices", "the request names no device")
         for name, device in zip(names, devices, strict=True):
             if device is None:
                 return _refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
-            if device.health.state is HealthState.UNHEALTHY:
+            if device.health.state is HealthState.UNHEALTHY and name not in looked_at:
                 worst = device.health.worst
                 why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
                 return _refuse("device-unhealthy", f"device {name} is unhealthy: {why}", device=name, reason=worst.reason if worst else "")
@@ -111,8 +111,8 @@ class Preparer:
         names = sorted(one.name for one in devices)
         # One variable a class that every container with these devices can rely on, whoever made them.
         common = ContainerEdits(env={f"TOPOBUS_{self._class.upper().replace('-', '_')}_DEVICES": ",".join(names)})
-        context = PrepareContext(owner=request.owner, config=request.config)
         edits: dict[str, ContainerEdits] = {}
+        context = PrepareContext(owner=request.owner, config=request.config, device_config=request.device_config)
         for name, mine in self._by_driver(devices).items():
             isolated = self._drivers[name]
             driver = isolated.driver

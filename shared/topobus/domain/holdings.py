@@ -6,6 +6,7 @@ Flows in: holdings and allocations, and devices by class, in which a CPU is a de
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import structs
 
@@ -17,8 +18,11 @@ from topobus.domain.outcome import Reason, Refusal
 __all__ = ["common", "holding_of", "holds_any", "meets", "missing", "names_of", "without"]
 
 
-def holding_of(devices: Mapping[str, Iterable[str]]) -> Holding | Refusal:
-    """Read devices by class as one holding without a container's name; a CPU whose name is none refuses."""
+def holding_of(devices: Mapping[str, Iterable[str]], shared: Mapping[str, Iterable[str]] = MappingProxyType({})) -> Holding | Refusal:
+    """Read devices by class as one holding without a container's name; a CPU whose name is none refuses.
+
+    `shared` names those of `devices` that are held by share.
+    """
     kept: dict[str, tuple[str, ...]] = {}
     cpus: list[int] = []
     for device_class, names in sorted(devices.items()):
@@ -31,15 +35,21 @@ def holding_of(devices: Mapping[str, Iterable[str]]) -> Holding | Refusal:
                 message = f"there is no CPU device named {name!r}, wanted cpu-<id>"
                 return Refusal(reasons=(Reason(code="unknown-device", message=message, facts={"resource": CPU_CLASS, "device": name}),))
             cpus.append(cpu)
-    return Holding(devices={device_class: names for device_class, names in kept.items() if names}, cpus=CpuSet.of(cpus))
+    by_share = {
+        device_class: names
+        for device_class, given in sorted(shared.items())
+        if (names := tuple(sorted(set(given) & set(kept.get(device_class, ())))))
+    }
+    return Holding(devices={device_class: names for device_class, names in kept.items() if names}, cpus=CpuSet.of(cpus), shared=by_share)
 
 
 def common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
-    """Names of what an allocation holds and a holding wants, too."""
+    """Names of what an allocation holds and a holding wants, too, without those of which both have no more than a share."""
     found: set[str] = set()
     for holding in allocation.holdings:
         for device_class, names in holding.devices.items():
-            found |= set(names) & set(wanted.devices.get(device_class, ()))
+            both_share = set(holding.shared.get(device_class, ())) & set(wanted.shared.get(device_class, ()))
+            found |= set(names) & set(wanted.devices.get(device_class, ())) - both_share
         found |= {cpu_name(cpu) for cpu in holding.cpus & wanted.cpus}
     return tuple(sorted(found))
 
@@ -58,7 +68,12 @@ def without(holding: Holding, taken: Holding) -> Holding:
         for device_class, names in holding.devices.items()
         if (kept := tuple(name for name in names if name not in taken.devices.get(device_class, ())))
     }
-    return structs.replace(holding, devices=devices, cpus=holding.cpus - taken.cpus)
+    shared = {
+        device_class: kept
+        for device_class, names in holding.shared.items()
+        if (kept := tuple(name for name in names if name in devices.get(device_class, ())))
+    }
+    return structs.replace(holding, devices=devices, cpus=holding.cpus - taken.cpus, shared=shared)
 
 
 def holds_any(holding: Holding) -> bool:

@@ -35,6 +35,8 @@ class Holding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
     memory: tuple[MemoryBlock, ...] = ()
     """Memory by NUMA node, where the node aligns memory."""
+    shared: dict[str, tuple[str, ...]] = {}
+    """Those of `devices` that the owner has a share of, by class: others may hold a share of them, too; nobody the whole."""
 
 
 class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):

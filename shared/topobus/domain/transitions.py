@@ -7,6 +7,7 @@ gets its stored answer and changes nothing. Invariant: no device and no CPU is h
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct, structs
 
@@ -195,6 +196,7 @@ def adopt(
     owner: Owner,
     devices: Mapping[str, Iterable[str]],
     decision_id: str,
+    shared: Mapping[str, Iterable[str]] = MappingProxyType({}),
     is_shared: bool = False,
     is_prepared: bool = False,
     pending: PendingDecision | None = None,
@@ -206,11 +208,12 @@ def adopt(
     another DEVICE_PLUGIN owner of the same resource (`name`) only: to kubelet two resources have nothing to do with each other, so a device that was
     put into another pool while a container has it is no more free than one that a claim wants. Any other live holding refuses, naming it. `is_shared`
     records without holding.
+    `shared` names those of `devices` of which the owner has a share: owners of shares do not stand in each other's way, only in that of the whole.
     """
     found = known(ledger, op_id)
     if found is not None:
         return _repeat(ledger, found)
-    wanted = holding_of(devices)
+    wanted = holding_of(devices, shared)
     if isinstance(wanted, Refusal):
         return wanted
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, pending=pending)
@@ -289,11 +292,11 @@ def shed(ledger: Ledger) -> Ledger:
 
 
 def check(ledger: Ledger) -> None:
-    """Make sure that nothing is held twice.
+    """Make sure that nothing is held twice, except by share.
 
     Errors: raises InvariantError that names the device and both owners; this is our own bug, never a user's.
     """
-    holders: dict[tuple[str, str], str] = {}
+    holders: dict[tuple[str, str], tuple[str, bool]] = {}
     cpus = CpuSet()
     for key, allocation in ledger.allocations.items():
         mine = CpuSet()
@@ -301,8 +304,9 @@ def check(ledger: Ledger) -> None:
             mine |= holding.cpus
             for device_class, names in holding.devices.items():
                 for name in names:
-                    other = holders.setdefault((device_class, name), key)
-                    if other != key:
+                    by_share = name in holding.shared.get(device_class, ())
+                    other, is_other_share = holders.setdefault((device_class, name), (key, by_share))
+                    if other != key and not (by_share and is_other_share):
                         raise InvariantError(f"ledger of {ledger.node}: {device_class} {name} is held by {other} and by {key}")
         if not mine.isdisjoint(cpus):
             raise InvariantError(f"ledger of {ledger.node}: CPUs {mine & cpus} are held by {key} and by another owner")

@@ -315,4 +315,5 @@ def _claim_device(driver: str, one: dra.Device) -> ClaimDevice:
         device=one.device_name,
         requests=tuple(one.request_names),
         cdi_devices=tuple(one.cdi_device_ids),
+        share_id=one.share_id,
     )

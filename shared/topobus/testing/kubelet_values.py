@@ -115,6 +115,7 @@ class ClaimDevice(Struct, frozen=True, kw_only=True):
     device: str
     requests: tuple[str, ...] = ()
     cdi_devices: tuple[str, ...] = ()
+    share_id: str = ""
 
 
 class PreparedClaim(Struct, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from topobus.devicekit.driver import PrepareContext
 from topobus.domain.device import Device
@@ -32,6 +33,8 @@ class ToyDriver:
         """Cleared: every call hangs until it is set."""
         self.go.set()
         self.prepared: list[tuple[str, ...]] = []
+        self.config: dict[str, tuple[dict[str, Any], ...]] = {}
+        """What each device was configured with when it was last prepared."""
         self.unprepared: list[tuple[str, ...]] = []
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
@@ -49,6 +52,7 @@ class ToyDriver:
         self._enter()
         names = tuple(one.name for one in devices)
         self.prepared.append(names)
+        self.config |= {one: context.config_of(one) for one in names}
         edits = {one: ContainerEdits(env={f"TOY_{one.upper().replace('-', '_')}": "1"}, device_nodes=self.nodes) for one in names}
         return {**edits, "": ContainerEdits(env={f"TOY_{self.name.upper().replace('-', '_')}": ",".join(names)})}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -61,6 +62,32 @@ async def test_prepare_gives_edits_of_each_device_when_two_drivers_share_a_reque
         "TOY_ACME": "acme-0,acme-1",
         "TOY_OTHER": "other-1",
     }
+
+
+async def test_prepare_gives_each_device_its_own_configuration_when_a_claim_configures_single_requests(bench: _Bench) -> None:
+    """A driver is called once with all of its devices, and can tell what each of them is configured with."""
+    config: dict[str, tuple[dict[str, Any], ...]] = {"acme-0": ({"mode": "mig"},)}
+    names = ("acme-0", "acme-1", "other-0")
+
+    reply = await bench.preparer.prepare(
+        PrepareRequest(op_id="op", owner=_OWNER, devices=names, config=({"mode": "all"},), device_config=config)
+    )
+
+    assert isinstance(reply.result, Prepared)
+    assert bench.drivers["acme"].prepared == [("acme-0", "acme-1")]
+    assert bench.drivers["acme"].config == {"acme-0": ({"mode": "mig"},), "acme-1": ({"mode": "all"},)}
+    assert bench.drivers["other"].config == {"other-0": ({"mode": "all"},)}
+
+
+async def test_prepare_gives_a_sick_device_only_to_who_looks_at_it(bench: _Bench) -> None:
+    """Admin access is for finding out what is wrong: it is given a sick device, and nobody else is."""
+    bench.devices["acme-0"] = msgspec.structs.replace(bench.devices["acme-0"], health=_SICK)
+
+    refused = await bench.prepare("acme-0")
+    given = await bench.preparer.prepare(PrepareRequest(op_id="op-2", owner=_OWNER, devices=("acme-0",), looked_at=("acme-0",)))
+
+    assert _code(refused) == "device-unhealthy"
+    assert isinstance(given.result, Prepared)
 
 
 async def test_prepare_answers_the_same_when_an_operation_is_asked_again(bench: _Bench) -> None:

@@ -61,17 +61,44 @@ def test_allocation_gives_this_drivers_devices_when_several_drivers_share_a_clai
 
 
 def test_allocation_keeps_this_drivers_config_in_order_when_given() -> None:
-    """Class configs precede claim configs, as the allocation lists them; other drivers' are none of ours."""
+    """Class configs precede claim configs, however the allocation lists them; other drivers' are none of ours."""
     config = [
+        {"source": "FromClaim", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"c": 3}}},
         {"source": "FromClass", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"a": 1}}},
         {"source": "FromClaim", "opaque": {"driver": "nic.topobus.dev", "parameters": {"b": 2}}},
-        {"source": "FromClaim", "opaque": {"driver": "gpu.topobus.dev", "parameters": {"c": 3}}},
     ]
 
     found = read(claim(result(), config=config))
 
     assert isinstance(found, ClaimAllocation)
-    assert found.config == ({"a": 1}, {"c": 3})
+    assert found.config == {"gpu-0": ({"a": 1}, {"c": 3})}
+
+
+def test_config_reaches_only_the_devices_of_its_requests_when_it_names_some() -> None:
+    """A request's name means all of its alternatives, `request/alternative` that one; no name means every device."""
+    config = [
+        {"source": "FromClaim", "requests": requests, "opaque": {"driver": "gpu.topobus.dev", "parameters": {"for": name}}}
+        for name, requests in (("all", []), ("main", ["main"]), ("big", ["main/big"]), ("small", ["main/small"]), ("watch", ["watch"]))
+    ]
+
+    found = read(claim(result("gpu-0", "main/big"), result("gpu-1", "other"), result("gpu-2", "watch"), config=config))
+
+    assert isinstance(found, ClaimAllocation)
+    assert {device: [one["for"] for one in given] for device, given in found.config.items()} == {
+        "gpu-0": ["all", "main", "big"],
+        "gpu-1": ["all"],
+        "gpu-2": ["all", "watch"],
+    }
+
+
+def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> None:
+    """Shares are held, but not alone; two shares of one device are two devices of the answer and one of the ledger."""
+    found = read(claim(result("gpu-0", "a", shareID="s-1"), result("gpu-0", "b", shareID="s-2"), result("gpu-1", "c")))
+
+    assert isinstance(found, ClaimAllocation)
+    assert [(one.device, one.share_id) for one in found.devices] == [("gpu-0", "s-1"), ("gpu-0", "s-2"), ("gpu-1", "")]
+    assert (found.held, found.by_share) == ({"gpu": ("gpu-0", "gpu-1")}, {"gpu": ("gpu-0",)})
+    assert found.names == ("gpu-0", "gpu-1")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +113,19 @@ def test_allocation_keeps_this_drivers_config_in_order_when_given() -> None:
         pytest.param(claim(result(pool="n2")), "claim-elsewhere", "n2", id="other-node"),
         pytest.param(claim(result(), {"request": "r"}), "claim-malformed", "results[1]", id="line-without-device"),
         pytest.param(claim("nonsense"), "claim-malformed", "results[0]", id="line-that-is-no-object"),
+        pytest.param(claim(result(shareID=7)), "claim-malformed", "results[0].shareID", id="share-that-is-no-text"),
+        pytest.param(
+            claim(result(), config=[{"opaque": {"driver": "gpu.topobus.dev", "parameters": "x"}}]),
+            "claim-malformed",
+            "config[0]",
+            id="parameters-that-are-no-object",
+        ),
+        pytest.param(
+            claim(result(), config=[{"requests": "gpus", "opaque": {"driver": "gpu.topobus.dev", "parameters": {}}}]),
+            "claim-malformed",
+            "config[0]",
+            id="requests-that-are-no-list",
+        ),
         pytest.param(
             ApiObject(api_version="v1", kind="ResourceClaim", metadata={"uid": UID}, status={"allocation": []}),
             "claim-unallocated",

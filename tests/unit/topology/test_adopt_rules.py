@@ -3,8 +3,9 @@
 import pytest
 
 from topobus.domain import transitions
+from topobus.domain.errors import InvariantError
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
@@ -65,3 +66,42 @@ def test_adopt_is_refused_when_another_door_holds_the_device(older: OwnerKind, n
 
     assert isinstance(second, Refusal)
     assert [(one.code, one.facts["owner"]) for one in second.reasons] == [("device-held", _owner(older, "a").key)]
+
+
+def _adopt_share(ledger: Ledger, owner: Owner, name: str) -> Step | Refusal:
+    op_id = f"op-{ledger.sequence}"
+    return transitions.adopt(ledger, op_id=op_id, owner=owner, devices={"gpu": (name,)}, shared={"gpu": (name,)}, decision_id="d")
+
+
+def test_adopt_lets_claims_share_a_device_when_all_of_them_have_a_share() -> None:
+    """Owners of shares stand beside each other, and the ledger's own check agrees."""
+    first = _adopt_share(Ledger(node="n"), _owner(OwnerKind.CLAIM, "a"), "gpu-0")
+    assert isinstance(first, Step)
+
+    second = _adopt_share(first.ledger, _owner(OwnerKind.CLAIM, "b"), "gpu-0")
+
+    assert isinstance(second, Step)
+    assert [one.holdings[0].devices for one in second.ledger.allocations.values()] == [{"gpu": ("gpu-0",)}] * 2
+
+
+@pytest.mark.parametrize("is_share_first", [True, False])
+def test_adopt_is_refused_when_one_has_a_share_and_the_other_wants_the_whole(*, is_share_first: bool) -> None:
+    """A share and the whole never live together, whichever comes first: the refused one is told of the holder."""
+    ways = (_adopt_share, lambda ledger, owner, name: _adopt(ledger, owner, name))
+    take, want = ways if is_share_first else ways[::-1]
+    first = take(Ledger(node="n"), _owner(OwnerKind.CLAIM, "a"), "gpu-0")
+    assert isinstance(first, Step)
+
+    second = want(first.ledger, _owner(OwnerKind.CLAIM, "b"), "gpu-0")
+
+    assert isinstance(second, Refusal)
+    assert "gpu-0" in second.reasons[0].message
+
+
+def test_check_finds_a_device_held_twice_when_only_one_of_the_two_has_a_share() -> None:
+    """The last check of the ledger knows shares, too: it accepts nothing that the transitions would not make."""
+    whole = Allocation(owner=_owner(OwnerKind.CLAIM, "a"), holdings=(Holding(devices={"gpu": ("gpu-0",)}),))
+    share = Allocation(owner=_owner(OwnerKind.CLAIM, "b"), holdings=(Holding(devices={"gpu": ("gpu-0",)}, shared={"gpu": ("gpu-0",)}),))
+
+    with pytest.raises(InvariantError, match="gpu-0"):
+        transitions.check(Ledger(node="n", allocations={one.owner.key: one for one in (whole, share)}))

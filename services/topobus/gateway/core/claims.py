@@ -40,6 +40,8 @@ class AllocatedDevice(Struct, frozen=True, kw_only=True):
     device: str
     is_shared: bool = False
     """Admin access: looks at the device, holds nothing."""
+    share_id: str = ""
+    """The share that the claim has of a device with consumable capacity; empty: the whole device."""
 
 
 class ClaimAllocation(Struct, frozen=True, kw_only=True):
@@ -48,8 +50,15 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     devices: tuple[AllocatedDevice, ...]
     held: dict[str, tuple[str, ...]] = {}
     """Class to devices that the claim holds on this node, of all our drivers: the ledger's entry of a claim is one whole."""
-    config: tuple[dict[str, Any], ...] = ()
-    """Opaque parameters for this driver, class configs before claim configs, as the allocation lists them."""
+    by_share: dict[str, tuple[str, ...]] = {}
+    """Those of `held` of which the claim has a share: other claims may have one, too."""
+    config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """Device to its opaque parameters: of the class before those of the claim, only such as mean the request that the device was given for."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices, each once, sorted."""
+        return tuple(sorted({one.device for one in self.devices}))
 
 
 def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: str, driver: str, node: str) -> ClaimAllocation | Refusal:
@@ -66,8 +75,13 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
     results = _results(claim)
     if results is None:
         return _refuse("claim-unallocated", f"{where} is not allocated")
+    parameters = _parameters(claim, driver, where)
+    if isinstance(parameters, Refusal):
+        return parameters
     devices: list[AllocatedDevice] = []
+    config: dict[str, list[dict[str, Any]]] = {}
     held: dict[str, set[str]] = {}
+    whole: set[tuple[str, str]] = set()
     for index, result in enumerate(results):
         fields = [result.get(key) for key in ("request", "driver", "pool", "device")] if isinstance(result, Mapping) else []
         if not fields or not all(isinstance(one, str) and one for one in fields):
@@ -75,18 +89,32 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
             return _refuse("claim-malformed", text)
         request, its_driver, pool, device = (str(one) for one in fields)
         is_shared = result.get("adminAccess") is True
+        share_id = result.get("shareID") or ""
+        if not isinstance(share_id, str):
+            return _refuse("claim-malformed", f"{where}: status.allocation.devices.results[{index}].shareID is {share_id!r}, wanted text")
         device_class = class_of_driver(its_driver)
         if device_class and pool == node and not is_shared:
             held.setdefault(device_class, set()).add(device)
+            if not share_id:
+                whole.add((device_class, device))
         if its_driver != driver:
             continue
         if pool != node:
             return _refuse("claim-elsewhere", f"{where}: device {device} is in pool {pool}, this node is {node}", pool=pool, node=node)
-        devices.append(AllocatedDevice(request=request.partition("/")[0], pool=pool, device=device, is_shared=is_shared))
+        name = request.partition("/")[0]
+        devices.append(AllocatedDevice(request=name, pool=pool, device=device, is_shared=is_shared, share_id=share_id))
+        mine = config.setdefault(device, [])
+        mine += [one for requests, one in parameters if (not requests or requests & {name, request}) and one not in mine]
     if not devices:
         return _refuse("claim-elsewhere", f"{where} has no device of driver {driver}")
     sorted_held = {device_class: tuple(sorted(names)) for device_class, names in sorted(held.items())}
-    return ClaimAllocation(devices=tuple(devices), held=sorted_held, config=_config(claim, driver))
+    by_share = {
+        device_class: shares
+        for device_class, names in sorted_held.items()
+        if (shares := tuple(name for name in names if (device_class, name) not in whole))
+    }
+    configured = {device: tuple(found) for device, found in sorted(config.items()) if found}
+    return ClaimAllocation(devices=tuple(devices), held=sorted_held, by_share=by_share, config=configured)
 
 
 def is_allocated_here(claim: ApiObject | None, uid: str, node: str) -> bool:
@@ -137,14 +165,22 @@ def _results(claim: ApiObject) -> list[Any] | None:
     return results if isinstance(results, list) else None
 
 
-def _config(claim: ApiObject, driver: str) -> tuple[dict[str, Any], ...]:
+def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozenset[str], dict[str, Any]]] | Refusal:
+    """Read the opaque parameters for a driver with the requests that they mean (none: all), the class's before the claim's."""
     entries = claim.status["allocation"]["devices"].get("config") or []
-    found: list[dict[str, Any]] = []
-    for entry in entries if isinstance(entries, list) else ():
+    if not isinstance(entries, list):
+        return _refuse("claim-malformed", f"{where}: status.allocation.devices.config is no list")
+    found: list[tuple[bool, frozenset[str], dict[str, Any]]] = []
+    for index, entry in enumerate(entries):
         opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
-        if isinstance(opaque, Mapping) and opaque.get("driver") == driver and isinstance(opaque.get("parameters"), dict):
-            found.append(opaque["parameters"])
-    return tuple(found)
+        if not isinstance(opaque, Mapping) or opaque.get("driver") != driver:
+            continue
+        requests, parameters = entry.get("requests") or [], opaque.get("parameters")
+        if not isinstance(requests, list) or not all(isinstance(one, str) for one in requests) or not isinstance(parameters, dict):
+            text = f"{where}: status.allocation.devices.config[{index}] needs requests as names and opaque.parameters as an object"
+            return _refuse("claim-malformed", text)
+        found.append((entry.get("source") != "FromClass", frozenset(requests), parameters))
+    return [(requests, parameters) for _, requests, parameters in sorted(found, key=lambda one: one[0])]
 
 
 def _refuse(code: str, message: str, **facts: str) -> Refusal:
