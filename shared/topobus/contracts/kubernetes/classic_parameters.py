@@ -28,6 +28,7 @@ __all__ = [
     "STRATEGIES",
     "TIME_SLICES",
     "TIME_SLICING",
+    "VERSION_PATTERN",
     "Amount",
     "AttributeCondition",
     "CapacityCondition",
@@ -65,7 +66,36 @@ MAX_DEPTH = 8
 MAX_TERMS = 64
 MAX_TEXT = 128
 
-_VERSION = re.compile(r"v?\d+(\.\d+){0,2}(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
+VERSION_PATTERN = r"v?[0-9]{1,9}(\.[0-9]{1,9}){0,2}"
+"""What counts as a version here, of a condition and of a device: one to three numbers. Drivers write `535.104.05`, which semantic versioning itself refuses."""
+
+_VERSION = re.compile(VERSION_PATTERN)
+# Words that CEL keeps for itself: an attribute of such a name can be published and never be read by an expression.
+_RESERVED = frozenset(
+    [
+        "as",
+        "break",
+        "const",
+        "continue",
+        "else",
+        "false",
+        "for",
+        "function",
+        "if",
+        "import",
+        "in",
+        "let",
+        "loop",
+        "namespace",
+        "null",
+        "package",
+        "return",
+        "true",
+        "var",
+        "void",
+        "while",
+    ]
+)
 _NAME = re.compile(r"(?:[a-z0-9.-]{1,63}/)?[A-Za-z_][A-Za-z0-9_]{0,31}")
 
 
@@ -278,7 +308,7 @@ def _check_text(text: str, path: str) -> Iterator[Problem]:
 
 
 def _check_name(text: str, path: str) -> Iterator[Problem]:
-    if _NAME.fullmatch(text) is None:
+    if _NAME.fullmatch(text) is None or text.rpartition("/")[2] in _RESERVED:
         yield Problem(path, f"got {text!r}, wanted a name such as speedGbps or resource.kubernetes.io/numaNode")
 
 

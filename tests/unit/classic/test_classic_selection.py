@@ -1,0 +1,55 @@
+"""Classic selectors: what each condition wants, in words of one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from topobus.contracts.kubernetes.classic_parameters import DeviceSelector
+from topobus.controller.core.classic.selection import is_wanted
+from topobus.controller.core.selectors import DeviceFacts, Version
+from topobus.domain.quantity import Quantity
+
+A100 = DeviceFacts(
+    "gpu.topobus.dev",
+    {
+        "gpu.topobus.dev": {
+            "model": "NVIDIA A100-SXM4-40GB",
+            "uuid": "GPU-1",
+            "driverVersion": "535.104.05",
+            "cudaRuntimeVersion": Version("12.2.0"),
+        },
+        "resource.kubernetes.io": {"numaNode": 1},
+    },
+    {"gpu.topobus.dev": {"memory": Quantity.parse("40Gi")}},
+)
+
+
+@pytest.mark.parametrize(
+    ("selector", "wanted"),
+    [
+        ({}, True),
+        ({"productName": "*a100*"}, True),
+        ({"productName": "a100"}, False),
+        ({"uuid": "gpu-1"}, True),
+        ({"memory": {"value": "40Gi", "operator": "GreaterThanOrEqualTo"}}, True),
+        ({"memory": {"value": "40Gi", "operator": "LessThan"}}, False),
+        ({"memory": {"value": "42949672960"}}, True),
+        ({"driverVersion": {"value": "535.104.5"}}, True),
+        ({"driverVersion": {"value": "535.86", "operator": "GreaterThan"}}, True),
+        ({"cudaRuntimeVersion": {"value": "12.2", "operator": "LessThan"}}, False),
+        ({"index": 0}, False),
+        ({"migEnabled": False}, False),
+        ({"attribute": {"name": "resource.kubernetes.io/numaNode", "value": 0, "operator": "GreaterThan"}}, True),
+        ({"attribute": {"name": "speed", "value": 0, "operator": "NotEquals"}}, False),
+        ({"capacity": {"name": "memory", "value": "1Gi", "operator": "NotEquals"}}, True),
+        ({"productName": "*a100*", "uuid": "GPU-2"}, False),
+        ({"orExpression": [{"productName": "*h100*"}, {"andExpression": [{"uuid": "GPU-1"}, {"memory": {"value": "40Gi"}}]}]}, True),
+        ({"andExpression": [{"productName": "*a100*"}, {"orExpression": [{"uuid": "x"}, {"uuid": "y"}]}]}, False),
+    ],
+)
+def test_selector_wants_a_device_when_all_that_it_says_holds(selector: dict[str, Any], wanted: bool) -> None:  # noqa: FBT001
+    """What a device does not publish, it does not have: no operator makes it wanted."""
+    assert is_wanted(msgspec.convert(selector, DeviceSelector), A100) is wanted
