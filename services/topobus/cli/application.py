@@ -34,6 +34,7 @@ _COMMANDS = (
     ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
     ("decisions", "commands.decisions:decisions", "What was decided lately."),
     ("explain", "commands.explain:explain", "Take one decision apart and replay it offline."),
+    ("record", "commands.record:record_machine", "Copy this machine's hardware tree, to read, test and break it elsewhere."),
     ("doctor", "commands.doctor:doctor", "Check a deployment, with a next step for each finding."),
 )
 

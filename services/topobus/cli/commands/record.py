@@ -1,0 +1,82 @@
+"""`topobus record`: turn a real machine into a recorded one, and check that it reads like the original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.status import Status
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode, InputError
+from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
+from topobus.cli.output import Output
+from topobus.domain.machine import Machine
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.recording import Recording, record
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+__all__ = ["record_machine"]
+
+_SHOWN_UNREADABLE = 5
+
+
+def record_machine(
+    folder: Annotated[Path, Parameter(help="An empty folder, or one that does not exist yet.")],
+    *,
+    root: Annotated[Path, Parameter(help="The hardware tree to record: a folder with sys and proc; / is this machine.")] = Path("/"),
+    options: OutputOptions = OUTPUT_DEFAULTS,
+) -> int:
+    """Copy what Topobus reads of this machine into FOLDER, which every service and `up --root` can then read as if it were the machine."""
+    output = options.output()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} is there already and not empty", next_step="give a folder that does not exist yet")
+    source = Tree(HardwareSettings(root=str(root), honours_cpuset=False))
+    try:
+        done = _record(source, folder, output)
+    except OSError as err:
+        raise InputError(f"cannot write {err.filename or folder}: {err.strerror}", next_step="give a folder of yours") from err
+    copy = read_machine(Tree(HardwareSettings(root=str(folder), honours_cpuset=False)), node="recorded")
+    different = _differences(read_machine(source, node="recorded"), copy)
+    _report(output, folder, done, different)
+    return ExitCode.NO if different else ExitCode.OK
+
+
+def _record(source: Tree, folder: Path, output: Output) -> Recording:
+    if not output.console.is_terminal or output.is_json:
+        return record(source, folder)
+    with Status("recording", console=output.console) as status:
+        return record(source, folder, on_folder=lambda path: status.update(f"recording {path}"))
+
+
+def _differences(original: Machine, copy: Machine) -> list[str]:
+    """Name what the copy tells otherwise; free memory may have moved meanwhile and is no part of a machine."""
+    return [name for name in original.__struct_fields__ if getattr(original, name) != getattr(copy, name)]
+
+
+def _report(output: Output, folder: Path, done: Recording, different: list[str]) -> None:
+    if output.is_json:
+        output.document(
+            {
+                "folder": str(folder),
+                "files": done.files,
+                "links": done.links,
+                "size_bytes": done.size_bytes,
+                "unreadable": done.unreadable,
+                "different": different,
+            }
+        )
+    output.show(Text(f"{folder}: {done.files} files and {done.links} links, {done.size_bytes / 1024 / 1024:.1f} MiB"))
+    if different:
+        output.show(
+            Text(f"the copy reads otherwise than the original in: {', '.join(different)}; did the machine change meanwhile?", "fail")
+        )
+    else:
+        output.show(Text("the copy reads like the original", "ok"))
+    for one in done.unreadable[:_SHOWN_UNREADABLE]:
+        output.show(Text(f"left out: {one}", "warn"))
+    if len(done.unreadable) > _SHOWN_UNREADABLE:
+        output.show(Text(f"left out: {len(done.unreadable) - _SHOWN_UNREADABLE} more; --json lists them", "warn"))
+    output.show(Text("It holds hardware addresses, serial numbers and routes: look before you give it away.", "faint"))
+    output.show(Text(f"next: topobus machine --root {folder}; topobus up --root {folder}", "faint"))

@@ -1,0 +1,123 @@
+"""A recording reads like the machine it was made of, and says what it had to leave out."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from topobus.devicekit.registry import load_drivers
+from topobus.domain.device import Device
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import HealthState
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.recording import record
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import build
+
+_DATA = Path(__file__).parents[2] / "data" / "machines"
+_CLASSES = ("gpu", "nic", "fpga", "cpu")
+
+
+def tree_of(root: Path) -> Tree:
+    """Read below a folder, without this process's own cpuset."""
+    return Tree(HardwareSettings(root=str(root), honours_cpuset=False))
+
+
+def devices_of(root: Path) -> dict[str, Device]:
+    """Discover every class with the drivers that ship, and what they observe."""
+    tree = tree_of(root)
+    machine = read_machine(tree, "n1")
+    found: dict[str, Device] = {}
+    for device_class in _CLASSES:
+        for driver in load_drivers(device_class).drivers:
+            for device in driver.discover(tree, machine):
+                found[f"{device_class}/{device.name}"] = device
+    return found
+
+
+def troubles_of(root: Path) -> list[str]:
+    """List what the drivers find wrong."""
+    tree = tree_of(root)
+    machine = read_machine(tree, "n1")
+    return sorted(
+        f"{name}: {one.reason}"
+        for device_class in _CLASSES
+        for driver in load_drivers(device_class).drivers
+        for name, seen in driver.observe(tree, driver.discover(tree, machine)).items()
+        for one in seen
+        if one.state is not HealthState.HEALTHY
+    )
+
+
+@pytest.mark.parametrize("profile", ["dgx", "epyc-8numa", "gb200", "laptop"])
+def test_recording_reads_like_the_machine_when_a_profile_is_recorded(profile: str, tmp_path: Path) -> None:
+    """Machine, devices of every class and what is wrong with them are the same in the copy."""
+    original = build(profile, tmp_path / "original").root
+
+    record(tree_of(original), tmp_path / "copy")
+
+    assert read_machine(tree_of(tmp_path / "copy"), "n1") == read_machine(tree_of(original), "n1")
+    assert devices_of(tmp_path / "copy") == devices_of(original) != {}
+    assert troubles_of(tmp_path / "copy") == troubles_of(original)
+
+
+@pytest.mark.parametrize("name", ["48amd64-4pa2n6c-sparse", "40intel64-2g2n4c+pcilocality", "2pa-pcidomain32bits"])
+def test_recording_reads_like_the_machine_when_a_real_one_is_recorded(name: str, tmp_path: Path) -> None:
+    """Trees of real computers, with sparse ids, wide PCI domains and odd links, survive a second recording."""
+    with tarfile.open(_DATA / f"{name}.tar.bz2") as archive:
+        archive.extractall(tmp_path / "original", filter="tar")
+    (original,) = (tmp_path / "original").iterdir()
+
+    record(tree_of(original), tmp_path / "copy")
+
+    assert read_machine(tree_of(tmp_path / "copy"), "n1") == read_machine(tree_of(original), "n1")
+
+
+def test_recording_leaves_the_folder_out_when_it_is_no_hardware(tmp_path: Path) -> None:
+    """Firmware images, queues and other large or dangerous files are not touched."""
+    machine = build("laptop", tmp_path / "original")
+    gpu = machine.functions[0].folder
+    for name in ("rom", "resource0", "reset"):
+        machine.write(f"{gpu}/{name}", "do not read")
+
+    record(tree_of(machine.root), tmp_path / "copy")
+
+    assert (tmp_path / "copy" / gpu / "vendor").is_file()
+    assert [name for name in ("rom", "resource0", "reset") if (tmp_path / "copy" / gpu / name).exists()] == []
+
+
+def test_recording_names_the_file_when_it_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel refuses is told by path, and the rest is there."""
+    machine = build("laptop", tmp_path / "original")
+    target = machine.root / machine.functions[0].folder / "vendor"
+    opened = Path.open
+
+    def refuse(self: Path, *args: object, **named: object) -> object:
+        if self == target:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *args, **named)  # type: ignore[call-overload]  # passed on as it came
+
+    monkeypatch.setattr(Path, "open", refuse)
+    done = record(tree_of(machine.root), tmp_path / "copy")
+
+    assert [one for one in done.unreadable if one.endswith("vendor: Permission denied")] == done.unreadable != []
+    assert done.files > 100
+
+
+def test_recording_refuses_when_the_source_is_no_machine(tmp_path: Path) -> None:
+    """A folder without sys is told as such, before anything is written."""
+    with pytest.raises(HardwareError, match="no sys/devices"):
+        record(tree_of(tmp_path), tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+
+
+def test_recording_of_this_machine_reads_like_it(tmp_path: Path) -> None:
+    """The live /sys, with whatever this machine has, is recorded and read back."""
+    live = Tree(HardwareSettings(honours_cpuset=False))
+
+    record(live, tmp_path / "copy")
+
+    original, copy = read_machine(live, "n1"), read_machine(tree_of(tmp_path / "copy"), "n1")
+    assert (copy.numa_nodes, copy.cpus, copy.pci_devices) == (original.numa_nodes, original.cpus, original.pci_devices)
