@@ -45,3 +45,12 @@ def test_quantity_shows_the_text_when_it_is_none(text: str | bool) -> None:
     """What is no quantity is refused with the text, in no time."""
     with pytest.raises(ValueError, match="not a quantity"):
         Quantity.parse(text)
+
+
+@pytest.mark.parametrize("suffix", ["", "n", "u", "m", "k", "M", "G", "T", "P", "E", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"])
+@pytest.mark.parametrize("digits", ["0", "7", "-7", "+12345678901234567890"])
+def test_quantity_reads_whole_numbers_as_it_reads_fractions(digits: str, suffix: str) -> None:
+    """The short way for whole numbers gives what the exact arithmetic gives."""
+    short, exact = Quantity.parse(f"{digits}{suffix}"), Quantity.parse(f"{digits}.{suffix}")
+
+    assert (short.nano, short.form) == (exact.nano, exact.form)
