@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,6 +17,9 @@ from topobus.domain.errors import ConfigError
 __all__ = ["NatsServer", "find_nats_server", "free_port"]
 
 _START_LIMIT_S = 20.0
+# Above the ports of well-known servers, below those that Linux gives to clients (net.ipv4.ip_local_port_range: 32768 to 60999).
+_PORTS = range(14_000, 32_768)
+_PORT_TRIES = 1000
 
 
 def find_nats_server() -> Path:
@@ -32,11 +36,20 @@ def find_nats_server() -> Path:
 
 
 def free_port() -> int:
-    """Give a TCP port of the loopback interface that nobody listens at."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Give a TCP port of the loopback interface that nobody listens at.
+
+    Not one that the kernel gives to connecting clients: a server may be started at this port a while later, and again after it died, and a client's
+    connection would keep it away for as long as it lasts.
+    """
+    for _ in range(_PORT_TRIES):
+        port = secrets.choice(_PORTS)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"no free port among {_PORT_TRIES} tried between {_PORTS.start} and {_PORTS.stop}")
 
 
 class NatsServer:
