@@ -16,12 +16,14 @@ import pytest_asyncio
 from support.alignment_nodes import container, pod
 from support.asking import ask_patiently
 from support.running import NODE, Service, service
-from topobus.contracts.catalogue import ADOPT, HINTS, INVENTORY, LEDGER, PLACE
+from topobus.contracts.catalogue import ADOPT, HINTS, INVENTORY, LEDGER, MACHINE, PLACE
 from topobus.contracts.messages import Adopted, AdoptRequest, HintsReply, HintsRequest, PlaceRequest
 from topobus.domain.device import Device, Inventory
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.machines import build
 from topobus.testing.nats import NatsServer
 
@@ -148,3 +150,20 @@ async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server
     assert "1 of class gpu" in text
     assert "1 devices are well" in text
     assert (finding["level"], "service-silent" in finding["found"]) == ("fail", True)
+
+
+async def test_machine_is_drawn_with_unknown_devices_when_their_service_is_silent(
+    nats_server: NatsServer, bus: Bus, tmp_path: Path
+) -> None:
+    """The drawing does not show the last word of a service that is gone as if it were the state of its devices."""
+    machine = read_machine(Tree(HardwareSettings(root=str(build("laptop", tmp_path / "laptop").root))), NODE)
+    devices = (Device(name="gpu-0", device_class="gpu"),)
+    await bus.put(MACHINE, machine, node=NODE)
+    await bus.put(INVENTORY, Inventory(node=NODE, device_class="gpu", generation=1, devices=devices), node=NODE, device_class="gpu")
+
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "topobus.cli.main", "machine", "--nats", nats_server.url, stdout=asyncio.subprocess.PIPE
+    )
+    drawing = (await process.communicate())[0].decode()
+
+    assert "?gpu-0 service-silent" in drawing, drawing

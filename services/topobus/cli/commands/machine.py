@@ -14,6 +14,7 @@ from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
 from topobus.cli.output import DRAWING_WIDTH
 from topobus.cli.picture import recording_console, save_picture
+from topobus.cli.presence import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
@@ -66,9 +67,9 @@ async def node_state(bus: Bus, node: str) -> tuple[Machine, tuple[Inventory, ...
     found = await bus.get(MACHINE, node=node)
     if found is None:
         raise PeerUnavailable(f"node {node} reports no machine", next_step="is topobus-discovery running there?")
-    inventories = await bus.list(INVENTORY, node=node)
+    inventories = await as_of_now(bus, [one.value for one in await bus.list(INVENTORY, node=node)])
     ledger = await bus.get(LEDGER, node=node)
-    return found.value, tuple(one.value for one in inventories), ledger.value if ledger else None
+    return found.value, tuple(inventories), ledger.value if ledger else None
 
 
 async def _ask(options: BusOptions, node: str | None) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:
