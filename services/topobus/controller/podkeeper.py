@@ -42,7 +42,7 @@ class PodKeeper:
             except ContractError as err:
                 self._tell(key, stored.value, str(err))
         uids = {metadata_of(stored.value).uid for _, stored in pods}
-        for key, stored in self._world.claims():
+        for key, stored in (*self._world.claims(), *self._world.classic_claims()):
             owner = owner_pod_uid(stored.value)
             if owner is not None and owner not in uids and not metadata_of(stored.value).deletion_timestamp:
                 try:

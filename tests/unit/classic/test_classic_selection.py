@@ -50,6 +50,6 @@ A100 = DeviceFacts(
         ({"andExpression": [{"productName": "*a100*"}, {"orExpression": [{"uuid": "x"}, {"uuid": "y"}]}]}, False),
     ],
 )
-def test_selector_wants_a_device_when_all_that_it_says_holds(selector: dict[str, Any], wanted: bool) -> None:  # noqa: FBT001
+def test_selector_wants_a_device_when_all_that_it_says_holds(selector: dict[str, Any], wanted: bool) -> None:
     """What a device does not publish, it does not have: no operator makes it wanted."""
     assert is_wanted(msgspec.convert(selector, DeviceSelector), A100) is wanted

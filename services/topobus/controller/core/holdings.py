@@ -10,6 +10,7 @@ from collections.abc import Collection, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import allocation_of, owner_of
 from topobus.controller.core.values import DeviceId, PoolId
@@ -93,6 +94,7 @@ class ClaimHoldings:
 
 def _read(claim: ApiObject) -> _Held:
     try:
+        claim = as_structured(claim)
         allocation = allocation_of(claim)
         owner = owner_of(claim)
         results = allocation.devices.results if allocation is not None else ()

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from topobus.contracts.kubernetes.objects import API_VERSIONS, admit, metadata_of, name_of
+from topobus.contracts.kubernetes import classic
+from topobus.contracts.kubernetes.objects import admit, metadata_of, name_of
 from topobus.contracts.kubernetes.pod import PodSpec
 from topobus.contracts.kubernetes.resource import ClaimTemplateSpec
 from topobus.contracts.kubernetes.shape import read_as
@@ -42,9 +43,9 @@ def wanted_claims(pod: ApiObject) -> tuple[WantedClaim, ...]:
     metadata = metadata_of(pod)
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     return tuple(
-        WantedClaim(one.name, one.resource_claim_template_name, _claim_name(metadata.name, one.name, metadata.uid))
+        WantedClaim(one.name, one.template_name, _claim_name(metadata.name, one.name, metadata.uid))
         for one in spec.resource_claims
-        if one.resource_claim_template_name
+        if one.template_name
     )
 
 
@@ -55,7 +56,7 @@ def claim_names(pod: ApiObject) -> tuple[str, ...]:
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     made = {one.entry: one.name for one in wanted_claims(pod)}
-    return tuple(name for one in spec.resource_claims if (name := one.resource_claim_name or made.get(one.name, "")))
+    return tuple(name for one in spec.resource_claims if (name := one.claim_name or made.get(one.name, "")))
 
 
 def claim_from_template(pod: ApiObject, wanted: WantedClaim, template: ApiObject, *, now: str) -> ApiObject:
@@ -64,13 +65,16 @@ def claim_from_template(pod: ApiObject, wanted: WantedClaim, template: ApiObject
     Errors: raises ContractError for a template that nobody can read.
     """
     metadata = metadata_of(pod)
-    spec = read_as(template.spec, ClaimTemplateSpec, where=f"{name_of(template)}: spec")
-    labels, annotations = (
-        _texts(spec.metadata.get(part), f"{name_of(template)}: spec.metadata.{part}") for part in ("labels", "annotations")
+    where = f"{name_of(template)}: spec"
+    wanted_metadata = (
+        read_as(template.spec, classic.ClaimTemplateSpec, where=where).metadata
+        if classic.is_classic(template)
+        else read_as(template.spec, ClaimTemplateSpec, where=where).metadata
     )
+    labels, annotations = (_texts(wanted_metadata.get(part), f"{where}.metadata.{part}") for part in ("labels", "annotations"))
     owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata.name, "uid": metadata.uid, "controller": True, "blockOwnerDeletion": True}
     made = ApiObject(
-        api_version=API_VERSIONS["ResourceClaim"],
+        api_version=template.api_version,
         kind="ResourceClaim",
         metadata={
             "name": wanted.name,

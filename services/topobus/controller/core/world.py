@@ -10,6 +10,8 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes import limits
+from topobus.contracts.kubernetes.classic import is_classic
+from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, metadata_of, name_of
 from topobus.contracts.kubernetes.resource import CelSelector, ClaimSpec, DeviceClassSpec, Selector, SliceSpec
 from topobus.contracts.kubernetes.shape import Problem, read_as
@@ -57,9 +59,11 @@ class World:
         self.class_epoch = 0
         self._classes: dict[str, DeviceClassSpec] = {}
         self._built_in: dict[str, DeviceClassSpec] = {}
+        self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
         self._inventories_of: dict[str, dict[str, Inventory]] = {}
         self._nodes: tuple[str, ...] | None = None
         self._open_claims: dict[ObjectKey, Stored] = {}
+        self._classic: set[ObjectKey] = set()
         self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
         self._users: dict[tuple[str, str], set[ObjectKey]] = {}
 
@@ -141,8 +145,13 @@ class World:
         """
         self._forget_kind(key)
         self.objects[key] = stored
-        if key.kind == "resourceclaim":
+        if key.kind == "resourceclaim" and is_classic(stored.value):
             self.stock.put_claim(key, stored.value)
+            self._classic.add(key)
+            self._open_claims.pop(key, None)
+        elif key.kind == "resourceclaim":
+            self.stock.put_claim(key, stored.value)
+            self._classic.discard(key)
             if not stored.value.status.get("allocation") or metadata_of(stored.value).deletion_timestamp:
                 self._open_claims[key] = stored
             else:
@@ -184,6 +193,7 @@ class World:
         if key.kind == "resourceclaim":
             self.stock.put_claim(key, None)
             self._open_claims.pop(key, None)
+            self._classic.discard(key)
         elif key.kind == "pod":
             self._put_pod(key, None)
         return self.objects.pop(key, None)
@@ -194,8 +204,13 @@ class World:
             self.drop_object(key)
 
     def claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
-        """List all claims, oldest first."""
-        return _by_age((key, stored) for key, stored in self.objects.items() if key.kind == "resourceclaim")
+        """List all claims of structured parameters, oldest first."""
+        found = ((key, stored) for key, stored in self.objects.items() if key.kind == "resourceclaim")
+        return _by_age((key, stored) for key, stored in found if key not in self._classic)
+
+    def classic_claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
+        """List all claims of classic DRA, oldest first."""
+        return _by_age((key, self.objects[key]) for key in self._classic)
 
     def open_claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List the claims with which something is to be done, oldest first: those that are not allocated, and those that are to be deleted."""
@@ -213,7 +228,10 @@ class World:
         return (named,) if named else self.nodes()
 
     def mates(self, claim: ApiObject) -> tuple[tuple[ObjectKey, Stored], ...]:
-        """List the other claims of the pods that use this one, by name: a pod runs on one node, so they are best served together."""
+        """List the other structured claims of the pods that use this one, by name: a pod runs on one node, so they are best served together."""
+        return tuple((key, stored) for key, stored in self._all_mates(claim) if key not in self._classic)
+
+    def _all_mates(self, claim: ApiObject) -> tuple[tuple[ObjectKey, Stored], ...]:
         metadata = metadata_of(claim)
         namespace = metadata.namespace or "default"
         names = {name for pod in self._users.get((namespace, metadata.name), ()) for name in self._claims_of[pod]} - {metadata.name}
@@ -232,9 +250,9 @@ class World:
 
     def _node_of_mates(self, claim: ApiObject) -> str | None:
         """Name the node on which another claim of the same pod is allocated."""
-        for _, other in self.mates(claim):
+        for _, other in self._all_mates(claim):
             try:
-                allocation = allocation_of(other.value)
+                allocation = allocation_of(as_structured(other.value))
             except ContractError:
                 continue
             pools = {one.pool for one in allocation.devices.results} if allocation is not None else set()
@@ -293,7 +311,9 @@ class World:
     @property
     def classes(self) -> dict[str, DeviceClassSpec]:
         """All classes: one for each driver of ours, and those stored, which win."""
-        return self._built_in | self._classes
+        if self._all_classes is None or self._all_classes[0] != self.class_epoch:
+            self._all_classes = self.class_epoch, self._built_in | self._classes
+        return self._all_classes[1]
 
     def holds_devices(self, claim: ApiObject) -> bool:
         """Say whether a ledger shows devices of the claim, whatever its status says."""

@@ -17,6 +17,7 @@ from topobus.contracts.messages import ApiObject
 __all__ = [
     "ALLOCATION_MODES",
     "API_VERSION",
+    "CLASSIC_ATTEMPT_ANNOTATION",
     "CLASS_FIELDS",
     "IMMEDIATE",
     "WAIT_FOR_FIRST_CONSUMER",
@@ -43,6 +44,8 @@ API_VERSION = "resource.k8s.io/v1alpha2"
 IMMEDIATE = "Immediate"
 WAIT_FOR_FIRST_CONSUMER = "WaitForFirstConsumer"
 ALLOCATION_MODES = (IMMEDIATE, WAIT_FOR_FIRST_CONSUMER)
+CLASSIC_ATTEMPT_ANNOTATION = "topobus.dev/classic-attempt"
+"""On a classic claim, by the controller: number and node of the newest attempt to allocate it."""
 CLASS_FIELDS = ("driverName", "parametersRef", "suitableNodes", "structuredParameters")
 """What a ResourceClass has at its top, besides apiVersion, kind and metadata."""
 
