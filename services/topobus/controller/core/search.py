@@ -41,11 +41,17 @@ _REMEMBERED = 50_000
 
 
 def allocate(
-    given: AllocationInput, compiler: SelectorCompiler, *, step_budget: int = DEFAULT_STEP_BUDGET, is_clever: bool = True
+    given: AllocationInput,
+    compiler: SelectorCompiler,
+    *,
+    step_budget: int = DEFAULT_STEP_BUDGET,
+    is_clever: bool = True,
+    is_brief: bool = False,
 ) -> Outcome:
     """Find devices for all claims on one node, or say why there are none.
 
-    Shapes: is_clever — leave out what is proved to fail; False takes every step that upstream takes, and gives the same answer later.
+    Shapes: is_clever — leave out what is proved to fail; False takes every step that upstream takes, and gives the same answer later; is_brief — a miss
+            comes without reasons, which cost more than the search when nobody reads them.
     Order: claims, requests and devices as given; the first complete solution wins, so equal inputs give equal answers.
     Errors: raises nothing for anything that a claim, class or slice can contain.
     Cost: O(devices x requests) selector evaluations; steps grow exponentially in the worst case and end at the budget.
@@ -54,7 +60,7 @@ def allocate(
         pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
     except ValueError as err:
         return Fault(Reason(code="malformed-slice", message=f"node {given.node.name}: {err}"), 0, is_local=True)
-    search = _Search(given, pools, compiler, step_budget, is_clever=is_clever)
+    search = _Search(given, pools, compiler, step_budget, is_clever=is_clever, is_brief=is_brief)
     try:
         return search.run()
     except FaultError as err:
@@ -99,13 +105,22 @@ class _Search:
     """One search; its state is what backtracking gives back."""
 
     def __init__(
-        self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler, step_budget: int, *, is_clever: bool
+        self,
+        given: AllocationInput,
+        pools: tuple[Pool, ...],
+        compiler: SelectorCompiler,
+        step_budget: int,
+        *,
+        is_clever: bool,
+        is_brief: bool,
     ) -> None:
         self.steps = 0
         self._work = 0
         self._given = given
         self._budget = step_budget
         self._is_clever = is_clever
+        self._has_invalid = any(pool.state is PoolState.INVALID for pool in pools)
+        self._is_brief = is_brief and not self._has_invalid
         self._pools = pools
         self._candidates = tuple(one for pool in pools if pool.state is PoolState.READY for one in pool.candidates)
         self._checks = Checks(given, pools, compiler)
@@ -128,9 +143,11 @@ class _Search:
         if end is None:
             return GaveUp(self.steps)
         if end is not _End.DONE:
+            if self._is_brief:
+                return NoFit((), self.steps)
             best = self._best
             reasons = describe_miss(self._given, self._pools, best.request, best.found, best.blockers)
-            if any(pool.state is PoolState.INVALID for pool in self._pools):
+            if self._has_invalid:
                 # The devices wanted may be there, but nobody can tell: that is not "does not fit".
                 return Fault(Reason(code="pool-invalid", message=summarize(reasons), facts=reasons[0].facts), self.steps, is_local=True)
             return NoFit(reasons, self.steps)
@@ -292,6 +309,8 @@ class _Search:
 
     def _note_miss(self, request: PreparedRequest, found: int) -> None:
         """Remember what stood in the way where the search got furthest: that is the nearest miss."""
+        if self._is_brief:
+            return
         granted = sum(len(one) for one in self._checks.grants)
         if granted <= self._best.granted:
             return
