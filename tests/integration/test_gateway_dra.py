@@ -62,6 +62,12 @@ async def prepare(rig: Rig, reference: ClaimReference = TRAINING) -> PreparedCla
     return prepared
 
 
+def service_socket(rig: Rig) -> Path:
+    """The socket that kubelet calls; its name is the gateway's own."""
+    (found,) = (rig.kubelet.plugins_dir / DRIVER).glob("dra-*.sock")
+    return found
+
+
 def cdi_file(rig: Rig, name: str = FILE) -> Path:
     """One CDI file."""
     return rig.cdi_dir / name
@@ -108,7 +114,7 @@ async def test_gateway_serves_v1beta1_with_the_same_answer_when_an_older_kubelet
     """Both versions are one handler behind two names."""
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
-        async with grpc.aio.insecure_channel(f"unix:{rig.kubelet.plugins_dir / DRIVER / 'dra.sock'}") as channel:
+        async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel:
             stub = dra_beta_rpc.DRAPluginStub(channel)
             wanted = dra_beta.Claim(namespace="default", name="training", uid=UID)
             prepared = await stub.NodePrepareResources(dra_beta.NodePrepareResourcesRequest(claims=[wanted]), timeout=45)
@@ -364,7 +370,7 @@ async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) ->
     fast = msgspec.structs.replace(rig.settings.deadlines, health_refresh_s=0.1)
     async with rig.kubelet, rig.gateway(deadlines=fast):
         await rig.kubelet.wait_for_driver(DRIVER)
-        async with grpc.aio.insecure_channel(f"unix:{rig.kubelet.plugins_dir / DRIVER / 'dra.sock'}") as channel, asyncio.timeout(10):
+        async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel, asyncio.timeout(10):
             stream = aiter(health_rpc.DRAResourceHealthStub(channel).NodeWatchResources(health.NodeWatchResourcesRequest()))
             first, second = await anext(stream), await anext(stream)
 
@@ -377,7 +383,7 @@ async def test_gateway_serves_its_driver_again_when_its_socket_is_removed(rig: R
     """A registration socket that somebody deleted comes back, and kubelet registers the driver anew."""
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
-        (rig.kubelet.plugins_registry_dir / f"{DRIVER}-reg.sock").unlink()
+        next(rig.kubelet.plugins_registry_dir.glob(f"{DRIVER}-*-reg.sock")).unlink()
         await rig.kubelet.wait_for_event("Deregistered", subject=DRIVER)
         await rig.kubelet.wait_for_driver(DRIVER)
 

@@ -75,6 +75,9 @@ class NodePlane:
         self.adopt_refusal: Refusal | None = None
         self.prepare_refusal: Refusal | None = None
         self.hung: set[str] = set()
+        self.go = asyncio.Event()
+        self.go.set()
+        self._held_verb = ""
         self.hung_devices: set[str] = set()
         self._generation = 0
         self._lock = asyncio.Lock()
@@ -121,6 +124,11 @@ class NodePlane:
     def requests(self, verb: str) -> list[Any]:
         """What was asked of one verb, in order."""
         return [request for name, request in self.asked if name == verb]
+
+    def hold_answers(self, verb: str) -> None:
+        """Answer a verb only when `go` is set."""
+        self._held_verb = verb
+        self.go.clear()
 
     async def wait_for(self, verb: str, count: int = 1, timeout_s: float = 10.0) -> Any:
         """Wait until a verb was asked so often; the last of these requests."""
@@ -197,3 +205,5 @@ class NodePlane:
             self._noted.notify_all()
         if verb in self.hung:
             await asyncio.Event().wait()
+        if verb == self._held_verb:
+            await self.go.wait()

@@ -11,6 +11,7 @@ from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.domain.silence import SilenceSettings
+from topobus.gateway.core.doors import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 from topobus.runtime.config import ServiceSettings
 
 __all__ = ["ClusterSettings", "DeadlineSettings", "Exposure", "ForeignSettings", "GatewaySettings", "KubeletSettings", "check"]
@@ -19,9 +20,6 @@ Exposure = Literal["both", "dra", "device-plugin", "none"]
 """How a class is offered to kubelet."""
 
 Seconds = Annotated[float, Meta(gt=0)]
-
-# sun_path of unix(7) has 108 bytes, the last one NUL. A longer name fails only at bind, with a message that helps nobody.
-_SOCKET_PATH_LIMIT = 107
 
 
 class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,6 +100,9 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     cluster: ClusterSettings = ClusterSettings()
     foreign: ForeignSettings = ForeignSettings()
     silence: SilenceSettings = SilenceSettings()
+    instance: str = ""
+    """Names this gateway's DRA sockets, so that two stand side by side while one replaces the other: the pod's uid, from the downward API.
+    Empty: another name at each start."""
     pod_resources_socket: str = "/var/lib/kubelet/pod-resources/kubelet.sock"
     """kubelet's PodResources service."""
     cdi_dir: str = "/var/run/cdi"
@@ -160,14 +161,22 @@ def check(settings: GatewaySettings) -> None:
     # The longest names that we make: a class is a DNS label, in practice short; sixteen characters leave room for plugins' own classes.
     longest_class = "c" * 16
     kubelet = settings.kubelet
+    if not is_instance_name(settings.instance):
+        raise ConfigError(
+            f"gateway: instance: got {settings.instance!r}, wanted at most 63 letters, digits, '-', '_' and '.', such as a pod's uid",
+            next_step="set TOPOBUS_GATEWAY__INSTANCE to metadata.uid of the pod, or leave it empty",
+            key="instance",
+        )
+    # The shortest names to which a driver's sockets can fall back.
+    sockets = driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, driver_name(longest_class), settings.instance or "00000000")
     for key, path in (
         ("kubelet.device_plugin_dir", f"{kubelet.device_plugin_dir}/topobus-{longest_class}-00000000-00.sock"),
-        ("kubelet.plugins_registry_dir", f"{kubelet.plugins_registry_dir}/{driver_name(longest_class)}-reg.sock"),
-        ("kubelet.plugins_dir", f"{kubelet.plugins_dir}/{driver_name(longest_class)}/dra.sock"),
+        ("kubelet.plugins_registry_dir", sockets.registration),
+        ("kubelet.plugins_dir", sockets.service),
     ):
-        if len(path.encode()) > _SOCKET_PATH_LIMIT:
+        if len(path.encode()) > SOCKET_PATH_LIMIT:
             raise ConfigError(
-                f"gateway: {key}: {path} has {len(path.encode())} bytes, a unix socket's path may have {_SOCKET_PATH_LIMIT}",
+                f"gateway: {key}: {path} has {len(path.encode())} bytes, a unix socket's path may have {SOCKET_PATH_LIMIT}",
                 next_step="use a shorter folder",
                 key=key,
             )

@@ -9,7 +9,8 @@ health API) differ in the package's name alone, which is why the handlers are ad
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +19,10 @@ import grpc.aio
 
 from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError
+from topobus.gateway.claim_desk import ClaimDesk
 from topobus.gateway.claims import ClaimKey, ClaimPreparer
 from topobus.gateway.config import DeadlineSettings, KubeletSettings
+from topobus.gateway.core.doors import driver_sockets, stale_patterns
 from topobus.gateway.core.lists import DraHealth, HealthEntry
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.sockets import CallMetrics, FolderWatch, answer, identity, remove_stale, serving
@@ -35,6 +38,8 @@ __all__ = ["DraDriver"]
 R = TypeVar("R")
 
 _HEALTH = {DraHealth.UNKNOWN: health.UNKNOWN, DraHealth.HEALTHY: health.HEALTHY, DraHealth.UNHEALTHY: health.UNHEALTHY}
+# How long a stop waits for calls under way; all of it must be over within five seconds.
+_FINISH_S = 1.0
 # kubelet cuts longer ones itself.
 _MESSAGE_LIMIT = 1024
 _PLUGIN_SERVICES = ("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin")
@@ -53,7 +58,8 @@ class DraDriver(registration_rpc.RegistrationServicer):
         kubelet: KubeletSettings,
         watch: FolderWatch,
         state: NodeState,
-        preparer: ClaimPreparer,
+        desk: ClaimDesk,
+        instance: str,
         metrics: CallMetrics,
         deadlines: DeadlineSettings,
         clock: Clock,
@@ -62,11 +68,15 @@ class DraDriver(registration_rpc.RegistrationServicer):
         self.driver = driver_name(device_class)
         self.status = "waiting for kubelet"
         """`registered`, or what stands in the way."""
-        self._registry = Path(kubelet.plugins_registry_dir) / f"{self.driver}-reg.sock"
-        self._service = Path(kubelet.plugins_dir) / self.driver / "dra.sock"
+        sockets = driver_sockets(kubelet.plugins_dir, kubelet.plugins_registry_dir, self.driver, instance)
+        self._registry = Path(sockets.registration)
+        self._service = Path(sockets.service)
+        self._calls = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._watch = watch
         self._state = state
-        self._preparer = preparer
+        self._desk = desk
         self._metrics = metrics
         self._deadlines = deadlines
         self._clock = clock
@@ -85,8 +95,10 @@ class DraDriver(registration_rpc.RegistrationServicer):
             await asyncio.sleep(self._deadlines.retry_s)
 
     async def _serve_once(self) -> None:
-        for path in (self._service, self._registry):
-            await asyncio.to_thread(remove_stale, path.parent, path.name)
+        # Other gateways' sockets, too: who was killed could not remove them, and kubelet dials a dead one again and again.
+        for path, pattern in zip((self._service, self._registry), stale_patterns(self.driver), strict=True):
+            for name in (path.name, pattern):
+                await asyncio.to_thread(remove_stale, path.parent, name)
         # The service first: kubelet dials it as soon as it has read the registration socket.
         async with (
             serving(self._service, self._add_services),
@@ -94,8 +106,28 @@ class DraDriver(registration_rpc.RegistrationServicer):
         ):
             get_logger().info("driver.served", driver=self.driver)
             mine = [(path, identity(path)) for path in (self._service, self._registry)]
-            await self._watch.until(lambda: any(identity(path) != known for path, known in mine))
+            try:
+                await self._watch.until(lambda: any(identity(path) != known for path, known in mine))
+            finally:
+                await self._finish_calls()
         get_logger().info("driver.lost", driver=self.driver, why="a socket of ours was removed or replaced")
+
+    async def _finish_calls(self) -> None:
+        """Let the calls about claims that are under way come to their end: a call cut off is repeated by kubelet after a minute and more."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FINISH_S):
+                await self._idle.wait()
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._calls += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
 
     def _add_services(self, server: grpc.aio.Server) -> None:
         methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
@@ -152,7 +184,8 @@ class DraDriver(registration_rpc.RegistrationServicer):
         context: grpc.aio.ServicerContext[dra.NodePrepareResourcesRequest, dra.NodePrepareResourcesResponse],
     ) -> dra.NodePrepareResourcesResponse:
         """Prepare claims; what fails for one is that one's error."""
-        return await answer(context, self._metrics, "NodePrepareResources", self.device_class, self._prepare(request))
+        with self._counted():
+            return await answer(context, self._metrics, "NodePrepareResources", self.device_class, self._prepare(request))
 
     async def NodeUnprepareResources(
         self,
@@ -160,7 +193,8 @@ class DraDriver(registration_rpc.RegistrationServicer):
         context: grpc.aio.ServicerContext[dra.NodeUnprepareResourcesRequest, dra.NodeUnprepareResourcesResponse],
     ) -> dra.NodeUnprepareResourcesResponse:
         """Undo claims; every claim asked for has an entry."""
-        return await answer(context, self._metrics, "NodeUnprepareResources", self.device_class, self._unprepare(request))
+        with self._counted():
+            return await answer(context, self._metrics, "NodeUnprepareResources", self.device_class, self._unprepare(request))
 
     async def NodeWatchResources(
         self,
@@ -187,8 +221,12 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 continue
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
+        preparer = await self._desk.own_or_answer(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)
+        if not isinstance(preparer, ClaimPreparer):
+            return preparer
+
         async def one(claim: ClaimKey) -> dra.NodePrepareResourceResponse:
-            prepared = await self._preparer.prepare(self.device_class, claim)
+            prepared = await _guarded(claim, "NodePrepareResources", preparer.prepare(self.device_class, claim))
             if isinstance(prepared, str):
                 return dra.NodePrepareResourceResponse(error=prepared)
             return dra.NodePrepareResourceResponse(
@@ -207,8 +245,13 @@ class DraDriver(registration_rpc.RegistrationServicer):
         return dra.NodePrepareResourcesResponse(claims=await _for_each(request.claims, one))
 
     async def _unprepare(self, request: dra.NodeUnprepareResourcesRequest) -> dra.NodeUnprepareResourcesResponse:
+        preparer = await self._desk.own_or_answer(self.driver, "NodeUnprepareResources", request, dra.NodeUnprepareResourcesResponse)
+        if not isinstance(preparer, ClaimPreparer):
+            return preparer
+
         async def one(claim: ClaimKey) -> dra.NodeUnprepareResourceResponse:
-            return dra.NodeUnprepareResourceResponse(error=await self._preparer.unprepare(self.device_class, claim))
+            error = await _guarded(claim, "NodeUnprepareResources", preparer.unprepare(self.device_class, claim))
+            return dra.NodeUnprepareResourceResponse(error=error)
 
         return dra.NodeUnprepareResourcesResponse(claims=await _for_each(request.claims, one))
 
@@ -224,6 +267,16 @@ class DraDriver(registration_rpc.RegistrationServicer):
     def _say(self, status: str) -> None:
         self.status = status
         self._watch.wake()
+
+
+async def _guarded(claim: ClaimKey, method: str, work: Awaitable[R]) -> R | str:
+    """Give the result for one claim, or the text of a bug of our own."""
+    try:
+        return await work
+    except Exception as err:  # noqa: BLE001
+        # boundary: gRPC servicer, one claim. Our own bug must not fail the other claims of the call.
+        get_logger().exception("claim.crashed", method=method, claim_uid=claim.uid)
+        return f"claim {claim.namespace}/{claim.name}: topobus gateway: a bug in {method}: {type(err).__name__}: {err}"
 
 
 async def _for_each(claims: Iterable[dra.Claim], work: Callable[[ClaimKey], Coroutine[Any, Any, R]]) -> dict[str, R]:

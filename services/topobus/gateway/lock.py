@@ -1,7 +1,8 @@
-"""One gateway a node at a time: whoever holds the lock beside the checkpoint is the gateway, another one waits.
+"""One gateway a node at a time: whoever holds the lock beside the checkpoint has the node's turn, another one stands by.
 
-Two that ran together would replace each other's checkpoint and forget claims that containers use. The kernel frees the lock when its holder ends,
-however it ends. A gateway that ends while another one waits hands over: it lets the lock go first and leaves kubelet's device lists up until the other
+Two that worked at the same time would replace each other's checkpoint and forget claims that containers use. The kernel frees the lock when its holder
+ends, however it ends. Who stands by is ready as soon as it could go on: a roll-over that starts the new pod first waits for exactly that before it ends
+the old one. A gateway that ends while another one stands by hands over: it lets the lock go first and leaves kubelet's device lists up until the other
 has registered, so that kubelet sees no device vanish. Nothing that writes the checkpoint runs then any more.
 """
 
@@ -10,26 +11,60 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from topobus.domain.errors import ConfigError
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["Turn", "alone"]
+__all__ = ["Turn", "in_line"]
 
-# Claims cannot be prepared between two gateways, so this is what a roll-over costs at most; two system calls each time are nothing.
+# Claims wait as long as nobody has the turn, so this is what a roll-over costs at most; two system calls each time are nothing.
 _RETRY_S = 0.05
+_LINE_LIMIT_BYTES = 128
 
 
 class Turn:
-    """This process's turn as the node's gateway."""
+    """This process's turn as the node's gateway: had, or waited for."""
 
-    def __init__(self, lock: int, queue: int) -> None:
+    def __init__(self, path: Path, lock: int, queue: int, instance: str, readiness: Readiness) -> None:
+        self._path = path
         self._lock = lock
         self._queue = queue
+        self._instance = instance
+        self._readiness = readiness
+
+    def try_begin(self) -> bool:
+        """Take the turn if nobody has it."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, f"{os.getpid()} {self._instance}".encode(), 0)
+        return True
+
+    async def begin(self) -> None:
+        """Wait for the turn, saying who has it."""
+        if self.try_begin():
+            return
+        # Whoever waits shares this one, so the holder can tell.
+        fcntl.flock(self._queue, fcntl.LOCK_SH)
+        process = self._holder()[0]
+        self._readiness.set("lock", is_ready=True, why=f"stands by: another gateway runs on this node (process {process})")
+        get_logger().warning("twin.found", lock=str(self._path), process=process, next_step="this one stands by until the other ends")
+        while not self.try_begin():  # noqa: ASYNC110  (the kernel tells nobody that a lock is free)
+            await asyncio.sleep(_RETRY_S)
+        fcntl.flock(self._queue, fcntl.LOCK_UN)
+        get_logger().info("twin.gone", lock=str(self._path))
+        self._readiness.set("lock", is_ready=True)
+
+    def other_instance(self) -> str | None:
+        """The instance that has the turn; None when it says nothing, or is this very one."""
+        process, instance = self._holder()
+        return None if not process or (process == str(os.getpid()) and instance == self._instance) else instance
 
     def is_awaited(self) -> bool:
         """Say whether another process waits for its turn."""
@@ -41,53 +76,32 @@ class Turn:
         return False
 
     def end(self) -> None:
-        """Let the next one go on; the checkpoint is no longer ours. A second time does nothing."""
+        """Let the next one go on; the checkpoint is no longer ours. A second time, or without the turn, it does nothing."""
         with suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_UN)
 
+    def _holder(self) -> tuple[str, str]:
+        process, _, instance = os.pread(self._lock, _LINE_LIMIT_BYTES, 0).decode("ascii", "replace").partition(" ")
+        return process, instance
 
-@asynccontextmanager
-async def alone(checkpoint: Path, readiness: Readiness) -> AsyncIterator[Turn]:
-    """Hold this node's gateway lock for the length of a block; waits, not ready and saying so, while another process holds it.
+
+@contextmanager
+def in_line(checkpoint: Path, instance: str, readiness: Readiness) -> Iterator[Turn]:
+    """Stand in line for this node's turn for the length of a block.
 
     Errors: raises ConfigError when the lock file cannot be made.
     """
     path = checkpoint.with_name(checkpoint.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        # Whoever waits shares this one, so the holder can tell.
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         queue = os.open(path.with_suffix(".queue"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as err:
         raise ConfigError(
             f"gateway: checkpoint_path: cannot make {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
         ) from err
     try:
-        await _lock(file, queue, path, readiness)
-        os.ftruncate(file, 0)
-        os.pwrite(file, str(os.getpid()).encode(), 0)
-        yield Turn(file, queue)
+        yield Turn(path, lock, queue, instance, readiness)
     finally:
-        os.close(file)
+        os.close(lock)
         os.close(queue)
-
-
-async def _lock(file: int, queue: int, path: Path, readiness: Readiness) -> None:
-    is_said = False
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not is_said:
-                is_said = True
-                fcntl.flock(queue, fcntl.LOCK_SH)
-                holder = os.pread(file, 20, 0).decode("ascii", "replace") or "unknown"
-                readiness.set("lock", is_ready=False, why=f"another gateway runs on this node (process {holder})")
-                get_logger().warning("twin.found", lock=str(path), process=holder, next_step="this one waits until the other ends")
-            await asyncio.sleep(_RETRY_S)
-        else:
-            if is_said:
-                fcntl.flock(queue, fcntl.LOCK_UN)
-                get_logger().info("twin.gone", lock=str(path))
-                readiness.set("lock", is_ready=True)
-            return

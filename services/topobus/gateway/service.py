@@ -7,21 +7,24 @@ readiness only where there is a kubelet.
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from topobus.contracts.catalogue import PODS, PREPARE
 from topobus.devicekit.rollcall import RollCall
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.checkpoint import Checkpoint
+from topobus.gateway.claim_desk import ClaimDesk
 from topobus.gateway.claim_settling import ClaimSettler
 from topobus.gateway.claims import BusClaims, ClaimPreparer, ClaimReader
 from topobus.gateway.cluster import Cluster, ClusterClaims
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.dra_plugin import DraDriver
 from topobus.gateway.foreign_plugins import ForeignPlugins
-from topobus.gateway.lock import Turn, alone
+from topobus.gateway.lock import Turn, in_line
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.pod_resources import PodResourcesReader
 from topobus.gateway.pods import PodLook
@@ -35,6 +38,8 @@ __all__ = ["serve"]
 
 # Where installers put CDI files; of lower priority than our own folder.
 _STATIC_CDI_DIR = Path("/etc/cdi")
+# How long a gateway that stands by waits for its drivers to be registered before it is ready; kubelet looks every second.
+_STAND_BY_S = 15.0
 
 
 async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
@@ -43,8 +48,11 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
     Errors: raises ConfigError for settings or a checkpoint that cannot be used.
     """
     check(settings)
-    async with alone(Path(settings.checkpoint_path), runtime.readiness) as turn, _opened(settings) as cluster:
-        await _Gateway(settings, runtime, Checkpoint.load(Path(settings.checkpoint_path)), cluster, turn).run()
+    # Of this process alone where no pod's uid is given: a socket of an earlier one may still be in kubelet's hands.
+    instance = settings.instance or uuid.uuid4().hex[:8]
+    with in_line(Path(settings.checkpoint_path), instance, runtime.readiness) as turn:
+        async with _opened(settings) as cluster:
+            await _Gateway(settings, runtime, cluster, turn, instance).run()
 
 
 @asynccontextmanager
@@ -63,8 +71,17 @@ async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
         await cluster.close()
 
 
+@dataclass(frozen=True)
+class _Work:
+    """What only the gateway does whose turn it is."""
+
+    preparer: ClaimPreparer
+    settler: ClaimSettler | None
+    pods: PodLook
+
+
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, checkpoint: Checkpoint, cluster: Cluster | None, turn: Turn) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, turn: Turn, instance: str) -> None:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
@@ -80,24 +97,13 @@ class _Gateway:
         )
         self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines)
         self._metrics = CallMetrics(runtime.registry)
-        self._checkpoint = checkpoint
         self._cluster = cluster
         self._turn = turn
+        self._instance = instance
+        self._desk = ClaimDesk(settings.kubelet, turn, settings.deadlines.claim_s)
+        self._checkpoint: Checkpoint | None = None
+        """None: another gateway has the turn, so the file is not ours to read yet."""
         self._is_awaited = False
-        reader: ClaimReader = BusClaims(runtime.bus)
-        self._settler: ClaimSettler | None = None
-        if cluster is not None:
-            reader = ClusterClaims(cluster)
-            self._settler = ClaimSettler(self._state, self._asks, reader, checkpoint, settings.deadlines)
-        self._preparer = ClaimPreparer(
-            state=self._state,
-            asks=self._asks,
-            reader=reader,
-            checkpoint=checkpoint,
-            cdi_dir=Path(settings.cdi_dir),
-            deadlines=settings.deadlines,
-            settler=self._settler,
-        )
         watchdog_s = settings.deadlines.watchdog_s
         self._plugin_watch = FolderWatch(Path(settings.kubelet.device_plugin_dir), watchdog_s)
         self._registry_watch = FolderWatch(Path(settings.kubelet.plugins_registry_dir), watchdog_s)
@@ -108,18 +114,16 @@ class _Gateway:
         self._drivers: dict[str, DraDriver] = {}
         self._variables: dict[str, str] = {}
         self._resources: dict[str, str] = {}
-        self._pods = PodLook(
-            PodResourcesReader(Path(settings.pod_resources_socket), runtime.node, self._resources), self._state, checkpoint
-        )
 
     async def run(self) -> None:
         self._readiness.set("inventories", is_ready=False, why="waiting for inventories and the ledger")
-        await self._preparer.restore()
-        await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
+        self._stands_by_until = 0.0
+        # After a reboot all files are there again before anybody is served; who stands by leaves them to the one that has the turn.
+        work = await self._begin() if self._turn.try_begin() else None
         # What kubelet's lists come from ends last, after the lock was let go: see `lock`.
         async with asyncio.TaskGroup() as lists:
             try:
-                await self._serve(lists)
+                await self._serve(lists, work)
             finally:
                 self._is_awaited = self._turn.is_awaited()
                 if self._is_awaited:
@@ -127,27 +131,66 @@ class _Gateway:
                     await self._runtime.bus.stop_answering()
                 self._turn.end()
 
-    async def _serve(self, lists: asyncio.TaskGroup) -> None:
+    async def _begin(self) -> _Work:
+        """Take over the checkpoint: it is our turn.
+
+        Errors: raises ConfigError when it cannot be used.
+        """
+        settings = self._settings
+        checkpoint = Checkpoint.load(Path(settings.checkpoint_path))
+        reader: ClaimReader = BusClaims(self._runtime.bus)
+        settler: ClaimSettler | None = None
+        if self._cluster is not None:
+            reader = ClusterClaims(self._cluster)
+            settler = ClaimSettler(self._state, self._asks, reader, checkpoint, settings.deadlines)
+        preparer = ClaimPreparer(
+            state=self._state,
+            asks=self._asks,
+            reader=reader,
+            checkpoint=checkpoint,
+            cdi_dir=Path(settings.cdi_dir),
+            deadlines=settings.deadlines,
+            settler=settler,
+        )
+        await preparer.restore()
+        await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
+        self._checkpoint = checkpoint
+        self._desk.open(preparer)
+        pods = PodLook(
+            PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources), self._state, checkpoint
+        )
+        return _Work(preparer, settler, pods)
+
+    async def _serve(self, lists: asyncio.TaskGroup, work: _Work | None) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._state.follow_inventories())
             group.create_task(self._state.follow_ledger())
             await self._state.wait_until_seen()
+            if work is None:
+                self._stands_by_until = asyncio.get_running_loop().time() + _STAND_BY_S
+                self._readiness.set("registration", is_ready=False, why="looking for kubelet")
             self._readiness.set("inventories", is_ready=True)
             group.create_task(self._plugin_watch.run())
             group.create_task(self._registry_watch.run())
+            # The drivers first, for the report must not say that none is missing before there is any.
+            group.create_task(self._open_drivers(group))
             group.create_task(self._report_registration())
             group.create_task(self._rollcall.run())
-            group.create_task(self._preparer.undo_unknown())
-            group.create_task(Reconciler(self._pods, self._state, self._asks, self._settings.deadlines).run())
-            await self._runtime.bus.answer(PODS, self._pods.answer, node=self._runtime.node)
+            if work is None:
+                await self._turn.begin()
+                work = await self._begin()
+                self._state.changed.announce()
+            group.create_task(work.preparer.undo_unknown())
+            group.create_task(Reconciler(work.pods, self._state, self._asks, self._settings.deadlines).run())
+            await self._runtime.bus.answer(PODS, work.pods.answer, node=self._runtime.node)
             if self._foreign is not None:
                 group.create_task(self._foreign.run())
-            self._join_cluster(group)
-            await self._open_doors(group, lists)
+            self._join_cluster(group, work.settler)
+            await self._open_plugins(lists)
 
-    def _join_cluster(self, group: asyncio.TaskGroup) -> None:
+    def _join_cluster(self, group: asyncio.TaskGroup, settler: ClaimSettler | None) -> None:
         """Publish slices and settle claims, where there is a cluster."""
-        if self._cluster is None or self._settler is None:
+        if self._cluster is None or settler is None:
             return
         publisher = SlicePublisher(
             self._cluster,
@@ -158,19 +201,25 @@ class _Gateway:
             registry=self._runtime.registry,
         )
         group.create_task(publisher.run())
-        group.create_task(self._settler.run())
+        group.create_task(settler.run())
 
-    async def _open_doors(self, group: asyncio.TaskGroup, lists: asyncio.TaskGroup) -> None:
-        """Serve each class from its first device on (or its first claim still to be undone); a class is never closed again while we run."""
+    async def _open_plugins(self, lists: asyncio.TaskGroup) -> None:
+        """Serve each class as a device plugin from its first device on; a class is never closed again while we run."""
         while True:
             ticket = self._state.changed.ticket()
-            with_devices = set(self._state.classes())
-            with_claims = {entry.device_class for entry in self._checkpoint.entries()}
-            for device_class in sorted(with_devices - self._plugins.keys()):
+            for device_class in sorted(set(self._state.classes()) - self._plugins.keys()):
                 if self._settings.offers_plugin(device_class):
                     self._plugins[device_class] = self._make_plugin(device_class)
                     self._resources[self._plugins[device_class].resource] = device_class
                     lists.create_task(self._plugins[device_class].run())
+            await ticket.wait()
+
+    async def _open_drivers(self, group: asyncio.TaskGroup) -> None:
+        """Serve each class as a DRA driver from its first device on (or its first claim still to be undone), also while we stand by."""
+        while True:
+            ticket = self._state.changed.ticket()
+            with_devices = set(self._state.classes())
+            with_claims = {entry.device_class for entry in self._checkpoint.entries()} if self._checkpoint is not None else set()
             for device_class in sorted((with_devices | with_claims) - self._drivers.keys()):
                 # A class no longer offered must still let go of what was prepared.
                 if self._settings.offers_dra(device_class) or device_class in with_claims:
@@ -200,7 +249,8 @@ class _Gateway:
             kubelet=self._settings.kubelet,
             watch=self._registry_watch,
             state=self._state,
-            preparer=self._preparer,
+            desk=self._desk,
+            instance=self._instance,
             metrics=self._metrics,
             deadlines=self._settings.deadlines,
             clock=self._runtime.clock,
@@ -213,14 +263,19 @@ class _Gateway:
         while True:
             here = identity(kubelet) is not None
             missing = [f"{one.resource}: {one.status}" for one in self._plugins.values() if one.status != "registered"]
-            # A kubelet without DRA is an ordinary one, so a driver counts only where it is the class's one door.
+            # A kubelet without DRA is an ordinary one, so a driver counts only where it is the class's one door. Who stands by waits for all of them
+            # at first: once it is ready, the one that kubelet has is ended.
+            is_patient = self._checkpoint is None and asyncio.get_running_loop().time() < self._stands_by_until
             missing += [
                 f"{one.driver}: {one.status}"
                 for name, one in self._drivers.items()
-                if one.status != "registered" and not self._settings.offers_plugin(name)
+                if one.status != "registered" and (is_patient or not self._settings.offers_plugin(name))
             ]
-            news = (not missing, "; ".join(missing)) if here else (True, "no kubelet here")
-            if news != said and (here or said is not None):
+            news = (not missing, "; ".join(missing) or self._remark()) if here else (True, "no kubelet here")
+            if news != said and (here or said is not None or is_patient):
                 said = news
                 self._readiness.set("registration", *news)
             await self._plugin_watch.next()
+
+    def _remark(self) -> str:
+        return "device plugins are registered when it is our turn" if self._checkpoint is None else ""

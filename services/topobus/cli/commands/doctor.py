@@ -168,7 +168,7 @@ def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
 
 def _plugin_findings(kubelet: Path) -> list[Finding]:
     findings: list[Finding] = []
-    for what, pattern in (("device plugin", "device-plugins/topobus*.sock"), ("DRA driver", "plugins/*.topobus.dev/dra.sock")):
+    for what, pattern in (("device plugin", "device-plugins/topobus*.sock"), ("DRA driver", "plugins/*.topobus.dev/dra*.sock")):
         sockets = sorted(kubelet.glob(pattern))
         if not sockets:
             step = "is topobus-gateway running on this machine, with this kubelet folder?"

@@ -1,0 +1,66 @@
+"""Where a DRA driver's two sockets stand: names of one gateway's own, so that two of them stand side by side while one replaces the other.
+
+Flows in: kubelet's folders, the driver, the gateway's instance (its pod's uid). Flows out: two paths that fit into a socket address, shortened in two steps
+where they would not. kubelet reads the paths from the registration, so nobody else has to guess them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from msgspec import Struct
+
+__all__ = ["SOCKET_PATH_LIMIT", "DriverSockets", "driver_sockets", "is_instance_name", "stale_patterns"]
+
+# sun_path of unix(7) has 108 bytes, the last one NUL. A longer name fails only at bind, with a message that helps nobody.
+SOCKET_PATH_LIMIT = 107
+
+_HASH_LENGTH = 8
+_INSTANCE_LIMIT = 63
+
+
+class DriverSockets(Struct, frozen=True, kw_only=True):
+    """The sockets of one driver of one gateway."""
+
+    service: str
+    """kubelet calls it for claims and health."""
+    registration: str
+    """kubelet's plugin watcher finds it, and asks it for the other's path."""
+
+
+def driver_sockets(plugins_dir: str, registry_dir: str, driver: str, instance: str) -> DriverSockets:
+    """Name a driver's sockets; without an instance by the driver alone.
+
+    The uid whole where it fits, else a hash of it, else a hash of driver and uid. A folder that is too long even for that is the caller's to refuse.
+
+    >>> driver_sockets("/k/plugins", "/k/plugins_registry", "gpu.topobus.dev", "3cec").service
+    '/k/plugins/gpu.topobus.dev/dra-3cec.sock'
+    """
+    tails = (f"-{instance}", f"-{_hash(instance)}") if instance else ("",)
+    short = f"tb{_hash(f'{driver}/{instance}')}.sock"
+    return DriverSockets(
+        service=_first_that_fits([*(f"{plugins_dir}/{driver}/dra{tail}.sock" for tail in tails), f"{plugins_dir}/{short}"]),
+        registration=_first_that_fits([*(f"{registry_dir}/{driver}{tail}-reg.sock" for tail in tails), f"{registry_dir}/{short}"]),
+    )
+
+
+def is_instance_name(text: str) -> bool:
+    """Say whether a text can be a part of a file's name: letters, digits, '-', '_' and '.', 63 at most.
+
+    >>> is_instance_name("3cec39ef-a300"), is_instance_name("../x")
+    (True, False)
+    """
+    return len(text) <= _INSTANCE_LIMIT and all(one.isascii() and (one.isalnum() or one in "-_.") for one in text) and ".." not in text
+
+
+def stale_patterns(driver: str) -> tuple[str, str]:
+    """Match the service and the registration sockets that any gateway makes for a driver, shortened ones apart: those are alike for all drivers."""
+    return "dra*.sock", f"{driver}*-reg.sock"
+
+
+def _first_that_fits(paths: list[str]) -> str:
+    return next((one for one in paths if len(one.encode()) <= SOCKET_PATH_LIMIT), paths[-1])
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_HASH_LENGTH]
