@@ -1,13 +1,11 @@
-"""The kubelet simulator, call by call against what a real kubelet 1.36.2 did, and against its allocation rules."""
+"""The kubelet simulator against kubelet's allocation rules. The recorded transcript is done again in test_kubelet_replay."""
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -32,7 +30,6 @@ from topobus.testing.kubelet import (
 
 pytestmark = pytest.mark.integration
 
-TRANSCRIPT = Path(__file__).resolve().parents[1] / "data" / "kubelet" / "kubelet-1.36-transcript.jsonl"
 X = "rec.example.com/x"
 Y = "rec.example.com/y"
 DRIVER = "dra.rec.example.com"
@@ -78,74 +75,6 @@ async def rejected(kubelet: KubeletSimulator, wanted: Pod) -> Rejection:
     return answer
 
 
-def recorded(session: str, events: set[str]) -> list[dict[str, Any]]:
-    """The transcript's lines of a session, without what a clock or a run decides."""
-    lines = [json.loads(line) for line in TRANSCRIPT.read_text().splitlines()]
-    return [
-        {key: value for key, value in line.items() if key not in ("session", "t", "took")}
-        for line in lines
-        if line["session"] == session and line["event"] in events
-    ]
-
-
-async def test_simulator_registers_as_the_transcript_when_a_plugin_starts(kubelet: KubeletSimulator) -> None:
-    """Options come before the answer to Register and with what is left of its deadline; the list is asked without one; refusals read the same."""
-    async with TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
-        await plugin.register()
-        await kubelet.wait_for_resource(X, allocatable=3)
-        await plugin.register(version="v1alpha9")
-        await plugin.register(resource="nodomain")
-        await plugin.register(resource="kubernetes.io/x")
-        await plugin.register(endpoint="missing.sock", resource=Y)
-
-        calls = plugin.calls
-
-    wanted = recorded("a", {"GetDevicePluginOptions", "ListAndWatch.open", "Register.ok", "Register.refused"})
-    watched = recorded("a", {"ListAndWatch.send"})[0]
-    assert calls[0] == wanted[0]
-    # kubelet answers Register and opens the stream at the same time: sessions a and b of the transcript differ in this order.
-    assert sorted(calls[1:4], key=str) == sorted([wanted[1], wanted[2], watched], key=str)
-    assert calls[4:] == wanted[3:]
-
-
-async def test_simulator_serves_a_pod_as_the_transcript_when_both_apis_are_used(kubelet: KubeletSimulator) -> None:
-    """Order, requests and deadlines from preferred allocation to the container's restart are the recorded ones."""
-    steps = {"GetPreferredAllocation", "Allocate", "NodePrepareResources", "PreStartContainer", "NodeUnprepareResources"}
-    (first, *_) = recorded("a", {"NodePrepareResources"})
-    claim = ClaimReference(drivers=(DRIVER,), **first["req"]["claims"][0])
-    async with (
-        TrivialPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
-        TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as driver,
-    ):
-        driver.calls = plugin.calls
-        await plugin.register()
-        await kubelet.wait_for_resource(X, allocatable=3)
-        await kubelet.wait_for_event("NodeWatchResources.open")
-        wanted = pod(wants(x=1), claims=[claim])
-        await admitted(kubelet, wanted)
-        await kubelet.restart_container(wanted, "main")
-
-        calls = [one for one in plugin.calls if one["event"] in steps]
-
-    assert calls == recorded("a", steps)
-
-
-async def test_simulator_registers_a_driver_as_the_transcript_when_its_socket_appears(kubelet: KubeletSimulator) -> None:
-    """GetInfo with 1 s, the status with 5 s, then the health stream without a deadline, on v1alpha1 although v1 is offered."""
-    async with TrivialDriver(
-        kubelet.plugins_registry_dir,
-        kubelet.plugins_dir,
-        DRIVER,
-        versions=("v1.DRAPlugin", "v1beta1.DRAPlugin", "v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth"),
-    ) as driver:
-        await kubelet.wait_for_health(DRIVER, "node", "dev-0", "Healthy")
-
-        calls = driver.calls
-
-    wanted = recorded("a", {"GetInfo", "NotifyRegistrationStatus", "NodeWatchResources.open"})
-    assert calls == wanted[:3]
-
-
 async def test_simulator_repeats_an_owed_unprepare_when_the_driver_returns(kubelet: KubeletSimulator) -> None:
     """What an absent driver could not undo is asked again as soon as it is registered, as in session b of the transcript."""
     claim = ClaimReference(name="c", uid="u-1", drivers=(DRIVER,))
@@ -156,13 +85,12 @@ async def test_simulator_repeats_an_owed_unprepare_when_the_driver_returns(kubel
     await kubelet.wait_for_event("Deregistered")
     errors = await kubelet.remove(wanted)
     async with TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as returned:
-        await kubelet.wait_for_event("NodeUnprepareResources")
-        await kubelet.wait_for_event("NodeWatchResources.open", count=2)
+        await kubelet.wait_for_event("NodeUnprepareResources.answered")
 
         calls = [one["event"] for one in returned.calls]
 
     assert errors == {"u-1": f"DRA driver {DRIVER} is not registered"}
-    assert calls[:3] == ["GetInfo", "NotifyRegistrationStatus", "NodeUnprepareResources"]
+    assert calls[:4] == ["GetInfo", "NotifyRegistrationStatus", "NodeWatchResources.open", "NodeUnprepareResources"]
 
 
 async def test_simulator_counts_an_unhealthy_device_in_capacity_alone_when_the_list_changes(kubelet: KubeletSimulator) -> None:

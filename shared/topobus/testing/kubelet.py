@@ -17,6 +17,7 @@ What it does not: CPU packing (exclusive CPUs are taken by id), memory manager, 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from typing import Self
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.view import AlignmentOptions
 from topobus.testing.kubelet_admission import Admitter
+from topobus.testing.kubelet_checkpoint import CHECKPOINT_FILE
 from topobus.testing.kubelet_devices import DeviceStore, PluginDevice
 from topobus.testing.kubelet_drivers import DriverHealth, Drivers
 from topobus.testing.kubelet_endpoints import DevicePlugins
@@ -102,9 +104,25 @@ class KubeletSimulator:
         self._plugins = DevicePlugins(
             self.device_plugin_dir, self._store, self._log, timings, monotonic, has_reregister_race=has_reregister_race
         )
-        self._drivers = Drivers(self.plugins_registry_dir, self._log, timings, monotonic, health_api=health_api, wipe_slices=wipe_slices)
+        self._timings = timings
+        self._drivers = Drivers(
+            self.plugins_registry_dir,
+            self._log,
+            timings,
+            monotonic,
+            health_api=health_api,
+            wipe_slices=wipe_slices,
+            device_plugins=self._plugins,
+        )
         self._admitter = Admitter(
-            self._store, self._plugins, self._drivers, nodes=numa_nodes, options=options, distances=distances, cpus=cpus or {}
+            self._store,
+            self._plugins,
+            self._drivers,
+            nodes=numa_nodes,
+            options=options,
+            distances=distances,
+            cpus=cpus or {},
+            checkpoint=self.device_plugin_dir / CHECKPOINT_FILE,
         )
         self._pod_resources = PodResources(root / directories.pod_resources, self._store, self._admitter, self._log, monotonic)
 
@@ -140,8 +158,14 @@ class KubeletSimulator:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.stop()
 
-    async def start(self) -> None:
-        """Start as kubelet starts: sockets in the device plugin folder are deleted, then served anew."""
+    async def start(self, *, is_restart: bool = False) -> None:
+        """Start as kubelet starts: its checkpoint is read, sockets in the device plugin folder are deleted, then served anew.
+
+        Errors: raises ValueError for a checkpoint that cannot be read.
+        """
+        if is_restart:
+            self._store.restart()
+        self._admitter.load()
         await self._plugins.start()
         await self._pod_resources.start()
         await self._drivers.start()
@@ -155,12 +179,28 @@ class KubeletSimulator:
     async def restart(self) -> None:
         """Stop and start: resources come back with capacity 0 until their plugins register again; running pods keep what they hold."""
         await self.stop()
-        self._store.restart()
-        await self.start()
+        await self.start(is_restart=True)
 
     async def admit(self, pod: Pod) -> Admission | Rejection:
         """Admit a pod, prepare its claims and start its containers. Asked again after a rejection that is not final, it goes on."""
-        return await self._admitter.admit(pod)
+        return (await self._admitter.admit(pod))[0]
+
+    async def admit_together(self, pods: Iterable[Pod]) -> list[Admission | Rejection]:
+        """Admit pods that were bound at once: first all are admitted, then all claims prepared, then all containers started."""
+        return await self._admitter.admit(*pods)
+
+    async def admit_with_retries(self, pod: Pod, *, attempts: int = 5) -> Admission | Rejection:
+        """Admit a pod and try again what can be tried again, as kubelet's pod workers do, each `pod_retry_s`."""
+        for _ in range(attempts - 1):
+            answer = await self.admit(pod)
+            if isinstance(answer, Admission) or answer.is_final:
+                return answer
+            await asyncio.sleep(self._timings.pod_retry_s)
+        return await self.admit(pod)
+
+    def sources_ready(self) -> None:
+        """Say that all pods are known: what an earlier kubelet's checkpoint gives to others is free from the next look on."""
+        self._admitter.sources_ready()
 
     async def restart_container(self, pod: Pod, container: str) -> str:
         """Start a container again: PreStartContainer, no new Allocate. An empty text is success."""
@@ -194,6 +234,10 @@ class KubeletSimulator:
         """What pod status would show for a DRA device."""
         return self._drivers.device_health(driver, pool, device)
 
+    async def wait_for_more(self, count: int) -> tuple[KubeletEvent, ...]:
+        """Wait for as long as it takes until there are more events than `count`; all of them."""
+        return await self._log.more_than(count)
+
     async def wait_for_event(self, event: str, *, subject: str = "", count: int = 1, timeout_s: float = 10.0) -> KubeletEvent:
         """Wait until an event of that name (and subject, when given) came `count` times; the last of them."""
 
@@ -223,3 +267,10 @@ class KubeletSimulator:
             lambda: self.device_health(driver, pool, device).state == state, timeout_s, f"{driver}/{pool}/{device} to be {state}"
         )
         return self.device_health(driver, pool, device)
+
+
+if __name__ == "__main__":
+    # The command stands above this module, so it is not known before.
+    from topobus.testing.kubelet_command import main
+
+    raise SystemExit(main())

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from topobus.domain.alignment.hints import cpu_hints
@@ -50,6 +51,7 @@ class Admitter:
         options: AlignmentOptions,
         distances: Sequence[Sequence[int]],
         cpus: Mapping[int, CpuSet],
+        checkpoint: Path | None = None,
     ) -> None:
         self._store = store
         self._plugins = plugins
@@ -58,6 +60,9 @@ class Admitter:
         self._options = options
         self._distances = distances
         self._cpus = cpus
+        self._checkpoint = checkpoint
+        self._awaited: frozenset[str] = frozenset()
+        self._is_loaded = False
         self._active: dict[str, Pod] = {}
         self._grants: dict[tuple[str, str], ContainerGrant] = {}
         self._claims: dict[str, tuple[PreparedClaim, ...]] = {}
@@ -75,30 +80,62 @@ class Admitter:
         """Prepared claims of an active pod."""
         return self._claims.get(pod_uid, ()) if pod_uid in self._active else ()
 
+    def load(self) -> None:
+        """Go on from the checkpoint of an earlier kubelet, if there is one: its pods hold their devices until `sources_ready`."""
+        if not self._is_loaded and self._checkpoint is not None and self._checkpoint.exists():
+            self._awaited = self._store.load(self._checkpoint.read_bytes())
+        self._is_loaded = True
+
+    def sources_ready(self) -> None:
+        """All pods are known now: what the checkpoint gives to others is free at the next look."""
+        self._awaited = frozenset()
+
     def collect(self) -> None:
         """Free what pods that are gone still hold (kubelet does this lazily)."""
-        self._store.keep_only(self._active)
+        self._store.keep_only({*self._active, *self._awaited})
+        self._save()
         self._grants = {key: one for key, one in self._grants.items() if key[0] in self._active}
 
-    async def admit(self, pod: Pod) -> Admission | Rejection:
-        """Run the whole way from the bound pod to started containers. Asked again for the same pod, it goes on where it stopped."""
-        async with self._lock:
-            self.collect()
-            self._active[pod.uid] = pod
-            rejection = await self._allocate(pod)
-        if rejection is not None:
-            del self._active[pod.uid]
-            return rejection
-        claims = await self._drivers.prepare(pod.claims)
-        self._claims[pod.uid] = claims
-        failed = [f"{one.uid}: {one.error}" for one in claims if one.error]
-        if failed:
-            return Rejection(pod=pod, reason="FailedPrepareDynamicResources", message="; ".join(failed), is_final=False)
+    async def admit(self, *pods: Pod) -> list[Admission | Rejection]:
+        """Run the whole way from bound pods to started containers. Asked again for the same pod, it goes on where it stopped.
+
+        All pods are admitted, then all claims prepared, then all containers started: kubelet admits one after another in its sync loop, and what follows is
+        slower than the next admission.
+        """
+        answers: dict[str, Admission | Rejection] = {}
+        for pod in pods:
+            async with self._lock:
+                self.collect()
+                self._active[pod.uid] = pod
+                rejection = await self._allocate(pod)
+                self._save()
+            if rejection is not None:
+                del self._active[pod.uid]
+                answers[pod.uid] = rejection
+        for pod in pods:
+            if pod.uid in answers:
+                continue
+            claims = await self._drivers.prepare(pod.claims)
+            self._claims[pod.uid] = claims
+            failed = [f"{one.uid}: {one.error}" for one in claims if one.error]
+            if failed:
+                answers[pod.uid] = Rejection(pod=pod, reason="FailedPrepareDynamicResources", message="; ".join(failed), is_final=False)
+        for pod in pods:
+            if pod.uid not in answers:
+                answers[pod.uid] = await self._start_all(pod)
+        return [answers[pod.uid] for pod in pods]
+
+    async def _start_all(self, pod: Pod) -> Admission | Rejection:
         for container in pod.containers:
             problem = await self.start(pod.uid, container.name)
             if problem:
                 return Rejection(pod=pod, reason="CreateContainerConfigError", message=problem, is_final=False)
-        return Admission(pod=pod, containers=tuple(self._grants[(pod.uid, one.name)] for one in pod.containers), claims=claims)
+        grants = tuple(self._grants[(pod.uid, one.name)] for one in pod.containers)
+        return Admission(pod=pod, containers=grants, claims=self._claims[pod.uid])
+
+    def _save(self) -> None:
+        if self._checkpoint is not None:
+            self._checkpoint.write_bytes(self._store.checkpoint())
 
     async def start(self, pod_uid: str, container: str) -> str:
         """Start (or restart) a container: PreStartContainer at each plugin that asked for it; an empty text is success."""
@@ -126,7 +163,7 @@ class Admitter:
         pod_hint: Hint | None = None
         if self._options.scope is Scope.POD and self._options.policy is not Policy.NONE:
             total = _pod_total(pod)
-            merged = merge_hints(self._hint_lists(total, {}), self._nodes, self._options.policy, **self._merge_options())
+            merged = merge_hints(self._hint_lists(pod, total, {}), self._nodes, self._options.policy, **self._merge_options())
             if not merged.is_admitted:
                 return Rejection(pod=pod, reason="TopologyAffinityError", message=_NO_LOCALITY)
             pod_hint = merged.hint
@@ -135,7 +172,7 @@ class Admitter:
                 continue
             hint = pod_hint
             if hint is None:
-                merged = merge_hints(self._hint_lists(container, reusable), self._nodes, self._options.policy, **self._merge_options())
+                merged = merge_hints(self._hint_lists(pod, container, reusable), self._nodes, self._options.policy, **self._merge_options())
                 if not merged.is_admitted:
                     return Rejection(pod=pod, reason="TopologyAffinityError", message=_NO_LOCALITY)
                 hint = merged.hint
@@ -154,11 +191,13 @@ class Admitter:
     def _merge_options(self) -> _MergeOptions:
         return {"distances": self._distances, "prefer_closest": self._options.prefer_closest_numa_nodes}
 
-    def _hint_lists(self, container: Container, reusable: Mapping[str, set[str]]) -> list[tuple[Hint, ...] | None]:
+    def _hint_lists(self, pod: Pod, container: Container, reusable: Mapping[str, set[str]]) -> list[tuple[Hint, ...] | None]:
         if self._options.policy is Policy.NONE:
             return []
         lists: list[tuple[Hint, ...] | None] = [
-            self._store.hints(resource, count, self._nodes, reusable.get(resource, ()))
+            self._store.hints(
+                resource, count, self._nodes, reusable.get(resource, ()), held=self._store.held(pod.uid, container.name, resource)
+            )
             for resource, count in container.resources.items()
             if self._store.knows(resource)
         ]
@@ -171,10 +210,21 @@ class Admitter:
         for resource, count in container.resources.items():
             if count == 0:
                 continue
-            taken, endpoint = await self._choose(resource, count, hint.nodes, reusable.get(resource, set()))
+            held = self._store.held(pod.uid, container.name, resource)
+            known = self._store.answer(pod.uid, container.name, resource)
+            if held and known is not None:
+                # From the checkpoint: the answer of then is used, and the plugin is not asked again.
+                responses.append((resource, pb.ContainerAllocateResponse.FromString(known)))
+                continue
+            if held:
+                taken, endpoint = set(held), self._serving(resource)
+            else:
+                taken, endpoint = await self._choose(resource, count, hint.nodes, reusable.get(resource, set()))
             self._store.hold(pod.uid, container.name, resource, taken)
             try:
-                responses.append((resource, await endpoint.allocate(taken)))
+                answer = await endpoint.allocate(taken)
+                self._store.remember(pod.uid, container.name, resource, answer.SerializeToString())
+                responses.append((resource, answer))
             except CallFailed:
                 # The reservation of this resource is undone; what earlier resources of the pod hold stays until the pod is collected.
                 self._store.drop(pod.uid, container.name, resource)
@@ -197,9 +247,7 @@ class Admitter:
             raise CallFailed(f"cannot allocate unregistered device {resource}")
         if not store.healthy(resource):
             raise CallFailed(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
-        endpoint = self._plugins.endpoint(resource)
-        if endpoint is None:
-            raise CallFailed(f"unknown Device Plugin {resource}")
+        endpoint = self._serving(resource)
         taken: set[str] = set()
 
         def take(ids: Iterable[str]) -> bool:
@@ -222,6 +270,12 @@ class Admitter:
             for rest in (split.unaligned, split.no_topology):
                 take(rest)
         return taken, endpoint
+
+    def _serving(self, resource: str) -> Endpoint:
+        endpoint = self._plugins.endpoint(resource)
+        if endpoint is None:
+            raise CallFailed(f"unknown Device Plugin {resource}")
+        return endpoint
 
     def _free_cpus(self) -> CpuSet:
         online = CpuSet.from_bits(0)

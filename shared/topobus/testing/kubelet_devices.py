@@ -15,6 +15,7 @@ from topobus.domain.alignment.hints import device_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
+from topobus.testing.kubelet_checkpoint import Holding, read_checkpoint, write_checkpoint
 from topobus.testing.kubelet_values import Capacity
 
 __all__ = ["AffinitySplit", "DeviceStore", "PluginDevice", "split_by_affinity"]
@@ -75,6 +76,7 @@ class DeviceStore:
         self._grace_s = grace_s
         self._resources: dict[str, _Resource] = {}
         self._held: dict[tuple[str, str, str], tuple[str, ...]] = {}
+        self._answers: dict[tuple[str, str, str], bytes] = {}
 
     def replace(self, resource: str, devices: Iterable[PluginDevice]) -> None:
         """Take a complete list: what it lacks is gone."""
@@ -123,13 +125,18 @@ class DeviceStore:
         """Ids that are healthy and free."""
         return self.healthy(resource) - self.in_use(resource)
 
-    def hints(self, resource: str, count: int, nodes: NodeSet, reusable: Iterable[str]) -> tuple[Hint, ...] | None:
-        """Give kubelet's hints for `count` devices of a resource."""
+    def hints(
+        self, resource: str, count: int, nodes: NodeSet, reusable: Iterable[str], *, held: Iterable[str] = ()
+    ) -> tuple[Hint, ...] | None:
+        """Give kubelet's hints for `count` devices of a resource; a container that holds some already can only have these again."""
+        mine = set(held)
+        if mine and len(mine) != count:
+            return ()
         known = [
             Device(name=one.id, device_class="plugin", numa_nodes=one.nodes or None)
             for one in sorted(self.devices(resource).values(), key=lambda one: one.id)
         ]
-        return device_hints(known, self.available(resource), count, nodes, reusable=set(reusable))
+        return device_hints(known, mine or self.available(resource), count, nodes, reusable=set() if mine else set(reusable))
 
     def in_use(self, resource: str) -> set[str]:
         """Ids that some container holds."""
@@ -139,14 +146,51 @@ class DeviceStore:
         """Write down who has what."""
         self._held[(pod_uid, container, resource)] = tuple(sorted(ids))
 
+    def remember(self, pod_uid: str, container: str, resource: str, answer: bytes) -> None:
+        """Keep what the plugin answered for a holding."""
+        self._answers[(pod_uid, container, resource)] = answer
+
+    def answer(self, pod_uid: str, container: str, resource: str) -> bytes | None:
+        """What the plugin answered for a holding; None when it has not."""
+        return self._answers.get((pod_uid, container, resource))
+
+    def held(self, pod_uid: str, container: str, resource: str) -> tuple[str, ...]:
+        """Ids of one resource that a container holds."""
+        return self._held.get((pod_uid, container, resource), ())
+
+    def checkpoint(self) -> bytes:
+        """Render what a restarted kubelet needs."""
+        holdings = tuple(
+            Holding(pod_uid=key[0], container=key[1], resource=key[2], ids=ids, response=self._answers.get(key, b""))
+            for key, ids in sorted(self._held.items())
+        )
+        return write_checkpoint(holdings, {name: tuple(sorted(self.healthy(name))) for name in self._resources})
+
+    def load(self, data: bytes) -> frozenset[str]:
+        """Take over a checkpoint; the uids of the pods that hold something by it.
+
+        Errors: raises ValueError for what is no checkpoint.
+        """
+        remembered = read_checkpoint(data)
+        for name in remembered.registered:
+            self._resources.setdefault(name, _Resource())
+        for one in remembered.holdings:
+            key = (one.pod_uid, one.container, one.resource)
+            self._held[key] = one.ids
+            if one.response:
+                self._answers[key] = one.response
+        return frozenset(one.pod_uid for one in remembered.holdings)
+
     def drop(self, pod_uid: str, container: str, resource: str) -> None:
         """Forget one container's devices of one resource."""
         self._held.pop((pod_uid, container, resource), None)
+        self._answers.pop((pod_uid, container, resource), None)
 
     def keep_only(self, pod_uids: Iterable[str]) -> None:
         """Free what pods that are no longer active hold: kubelet does this lazily, before an allocation or a PodResources call."""
         active = set(pod_uids)
         self._held = {key: ids for key, ids in self._held.items() if key[0] in active}
+        self._answers = {key: answer for key, answer in self._answers.items() if key in self._held}
 
     def held_by(self, pod_uid: str, container: str) -> dict[str, tuple[str, ...]]:
         """Resource to ids of one container."""

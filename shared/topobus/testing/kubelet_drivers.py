@@ -19,13 +19,15 @@ from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
+from topobus.testing.kubelet_driver import PLUGIN_PACKAGES, Driver
+from topobus.testing.kubelet_endpoints import DevicePlugins
 from topobus.testing.kubelet_values import ClaimDevice, ClaimReference, EventLog, KubeletTimings, PreparedClaim
-from topobus.testing.kubelet_wire import DialError, Tasks, dial, go_error, is_socket, outcome_of, to_plain
+from topobus.testing.kubelet_wire import DialError, Tasks, dial, is_socket, to_plain
 
 __all__ = ["DriverHealth", "Drivers"]
 
-# Label in supported_versions to wire package: they differ for the plugin itself and agree for health.
-_PLUGIN_PACKAGES = {"v1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1", "v1beta1.DRAPlugin": "k8s.io.kubelet.pkg.apis.dra.v1beta1"}
+# Pod workers ask a moment after the registration; in the recording it is 28 ms.
+_OWED_AFTER_S = 0.03
 _RETRY_FIRST_S = 0.1
 _RETRY_LIMIT_S = 2.0
 
@@ -37,17 +39,6 @@ class DriverHealth(Struct, frozen=True, kw_only=True):
     """`Healthy`, `Unhealthy` or `Unknown`."""
     message: str = ""
     expires_at: float = 0.0
-
-
-class _Driver:
-    """A registered driver."""
-
-    def __init__(self, name: str, socket: Path, channel: grpc.aio.Channel, versions: tuple[str, ...]) -> None:
-        self.name = name
-        self.socket = socket
-        self.channel = channel
-        self.versions = versions
-        self.package = next(package for label, package in _PLUGIN_PACKAGES.items() if label in versions)
 
 
 class Drivers:
@@ -62,6 +53,7 @@ class Drivers:
         *,
         health_api: str,
         wipe_slices: Callable[[str], object] | None = None,
+        device_plugins: DevicePlugins | None = None,
     ) -> None:
         self._folder = folder
         self._log = log
@@ -69,9 +61,10 @@ class Drivers:
         self._monotonic = monotonic
         self._health_api = health_api
         self._wipe_slices = wipe_slices
+        self._device_plugins = device_plugins
         self._tasks = Tasks()
         self._watchers: dict[Path, asyncio.Task[None]] = {}
-        self._drivers: dict[str, _Driver] = {}
+        self._drivers: dict[str, list[Driver]] = {}
         self._health: dict[tuple[str, str, str], DriverHealth] = {}
         self._owed: dict[tuple[str, str], ClaimReference] = {}
         self._stopping = asyncio.Event()
@@ -82,6 +75,7 @@ class Drivers:
         self._wipe("")
         is_watching = asyncio.Event()
         self._tasks.spawn(self._watch_folder(is_watching))
+        self._tasks.spawn(self._repeat_owed())
         await is_watching.wait()
 
     async def stop(self) -> None:
@@ -89,7 +83,7 @@ class Drivers:
         self._stopping.set()
         await self._tasks.close()
         self._watchers.clear()
-        for driver in self._drivers.values():
+        for driver in [one for instances in self._drivers.values() for one in instances]:
             await driver.channel.close()
         self._drivers.clear()
         self._health.clear()
@@ -97,6 +91,11 @@ class Drivers:
     def names(self) -> tuple[str, ...]:
         """Drivers registered now."""
         return tuple(sorted(self._drivers))
+
+    def _driver(self, name: str) -> Driver | None:
+        """The instance to call: of those that are connected the newest, else the newest of all."""
+        instances = self._drivers.get(name, [])
+        return next((one for one in reversed(instances) if one.is_connected), instances[-1] if instances else None)
 
     def device_health(self, driver: str, pool: str, device: str) -> DriverHealth:
         """What pod status would show for a device; Unknown when nothing was said or it is too old."""
@@ -133,50 +132,41 @@ class Drivers:
         return errors
 
     async def _prepare_one(self, name: str, claims: list[ClaimReference]) -> tuple[dict[str, dra.NodePrepareResourceResponse], str]:
-        driver = self._drivers.get(name)
+        driver = self._driver(name)
         if driver is None:
             return {}, f"DRA driver {name} is not registered"
-        request = dra.NodePrepareResourcesRequest(claims=[_claim(one) for one in claims])
-        self._log.add("NodePrepareResources", name, to_plain(request), self._timings.dra_s)
-        call = driver.channel.unary_unary(
-            f"/{driver.package}.DRAPlugin/NodePrepareResources",
-            request_serializer=dra.NodePrepareResourcesRequest.SerializeToString,
-            response_deserializer=dra.NodePrepareResourcesResponse.FromString,
-        )
-        try:
-            answer = await outcome_of(call(request, timeout=self._timings.dra_s))
-        except grpc.aio.AioRpcError as err:
-            return {}, f"NodePrepareResources failed: {go_error(err)}"
-        return dict(answer.claims), ""
+        answer = await driver.prepare(claims)
+        return ({}, answer) if isinstance(answer, str) else (answer, "")
 
     async def _pay(self, name: str) -> dict[str, str]:
         """Call NodeUnprepareResources for all that is owed to one driver."""
         claims = [one for (driver, _), one in sorted(self._owed.items()) if driver == name]
-        driver = self._drivers.get(name)
+        driver = self._driver(name)
         if not claims:
             return {}
         if driver is None:
             return {one.uid: f"DRA driver {name} is not registered" for one in claims}
-        request = dra.NodeUnprepareResourcesRequest(claims=[_claim(one) for one in claims])
-        self._log.add("NodeUnprepareResources", name, to_plain(request), self._timings.dra_s)
-        call = driver.channel.unary_unary(
-            f"/{driver.package}.DRAPlugin/NodeUnprepareResources",
-            request_serializer=dra.NodeUnprepareResourcesRequest.SerializeToString,
-            response_deserializer=dra.NodeUnprepareResourcesResponse.FromString,
-        )
-        try:
-            answer = await outcome_of(call(request, timeout=self._timings.dra_s))
-        except grpc.aio.AioRpcError as err:
-            return {one.uid: f"NodeUnprepareResources failed: {go_error(err)}" for one in claims}
+        answer = await driver.unprepare(claims)
+        if isinstance(answer, str):
+            return {one.uid: answer for one in claims}
         errors: dict[str, str] = {}
         for one in claims:
-            if one.uid not in answer.claims:
+            if one.uid not in answer:
                 errors[one.uid] = f"NodeUnprepareResources left out claim {one.namespace}/{one.name}"
-            elif answer.claims[one.uid].error:
-                errors[one.uid] = answer.claims[one.uid].error
+            elif answer[one.uid].error:
+                errors[one.uid] = answer[one.uid].error
             else:
                 self._owed.pop((name, one.uid), None)
+        self._log.add("NodeUnprepareResources.answered", name, {"errors": errors})
         return errors
+
+    async def _repeat_owed(self) -> None:
+        """Ask again for what could not be undone, period after period."""
+        while True:
+            await asyncio.sleep(self._timings.reconcile_s)
+            for name in sorted({driver for driver, _ in self._owed}):
+                if name in self._drivers:
+                    await self._pay(name)
 
     async def _watch_folder(self, is_watching: asyncio.Event) -> None:
         """Keep one task a socket: names that begin with a dot and files that are no sockets are none of ours."""
@@ -194,30 +184,61 @@ class Drivers:
             self._watchers[path] = self._tasks.spawn(self._serve_socket(path))
 
     async def _serve_socket(self, path: Path) -> None:
-        """Register the plugin behind one socket, with back-off, then hold its health stream; removal of the socket cancels this."""
+        """Register the plugin behind one socket, with back-off, then hold its connection; removal of the socket cancels this."""
         pause_s = _RETRY_FIRST_S
-        driver: _Driver | None = None
+        driver: Driver | None = None
+        leave: Callable[[], object] | None = None
         try:
-            while driver is None:
-                driver = await self._register(path)
-                if driver is None:
+            while driver is None and leave is None:
+                found = await self._register(path)
+                if isinstance(found, Driver):
+                    driver = found
+                elif found is not None:
+                    leave = found
+                else:
                     await asyncio.sleep(pause_s)
                     pause_s = min(pause_s * 2, _RETRY_LIMIT_S)
-            await self._pay(driver.name)
-            await self._stream_health(driver)
-        finally:
             if driver is not None:
-                if self._drivers.get(driver.name) is driver:
-                    del self._drivers[driver.name]
+                await self._hold(driver)
+            else:
+                await asyncio.Event().wait()
+        finally:
+            if leave is not None:
+                leave()
+            if driver is not None:
+                instances = self._drivers.get(driver.name, [])
+                if driver in instances:
+                    instances.remove(driver)
+                if not instances:
+                    self._drivers.pop(driver.name, None)
                 self._log.add("Deregistered", driver.name)
                 if not self._stopping.is_set():
-                    self._tasks.spawn(self._wipe_later(driver.name))
+                    self._watch_absence(driver)
                 await driver.channel.close()
 
+    async def _hold(self, driver: Driver) -> None:
+        """Keep what belongs to a registered driver until this is cancelled."""
+
+        async def pay() -> None:
+            await asyncio.sleep(_OWED_AFTER_S)
+            await self._pay(driver.name)
+
+        def forget(gone: str) -> None:
+            self._health = {key: value for key, value in self._health.items() if key[0] != gone}
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(driver.follow_health(self._health_api, self._take, forget))
+            group.create_task(pay())
+            group.create_task(driver.follow_connection(self._watch_absence))
+
+    def _watch_absence(self, driver: Driver) -> None:
+        if not driver.is_connected or driver not in self._drivers.get(driver.name, []):
+            self._tasks.spawn(self._wipe_later(driver.name))
+
     async def _wipe_later(self, driver: str) -> None:
-        """Delete the slices of a driver that stays away."""
+        """Delete the slices of a driver none of whose instances is connected by then."""
         await asyncio.sleep(self._timings.wipe_s)
-        if driver not in self._drivers:
+        if not any(one.is_connected for one in self._drivers.get(driver, [])):
             self._wipe(driver)
 
     def _wipe(self, driver: str) -> None:
@@ -225,65 +246,53 @@ class Drivers:
             self._wipe_slices(driver)
             self._log.add("WipeSlices", driver)
 
-    async def _register(self, path: Path) -> _Driver | None:
-        """Ask who is there, connect to its service, and tell it the outcome; None when it must be tried again."""
+    async def _register(self, path: Path) -> Driver | Callable[[], object] | None:
+        """Ask who is there, connect to its service, and tell it the outcome; None when it must be tried again.
+
+        A device plugin that comes this way is taken over by kubelet's device manager; the answer is how to let it go.
+        """
         try:
             channel = await dial(path, self._timings.dial_s)
         except DialError:
             return None
-        driver: _Driver | None = None
+        taken: Driver | Callable[[], object] | None = None
         try:
             stub = registration_rpc.RegistrationStub(channel)
             self._log.add("GetInfo", path.name, deadline_s=self._timings.get_info_s)
             info = await stub.GetInfo(registration.InfoRequest(), timeout=self._timings.get_info_s)
-            error = _validate(info)
-            if not error:
-                socket = Path(info.endpoint) if info.endpoint else path
-                try:
-                    service = await dial(socket, self._timings.dial_s)
-                except DialError as err:
-                    error = f"RegisterPlugin error -- dial {socket} failed with err: {err}"
-                else:
-                    driver = _Driver(info.name, socket, service, tuple(info.supported_versions))
+            taken_or_error = await self._take_plugin(info, Path(info.endpoint) if info.endpoint else path)
+            error = taken_or_error if isinstance(taken_or_error, str) else ""
+            taken = None if isinstance(taken_or_error, str) else taken_or_error
             status = registration.RegistrationStatus(plugin_registered=not error, error=error)
             self._log.add("NotifyRegistrationStatus", info.name, to_plain(status), self._timings.notify_s)
             await stub.NotifyRegistrationStatus(status, timeout=self._timings.notify_s)
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as err:
-            if driver is not None:
-                await driver.channel.close()
+            if isinstance(taken, Driver):
+                await taken.channel.close()
+            elif taken is not None:
+                taken()
             if isinstance(err, asyncio.CancelledError):
                 raise
             return None
         finally:
             await channel.close()
-        if driver is not None:
-            self._drivers[driver.name] = driver
+        if isinstance(taken, Driver):
+            self._drivers.setdefault(taken.name, []).append(taken)
             self._log.wake()
-        return driver
+        return taken
 
-    async def _stream_health(self, driver: _Driver) -> None:
-        """Hold the health stream, opened again after a pause whenever it ends; nothing to do for a driver that offers none."""
-        offered = [api for api in (self._health_api, "v1alpha1", "v1") if f"{api}.DRAResourceHealth" in driver.versions]
-        if not offered:
-            await asyncio.Event().wait()
-        api = offered[0]
-        open_stream = driver.channel.unary_stream(
-            f"/{api}.DRAResourceHealth/NodeWatchResources",
-            request_serializer=health.NodeWatchResourcesRequest.SerializeToString,
-            response_deserializer=health.NodeWatchResourcesResponse.FromString,
-        )
-        while True:
-            self._log.add("NodeWatchResources.open", driver.name, {"api": api})
-            try:
-                async for message in open_stream(health.NodeWatchResourcesRequest()):
-                    self._take(driver.name, message)
-            except grpc.aio.AioRpcError:
-                # Any end of the stream is answered by a new one.
-                pass
-            finally:
-                self._health = {key: value for key, value in self._health.items() if key[0] != driver.name}
-                self._log.add("NodeWatchResources.closed", driver.name, {"api": api})
-            await asyncio.sleep(self._timings.health_retry_s)
+    async def _take_plugin(self, info: registration.PluginInfo, socket: Path) -> Driver | Callable[[], object] | str:
+        """Validate and connect by the plugin's type; the text is why not."""
+        if info.type == "DevicePlugin" and self._device_plugins is not None:
+            return await self._device_plugins.connect_watched(info.name, socket, tuple(info.supported_versions))
+        error = _validate(info)
+        if error:
+            return error
+        try:
+            service = await dial(socket, self._timings.dial_s)
+        except DialError as err:
+            return f"RegisterPlugin error -- dial {socket} failed with err: {err}"
+        return Driver(info.name, socket, service, tuple(info.supported_versions), self._log, self._timings)
 
     def _take(self, driver: str, message: health.NodeWatchResourcesResponse) -> None:
         for one in message.devices:
@@ -298,14 +307,10 @@ class Drivers:
 def _validate(info: registration.PluginInfo) -> str:
     if info.type != "DRAPlugin":
         return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
-    if not any(label in _PLUGIN_PACKAGES for label in info.supported_versions):
+    if not any(label in PLUGIN_PACKAGES for label in info.supported_versions):
         offered = " ".join(info.supported_versions)
         return f"RegisterPlugin error -- plugin validation failed with err: none of the DRA gRPC services are supported: [{offered}]"
     return ""
-
-
-def _claim(one: ClaimReference) -> dra.Claim:
-    return dra.Claim(namespace=one.namespace, uid=one.uid, name=one.name)
 
 
 def _claim_device(driver: str, one: dra.Device) -> ClaimDevice:

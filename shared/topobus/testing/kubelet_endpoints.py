@@ -149,25 +149,41 @@ class DevicePlugins(rpc.RegistrationServicer):
             return f'requested API version "{request.version}" is not supported by kubelet. Supported version is ["{_VERSION}"]'
         if not is_extended_resource_name(request.resource_name):
             return f'the ResourceName "{request.resource_name}" is invalid'
+        # The deadline is what is left of the plugin's own Register call: kubelet hands its context on.
+        answer = await self._open(request.resource_name, self._folder / request.endpoint, deadline_s)
+        return answer if isinstance(answer, str) else ""
+
+    async def connect_watched(self, resource: str, socket: Path, versions: tuple[str, ...]) -> Callable[[], object] | str:
+        """Take a device plugin that the plugin watcher found; the answer lets it go again, a text says why it is refused."""
+        refusal = f"RegisterPlugin error -- plugin validation failed with err: manager version, {_VERSION}, is not among plugin supported versions"
+        if _VERSION not in versions:
+            return f"{refusal} [{' '.join(versions)}]"
+        if not is_extended_resource_name(resource):
+            return f'RegisterPlugin error -- plugin validation failed with err: invalid name of device plugin socket: the ResourceName "{resource}" is invalid'
+        answer = await self._open(resource, socket, None)
+        if isinstance(answer, str):
+            return f"RegisterPlugin error -- plugin registration failed with err: {answer}"
+        return answer.cancel
+
+    async def _open(self, resource: str, socket: Path, deadline_s: float | None) -> asyncio.Task[None] | str:
         try:
-            channel = await dial(self._folder / request.endpoint, self._timings.dial_s)
+            channel = await dial(socket, self._timings.dial_s)
         except DialError as err:
             return f"failed to dial device plugin: {err}"
         stub = rpc.DevicePluginStub(channel)
-        # The deadline is what is left of the plugin's own Register call: kubelet hands its context on.
-        self._log.add("GetDevicePluginOptions", request.resource_name, deadline_s=deadline_s)
+        self._log.add("GetDevicePluginOptions", resource, deadline_s=deadline_s)
         try:
             options = await stub.GetDevicePluginOptions(pb.Empty(), timeout=deadline_s)
         except grpc.aio.AioRpcError as err:
             await channel.close()
             return f"failed to get device plugin options: {go_error(err)}"
-        endpoint = Endpoint(request.resource_name, channel, options, self._log, self._timings.pre_start_s)
-        old = self._endpoints.get(request.resource_name)
-        self._endpoints[request.resource_name] = endpoint
+        endpoint = Endpoint(resource, channel, options, self._log, self._timings.pre_start_s)
+        old = self._endpoints.get(resource)
+        self._endpoints[resource] = endpoint
         if old is not None and old.watch is not None:
             old.watch.cancel()
         endpoint.watch = self._tasks.spawn(self._watch(endpoint))
-        return ""
+        return endpoint.watch
 
     async def _watch(self, endpoint: Endpoint) -> None:
         """Read lists until the stream ends; then all devices of the resource are unhealthy, unless a newer plugin serves it."""

@@ -46,7 +46,11 @@ class KubeletTimings(Struct, frozen=True, kw_only=True):
     grace_s: float = 300.0
     """How long a stopped device plugin's devices stay in the node's capacity."""
     wipe_s: float = 30.0
-    """How long a DRA driver may stay away until its ResourceSlices are deleted."""
+    """How long a DRA driver may stay away, or without its connection, until its ResourceSlices are deleted."""
+    reconcile_s: float = 60.0
+    """How often unprepares are repeated that failed."""
+    pod_retry_s: float = 90.0
+    """How long after a failed preparation or start the pod is tried again."""
     health_retry_s: float = 5.0
     health_timeout_s: float = 30.0
     """A DRA device's health turns Unknown when it is not reported again within this time."""
@@ -194,6 +198,12 @@ class EventLog:
     def all(self) -> tuple[KubeletEvent, ...]:
         """Everything so far."""
         return tuple(self._entries)
+
+    async def more_than(self, count: int) -> tuple[KubeletEvent, ...]:
+        """Wait for news."""
+        while len(self._entries) <= count:
+            await self._grown.wait()
+        return self.all()
 
     async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
         """Wait until `holds()` is true; TimeoutError says what was awaited and which events came instead."""
