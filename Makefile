@@ -48,7 +48,7 @@ unit: setup ## tests that need no server
 integration: setup ## tests with real processes and a real nats-server
 	$(BIN)/python -m pytest -q -m integration $(PARALLEL)
 
-engine: setup ## compose on a real container engine (as root: installs Docker when absent)
+engine: setup ## compose on a real Docker, devices on a real containerd 2 (as root: installs or unpacks what is absent)
 	$(BIN)/python -m pytest -q -s -x -m engine tests/engine
 
 versions: setup ## the bus and the demo on the nats-servers of newer Debian releases

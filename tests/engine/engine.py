@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Compose", "EngineUnavailable", "base_image", "nats_image", "provide_engine", "say"]
+__all__ = ["Compose", "EngineUnavailable", "apt_install", "base_image", "must", "nats_image", "provide_engine", "say"]
 
 ROOT = Path(__file__).resolve().parents[2]
 CERTIFICATES = ROOT / "deploy" / "images" / "certificates"
@@ -46,7 +46,11 @@ def _run(
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=env, cwd=ROOT, check=False, input=stdin or "")
 
 
-def _must(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, what: str) -> str:
+def must(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, what: str) -> str:
+    """Run a command and give what it printed.
+
+    Errors: raises EngineUnavailable with the end of its output.
+    """
     try:
         done = _run(command, timeout_s=timeout_s, env=env)
     except subprocess.TimeoutExpired as err:
@@ -58,7 +62,11 @@ def _must(command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | 
     return done.stdout
 
 
-def _apt_install(*packages: str) -> None:
+def apt_install(*packages: str) -> None:
+    """Install Debian packages, or say who must.
+
+    Errors: raises EngineUnavailable when they are not to be had.
+    """
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise EngineUnavailable(
             f"needs {', '.join(packages)}; install them (as root: apt-get install {' '.join(packages)}) and run this again"
@@ -67,18 +75,18 @@ def _apt_install(*packages: str) -> None:
     env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     # A new machine's package lists may be empty or old; the second try has fresh ones.
     if _run(["apt-get", "install", "-y", "-q", *packages], timeout_s=600, env=env).returncode != 0:
-        _must(["apt-get", "update", "-q"], timeout_s=300, env=env, what="apt-get update")
-        _must(["apt-get", "install", "-y", "-q", *packages], timeout_s=600, env=env, what="apt-get install")
+        must(["apt-get", "update", "-q"], timeout_s=300, env=env, what="apt-get update")
+        must(["apt-get", "install", "-y", "-q", *packages], timeout_s=600, env=env, what="apt-get install")
 
 
 def provide_engine(log: Path) -> subprocess.Popen[bytes] | None:
     """See that a Docker daemon answers; the process when it was started here (the caller ends it), None when one ran already."""
     if shutil.which("docker") is None:
-        _apt_install("docker.io")
+        apt_install("docker.io")
     if _run(["docker", "info"], timeout_s=30).returncode == 0:
         return None
     if shutil.which("dockerd") is None:
-        _apt_install("docker.io")
+        apt_install("docker.io")
     if os.geteuid() != 0:
         raise EngineUnavailable("no Docker daemon answers and only root can start one; start Docker and run this again")
     if _run(["docker", "info"], timeout_s=30).returncode == 0:
@@ -129,13 +137,13 @@ def base_image(scratch: Path) -> str:
     if _has_image(name):
         return name
     if shutil.which("debootstrap") is None:
-        _apt_install("debootstrap")
+        apt_install("debootstrap")
     say(f"making the base image {name} with debootstrap")
     tree = scratch / "base"
-    _must(["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", release, str(tree)], timeout_s=900, what="debootstrap")
+    must(["debootstrap", "--variant=minbase", f"--include={_BASE_PACKAGES}", release, str(tree)], timeout_s=900, what="debootstrap")
     archive = scratch / "base.tar"
-    _must(["tar", "-C", str(tree), "-c", "-f", str(archive), "."], timeout_s=300, what="tar")
-    _must(["docker", "import", str(archive), name], timeout_s=300, what="docker import")
+    must(["tar", "-C", str(tree), "-c", "-f", str(archive), "."], timeout_s=300, what="tar")
+    must(["docker", "import", str(archive), name], timeout_s=300, what="docker import")
     archive.unlink()
     shutil.rmtree(tree)
     return name
@@ -147,7 +155,7 @@ def nats_image(base: str, scratch: Path) -> str:
         return given
     binary = os.environ.get("TOPOBUS_NATS_SERVER") or shutil.which("nats-server")
     if binary is None:
-        _apt_install("nats-server")
+        apt_install("nats-server")
         binary = shutil.which("nats-server")
     if binary is None:
         raise EngineUnavailable("no nats-server to put into an image; set NATS_IMAGE")
@@ -158,7 +166,7 @@ def nats_image(base: str, scratch: Path) -> str:
         f'FROM {base}\nCOPY nats-server /usr/local/bin/nats-server\nENTRYPOINT ["nats-server"]\n', encoding="utf-8"
     )
     name = "topobus-ci/nats:local"
-    _must(["docker", "build", "-q", "-t", name, str(folder)], timeout_s=300, what="building the NATS image")
+    must(["docker", "build", "-q", "-t", name, str(folder)], timeout_s=300, what="building the NATS image")
     return name
 
 
@@ -166,7 +174,7 @@ def _compose_command() -> list[str]:
     if _run(["docker", "compose", "version"], timeout_s=30).returncode == 0:
         return ["docker", "compose"]
     if shutil.which("docker-compose") is None:
-        _apt_install("docker-compose")
+        apt_install("docker-compose")
     return ["docker-compose"]
 
 
@@ -180,14 +188,14 @@ class Compose:
 
     def run(self, *arguments: str, timeout_s: float) -> str:
         """Run one compose command; EngineUnavailable with its output when it fails."""
-        return _must([*self.command, "-p", self.project, *arguments], timeout_s=timeout_s, env=self.env, what=f"compose {arguments[0]}")
+        return must([*self.command, "-p", self.project, *arguments], timeout_s=timeout_s, env=self.env, what=f"compose {arguments[0]}")
 
     def health(self) -> dict[str, str]:
         """Say how each container is: service to `healthy`, `starting`, `unhealthy`, or its state when it has no health check."""
         ids = self.run("ps", "-q", timeout_s=60).split()
         if not ids:
             return {}
-        found = json.loads(_must(["docker", "inspect", *ids], timeout_s=60, what="docker inspect"))
+        found = json.loads(must(["docker", "inspect", *ids], timeout_s=60, what="docker inspect"))
         return {
             one["Config"]["Labels"]["com.docker.compose.service"]: one["State"].get("Health", {}).get("Status", one["State"]["Status"])
             for one in found

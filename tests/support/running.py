@@ -133,13 +133,15 @@ def gateway_settings(folder: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def all_services(url: str, folder: Path, *, order: tuple[str, ...] = SERVICES) -> AsyncIterator[dict[str, Service]]:
-    """Run all eight on the recorded demo machine below a folder; not necessarily ready yet."""
+async def all_services(
+    url: str, folder: Path, *, order: tuple[str, ...] = SERVICES, settings: Mapping[str, str] | None = None
+) -> AsyncIterator[dict[str, Service]]:
+    """Run all eight (or those named) on the recorded demo machine below a folder; not necessarily ready yet."""
     root = folder / "machine"
     if not root.exists():
         build("dgx", root)
     async with AsyncExitStack() as stack:
-        yield {name: await stack.enter_async_context(service(name, url, system_settings(folder))) for name in order}
+        yield {name: await stack.enter_async_context(service(name, url, settings or system_settings(folder))) for name in order}
 
 
 def system_settings(folder: Path) -> dict[str, str]:

@@ -1,0 +1,126 @@
+"""The whole road on a real container runtime: real services on a recorded machine, kubelet's calls, and containers that containerd 2 starts.
+
+The machine's device nodes are real ones (of the null device's number), so nothing between the device service and the container stands in for anything;
+kubelet alone is the simulator, for there is no cluster here.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from engine.containerd import Containerd, provide_containerd
+from engine.engine import EngineUnavailable
+from support.running import NODE, all_services, system_settings, until_all_ready
+from topobus.contracts.catalogue import OBJECT
+from topobus.contracts.messages import ApiObject
+from topobus.domain.idset import NodeSet
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, Pod
+from topobus.testing.machines import build
+from topobus.testing.nats import NatsServer
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+DRIVERS = ("gpu.topobus.dev", "nic.topobus.dev")
+UID = "0c7d6a52-7d9a-4e0c-9a39-3f0a4f1d8a11"
+CLAIM = ClaimReference(name="pair", uid=UID, drivers=DRIVERS)
+DEVICES = {"gpu": "gpu-0000-18-00-0", "nic": "nic-0000-19-00-0"}
+# What a container sees of its devices: nodes that can be opened, those of others absent, and the variables.
+SCRIPT = """
+for node in nvidia0 nvidiactl infiniband/uverbs0 nvidia1 infiniband/uverbs1; do
+  if test -c /dev/$node && : < /dev/$node && : > /dev/$node; then echo "$node opens"; else echo "$node absent"; fi
+done
+echo "gpus $TOPOBUS_GPU_DEVICES nics $TOPOBUS_NIC_DEVICES"
+"""
+ITS_OWN = [
+    "nvidia0 opens",
+    "nvidiactl opens",
+    "infiniband/uverbs0 opens",
+    "nvidia1 absent",
+    "infiniband/uverbs1 absent",
+    "gpus gpu-0000-18-00-0 nics nic-0000-19-00-0",
+]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name, for sockets lie in it."""
+    made = Path(tempfile.mkdtemp(prefix="tc-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def containerd(folder: Path) -> Iterator[Containerd]:
+    """A containerd that reads the gateway's CDI folder."""
+    if os.geteuid() != 0:
+        pytest.fail("only root can run containers here", pytrace=False)
+    trouble = ""
+    try:
+        with provide_containerd(folder / "c", folder / "cdi") as made:
+            yield made
+    except EngineUnavailable as err:
+        trouble = str(err)
+    if trouble:
+        pytest.fail(trouble, pytrace=False)
+
+
+@pytest_asyncio.fixture
+async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
+    """All services on a recorded machine with real device nodes, an allocated claim, and a kubelet."""
+    build("dgx", folder / "machine", has_device_nodes=True)
+    results = [{"request": one, "driver": f"{one}.topobus.dev", "pool": NODE, "device": name} for one, name in DEVICES.items()]
+    claim = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "pair", "namespace": "default", "uid": UID},
+        status={"allocation": {"devices": {"results": results}}},
+    )
+    settings = {**system_settings(folder), "TOPOBUS_ALL__HARDWARE__RUNTIME_DEV": str(folder / "machine" / "dev")}
+    order = ("discovery", "gpu", "nic", "topology", "gateway")
+    async with NatsServer() as server, all_services(server.url, folder, order=order, settings=settings) as running:
+        await until_all_ready(running)
+        async with Bus.session(NatsSettings(url=server.url), name="test") as bus:
+            await bus.put(OBJECT, claim, kind="resourceclaim", namespace="default", name="pair")
+            async with KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)) as made:
+                yield made
+
+
+async def test_container_has_the_claims_devices_when_containerd_reads_our_cdi_files(
+    kubelet: KubeletSimulator, containerd: Containerd
+) -> None:
+    """DRA: what kubelet gets for a prepared claim are CDI names that containerd 2 finds; the container can open its own devices and has no others."""
+    for driver in DRIVERS:
+        await kubelet.wait_for_driver(driver)
+    (prepared,) = await kubelet.prepare_claims([CLAIM])
+    names = sorted({name for one in prepared.devices for name in one.cdi_devices})
+    ended = containerd.run(SCRIPT, cdi_devices=names)
+    await kubelet.unprepare_claims([CLAIM])
+
+    assert (prepared.error, ended.code, ended.lines) == ("", 0, ITS_OWN)
+    with pytest.raises(grpc.RpcError, match="unresolvable CDI devices"):
+        # Undone: the runtime knows the names no longer.
+        containerd.run(SCRIPT, cdi_devices=names)
+
+
+async def test_container_has_the_plugins_devices_when_kubelet_passes_an_allocate_answer_on(
+    kubelet: KubeletSimulator, containerd: Containerd
+) -> None:
+    """Device plugin: the same container by Allocate's answer."""
+    for device_class in DEVICES:
+        await kubelet.wait_for_resource(f"topobus.dev/{device_class}", allocatable=8)
+    pod = Pod(name="p", uid="u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1, "topobus.dev/nic": 1}),))
+    admitted = await kubelet.admit(pod)
+    assert isinstance(admitted, Admission), admitted
+    ended = containerd.run(SCRIPT, edits=admitted.container("main").edits)
+
+    assert (ended.code, ended.lines) == (0, ITS_OWN)
