@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Struct
 
+from topobus.controller.core.scheduling_objects import AllocationMode
 from topobus.controller.core.values import Mode
+from topobus.domain.errors import ConfigError
 from topobus.runtime.config import ServiceSettings
 
-__all__ = ["ControllerSettings"]
+__all__ = ["ClusterSettings", "ControllerSettings", "check"]
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cluster's API server as the controller's home; read with `home = "cluster"` only."""
+
+    kubeconfig: str = ""
+    """Path of a kubeconfig file; empty: the service account of the pod in which the controller runs."""
+    context: str = ""
+    """Context of the file; empty: its current one."""
+    call_s: Seconds = 10.0
+    """How long one call may take, in seconds."""
+    retry_s: Annotated[float, Meta(gt=0, le=60)] = 1.0
+    """First pause after a call that failed, in seconds; doubled up to ten, by chance shortened so that replicas do not come back together."""
+    page: Annotated[int, Meta(ge=1, le=10_000)] = 500
+    """Objects in one page of a list: no more of them are in memory as the server sent them. kubectl asks for 500."""
+    resync_s: Annotated[float, Meta(ge=1)] = 600.0
+    """How often a copy is compared with a whole list, in seconds. Watches carry the news; this mends what one may have lost."""
+    unschedulable_s: Annotated[float, Meta(gt=0, le=86_400)] = 60.0
+    """How long kube-scheduler may call a pod unschedulable before its allocation is taken back and tried elsewhere, in seconds. A minute: an autoscaler or
+    a pod that is about to end often helps within it."""
+    settle_s: Annotated[float, Meta(gt=0, le=600)] = 5.0
+    """Between taking the reservation off and taking the devices, in seconds: a binding that kube-scheduler began before is seen by then."""
+    parallel_pods: Annotated[int, Meta(ge=1, le=1024)] = 16
+    """Pods whose writes are under way at the same time. 16 keep a burst of pods far below what an API server lets one client ask."""
+    housekeeping: Literal["cluster", "own"] = "cluster"
+    """Who makes claims from templates, prunes reservations of pods that ended and deallocates: kube-controller-manager (`cluster`), or, for gated pods and
+    their claims in clusters that run none, the controller itself (`own`, which needs more rights)."""
 
 
 class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the controller."""
 
+    home: Literal["stand-alone", "cluster"] = "stand-alone"
+    """Where classes, claims and pods live: in the stand-alone API on NATS, or at a cluster's API server, where pods with the scheduling gate
+    `topobus.dev/allocation` are served. One home a controller; NATS is needed in both, for there the nodes' ledgers are."""
+    cluster: ClusterSettings = ClusterSettings()
     mode: Mode = Mode.CORRECTED
     """`corrected` keeps every constraint; `compatible` has the defects of Kubernetes 1.36 too, for whoever must get the very devices that kube-scheduler
     would choose. docs/reference/allocation.md lists the differences."""
+    claim_allocation: AllocationMode = AllocationMode.IMMEDIATE
+    """When a claim of the stand-alone API is allocated that does not say so itself (annotation `topobus.dev/allocation-mode`) and that no stored pod waits for:
+    `Immediate` as soon as it is stored, which is what somebody who tries a claim expects; `WaitForFirstConsumer` when a pod that uses it is scheduled, and until
+    the last such pod is gone."""
     step_budget: Annotated[int, Meta(ge=100)] = 200_000
     """Steps of one search on one node before it gives up, which is never reported as "does not fit". The default is about a second of work."""
     ask_timeout_s: Annotated[float, Meta(gt=0, le=60)] = 2.0
@@ -26,3 +65,16 @@ class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkn
     """Nodes asked at the same time for one plan. 32 keeps one plan from flooding the bus in a large cluster."""
     retry_s: Annotated[float, Meta(gt=0, le=300)] = 2.0
     """How long to wait before a node that did not answer is asked again for a claim. Changes on the bus are acted upon at once, without this wait."""
+
+
+def check(settings: ControllerSettings) -> None:
+    """Refuse settings that cannot work together.
+
+    Errors: raises ConfigError that names the key.
+    """
+    if settings.home != "cluster" and settings.cluster != ClusterSettings():
+        raise ConfigError(
+            f"controller: cluster: settings of a cluster are given, but home is {settings.home!r}",
+            next_step="set TOPOBUS_CONTROLLER__HOME=cluster, or leave the cluster's settings out",
+            key="home",
+        )

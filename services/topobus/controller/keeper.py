@@ -7,35 +7,30 @@ else's is dropped, for the watch brings the newer object.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from topobus.contracts import catalogue
-from topobus.contracts.codec import encode
-from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
-from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
-from topobus.contracts.kubernetes.wishes import Wishes
+from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.controller.config import ControllerSettings
+from topobus.controller.consumers import Consumers
 from topobus.controller.core import claims
-from topobus.controller.core.answers import SHOWN_NODES, explain_nodes
+from topobus.controller.core.answers import explain_nodes
 from topobus.controller.core.claims import Attempt
 from topobus.controller.core.inventory import holders_from_ledger
-from topobus.controller.core.misses import KnownMisses
-from topobus.controller.core.nearness import Wished, read_wishes
 from topobus.controller.core.reasons import summarize
-from topobus.controller.core.refusals import Refusals
-from topobus.controller.core.selectors import SelectorCompiler
-from topobus.controller.core.values import Allocated, AllocationInput, Fault, Mode, NoFit, Outcome
+from topobus.controller.core.scheduling_objects import AllocationMode, consumers_of, mode_of, without_allocation
+from topobus.controller.core.values import Allocated, Fault, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.finding import Finder, Member, member
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.searching import Searcher
+from topobus.controller.pen import Pen
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner
-from topobus.runtime.bus import AmbiguousWrite, Conflict
+from topobus.runtime.bus import AmbiguousWrite
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -51,30 +46,27 @@ class _Seen:
     supply: int
 
 
-class _Member(NamedTuple):
-    """A claim that is allocated together with others."""
-
-    key: ObjectKey
-    stored: Stored
-    spec: ClaimSpec
-    wishes: Wishes | None
-
-
 class ClaimKeeper:
     """Reconciles claims, one at a time."""
 
     def __init__(
-        self, settings: ControllerSettings, runtime: Runtime, world: World, compiler: SelectorCompiler, metrics: ControllerMetrics
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: World,
+        finder: Finder,
+        consumers: Consumers,
+        metrics: ControllerMetrics,
     ) -> None:
         self._settings = settings
         self._runtime = runtime
         self._bus = runtime.bus
         self._world = world
-        self._searcher = Searcher(settings, runtime.clock, compiler, metrics)
+        self._finder = finder
+        self._consumers = consumers
         self._metrics = metrics
+        self._pen = Pen(runtime.bus, world)
         self._settled: dict[ObjectKey, _Seen] = {}
-        self._refusals = Refusals(settings.retry_s)
-        self._misses = KnownMisses()
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
@@ -96,11 +88,11 @@ class ClaimKeeper:
                 self._log.warning("claim.peer-silent", claim=name_of(stored.value), error=str(err))
                 is_due = True
             except ContractError as err:
-                await self._tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
+                await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
             waiting += not self._is_allocated(stored.value)
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
-        return is_due or self._refusals.is_waiting
+        return is_due or self._finder.refusals.is_waiting
 
     def _forgive(self) -> None:
         """Let refused devices be tried again when their time has come."""
@@ -110,7 +102,7 @@ class ClaimKeeper:
             found = stored.get(key) if isinstance(key, ObjectKey) else None
             return found is None or self._is_allocated(found.value)
 
-        for key in self._refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
+        for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}
 
     async def release_gone(self, gone: ApiObject) -> bool:
@@ -131,15 +123,57 @@ class ClaimKeeper:
         if metadata_of(claim).deletion_timestamp:
             await self._finish(key, stored)
             return
+        if claims.deallocation_of(claim):
+            await self._take_back(key, stored)
+            return
         if claims.status_of(claim).allocation is not None:
+            await self._end_when_unused(key, stored)
             return
         attempt = claims.attempt_of(claim)
         if attempt is None:
-            found = await self._begin(key, stored)
+            found = await self._begin(key, stored) if await self._is_mine_to_begin(key, stored) else None
             if found is None:
                 return
             stored, attempt = found
         await self._commit(key, stored, attempt)
+
+    async def _is_mine_to_begin(self, key: ObjectKey, stored: Stored) -> bool:
+        """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod brings along, is not."""
+        mode = mode_of(stored.value)
+        if self._consumers.waiting(key):
+            missing = self._world.missing_mates(stored.value)
+            if missing:
+                message = f"waits for {', '.join(missing)}, which the same pod wants: its claims are served together"
+                reason = Reason(code="waits-for-claims", message=message, facts={"claims": missing})
+                await self.tell(key, stored, "WaitsForClaims", (reason,))
+            return False
+        if (mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
+            return True
+        message = "is allocated when a pod that uses it is scheduled, and no stored pod waits for it"
+        await self.tell(key, stored, "WaitsForPod", (Reason(code="waits-for-pod", message=message),))
+        return False
+
+    async def _end_when_unused(self, key: ObjectKey, stored: Stored) -> None:
+        """Take the allocation of a delayed claim back when no pod uses it any more; an immediate one stays allocated."""
+        claim = stored.value
+        if (mode_of(claim) or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
+            return
+        if not consumers_of(claim) and not self._consumers.users(key):
+            await self.deallocate(key, stored, "no pod uses it any more")
+
+    async def deallocate(self, key: ObjectKey, stored: Stored, why: str) -> bool:
+        """Ask for an allocation to be taken back; False when somebody else wrote first. What follows happens in the claim's own turn."""
+        self._log.info("claim.taken-back", claim=name_of(stored.value), why=why)
+        return await self._pen.write(key, stored.revision, claims.with_deallocation(stored.value, why=why)) is not None
+
+    async def _take_back(self, key: ObjectKey, stored: Stored) -> None:
+        """Let the node go first, then clear the allocation: in between the mark keeps everybody off the claim."""
+        claim = stored.value
+        if not await self._let_go(key, stored):
+            return
+        now = rfc3339(self._runtime.clock.now())
+        if await self._pen.write(key, stored.revision, without_allocation(claim, why=claims.deallocation_of(claim), now=now)) is not None:
+            self._metrics.decisions.labels("taken-back").inc()
 
     async def _begin(self, key: ObjectKey, stored: Stored) -> tuple[Stored, Attempt] | None:
         """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first."""
@@ -147,88 +181,55 @@ class ClaimKeeper:
         seen = _Seen(stored.revision, self._world.supply)
         if self._settled.get(key) == seen:
             return None
-        missing = self._world.missing_mates(claim)
-        if missing:
-            message = f"waits for {', '.join(missing)}, which the same pod wants: its claims are served together"
-            await self._tell(key, stored, "WaitsForClaims", (Reason(code="waits-for-claims", message=message, facts={"claims": missing}),))
-            return None
         members = self._together(key, stored)
         nodes = self._world.nodes_for(claim)
         refused: list[Outcome] = []
         for node in nodes:
-            outcome = await self._look(node, members)
+            outcome = await self._finder.look(node, members)
             if isinstance(outcome, Allocated):
-                problem = next((str(one) for result in outcome.results for one in limits.check_allocation(result)), None)
-                if problem is None:
-                    return await self._attempt(node, members, outcome)
-                outcome = Fault(Reason(code="result-too-large", message=f"node {node}: {problem}"), outcome.steps)
+                return await self.attempt(node, members, outcome.results)
             refused.append(outcome)
             if isinstance(outcome, Fault) and not outcome.is_local:
                 refused = [outcome]  # wrong on every node: the others would only repeat it
                 break
-        for index, node in enumerate(nodes[: min(SHOWN_NODES, len(refused))]):
-            if isinstance(refused[index], NoFit):
-                # What is remembered may be another claim's miss, of some time ago: people are told how it is for this one, now.
-                refused[index] = await self._search(node, members)
+        await self._finder.refresh(nodes, refused, members)
         self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
-        await self._tell(key, stored, reason, reasons)
+        await self.tell(key, stored, reason, reasons)
         return None
 
-    def _together(self, key: ObjectKey, stored: Stored) -> list[_Member]:
+    def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
         """List the claims to be allocated at once: this one, and those of its pod that wait, too.
 
         Errors: raises ContractError when the first cannot be read; another that cannot is told so in its own turn.
         """
-        members = [_member(key, stored)]
+        members = [member(key, stored)]
         if self._world.holds_devices(stored.value):
             return members
         for mate_key, mate in self._world.mates(stored.value):
             try:
                 is_waiting = claims.allocation_of(mate.value) is None and not metadata_of(mate.value).deletion_timestamp
+                if self._consumers.waiting(mate_key):
+                    continue  # the pod brings it along when it is scheduled
                 if is_waiting and not self._world.holds_devices(mate.value):
-                    members.append(_member(mate_key, mate))
+                    members.append(member(mate_key, mate))
             except ContractError:
                 continue
         return members
 
-    def _input(self, node: str, members: list[_Member]) -> AllocationInput:
-        excluded = {device: why for one in members for device, why in self._refusals.devices(one.key).items()}
-        wanted = [(one.stored.value, one.spec) for one in members]
-        return self._world.input_for(node, wanted, mode=self._settings.mode, excluded=excluded)
+    async def attempt(self, node: str, members: Sequence[Member], results: Sequence[AllocationResult]) -> tuple[Stored, Attempt] | None:
+        """Write an attempt into each claim; gives the first one's. They are committed in their own turns.
 
-    async def _attempt(self, node: str, members: list[_Member], outcome: Allocated) -> tuple[Stored, Attempt] | None:
-        """Write an attempt into each claim; gives the first one's. The others are committed in their own turn."""
+        Shapes: results — one a member.
+        """
         made: list[tuple[Stored, Attempt] | None] = []
-        for one, result in zip(members, outcome.results, strict=True):
+        for one, result in zip(members, results, strict=True):
             claim = one.stored.value
             allocation = claims.with_uuids(result, metadata_of(claim).uid)
             attempt = Attempt(number=claims.number_of(claim) + 1, node=node, allocation=allocation, wishes=one.wishes)
-            written = await self._write(one.key, one.stored, claims.with_attempt(claim, attempt))
+            written = await self._pen.write(one.key, one.stored.revision, claims.with_attempt(claim, attempt))
             made.append((written, attempt) if written is not None else None)
         return made[0]
-
-    async def _look(self, node: str, members: list[_Member]) -> Outcome:
-        """Search one node, unless the like of these claims is known not to fit there."""
-        is_plain = self._settings.mode is Mode.CORRECTED and not any(
-            self._refusals.devices(one.key) or self._world.holds_devices(one.stored.value) or one.wishes is not None for one in members
-        )
-        asked = tuple(encode(one.spec) for one in members)
-        freedom = self._world.freedom_of(node)
-        known = self._misses.find(asked, node, freedom) if is_plain else None
-        if known is not None:
-            return known
-        outcome = await self._search(node, members)
-        if is_plain and isinstance(outcome, NoFit):
-            self._misses.remember(asked, node, freedom, outcome)
-        return outcome
-
-    async def _search(self, node: str, members: list[_Member]) -> Outcome:
-        given = self._input(node, members)
-        if all(one.wishes is None for one in members):
-            return await self._searcher.search(given)
-        wished = [Wished(one.stored.value, one.wishes) for one in members]
-        return await self._searcher.search_near(given, wished, self._world.view_of(node))
 
     async def _commit(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
         """Have the node's ledger take the attempt, and write the status; a refusal drops the attempt, and the next round searches anew."""
@@ -242,13 +243,13 @@ class ClaimKeeper:
             # Where the node forbids what the claim wishes, no other of its devices helps.
             is_forbidden = any(one.code == "policy-forbidden" for one in reply.result.reasons)
             devices = self._world.devices_of(attempt.node) if is_forbidden else claims.devices_of(attempt.allocation, attempt.node)
-            self._refusals.remember(key, devices, why, now_s=self._runtime.clock.monotonic())
-            dropped = await self._write(key, stored, claims.without_attempt(claim))
+            self._finder.refusals.remember(key, devices, why, now_s=self._runtime.clock.monotonic())
+            dropped = await self._pen.write(key, stored.revision, claims.without_attempt(claim))
             if dropped is not None:
-                await self._tell(key, dropped, "RefusedByNode", reply.result.reasons)
+                await self.tell(key, dropped, "RefusedByNode", reply.result.reasons)
             return
         now = rfc3339(self._runtime.clock.now())
-        written = await self._write(key, stored, claims.with_allocation(claim, attempt.allocation, now=now))
+        written = await self._pen.write(key, stored.revision, claims.with_allocation(claim, attempt.allocation, now=now))
         if written is None:
             return
         self._metrics.decisions.labels("allocated").inc()
@@ -285,6 +286,25 @@ class ClaimKeeper:
     async def _finish(self, key: ObjectKey, stored: Stored) -> None:
         """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""
         claim = stored.value
+        if not await self._let_go(key, stored):
+            return
+        freed = claims.without_protection(claim)
+        if not claims.is_finished(freed):
+            if freed != claim:
+                await self._pen.write(key, stored.revision, freed)
+            return
+        if freed != claim and await self._pen.write(key, stored.revision, freed) is None:
+            return
+        await self._bus.delete(catalogue.OBJECT, **key._asdict())
+        self._metrics.decisions.labels("released").inc()
+        self._log.info("claim.released", claim=name_of(claim))
+
+    async def _let_go(self, key: ObjectKey, stored: Stored) -> bool:
+        """Have every node let go of the claim's devices; False when one refuses, which the claim is told.
+
+        Errors: raises PeerUnavailable.
+        """
+        claim = stored.value
         owner = claims.owner_of(claim)
         nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
         try:
@@ -300,17 +320,8 @@ class ClaimKeeper:
             refusal = await self._release(owner, node, f"release-{owner.uid}-{stored.revision}")
             if refusal is not None:
                 await self._wait_for_release(key, stored, f"node {node}: {summarize(refusal.reasons)}")
-                return
-        freed = claims.without_protection(claim)
-        if not claims.is_finished(freed):
-            if freed != claim:
-                await self._write(key, stored, freed)
-            return
-        if freed != claim and await self._write(key, stored, freed) is None:
-            return
-        await self._bus.delete(catalogue.OBJECT, **key._asdict())
-        self._metrics.decisions.labels("released").inc()
-        self._log.info("claim.released", claim=name_of(claim), nodes=sorted(nodes))
+                return False
+        return True
 
     async def _release(self, owner: Owner, node: str, op_id: str) -> Refusal | None:
         """Ask a node to let go; it refuses while containers may be using the devices, and only the node can know."""
@@ -327,9 +338,9 @@ class ClaimKeeper:
         self._log.info("claim.release-waiting", claim=name_of(stored.value), why=message)
         now = rfc3339(self._runtime.clock.now())
         told = claims.with_condition(stored.value, is_true=False, reason="Prepared", message=message, now=now, kind=claims.RELEASED)
-        await self._write(key, stored, told)
+        await self._pen.write(key, stored.revision, told)
 
-    async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
+    async def tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
         """Put the reasons into the claim's condition, once."""
         claim = stored.value
         message = "; ".join(one.message for one in reasons)
@@ -341,22 +352,12 @@ class ClaimKeeper:
         self._log.info("claim.waiting", claim=name_of(claim), reason=reason, why=message)
         now = rfc3339(self._runtime.clock.now())
         told = claims.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
-        written = await self._write(key, stored, told)
+        written = await self._pen.write(key, stored.revision, told)
         if written is None:
             return
         if key in self._settled:
             self._settled[key] = _Seen(written.revision, self._settled[key].supply)
         await self._announce(claim, catalogue.CLUSTER, f"refuse-{metadata_of(claim).uid}-{written.revision}", Refusal(reasons=reasons), 0)
-
-    async def _write(self, key: ObjectKey, stored: Stored, value: ApiObject) -> Stored | None:
-        """Write a claim if nobody else did; the world learns it at once, so that the next claim sees what this one took."""
-        written = await self._bus.compare_and_set(catalogue.OBJECT, value, stored.revision, **key._asdict())
-        if isinstance(written, Conflict):
-            self._log.debug("claim.write-lost", claim=name_of(value), revision=stored.revision)
-            return None
-        made = Stored(written.revision, value)
-        self._world.put_object(key, made)
-        return made
 
     async def _announce(self, claim: ApiObject, node: str, op_id: str, outcome: Placement | Refusal | None, sequence: int) -> None:
         """Publish the decision; the claim itself is the truth, so an event that cannot be published is only logged."""
@@ -377,11 +378,6 @@ class ClaimKeeper:
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))
-
-
-def _member(key: ObjectKey, stored: Stored) -> _Member:
-    spec = claims.read_claim(stored.value)
-    return _Member(key, stored, spec, read_wishes(spec, name_of(stored.value)))
 
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:

@@ -20,5 +20,8 @@ class ControllerMetrics:
         )
         self.steps = Counter("topobus_controller_search_steps_total", "Steps of all searches.", registry=registry)
         self.plans = Counter("topobus_controller_plans_total", "Plans answered, by outcome.", ["outcome"], registry=registry)
+        self.pods = Counter(
+            "topobus_controller_pods_total", "Stored pods that got a node, or were told why not.", ["outcome"], registry=registry
+        )
         self.waiting = Gauge("topobus_controller_claims_waiting", "Claims that are not allocated.", registry=registry)
         self.malformed = Counter("topobus_controller_objects_malformed_total", "Stored objects that nobody can read.", registry=registry)

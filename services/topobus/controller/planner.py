@@ -66,7 +66,7 @@ class Planner:
             return PlanReply(answers=(NodeAnswer(node=request.node, result=Refusal(reasons=(reason,))),))
         nodes = self._where_placed(request.pod) or ((request.node,) if request.node else known)
         if len(nodes) == 1:
-            reply = await self._ask(nodes[0], request.op_id, request.pod, is_dry_run=request.is_dry_run)
+            reply = await self.ask_node(nodes[0], request.op_id, request.pod, is_dry_run=request.is_dry_run)
             if reply is None:
                 return PlanReply(silent_nodes=nodes)
             chosen = reply if isinstance(reply.result, Placement) else None
@@ -80,7 +80,7 @@ class Planner:
     async def _choose(self, nodes: tuple[str, ...], request: PlanRequest) -> PlanReply:
         async with asyncio.TaskGroup() as group:
             tries = {
-                node: group.create_task(self._ask(node, f"{request.op_id}-try-{node}", request.pod, is_dry_run=True)) for node in nodes
+                node: group.create_task(self.ask_node(node, f"{request.op_id}-try-{node}", request.pod, is_dry_run=True)) for node in nodes
             }
         replies = {node: reply for node, task in tries.items() if (reply := task.result()) is not None}
         results = {node: reply.result for node, reply in replies.items()}
@@ -88,7 +88,7 @@ class Planner:
         chosen: PlaceReply | None = None
         # A node may know before we do that it holds the pod (our copy of its ledger is behind): it alone is asked, and says what it said before.
         for node in holding_nodes(results)[:1] or rank_nodes(results):
-            committed = replies[node] if request.is_dry_run else await self._ask(node, request.op_id, request.pod, is_dry_run=False)
+            committed = replies[node] if request.is_dry_run else await self.ask_node(node, request.op_id, request.pod, is_dry_run=False)
             if committed is None:
                 # It may have been placed there: neither done nor undone. Another node now could place the pod twice, so this plan ends here.
                 silent.append(node)
@@ -100,7 +100,7 @@ class Planner:
         answers = tuple(NodeAnswer(node=node, result=results[node]) for node in nodes if node in results and node not in silent)
         return PlanReply(chosen=chosen, answers=answers, silent_nodes=tuple(sorted(silent)))
 
-    async def _ask(self, node: str, op_id: str, pod: PodRequest, *, is_dry_run: bool) -> PlaceReply | None:
+    async def ask_node(self, node: str, op_id: str, pod: PodRequest, *, is_dry_run: bool) -> PlaceReply | None:
         """Ask one node; None when it does not answer."""
         async with self._free:
             try:

@@ -16,11 +16,14 @@ from topobus.contracts.messages import ApiObject, PlanReply, PlanRequest
 from topobus.controller.cel import CelCompiler
 from topobus.controller.classkeeper import ClassKeeper
 from topobus.controller.config import ControllerSettings
+from topobus.controller.consumers import Consumers
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.finding import Finder
 from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.podkeeper import PodKeeper
+from topobus.controller.podscheduler import PodScheduler
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
@@ -51,9 +54,12 @@ class _Controller:
         self._metrics = metrics
         compiler = CelCompiler()
         self._classes = ClassKeeper(runtime, self._world, compiler)
-        self._keeper = ClaimKeeper(settings, runtime, self._world, compiler, metrics)
+        finder = Finder(settings, runtime, self._world, compiler, metrics)
+        self._consumers = Consumers(self._world)
+        self._keeper = ClaimKeeper(settings, runtime, self._world, finder, self._consumers, metrics)
         self._pods = PodKeeper(runtime, self._world)
         self._planner = Planner(settings, runtime, self._world, metrics)
+        self._scheduler = PodScheduler(settings, runtime, self._world, finder, self._consumers, self._keeper, self._planner, metrics)
         self._changed = asyncio.Event()
         self._gone: list[ApiObject] = []
         self._missing = set(_PARTS)
@@ -151,6 +157,8 @@ class _Controller:
             is_due = await self._release_gone()
             is_due = await self._classes.reconcile_all() or is_due
             is_due = await self._pods.reconcile_all() or is_due
+            self._consumers.update()
+            is_due = await self._scheduler.reconcile_all() or is_due
             is_due = await self._keeper.reconcile_all() or is_due
 
     async def _plan(self, request: PlanRequest) -> PlanReply:

@@ -16,7 +16,14 @@ from msgspec import Struct
 
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.kubernetes import limits
-from topobus.contracts.kubernetes.objects import ATTEMPT_ANNOTATION, ATTEMPTS_ANNOTATION, DELETE_PROTECTION, metadata_of, name_of
+from topobus.contracts.kubernetes.objects import (
+    ATTEMPT_ANNOTATION,
+    ATTEMPTS_ANNOTATION,
+    DEALLOCATION_ANNOTATION,
+    DELETE_PROTECTION,
+    metadata_of,
+    name_of,
+)
 from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimStatus, Condition, GrantedDevice
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.kubernetes.wishes import Wishes
@@ -32,6 +39,7 @@ __all__ = [
     "Attempt",
     "allocation_of",
     "attempt_of",
+    "deallocation_of",
     "devices_of",
     "has_condition",
     "is_finished",
@@ -43,6 +51,7 @@ __all__ = [
     "with_allocation",
     "with_attempt",
     "with_condition",
+    "with_deallocation",
     "with_uuids",
     "without_attempt",
     "without_protection",
@@ -97,6 +106,11 @@ def attempt_of(one: ApiObject) -> Attempt | None:
     """
     text = metadata_of(one).annotations.get(ATTEMPT_ANNOTATION)
     return None if text is None else decode(text, Attempt, where=f"{name_of(one)}: annotation {ATTEMPT_ANNOTATION}")
+
+
+def deallocation_of(one: ApiObject) -> str:
+    """Say why the claim's allocation is being taken back; empty when it is not."""
+    return metadata_of(one).annotations.get(DEALLOCATION_ANNOTATION, "")
 
 
 def number_of(one: ApiObject) -> int:
@@ -168,8 +182,15 @@ def with_attempt(one: ApiObject, attempt: Attempt) -> ApiObject:
 
 def without_attempt(one: ApiObject) -> ApiObject:
     """Drop an attempt that came to nothing; the number stays, so the next operation has another id. Nothing is held, so nothing is protected."""
-    annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key != ATTEMPT_ANNOTATION}
+    ours = (ATTEMPT_ANNOTATION, DEALLOCATION_ANNOTATION)
+    annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key not in ours}
     return without_protection(_replace(one, metadata={**one.metadata, "annotations": annotations}))
+
+
+def with_deallocation(one: ApiObject, *, why: str) -> ApiObject:
+    """Ask for the allocation to be taken back: written before the node lets go, so that whoever finds the claim goes on, and nobody reserves it."""
+    annotations = {**(one.metadata.get("annotations") or {}), DEALLOCATION_ANNOTATION: why}
+    return _replace(one, metadata={**one.metadata, "annotations": annotations})
 
 
 def with_allocation(one: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:

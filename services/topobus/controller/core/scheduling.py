@@ -21,7 +21,7 @@ from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.answers import explain_nodes
-from topobus.controller.core.claims import attempt_of, read_claim, status_of
+from topobus.controller.core.claims import attempt_of, deallocation_of, read_claim, status_of
 from topobus.controller.core.nearness import read_wishes
 from topobus.controller.core.pools import node_matches
 from topobus.controller.core.scheduling_objects import (
@@ -159,11 +159,12 @@ def pre_filter(
     *,
     in_flight: Collection[str] = (),
     default_mode: AllocationMode = AllocationMode.DELAYED,
+    waits_for_immediate: bool = True,
 ) -> PodPlan | Blocked:
     """Gather the claims of a pod and see whether it may go on to the nodes.
 
     Shapes:  find — the claim of this name in the pod's namespace; in_flight — uids of claims that somebody else is allocating now; default_mode — when a claim
-             that does not say is allocated: an immediate one is never allocated for a pod, it is waited for.
+             that does not say is allocated; waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as classic DRA has it.
     Order:   claims as the pod lists them; all that is wrong is told, claim by claim.
     Errors:  raises ContractError for a pod that nobody can read.
     """
@@ -186,7 +187,9 @@ def pre_filter(
             continue  # two entries may name one claim
         try:
             one = _read(use.entry, found)
-            problem = _problem(who, one, is_generated=use.is_generated, in_flight=in_flight, default_mode=default_mode)
+            mode = mode_of(found) or default_mode
+            is_waited_for = waits_for_immediate and mode is AllocationMode.IMMEDIATE and not use.is_generated
+            problem = _problem(who, one, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for)
         except ContractError as err:
             reasons.append(Reason(code="malformed", message=err.message, facts={"claim": use.claim}))
             continue
@@ -300,7 +303,7 @@ def _read(entry: str, claim: ApiObject) -> PodClaim:
     )
 
 
-def _problem(pod: PodRef, one: PodClaim, *, is_generated: bool, in_flight: Collection[str], default_mode: AllocationMode) -> Reason | None:
+def _problem(pod: PodRef, one: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool) -> Reason | None:
     """Say why a pod has to wait because of a claim; None when it may go on."""
     metadata, name = metadata_of(one.object), name_of(one.object)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": one.name}
@@ -309,6 +312,8 @@ def _problem(pod: PodRef, one: PodClaim, *, is_generated: bool, in_flight: Colle
         return Reason(code="claim-of-another", message=f"{name} was not made for {pod}: another object of that name exists", facts=facts)
     if metadata.deletion_timestamp:
         return Reason(code="claim-deleting", message=f"{name} is being deleted", facts=facts)
+    if deallocation_of(one.object):
+        return Reason(code="claim-taken-back", message=f"the allocation of {name} is being taken back", facts=facts)
     if one.allocation is not None:
         return full_reason(one.object, len(one.consumers)) if not is_mine and len(one.consumers) >= MAX_CONSUMERS else None
     if one.consumers:
@@ -317,7 +322,7 @@ def _problem(pod: PodRef, one: PodClaim, *, is_generated: bool, in_flight: Colle
         return Reason(code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts)
     if metadata.uid in in_flight or attempt_of(one.object) is not None:
         return Reason(code="claim-in-flight", message=f"{name} is being allocated", facts=facts)
-    if (mode_of(one.object) or default_mode) is AllocationMode.IMMEDIATE and not is_generated:
+    if is_waited_for:
         return Reason(code="claim-immediate", message=f"{name} is to be allocated at once, and is not yet", facts=facts)
     return None
 

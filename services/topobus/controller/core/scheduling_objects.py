@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.kubernetes.objects import RETREATS_ANNOTATION, metadata_of, name_of
 from topobus.contracts.kubernetes.pod import PodSpec
 from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.kubernetes.shape import read_as
@@ -31,15 +31,20 @@ __all__ = [
     "PodRef",
     "claim_uses",
     "consumers_of",
+    "full_reason",
+    "is_bound",
     "is_made_for",
     "mode_of",
     "node_of_pod",
     "pod_ref",
     "with_bound_allocation",
+    "with_finalizer",
     "with_node",
     "with_pod_condition",
     "with_reservation",
+    "with_retreat",
     "without_allocation",
+    "without_finalizer",
     "without_reservations",
 ]
 
@@ -154,6 +159,13 @@ def node_of_pod(pod: ApiObject) -> str:
     return node if isinstance(node, str) else ""
 
 
+def is_bound(pod: ApiObject) -> bool:
+    """Say whether a pod has its node: the scheduler said so. A node that its user named is where it may go, not yet where it is."""
+    conditions = pod.status.get("conditions")
+    known = [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
+    return bool(node_of_pod(pod)) and any(one.get("type") == POD_SCHEDULED and one.get("status") == "True" for one in known)
+
+
 def with_reservation(claim: ApiObject, pod: PodRef) -> ApiObject | Reason:
     """Reserve a claim for a pod; the same object when it is reserved already, a Reason when it is full."""
     known = consumers_of(claim)
@@ -174,6 +186,19 @@ def full_reason(claim: ApiObject, count: int) -> Reason:
 def with_bound_allocation(claim: ApiObject, allocation: AllocationResult, pod: PodRef, *, now: str) -> ApiObject | Reason:
     """Write an allocation and the reservation in one go, as kube-scheduler's PreBind does; a Reason when the claim is full."""
     return with_reservation(with_allocation(claim, allocation, now=now), pod)
+
+
+def with_finalizer(one: ApiObject, name: str) -> ApiObject:
+    """Keep an object from being deleted before we have let go of what it holds; the same object when it is there already."""
+    known = metadata_of(one).finalizers
+    return one if name in known else msgspec.structs.replace(one, metadata={**one.metadata, "finalizers": [*known, name]})
+
+
+def without_finalizer(one: ApiObject, name: str) -> ApiObject:
+    """Take a finalizer off."""
+    kept = [other for other in metadata_of(one).finalizers if other != name]
+    rest = {key: value for key, value in one.metadata.items() if key != "finalizers"}
+    return msgspec.structs.replace(one, metadata={**rest, "finalizers": kept} if kept else rest)
 
 
 def without_reservations(claim: ApiObject, uids: Iterable[str]) -> ApiObject:
@@ -197,6 +222,15 @@ def without_allocation(claim: ApiObject, *, why: str, now: str) -> ApiObject:
 def with_pod_condition(pod: ApiObject, *, is_true: bool, reason: str, message: str, now: str) -> ApiObject:
     """Tell the pod's user whether it has a node: condition PodScheduled, as kube-scheduler writes it."""
     return with_condition(pod, is_true=is_true, reason=reason, message=message, now=now, kind=POD_SCHEDULED)
+
+
+def with_retreat(pod: ApiObject) -> ApiObject:
+    """Count one more retreat of a pod: written before its claims are taken from it, so that no other replica binds it to what it is about to lose."""
+    annotations = pod.metadata.get("annotations")
+    known = dict(annotations) if isinstance(annotations, dict) else {}
+    text = known.get(RETREATS_ANNOTATION)
+    count = int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 10 else 0
+    return msgspec.structs.replace(pod, metadata={**pod.metadata, "annotations": {**known, RETREATS_ANNOTATION: str(count + 1)}})
 
 
 def with_node(pod: ApiObject, node: str, *, now: str) -> ApiObject:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.contracts.catalogue import CLUSTER
+from topobus.contracts.kubernetes.classic import CLASSIC_ATTEMPT_ANNOTATION
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 
@@ -20,8 +21,11 @@ __all__ = [
     "ATTEMPT_ANNOTATION",
     "CLASSIC_VERSIONS",
     "CLUSTER_KINDS",
+    "DEALLOCATION_ANNOTATION",
     "DELETE_PROTECTION",
     "NODE_ANNOTATION",
+    "PLACEMENT_PROTECTION",
+    "RETREATS_ANNOTATION",
     "Metadata",
     "admit",
     "ask_deletion",
@@ -59,7 +63,20 @@ ATTEMPT_ANNOTATION = "topobus.dev/attempt"
 ATTEMPTS_ANNOTATION = "topobus.dev/attempts"
 """On a claim, by the controller: how many attempts there were."""
 
-_CONTROLLER_ANNOTATIONS = (ATTEMPT_ANNOTATION, ATTEMPTS_ANNOTATION)
+DEALLOCATION_ANNOTATION = "topobus.dev/deallocation"
+"""On a claim, by the controller: its allocation is being taken back, and why."""
+PLACEMENT_PROTECTION = "topobus.dev/placement"
+"""The finalizer that keeps a pod until what it holds and has reserved is let go."""
+RETREATS_ANNOTATION = "scheduler.topobus.dev/retreats"
+"""On a pod, by the controller: how often its claims were taken from it to try another node. Not in `topobus.dev/`, where pods say what they wish."""
+
+_CONTROLLER_ANNOTATIONS = (
+    ATTEMPT_ANNOTATION,
+    ATTEMPTS_ANNOTATION,
+    DEALLOCATION_ANNOTATION,
+    CLASSIC_ATTEMPT_ANNOTATION,
+    RETREATS_ANNOTATION,
+)
 
 
 class Metadata(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -134,7 +151,10 @@ def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = No
             f"{name_of(one)}: {one.api_version} cannot replace {previous.api_version} of the same name",
             next_step="delete it and apply it again, or choose another name",
         )
-    if one.kind in ("ResourceClaim", "ResourceClaimTemplate") and one.spec != previous.spec:
+    if one.kind == "Pod" and previous.spec.get("nodeName") and not one.spec.get("nodeName"):
+        # Where it runs is the scheduler's word, which no manifest repeats.
+        one = msgspec.structs.replace(one, spec={**one.spec, "nodeName": previous.spec["nodeName"]})
+    if one.kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate") and one.spec != previous.spec:
         raise ContractError(f"{name_of(one)}: its spec cannot be changed", next_step="delete it and apply it again")
     for key in ("uid", "creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences"):
         metadata.pop(key, None)

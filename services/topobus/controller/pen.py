@@ -1,0 +1,33 @@
+"""Writes objects of the stand-alone API: by compare-and-set, and the world learns each at once, so that what comes next sees it."""
+
+from __future__ import annotations
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.objects import name_of
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.runtime.bus import Bus, Conflict
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Pen"]
+
+
+class Pen:
+    """The one way in which the controller writes objects."""
+
+    def __init__(self, bus: Bus, world: World) -> None:
+        self._bus = bus
+        self._world = world
+
+    async def write(self, key: ObjectKey, revision: int, value: ApiObject) -> Stored | None:
+        """Write an object unless somebody else did since `revision`; None says that somebody did, and the watch brings what they wrote.
+
+        Errors: raises AmbiguousWrite when it is not known whether it was written.
+        """
+        written = await self._bus.compare_and_set(catalogue.OBJECT, value, revision, **key._asdict())
+        if isinstance(written, Conflict):
+            get_logger().debug("object.write-lost", object=name_of(value), revision=revision)
+            return None
+        made = Stored(written.revision, value)
+        self._world.put_object(key, made)
+        return made

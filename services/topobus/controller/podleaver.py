@@ -1,0 +1,119 @@
+"""What pods leave behind: their own devices, their reservations, and at last the object.
+
+Flows in: pods that are to be deleted, and reservations of pods that are gone. Flows out: RELEASE asks, freed claims, the object's deletion. A pod's finalizer stays until
+its nodes have let go, so a crash anywhere leaves the rest to whoever comes next; a pod deleted past its finalizer is seen by what still names it.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.objects import PLACEMENT_PROTECTION, metadata_of, name_of
+from topobus.contracts.kubernetes.pod import pod_request
+from topobus.contracts.messages import ApiObject, ReleaseRequest
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.reasons import summarize
+from topobus.controller.core.scheduling_objects import (
+    Consumer,
+    PodRef,
+    consumers_of,
+    node_of_pod,
+    without_finalizer,
+    without_reservations,
+)
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.pen import Pen
+from topobus.domain.errors import ContractError
+from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["PodLeaver", "own_request"]
+
+
+class PodLeaver:
+    """Lets go of what pods held."""
+
+    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: World, pen: Pen) -> None:
+        self._settings = settings
+        self._bus = runtime.bus
+        self._world = world
+        self._pen = pen
+        self._log = get_logger()
+
+    async def finish(self, key: ObjectKey, stored: Stored) -> bool:
+        """Let go of a pod that is to be deleted: its own devices, its reservations, the finalizer, the object."""
+        pod = stored.value
+        metadata = metadata_of(pod)
+        who = PodRef(key.namespace, metadata.name, metadata.uid)
+        if PLACEMENT_PROTECTION in metadata.finalizers:
+            owner = Owner(kind=OwnerKind.POD, namespace=who.namespace, name=who.name, uid=who.uid)
+            nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
+            nodes |= {node_of_pod(pod)} & set(self._world.nodes()) if _asks(pod) else set()
+            for node in sorted(nodes):
+                request = ReleaseRequest(op_id=f"release-{owner.uid}-{stored.revision}", owner=owner)
+                reply = await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)
+                if reply.refusal is not None:
+                    self._log.info("pod.release-waiting", pod=name_of(pod), node=node, why=summarize(reply.refusal.reasons))
+                    return False
+            for claim_key, claim in self._reserved_by(who):
+                if await self._pen.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,))) is None:
+                    return False
+        freed = without_finalizer(pod, PLACEMENT_PROTECTION)
+        if metadata_of(freed).finalizers:
+            if freed != pod:
+                await self._pen.write(key, stored.revision, freed)
+            return False
+        if freed != pod and await self._pen.write(key, stored.revision, freed) is None:
+            return False
+        await self._bus.delete(catalogue.OBJECT, **key._asdict())
+        self._world.drop_object(key)
+        self._log.info("pod.released", pod=name_of(pod))
+        return False
+
+    async def drop_gone_users(self) -> bool:
+        """Take pods out of reservedFor that were deleted past their finalizer: no such pod is stored, on a second look either."""
+        for key, stored in [one for one in self._world.claims() if one[1].value.status.get("reservedFor")]:
+            gone: list[str] = []
+            for user in _users(stored.value):
+                pod_key = ObjectKey("pod", key.namespace, user.name)
+                known = self._world.objects.get(pod_key)
+                if user.resource != "pods" or (known is not None and metadata_of(known.value).uid == user.uid):
+                    continue
+                entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
+                if entry is None or metadata_of(entry.value).uid != user.uid:
+                    gone.append(user.uid)
+            if gone:
+                self._log.info("claim.users-dropped", claim=name_of(stored.value), users=gone)
+                await self._pen.write(key, stored.revision, without_reservations(stored.value, gone))
+        return False
+
+    def _reserved_by(self, who: PodRef) -> list[tuple[ObjectKey, Stored]]:
+        found: list[tuple[ObjectKey, Stored]] = []
+        for key, stored in self._world.objects.items():
+            if key.kind == "resourceclaim" and key.namespace == who.namespace and any(one.uid == who.uid for one in _users(stored.value)):
+                found.append((key, stored))
+        return sorted(found)
+
+
+def own_request(pod: ApiObject) -> PodRequest | None:
+    """Read what a pod asks of the node's topology besides its claims; None when that is nothing.
+
+    Errors: raises ContractError.
+    """
+    request = pod_request(pod, uid=metadata_of(pod).uid)
+    asks = any(one.cpus or one.devices or one.memory_bytes or one.hugepages for one in request.containers)
+    return request if asks else None
+
+
+def _asks(pod: ApiObject) -> bool:
+    try:
+        return own_request(pod) is not None
+    except ContractError:
+        return False  # never placed, then
+
+
+def _users(claim: ApiObject) -> tuple[Consumer, ...]:
+    try:
+        return consumers_of(claim)
+    except ContractError:
+        return ()

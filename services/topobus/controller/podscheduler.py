@@ -1,0 +1,436 @@
+"""Schedules stored pods: a node for each, with its claims allocated and reserved and its own devices and CPUs held there.
+
+Flows in: the world, and what nodes answer. Flows out: attempts and reservations in claims, PLACE and RELEASE asks, the pod's node and condition. Decisions are
+`core.scheduling`'s. Order of writes: the pod's finalizer; an attempt in each pending claim, which `ClaimKeeper` commits; the reservation in each claim; the node's
+ledger for what the pod itself asks; the pod's node. Whoever finds a pod between two of these goes on with the next, for each of them can be read off the objects.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine, Hashable, Mapping, Sequence
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.objects import PLACEMENT_PROTECTION, metadata_of, name_of
+from topobus.contracts.kubernetes.resource import NodeRequirement, NodeSelector, NodeSelectorTerm
+from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.controller.config import ControllerSettings
+from topobus.controller.consumers import Consumers
+from topobus.controller.core.inventory import class_of_driver
+from topobus.controller.core.pools import node_matches
+from topobus.controller.core.reasons import summarize
+from topobus.controller.core.refusals import Refusals
+from topobus.controller.core.scheduling import (
+    Blocked,
+    NodeFit,
+    NodeMiss,
+    PodPlan,
+    TakeBack,
+    enough_nodes,
+    explain_misses,
+    judge_node,
+    look_at_node,
+    post_filter,
+    pre_filter,
+    unreserve,
+)
+from topobus.controller.core.scheduling_objects import (
+    PodRef,
+    is_bound,
+    node_of_pod,
+    with_finalizer,
+    with_node,
+    with_pod_condition,
+    with_reservation,
+    with_retreat,
+)
+from topobus.controller.core.scheduling_score import rank, score_node
+from topobus.controller.core.values import Allocated, DeviceId, Node, NoFit, Outcome
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.finding import Finder, Member, member
+from topobus.controller.keeper import ClaimKeeper
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.pen import Pen
+from topobus.controller.planner import Planner
+from topobus.controller.podleaver import PodLeaver, own_request
+from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["PodScheduler"]
+
+# With which a node refuses a pod that it holds already.
+_HELD = "already-placed"
+
+
+class PodScheduler:
+    """Schedules pods, one at a time, oldest first."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: World,
+        finder: Finder,
+        consumers: Consumers,
+        keeper: ClaimKeeper,
+        planner: Planner,
+        metrics: ControllerMetrics,
+    ) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._world = world
+        self._finder = finder
+        self._consumers = consumers
+        self._keeper = keeper
+        self._pen = Pen(runtime.bus, world)
+        self._leaver = PodLeaver(settings, runtime, world, self._pen)
+        self._planner = planner
+        self._metrics = metrics
+        self._settled: dict[ObjectKey, Hashable] = {}
+        self._refused: Refusals[str] = Refusals(settings.retry_s)
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> bool:
+        """Bring every pod as far as it goes now; True says that another try is due after a while."""
+        for key in self._refused.forgive(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
+            self._settled = {one: seen for one, seen in self._settled.items() if one != key}
+        is_due = await self._guarded("the users of claims", self._leaver.drop_gone_users())
+        for key, _ in self._consumers.pods:
+            stored = self._world.objects.get(key)
+            if stored is not None:
+                is_due = await self._guarded(name_of(stored.value), self._reconcile(key, stored)) or is_due
+        self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
+        return is_due or self._refused.is_waiting
+
+    async def _guarded(self, what: str, work: Coroutine[None, None, bool]) -> bool:
+        """Do one piece of work; a peer that is silent makes it due again."""
+        try:
+            return await work
+        except (PeerUnavailable, HardwareError) as err:
+            self._log.warning("pod.peer-silent", pod=what, error=str(err))
+            return True
+
+    def _is_done(self, key: Hashable) -> bool:
+        found = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
+        return found is None or is_bound(found.value)
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored) -> bool:
+        pod = stored.value
+        if not metadata_of(pod).uid:
+            return False
+        if metadata_of(pod).deletion_timestamp:
+            return await self._leaver.finish(key, stored)
+        if is_bound(pod):
+            return False
+        try:
+            return await self._schedule(key, stored)
+        except ContractError as err:
+            await self._tell(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
+            return False
+
+    async def _schedule(self, key: ObjectKey, stored: Stored) -> bool:
+        pod = stored.value
+        gates = pod.spec.get("schedulingGates")
+        if isinstance(gates, list) and gates:
+            names = ", ".join(str(one.get("name")) if isinstance(one, dict) else str(one) for one in gates)
+            await self._tell(key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),))
+            return False
+        found = {name: self._world.objects[one] for name, one in self._claim_keys(key).items() if one in self._world.objects}
+        seen = (stored.revision, self._world.supply, tuple(sorted((name, one.revision) for name, one in found.items())))
+        if self._settled.get(key) == seen:
+            return False
+        # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
+        plan = pre_filter(pod, lambda name: found[name].value if name in found else None, waits_for_immediate=False)
+        if isinstance(plan, Blocked):
+            self._settled[key] = seen
+            await self._tell(key, stored, "Unschedulable", plan.reasons)
+            return False
+        wanted = own_request(pod)
+        placed = self._node_of(wanted.owner) if wanted is not None else None
+        if placed is not None and plan.is_reserved:
+            return await self._bind(key, stored, placed)
+        fits, misses, is_due = await self._filter(key, plan, pod, wanted, placed)
+        if not fits:
+            self._settled[key] = seen
+            return await self._no_fit(key, stored, plan, misses) or is_due
+        return await self._take(key, stored, plan, fits, misses, wanted) or is_due
+
+    async def _filter(
+        self, key: ObjectKey, plan: PodPlan, pod: ApiObject, wanted: PodRequest | None, placed: str | None
+    ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool]:
+        """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not."""
+        members = self._members(plan)
+        refused = self._refused.refused(key)
+        fits: list[NodeFit] = []
+        misses: list[NodeMiss] = []
+        searched: set[str] = set()
+        nodes = self._candidates(pod, misses) if placed is None else [placed]
+        for node in nodes:
+            why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
+            missed = look_at_node(plan, _node(node), refused=why)
+            if missed is None:
+                outcome: Outcome = await self._finder.look(node, members) if members else Allocated((), 0)
+                judged = judge_node(plan, node, outcome)
+                if isinstance(judged, NodeFit):
+                    fits.append(judged)
+                    if len(fits) >= enough_nodes(len(nodes)):
+                        break
+                    continue
+                missed = judged
+                searched.add(node)
+            misses.append(missed)
+            if missed.is_everywhere:
+                misses = [missed]
+                break
+        if not fits:
+            misses = await self._as_it_is_now(misses, searched, members)
+        placements: dict[str, Placement] = {}
+        by_name = {one.node: one for one in fits}
+        is_due = False
+        if wanted is not None and fits:
+            placements, is_due = await self._ask(fits, wanted, misses)
+            if plan.claims and not plan.pending:
+                # Said yes before the claims took their devices: without a memory of that they would be taken back and allocated there for ever.
+                for one in misses:
+                    if one.node in by_name and isinstance(one.outcome, NoFit) and one.node not in placements and not is_due:
+                        self._refused.remember(key, [one.node], summarize(one.outcome.reasons), now_s=self._runtime.clock.monotonic())
+            fits = [one for one in fits if one.node in placements]
+        scores = [score_node(plan, one, placement=placements.get(one.node), numa_of=self._numa_of) for one in fits]
+        return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
+
+    async def _as_it_is_now(self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member]) -> list[NodeMiss]:
+        """Search again where people will read what was found: it may have been remembered."""
+        again = [one for one in misses if one.node in searched]
+        outcomes = [one.outcome for one in again]
+        await self._finder.refresh([one.node for one in again], outcomes, members)
+        newest = {one.node: NodeMiss(one.node, outcome) for one, outcome in zip(again, outcomes, strict=True)}
+        return [newest.get(one.node, one) for one in misses]
+
+    async def _ask(self, fits: Sequence[NodeFit], wanted: PodRequest, misses: list[NodeMiss]) -> tuple[dict[str, Placement], bool]:
+        """Ask the nodes what they would give the pod itself; those that refuse, or keep silent, become misses."""
+        async with asyncio.TaskGroup() as group:
+            asked = {
+                one.node: group.create_task(
+                    self._planner.ask_node(one.node, f"schedule-{wanted.owner.uid}-try-{one.node}", wanted, is_dry_run=True)
+                )
+                for one in fits
+            }
+        placements: dict[str, Placement] = {}
+        is_due = False
+        for node, task in asked.items():
+            reply = task.result()
+            if reply is None:
+                is_due = True
+                reason = Reason(
+                    code="node-silent", message=f"node {node} did not answer in time: unknown, not refused", facts={"node": node}
+                )
+                misses.append(NodeMiss(node, NoFit((reason,), 0)))
+            elif isinstance(reply.result, Refusal) and _is_held(reply.result):
+                placements[node] = Placement(containers=())  # by another replica, a moment ago
+            elif isinstance(reply.result, Refusal):
+                misses.append(_refusal(node, reply.result))
+            else:
+                placements[node] = reply.result
+        return placements, is_due
+
+    async def _take(
+        self,
+        key: ObjectKey,
+        stored: Stored,
+        plan: PodPlan,
+        fits: Mapping[str, tuple[NodeFit, Placement | None]],
+        misses: list[NodeMiss],
+        wanted: PodRequest | None,
+    ) -> bool:
+        """Go through with the best node: allocate, or, when all claims are allocated, reserve, place and bind."""
+        if plan.claims or wanted is not None:
+            protected = await self._protect(key, stored)
+            if protected is None:
+                return False
+            stored = protected
+        if plan.pending:
+            fit, _ = next(iter(fits.values()))
+            await self._keeper.attempt(fit.node, self._members(plan), fit.results)
+            return False
+        if not await self._reserve(key, stored, plan):
+            return False
+        for node in fits:
+            if wanted is None:
+                return await self._bind(key, stored, node)
+            answer = await self._place(stored, node, wanted)
+            if answer is None:
+                return True  # neither done nor undone: only that node can tell
+            if not isinstance(answer, Refusal):
+                return await self._bind(key, stored, node)
+            why = summarize(answer.reasons)
+            self._log.info("pod.refused", pod=name_of(stored.value), node=node, why=why)
+            self._refused.remember(key, [node], why, now_s=self._runtime.clock.monotonic())
+            misses.append(_refusal(node, answer))
+        retreated = await self._retreat(key, stored)
+        if retreated is None:
+            return False
+        await self._unreserve(plan.pod, key)
+        return await self._no_fit(key, retreated, plan, misses)
+
+    async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
+        """Write the pod into each claim's reservedFor; False when one is full or somebody else wrote first."""
+        for one in plan.claims:
+            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+            known = self._world.objects.get(claim_key)
+            if known is None or known.value is not one.object:
+                return False
+            reserved = with_reservation(one.object, plan.pod)
+            if isinstance(reserved, Reason):
+                await self._unreserve(plan.pod, key)
+                await self._tell(key, stored, "Unschedulable", (reserved,))
+                return False
+            if reserved is not one.object and await self._pen.write(claim_key, known.revision, reserved) is None:
+                return False
+        return True
+
+    async def _unreserve(self, pod: PodRef, key: ObjectKey) -> None:
+        found = {name: one.value for name, at in self._claim_keys(key).items() if (one := self._world.objects.get(at)) is not None}
+        for name, freed in unreserve(pod, found).items():
+            claim_key = ObjectKey("resourceclaim", key.namespace, name)
+            await self._pen.write(claim_key, self._world.objects[claim_key].revision, freed)
+
+    async def _place(self, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
+        """Have the node's ledger take what the pod itself asks; None when the node does not answer."""
+        ledger = self._world.ledgers.get(node)
+        # A refusal grows the ledger's sequence, so a later try is another operation; after a crash the same one is repeated, or the ledger shows the pod.
+        op_id = f"schedule-{wanted.owner.uid}-{stored.revision}-{ledger.sequence if ledger is not None else 0}"
+        reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
+        if reply is None:
+            return None
+        if isinstance(reply.result, Refusal) and _is_held(reply.result):
+            entry = await self._bus.get(catalogue.LEDGER, node=node)
+            if entry is not None and wanted.owner.key in entry.value.allocations:
+                return Placement(containers=())
+        return reply.result
+
+    async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> bool:
+        """Take one allocation back where that may help; else say why the pod waits, to it and to its claims."""
+        answer = post_filter(plan, misses)
+        if isinstance(answer, TakeBack):
+            claim_key = ObjectKey("resourceclaim", key.namespace, answer.claim.name)
+            known = self._world.objects.get(claim_key)
+            if known is not None and await self._retreat(key, stored) is not None:
+                await self._keeper.deallocate(claim_key, known, answer.why)
+            return False
+        condition, reasons = explain_misses(misses)
+        await self._tell(key, stored, "Unschedulable", reasons)
+        for one in plan.pending:
+            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+            known = self._world.objects.get(claim_key)
+            if known is not None:
+                await self._keeper.tell(claim_key, known, condition, reasons)
+        return False
+
+    async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
+        """Make sure that nobody else binds the pod to what is about to be taken from it; None when somebody has, or changed it otherwise."""
+        return await self._pen.write(key, stored.revision, with_retreat(stored.value))
+
+    async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> bool:
+        if await self._pen.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
+            self._metrics.pods.labels("scheduled").inc()
+            self._log.info("pod.scheduled", pod=name_of(stored.value), node=node)
+        return False
+
+    async def _protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
+        protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
+        return stored if protected is stored.value else await self._pen.write(key, stored.revision, protected)
+
+    async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> None:
+        """Put the reasons into the pod's condition and into an event, once."""
+        message = "; ".join(one.message for one in reasons)
+        told = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
+        if told.status == stored.value.status:
+            return
+        written = await self._pen.write(key, stored.revision, told)
+        if written is None:
+            return
+        seen = self._settled.get(key)
+        if isinstance(seen, tuple):
+            self._settled[key] = (written.revision, *seen[1:])
+        self._metrics.pods.labels("waiting").inc()
+        self._log.info("pod.waiting", pod=name_of(stored.value), reason=reason, why=message)
+        metadata = metadata_of(stored.value)
+        op_id = f"schedule-{metadata.uid}-{written.revision}"
+        event = DecisionEvent(
+            id=op_id,
+            verb="schedule",
+            node=catalogue.CLUSTER,
+            op_id=op_id,
+            time=self._now(),
+            owner=Owner(kind=OwnerKind.POD, namespace=key.namespace, name=key.name, uid=metadata.uid),
+            outcome=Refusal(reasons=tuple(reasons)),
+        )
+        try:
+            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=catalogue.CLUSTER)
+        except PeerUnavailable as err:
+            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+
+    def _claim_keys(self, key: ObjectKey) -> dict[str, ObjectKey]:
+        return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
+
+    def _members(self, plan: PodPlan) -> list[Member]:
+        keys = [ObjectKey("resourceclaim", plan.pod.namespace, one.name) for one in plan.pending]
+        return [member(key, self._world.objects[key]) for key in keys]
+
+    def _candidates(self, pod: ApiObject, misses: list[NodeMiss]) -> list[str]:
+        """List the nodes that the pod may go to by its own word; the others become misses."""
+        selector = _selector(pod)
+        found: list[str] = []
+        for name in self._world.nodes():
+            if selector is None or node_matches(_node(name), None, selector, is_everywhere=False):
+                found.append(name)
+            else:
+                reason = Reason(code="node-selector", message=f"node {name}: the pod asks for another node", facts={"node": name})
+                misses.append(NodeMiss(name, NoFit((reason,), 0)))
+        return found
+
+    def _node_of(self, owner: Owner) -> str | None:
+        """Name the node in whose ledger the pod stands already: a crash came before its binding."""
+        return next((node for node, ledger in sorted(self._world.ledgers.items()) if owner.key in ledger.allocations), None)
+
+    def _numa_of(self, one: DeviceId) -> NodeSet | None:
+        device_class = class_of_driver(one.driver)
+        inventory = self._world.inventories.get((one.pool, device_class)) if device_class is not None else None
+        return (
+            next((device.numa_nodes for device in inventory.devices if device.name == one.device), None) if inventory is not None else None
+        )
+
+    def _now(self) -> str:
+        return rfc3339(self._runtime.clock.now())
+
+
+def _is_held(refusal: Refusal) -> bool:
+    return any(one.code == _HELD for one in refusal.reasons)
+
+
+def _refusal(node: str, refusal: Refusal) -> NodeMiss:
+    first = refusal.reasons[0]
+    named = Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
+    return NodeMiss(node, NoFit((named, *refusal.reasons[1:]), 0))
+
+
+def _selector(pod: ApiObject) -> NodeSelector | None:
+    """Turn a pod's nodeSelector, and the node that its user named, into one selector."""
+    labels = pod.spec.get("nodeSelector")
+    pairs = sorted(labels.items()) if isinstance(labels, dict) else []
+    name = node_of_pod(pod)
+    if not pairs and not name:
+        return None
+    expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
+    fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
+    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))
+
+
+def _node(name: str) -> Node:
+    return Node(name, {"kubernetes.io/hostname": name})

@@ -1,0 +1,400 @@
+"""Stored pods on a real server: a node for each, claims allocated and reserved with them, and all of it let go again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from support.small_topology import SmallTopology
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
+from topobus.contracts.messages import ApiObject
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.scheduling_objects import AllocationMode
+from topobus.controller.service import serve
+from topobus.domain.device import Inventory
+from topobus.domain.machine import Machine
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
+from topobus.runtime.bus import Bus, Change, Conflict
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import build
+from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
+
+pytestmark = pytest.mark.integration
+
+SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
+DELAYED = msgspec.structs.replace(SETTINGS, claim_allocation=AllocationMode.DELAYED)
+NOW = "2026-01-01T00:00:00Z"
+
+
+class Place:
+    """Recorded nodes on a bus, and a user of the API."""
+
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], nodes: dict[str, SmallTopology]) -> None:
+        self.bus = bus
+        self.objects = objects
+        self.nodes = nodes
+        self._made = 0
+
+    async def apply(self, manifest: str) -> None:
+        """Store the objects of a manifest as the CLI does."""
+        for one in parse_manifest(manifest, where="test.yaml"):
+            self._made += 1
+            stored = admit(one, uid=f"uid-{one.metadata['name']}-{self._made}", now=NOW)
+            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(one))
+
+    async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool], timeout_s: float = 10) -> ApiObject | None:
+        """Wait until the newest version of an object satisfies the test; None stands for a deleted one."""
+
+        def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
+            mine = [one for one in items if (one.parts.get("kind"), one.parts.get("name")) == (kind, name)]
+            return bool(mine), mine[-1].value if mine else None
+
+        await self.objects.until(lambda items: newest(items)[0] and is_enough(newest(items)[1]), timeout_s=timeout_s)
+        return newest(self.objects.items)[1]
+
+    async def scheduled(self, name: str) -> str:
+        """Wait until a pod has its node."""
+        one = await self.until("pod", name, lambda value: value is not None and condition(value).get("status") == "True")
+        assert one is not None
+        return str(one.spec["nodeName"])
+
+    async def told(self, kind: str, name: str, reason: str) -> str:
+        """Wait until an object has a condition with this reason; gives the message."""
+        one = await self.until(kind, name, lambda value: value is not None and condition(value).get("reason") == reason)
+        assert one is not None
+        return str(condition(one)["message"])
+
+    async def claim(self, name: str) -> ApiObject:
+        """Read a claim as it is now."""
+        entry = await self.bus.get(catalogue.OBJECT, kind="resourceclaim", namespace="default", name=name)
+        assert entry is not None
+        return entry.value
+
+    async def delete(self, kind: str, name: str) -> None:
+        """Delete an object as the CLI does: mark it, or remove it when nothing holds it."""
+        parts = {"kind": kind, "namespace": "default", "name": name}
+        while (entry := await self.bus.get(catalogue.OBJECT, **parts)) is not None:
+            marked = ask_deletion(entry.value, now=NOW)
+            if marked is None:
+                await self.bus.delete(catalogue.OBJECT, **parts)
+            elif isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
+                continue
+            return
+
+    def held(self, node: str) -> dict[str, list[str]]:
+        """List what a node's ledger holds: owner to GPUs."""
+        found = self.nodes[node].ledger.allocations
+        return {
+            key.rpartition("/")[0]: sorted(name for holding in one.holdings for name in holding.devices.get("gpu", ()))
+            for key, one in sorted(found.items())
+        }
+
+
+def condition(one: ApiObject) -> dict[str, Any]:
+    """Give the first condition of an object."""
+    found: dict[str, Any] = (one.status.get("conditions") or [{}])[0]
+    return found
+
+
+def claim(name: str, count: int, **annotations: str) -> str:
+    """Write a claim for some GPUs."""
+    notes = ", ".join(f'"topobus.dev/{key.replace("_", "-")}": {value}' for key, value in annotations.items())
+    return f"""
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}, annotations: {{{notes}}}}}
+spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu.topobus.dev, count: {count}}}}}]}}}}
+"""
+
+
+def pod(name: str, *claims: str, gpus: int = 0, template: str = "", extra: str = "") -> str:
+    """Write a pod with claims by name, one by template, and GPUs of its own."""
+    entries = [f"{{name: c{index}, resourceClaimName: {one}}}" for index, one in enumerate(claims)]
+    entries += [f"{{name: made, resourceClaimTemplateName: {template}}}"] if template else []
+    limits = f"{{topobus.dev/gpu: {gpus}}}" if gpus else "{}"
+    return f"""
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}}}
+spec:
+  containers: [{{name: main, resources: {{limits: {limits}}}}}]
+  resourceClaims: [{", ".join(entries)}]
+{extra}
+"""
+
+
+TEMPLATE = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: two-gpus}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.topobus.dev, count: 2}}]}}}
+"""
+SMALL_TEMPLATE = TEMPLATE.replace("two-gpus", "one-gpu").replace("count: 2", "count: 1")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[Inventory]]:
+    """The demo machine with what its GPU and NIC drivers find."""
+    root = tmp_path_factory.mktemp("dgx")
+    build("dgx", root)
+    tree = Tree(HardwareSettings(root=str(root)))
+    machine = read_machine(tree, "n1")
+    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name)
+    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda one: one.name)
+    return machine, [
+        Inventory(node="n1", device_class="gpu", generation=1, devices=tuple(gpus)),
+        Inventory(node="n1", device_class="nic", generation=1, devices=tuple(nics)),
+    ]
+
+
+@asynccontextmanager
+async def controller(url: str, settings: ControllerSettings = SETTINGS) -> AsyncIterator[None]:
+    """Run one replica."""
+    async with Bus.session(NatsSettings(url=url), name="controller") as bus:
+        runtime = Runtime(
+            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+        )
+        task = asyncio.create_task(serve(settings, runtime))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]  # checked just before
+
+
+@pytest_asyncio.fixture
+async def home(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> AsyncIterator[Place]:
+    """Two nodes of eight GPUs each, no controller yet."""
+    nodes: dict[str, SmallTopology] = {}
+    for name in ("n1", "n2"):
+        machine = msgspec.structs.replace(recorded[0], node=name)
+        inventories = [msgspec.structs.replace(one, node=name) for one in recorded[1]]
+        await bus.put(catalogue.MACHINE, machine, node=name)
+        for one in inventories:
+            await bus.put(catalogue.INVENTORY, one, node=name, device_class=one.device_class)
+        nodes[name] = SmallTopology(bus, machine, inventories)
+        await nodes[name].start()
+    async with Reader(bus.watch(catalogue.OBJECT)) as objects:
+        yield Place(bus, objects, nodes)
+
+
+@pytest_asyncio.fixture
+async def served(home: Place, nats_server: NatsServer) -> AsyncIterator[Place]:
+    """Two nodes with a controller."""
+    async with controller(nats_server.url):
+        yield home
+
+
+async def test_pod_gets_node_claims_and_own_devices_when_all_fit(served: Place) -> None:
+    """A pod with a template, a named claim and GPUs of its own gets all of them on one node, reserved for it, and nothing twice."""
+    await served.apply(TEMPLATE)
+    await served.apply(claim("named", 1, allocation_mode="WaitForFirstConsumer"))
+    await served.apply(pod("trainer", "named", gpus=3, template="two-gpus"))
+
+    node = await served.scheduled("trainer")
+
+    held = served.held(node)
+    (made,) = [name for name in held if name.startswith("claim/default/trainer-made-")]
+    assert {name: len(devices) for name, devices in held.items()} == {made: 2, "claim/default/named": 1, "pod/default/trainer": 3}
+    assert len({device for devices in held.values() for device in devices}) == 6
+    for name in (made.rpartition("/")[2], "named"):
+        users = (await served.claim(name)).status["reservedFor"]
+        assert [(one["resource"], one["name"]) for one in users] == [("pods", "trainer")]
+
+
+async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> None:
+    """Own devices, template claims and reservations go with the pod; a delayed claim gives its devices back, an immediate one keeps them."""
+    await served.apply(TEMPLATE)
+    await served.apply(claim("late", 1, allocation_mode="WaitForFirstConsumer"))
+    await served.apply(claim("early", 1, allocation_mode="Immediate"))
+    await served.apply(pod("trainer", "late", "early", gpus=1, template="two-gpus"))
+    node = await served.scheduled("trainer")
+
+    await served.delete("pod", "trainer")
+    await served.until("pod", "trainer", lambda value: value is None)
+    await served.told("resourceclaim", "late", "WaitsForPod")
+    await served.until("resourceclaim", "early", lambda value: value is not None and not value.status.get("reservedFor"))
+
+    assert {name: len(devices) for name, devices in served.held(node).items()} == {"claim/default/early": 1}
+    names = [entry.value.metadata["name"] for entry in await served.bus.list(catalogue.OBJECT, kind="resourceclaim")]
+    assert sorted(names) == ["early", "late"]
+
+
+async def test_delayed_claim_waits_when_no_pod_uses_it(home: Place, nats_server: NatsServer) -> None:
+    """With delayed allocation as the setting a claim says that it waits for a pod; the pod's coming allocates it; Immediate in the claim itself wins."""
+    async with controller(nats_server.url, DELAYED):
+        await home.apply(claim("later", 1))
+        await home.apply(claim("now", 1, allocation_mode="Immediate"))
+        await home.told("resourceclaim", "later", "WaitsForPod")
+        await home.until("resourceclaim", "now", lambda value: value is not None and bool(value.status.get("allocation")))
+        assert "allocation" not in (await home.claim("later")).status
+
+        await home.apply(pod("user", "later"))
+        await home.scheduled("user")
+
+        assert (await home.claim("later")).status["allocation"]
+
+
+async def test_claim_is_shared_when_two_pods_name_it(served: Place) -> None:
+    """Two pods of one claim run on one node; the claim stays until the last of them is gone."""
+    await served.apply(claim("shared", 2, allocation_mode="WaitForFirstConsumer"))
+    await served.apply(pod("one", "shared", gpus=1))
+    first = await served.scheduled("one")
+    await served.apply(pod("two", "shared", gpus=1))
+    second = await served.scheduled("two")
+    assert first == second
+    assert [user["name"] for user in (await served.claim("shared")).status["reservedFor"]] == ["one", "two"]
+
+    await served.delete("pod", "one")
+    await served.until("pod", "one", lambda value: value is None)
+    assert (await served.claim("shared")).status["allocation"]
+    await served.delete("pod", "two")
+
+    await served.told("resourceclaim", "shared", "WaitsForPod")
+    assert served.held(first) == {}
+
+
+async def test_allocation_is_taken_back_when_the_pod_fits_only_elsewhere(served: Place) -> None:
+    """A claim allocated at once on a node that the pod cannot use is allocated again where the pod fits."""
+    await served.apply(claim("card", 1, allocation_mode="Immediate"))
+    await served.until("resourceclaim", "card", lambda value: value is not None and bool(value.status.get("allocation")))
+    assert served.held("n1") == {"claim/default/card": ["gpu-0000-18-00-0"]}
+    await served.apply(pod("big", "card", gpus=1, extra="  nodeSelector: {kubernetes.io/hostname: n2}"))
+
+    assert await served.scheduled("big") == "n2"
+
+    assert served.held("n1") == {}
+    assert {name: len(devices) for name, devices in served.held("n2").items()} == {"claim/default/card": 1, "pod/default/big": 1}
+
+
+async def test_allocation_stays_when_another_pod_has_reserved_it(served: Place) -> None:
+    """A claim in use is never taken away; the pod is told where it is and waits, and goes on when the other is gone."""
+    await served.apply(claim("card", 1, allocation_mode="WaitForFirstConsumer"))
+    await served.apply(pod("first", "card", extra="  nodeName: n1"))
+    await served.scheduled("first")
+    await served.apply(pod("second", "card", extra="  nodeName: n2"))
+
+    message = await served.told("pod", "second", "Unschedulable")
+    assert "node n2: ResourceClaim default/card is allocated for node n1" in message
+    assert len(served.held("n1")) == 1
+    await served.delete("pod", "first")
+
+    assert await served.scheduled("second") == "n2"
+
+
+async def test_pod_tries_another_node_when_one_refuses(served: Place) -> None:
+    """A node that said yes and then refuses is left alone for a while; the claim moves along."""
+    await served.apply(claim("card", 1, allocation_mode="WaitForFirstConsumer"))
+    await served.apply(pod("trainer", gpus=1, extra="  schedulingGates: [{name: hold}]"))
+    await served.told("pod", "trainer", "SchedulingGated")
+    served.nodes["n1"].refuse_next = 1000
+    await served.apply(pod("mover", "card", gpus=1))
+
+    assert await served.scheduled("mover") == "n2"
+
+    assert served.held("n1") == {}
+    assert {name: len(devices) for name, devices in served.held("n2").items()} == {"claim/default/card": 1, "pod/default/mover": 1}
+
+
+async def test_pod_waits_quietly_when_its_claims_take_what_it_needs_itself(served: Place) -> None:
+    """Eight GPUs of its own and one by claim fit on no node of eight: it is told so and its claim is not moved around for ever."""
+    await served.apply(claim("one-more", 1, allocation_mode="WaitForFirstConsumer"))
+    await served.apply(pod("glutton", "one-more", gpus=8))
+
+    message = await served.told("pod", "glutton", "Unschedulable")
+
+    assert "node n1" in message
+    assert "node n2" in message
+    writes = sum(one.parts.get("name") == "one-more" for one in served.objects.items)
+    assert writes < 20
+
+
+async def test_pod_is_told_per_node_when_it_fits_nowhere(served: Place) -> None:
+    """The pod's condition and its claim's name what each node lacks; when something is freed the pod goes on."""
+    await served.apply(claim("full", 6, allocation_mode="Immediate"))
+    await served.until("resourceclaim", "full", lambda value: value is not None and bool(value.status.get("allocation")))
+    await served.apply(claim("all", 8))
+    await served.apply(pod("greedy", "all", extra="  nodeName: n1"))
+
+    message = await served.told("pod", "greedy", "Unschedulable")
+    claim_message = await served.told("resourceclaim", "all", "DoesNotFit")
+    assert "node n1: request r wants 8 devices of class gpu.topobus.dev, found 2 of 8 (6 devices: held by claim default/full)" in message
+    assert "6 devices: held by claim default/full" in claim_message
+    await served.delete("resourceclaim", "full")
+
+    assert await served.scheduled("greedy") == "n1"
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_pods_are_whole_or_gone_when_replicas_die_after_any_write(home: Place, nats_server: NatsServer, seed: int) -> None:
+    """Two replicas are cut off after some writes, again and again, while pods come and go; in the end each pod has all and nothing is left of the others."""
+    random = Random(seed)
+    await home.apply(SMALL_TEMPLATE)
+    names = [
+        f"p{index}" for index in range(3)
+    ]  # three pods, the last one and the shared claim fill a node: all of them are bound to the claim's
+    for _ in range(8):
+        before = len(home.objects.items)
+        async with controller(nats_server.url), controller(nats_server.url):
+            name = random.choice(names)
+            if random.random() < 0.35:
+                await home.delete("pod", name)
+            else:
+                await home.apply(claim("shared", 1, allocation_mode="WaitForFirstConsumer"))
+                await home.apply(pod(name, "shared", gpus=1, template="one-gpu"))
+            try:
+                wanted = before + random.randrange(14)
+                await home.objects.until(lambda items, wanted=wanted: len(items) >= wanted, timeout_s=0.5)
+            except AssertionError:
+                pass  # nothing more to write in this round
+
+    async with controller(nats_server.url), controller(nats_server.url):
+        await home.apply(claim("shared", 1, allocation_mode="WaitForFirstConsumer"))
+        await home.apply(pod("last", "shared", gpus=1))
+        await home.scheduled("last")
+        pods = await _settled(home)
+
+    held = {owner: devices for node in home.nodes for owner, devices in home.held(node).items()}
+    wanted = {"claim/default/shared": 1} | {f"pod/default/{one.metadata['name']}": 1 for one in pods}
+    made = {f"claim/default/{status['resourceClaimName']}": 1 for one in pods for status in one.status.get("resourceClaimStatuses") or ()}
+    assert {owner: len(devices) for owner, devices in held.items()} == wanted | made
+    assert {user["uid"] for user in (await home.claim("shared")).status["reservedFor"]} == {one.metadata["uid"] for one in pods}
+    everything = [(node, device) for node in home.nodes for devices in home.held(node).values() for device in devices]
+    assert len(set(everything)) == len(everything) == sum((wanted | made).values())
+
+
+async def _settled(home: Place) -> list[ApiObject]:
+    """Wait until no pod waits or goes and each claim belongs to one that stays; gives the pods."""
+
+    def newest(items: list[Change[ApiObject]], kind: str) -> list[ApiObject]:
+        found = {one.parts["name"]: one.value for one in items if one.parts.get("kind") == kind}
+        return [one for one in found.values() if one is not None]
+
+    def is_settled(items: list[Change[ApiObject]]) -> bool:
+        pods = newest(items, "pod")
+        uids = {one.metadata["uid"] for one in pods}
+        is_whole = all(not one.metadata.get("deletionTimestamp") and condition(one).get("status") == "True" for one in pods)
+        owners = {owner["uid"] for one in newest(items, "resourceclaim") for owner in one.metadata.get("ownerReferences") or ()}
+        users = {user["uid"] for one in newest(items, "resourceclaim") for user in one.status.get("reservedFor") or ()}
+        return is_whole and owners <= uids and users <= uids
+
+    await home.objects.until(is_settled, timeout_s=20)
+    return newest(home.objects.items, "pod")
