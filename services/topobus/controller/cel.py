@@ -1,90 +1,90 @@
-"""Selectors in CEL, by Google's own engine: the environment that Kubernetes gives to DRA expressions.
+"""Selectors in CEL: the environment that Kubernetes gives to DRA expressions, compiled once and bounded in what an evaluation may cost.
 
-Flows in: expressions and device facts. Flows out: verdicts, or errors with the place. Cost is bounded by the length of an expression (Kubernetes' 10 KiB) and by
-the engine's own budget for loops.
+Flows in: expressions and device facts. Flows out: verdicts, or errors with the place. The language itself stands in `topobus.controller.expressions`.
 
-`device` is not a variable but a prefix of three: so `device.drivr` is a compile error with its position, as in Kubernetes. A domain that no attribute
-has is an empty map when it is looked into (`device.attributes["x"].y` fails with "no such key y", `has()` says no), but `"x" in device.attributes` says
-no: so looked-into domains read from a second map that has every domain the expression names. Source: k8s.io/dynamic-resource-allocation/cel, 1.36.
+A domain that no attribute has is an empty map when it is looked into (`device.attributes["x"].y` fails with "no such key: y", `has()` says no), but
+`"x" in device.attributes` says no. Source: k8s.io/dynamic-resource-allocation/cel, 1.36.
 """
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from cel_expr_python import cel  # type: ignore[import-untyped]  # the package has no py.typed
-from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings  # type: ignore[import-untyped]  # as above
-
 from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
-from topobus.controller.celfunctions import mark_quantity, plain_value, selector_functions
-from topobus.controller.celtext import Reading, read_expression
-from topobus.controller.core.selectors import DeviceFacts, Reads, Selector, SelectorError, seen
+from topobus.controller.core.selectors import DeviceFacts, FactValue, Reads, Selector, SelectorError, Version, seen
+from topobus.controller.expressions.checker import check
+from topobus.controller.expressions.environment import ENVIRONMENT
+from topobus.controller.expressions.errors import CompileError, CostExceeded, EvaluationError
+from topobus.controller.expressions.estimate import estimate
+from topobus.controller.expressions.evaluation import Frame, Step, plan
+from topobus.controller.expressions.parser import parse
+from topobus.controller.expressions.reading import read
+from topobus.controller.expressions.values import DomainMap, kind_of
+from topobus.controller.semver import SemanticVersion
 
-__all__ = ["CelCompiler", "CelSelector"]
+__all__ = ["COST_LIMIT", "CelCompiler", "CelSelector"]
+
+COST_LIMIT = 1_000_000
+"""What one evaluation may cost, in CEL's own unit. Source: CELSelectorExpressionMaxCost, k8s.io/api/resource/v1, 1.36."""
 
 # A cluster has some dozens of different expressions; this many compiled ones take some 20 MB at most.
 _CACHE_SIZE = 1024
 # Verdicts remembered by one expression; a cluster has some hundreds of different devices as far as an expression can tell.
 _VERDICTS = 4096
 
-_POSITION = re.compile(r"ERROR: <input>:(\d+):(\d+): (.*)")
-
 
 class CelSelector:
     """One compiled expression, with the verdicts that it gave."""
 
-    def __init__(self, expression: cel.Expression, reading: Reading) -> None:
-        self._expression = expression
-        self._domains = reading.domains
-        self.reads: tuple[Reads, ...] | None = tuple(sorted(reading.reads, key=str)) if reading.reads is not None else None
+    def __init__(self, step: Step, slots: int, reads: frozenset[Reads] | None, max_cost: int) -> None:
+        self._step = step
+        self._slots = slots
+        self.reads: tuple[Reads, ...] | None = tuple(sorted(reads, key=str)) if reads is not None else None
+        self.max_cost = max_cost
+        """The most that an evaluation can cost on any device; above `COST_LIMIT` an API server refuses the expression."""
         self._verdicts: dict[tuple[object, ...], bool | SelectorError] = {}
+
+    @property
+    def objection(self) -> SelectorError | None:
+        """Say why an API server would refuse the expression, though it compiles."""
+        if self.max_cost <= COST_LIMIT:
+            return None
+        return SelectorError(f"is too complex: on some device it could cost {self.max_cost}, wanted at most {COST_LIMIT}")
 
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
         """Give the verdict on a device; evaluated once for all devices that agree on what the expression reads."""
         if self.reads is None:
-            return self._evaluate(device)
+            return self.evaluate(device)[0]
         what = tuple([seen(one, device) for one in self.reads])
         verdict = self._verdicts.get(what)
         if verdict is None:
             if len(self._verdicts) >= _VERDICTS:
                 self._verdicts.clear()
-            verdict = self._verdicts[what] = self._evaluate(device)
+            verdict = self._verdicts[what] = self.evaluate(device)[0]
         return verdict
 
-    def _evaluate(self, device: DeviceFacts) -> bool | SelectorError:
-        attributes = {domain: {name: plain_value(value) for name, value in found.items()} for domain, found in device.attributes.items()}
-        capacity = {domain: {name: mark_quantity(one) for name, one in found.items()} for domain, found in device.capacity.items()}
-        data = {
-            "device.driver": device.driver,
-            "device.allowMultipleAllocations": device.allow_multiple_allocations,
-            "device.attributes": attributes,
-            "device.capacity": capacity,
-            "device.attributes_": self._with_domains(attributes, device.driver),
-            "device.capacity_": self._with_domains(capacity, device.driver),
-        }
+    def evaluate(self, device: DeviceFacts) -> tuple[bool | SelectorError, int]:
+        """Give the verdict on a device, and what it cost."""
         try:
-            value = self._expression.eval(data=data)
-            result = value.value()
-        except (RuntimeError, ValueError, TypeError) as err:  # what the engine raises when it gives up
-            return SelectorError(f"cannot be evaluated: {_first_line(err)}")
-        if isinstance(result, bool):
-            return result
-        kind = str(value.type())
-        return SelectorError(
-            f"cannot be evaluated: {result}" if kind == "ERROR" else f"gave {kind.lower()} {result!r}, wanted true or false"
-        )
-
-    def _with_domains(self, found: Mapping[str, Mapping[str, object]], driver: str) -> dict[str, Mapping[str, object]]:
-        return {driver: {}, **{domain: {} for domain in self._domains}, **found}
+            frame = Frame(_value_of(device), self._slots, COST_LIMIT)
+        except ValueError as err:
+            return SelectorError(f"cannot be evaluated: {err}"), 0
+        try:
+            found = self._step(frame)
+        except (EvaluationError, CostExceeded) as err:
+            return SelectorError(f"cannot be evaluated: {err}"), frame.cost
+        except RecursionError:
+            return SelectorError("cannot be evaluated: it nests too deep"), frame.cost
+        if isinstance(found, bool):
+            return found, frame.cost
+        return SelectorError(f"gave a value of type {kind_of(found)}, wanted true or false"), frame.cost
 
 
 class CelCompiler:
     """Compiles each expression once and remembers the newest ones."""
 
     def __init__(self) -> None:
-        self._environment = _make_environment()
         self._cache: OrderedDict[str, Selector | SelectorError] = OrderedDict()
 
     def compile(self, expression: str) -> Selector | SelectorError:
@@ -93,47 +93,50 @@ class CelCompiler:
         if known is not None:
             self._cache.move_to_end(expression)
             return known
-        made = self._cache[expression] = self._compile(expression)
+        made = self._cache[expression] = compile_expression(expression)
         if len(self._cache) > _CACHE_SIZE:
             self._cache.popitem(last=False)
         return made
 
-    def _compile(self, expression: str) -> Selector | SelectorError:
-        if len(expression.encode()) > MAX_EXPRESSION_BYTES:
-            return SelectorError(f"is longer than {MAX_EXPRESSION_BYTES} bytes")
+
+def compile_expression(expression: str) -> CelSelector | SelectorError:
+    """Compile an expression anew."""
+    if len(expression.encode("utf-8", "replace")) > MAX_EXPRESSION_BYTES:
+        return SelectorError(f"is longer than {MAX_EXPRESSION_BYTES} bytes")
+    try:
+        tree = parse(expression)
+        kind = check(expression, tree, ENVIRONMENT)
+        if kind.name != "bool" and not kind.is_dynamic:
+            return SelectorError(f"gives {kind}, wanted true or false", line=1, column=1)
+        step, slots = plan(tree, ENVIRONMENT)
+        return CelSelector(step, slots, read(tree), estimate(tree))
+    except CompileError as err:
+        return SelectorError(f"cannot be compiled: {err.message}", line=err.line, column=err.column)
+    except RecursionError:
+        return SelectorError("cannot be compiled: it nests too deep", line=1, column=1)
+
+
+def _value_of(device: DeviceFacts) -> dict[object, object]:
+    """Show a device as expressions see it.
+
+    Errors: raises ValueError for a version that is none.
+    """
+    return {
+        "driver": device.driver,
+        "allowMultipleAllocations": device.allow_multiple_allocations,
+        "attributes": DomainMap({domain: _attributes(found) for domain, found in device.attributes.items()}),
+        "capacity": DomainMap({domain: dict(found) for domain, found in device.capacity.items()}),
+    }
+
+
+def _attributes(found: Mapping[str, FactValue]) -> dict[object, object]:
+    return {name: _attribute(name, value) for name, value in found.items()}
+
+
+def _attribute(name: str, value: FactValue) -> object:
+    if isinstance(value, Version):
         try:
-            compiled = self._environment.compile(expression)
-            kind = str(compiled.return_type())
-            if kind not in ("BOOL", "DYN"):
-                return SelectorError(f"gives {kind.lower()}, wanted true or false", line=1, column=1)
-            reading = read_expression(expression)
-            return CelSelector(self._environment.compile(reading.rewritten), reading)
-        except (RuntimeError, ValueError) as err:
-            found = _POSITION.search(str(err))
-            if found is None:
-                return SelectorError(f"cannot be compiled: {_first_line(err)}", line=1, column=1)
-            return SelectorError(
-                f"cannot be compiled: {found[3].removesuffix(' [INVALID_ARGUMENT]')}", line=int(found[1]), column=int(found[2])
-            )
-
-
-def _first_line(err: BaseException) -> str:
-    return (str(err).splitlines() or [type(err).__name__])[0]
-
-
-def _make_environment() -> cel.Env:
-    text, boolean = cel.Type.STRING, cel.Type.BOOL
-    attributes = cel.Type.Map(text, cel.Type.Map(text, cel.Type.DYN))
-    capacity = cel.Type.Map(text, cel.Type.Map(text, text))
-    return cel.NewEnv(
-        variables={
-            "device.driver": text,
-            "device.allowMultipleAllocations": boolean,
-            "device.attributes": attributes,
-            "device.capacity": capacity,
-            "device.attributes_": attributes,
-            "device.capacity_": capacity,
-        },
-        extensions=[ext_strings.ExtStrings(), ext_optional.ExtOptional(), ext_bindings.ExtBindings()],
-        functions=selector_functions(),
-    )
+            return SemanticVersion.parse(value.text)
+        except ValueError as err:
+            raise ValueError(f"attribute {name}: {err}") from err
+    return [_attribute(name, one) for one in value] if isinstance(value, tuple) else value
