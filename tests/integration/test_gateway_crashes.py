@@ -126,7 +126,7 @@ def check_files(rig: Rig, at: str) -> None:
     found = {one.name for one in rig.cdi_dir.iterdir()} if rig.cdi_dir.is_dir() else set()
     assert found == wanted, at
     state = Path(rig.settings.checkpoint_path)
-    assert {one.name for one in state.parent.iterdir()} <= {state.name, state.name + ".lock", state.name + ".queue"}, at
+    assert {one.name for one in state.parent.iterdir()} <= {state.name, state.name + ".lock", state.name + ".queue", "given.json"}, at
 
 
 def check_nothing_left(rig: Rig, at: str) -> None:

@@ -14,12 +14,25 @@ from topobus.domain.silence import SilenceSettings
 from topobus.gateway.core.doors import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 from topobus.runtime.config import ServiceSettings
 
-__all__ = ["ClusterSettings", "DeadlineSettings", "Exposure", "ForeignSettings", "GatewaySettings", "KubeletSettings", "check"]
+__all__ = [
+    "SHORT_NAME",
+    "ClusterSettings",
+    "DeadlineSettings",
+    "Exposure",
+    "ForeignSettings",
+    "GatewaySettings",
+    "KubeletSettings",
+    "check",
+]
 
 Exposure = Literal["both", "dra", "device-plugin", "none"]
 """How a class is offered to kubelet."""
 
 Seconds = Annotated[float, Meta(gt=0)]
+
+
+SHORT_NAME = 16
+"""Characters that the names of our own sockets have at most for the resource that they serve."""
 
 
 class KubeletSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,8 +57,12 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Pause after a registration that failed."""
     watchdog_s: Seconds = 1.0
     """How often sockets are looked at, besides the file system's own events."""
-    prefer_s: Seconds = 0.25
-    """The topology service's choice of devices; later the gateway chooses by name. A slow answer holds up all admissions."""
+    prefer_s: Seconds = 0.04
+    """The topology service's choice of devices; later the gateway chooses by name. It takes a few milliseconds, and an answer within 50 ms is promised."""
+    allocate_s: Seconds = 20.0
+    """All of Allocate: `adopt_s`, `prepare_s` and, when preparing fails, `adopt_s` again to give back. kubelet waits for ever, with all other pods."""
+    pre_start_s: Seconds = 25.0
+    """All of PreStartContainer; below kubelet's 30 s, so that our error arrives and not a broken call."""
     adopt_s: Seconds = 3.0
     """Writing the ledger."""
     prepare_s: Seconds = 10.0
@@ -112,17 +129,20 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     resource_prefix: str = "topobus.dev"
     """Prefix of the device plugin's resource names: `topobus.dev/gpu`."""
     exposure: dict[str, Exposure] = field(default_factory=dict)
-    """How a class is offered, by class: `{"cpu": "dra"}`."""
+    """How a class or one of its pools is offered: `{"cpu": "dra", "gpu": "none", "gpu-h100": "both"}`. A pool that is not named goes with its class."""
     default_exposure: Exposure = "both"
     """For classes not named in `exposure`. `both`: a pod may take a device either way; the ledger keeps it from being given twice."""
 
-    def offers_plugin(self, device_class: str) -> bool:
-        """Say whether a class is offered as a device plugin."""
-        return self.exposure.get(device_class, self.default_exposure) in ("both", "device-plugin")
+    def offers_plugin(self, device_class: str, pool: str = "") -> bool:
+        """Say whether a pool of a class (or what no pool has) is offered as a device plugin."""
+        return self._exposure_of(device_class, pool) in ("both", "device-plugin")
 
-    def offers_dra(self, device_class: str) -> bool:
-        """Say whether a class is offered as a DRA driver."""
-        return self.exposure.get(device_class, self.default_exposure) in ("both", "dra")
+    def offers_dra(self, device_class: str, pool: str = "") -> bool:
+        """Say whether a pool of a class (or what no pool has) is offered through the DRA driver."""
+        return self._exposure_of(device_class, pool) in ("both", "dra")
+
+    def _exposure_of(self, device_class: str, pool: str) -> Exposure:
+        return self.exposure.get(pool) or self.exposure.get(device_class, self.default_exposure)
 
 
 def check(settings: GatewaySettings) -> None:
@@ -138,7 +158,9 @@ def check(settings: GatewaySettings) -> None:
         )
     for device_class in settings.exposure:
         if not is_dns_label(device_class):
-            raise ConfigError(f"gateway: exposure: got the class {device_class!r}, wanted a DNS label such as gpu", key="exposure")
+            raise ConfigError(
+                f"gateway: exposure: got {device_class!r}, wanted a class or a pool of one, such as gpu or gpu-h100", key="exposure"
+            )
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
         raise ConfigError(
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
@@ -158,8 +180,8 @@ def check(settings: GatewaySettings) -> None:
             next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",
             key="foreign.dir",
         )
-    # The longest names that we make: a class is a DNS label, in practice short; sixteen characters leave room for plugins' own classes.
-    longest_class = "c" * 16
+    # The longest names that we make. Sockets of device plugins have short names; those of DRA drivers have the class in them, in practice a short one.
+    longest_class = "c" * SHORT_NAME
     kubelet = settings.kubelet
     if not is_instance_name(settings.instance):
         raise ConfigError(

@@ -1,13 +1,14 @@
-"""The device plugin API of one class, as kubelet calls it.
+"""The device plugin API of one resource (a class, or a pool of one), as kubelet calls it.
 
 Flows in: kubelet's calls. Flows out: lists from memory, the topology service's choice, the ledger's word, the device service's edits. Nothing here
-waits for the cluster plane, and only Allocate waits for anybody longer than a moment.
+waits for the cluster plane, and only Allocate and PreStartContainer wait for anybody longer than a moment, within deadlines of our own.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -16,25 +17,31 @@ import grpc
 import grpc.aio
 
 from topobus.domain.edits import ContainerEdits
-from topobus.domain.errors import TopobusError
+from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.core.edits import container_edits, foreign_variables
-from topobus.gateway.core.lists import ListEntry
-from topobus.gateway.node_state import Broadcast, NodeState
-from topobus.gateway.sockets import CallMetrics, CallRefused, answer, refuse
+from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.core.edits import container_edits, differences, foreign_variables
+from topobus.gateway.core.lists import ListEntry, first_that_fit
+from topobus.gateway.given import GivenStore
+from topobus.gateway.node_state import Broadcast, NodeState, Offer
+from topobus.gateway.sockets import CallMetrics, CallRefused, answer, refuse, within
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.runtime.logging import get_logger
 
-__all__ = ["BeforeStart", "DevicePlugin", "plugin_owner"]
+__all__ = ["LIST_LIMIT_BYTES", "BeforeStart", "DevicePlugin", "plugin_owner"]
 
 BeforeStart = Callable[[list[str]], Awaitable[Refusal | None]]
 """What else must be done before each start of a container with these devices; None is done."""
 
-# kubelet receives with gRPC's default limit of 4 MiB; a larger message ends the stream and all devices with it.
-_LIST_LIMIT_BYTES = 4 * 1024 * 1024 - 4096
+LIST_LIMIT_BYTES = 4 * 1024 * 1024
+"""kubelet receives with gRPC's default limit: a message of more bytes ends the stream, and all devices with it. The five bytes that gRPC writes
+before a message do not count (grpc-go rpc_util.go, recvMsg; the C core counts alike)."""
+
+# Between two lists on one stream: a burst of changes (a driver that finds its cards one after the other) becomes one message. A single change goes at once.
+_QUIET_S = 0.02
 
 
 def plugin_owner(resource: str, names: Sequence[str]) -> Owner:
@@ -48,25 +55,31 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     def __init__(
         self,
-        device_class: str,
-        resource: str,
+        offer: Offer,
+        *,
         state: NodeState,
         asks: NodeAsks,
+        given: GivenStore,
         metrics: CallMetrics,
         variables: dict[str, str],
+        deadlines: DeadlineSettings,
         before_start: BeforeStart | None = None,
     ) -> None:
-        self.device_class = device_class
-        self.resource = resource
+        self.device_class = offer.device_class
+        self.resource = offer.resource
         self.streams_changed = Broadcast()
         self.open_streams = 0
         self.streams_seen = 0
         """How many streams were ever opened on this server."""
+        self._label = offer.name
         self._state = state
         self._asks = asks
+        self._given = given
         self._metrics = metrics
         self._variables = variables
+        self._deadlines = deadlines
         self._before_start = before_start
+        self._list: tuple[tuple[ListEntry, ...], pb.ListAndWatchResponse] | None = None
 
     async def GetDevicePluginOptions(
         self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
@@ -77,23 +90,50 @@ class DevicePlugin(rpc.DevicePluginServicer):
     async def ListAndWatch(
         self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
     ) -> AsyncIterator[pb.ListAndWatchResponse]:
-        """Send the complete list at once and after every change, to each stream on its own."""
+        """Send the complete list at once and after every change, to each stream on its own.
+
+        A stream whose reader is slow waits alone, and then gets the newest list, not those in between: nothing piles up.
+        """
         self._count_streams(1)
         try:
             sent: pb.ListAndWatchResponse | None = None
             while True:
                 ticket = self._state.changed.ticket()
-                message = pb.ListAndWatchResponse(devices=[_to_wire(one) for one in self._state.entries(self.device_class)])
-                if message.ByteSize() > _LIST_LIMIT_BYTES:
-                    get_logger().error(
-                        "list.too-large", device_class=self.device_class, size_bytes=message.ByteSize(), limit_bytes=_LIST_LIMIT_BYTES
-                    )
-                elif message != sent:
+                message = self._message()
+                if message is not sent:
                     sent = message
                     yield message
+                    await asyncio.sleep(_QUIET_S)
                 await ticket.wait()
         finally:
             self._count_streams(-1)
+
+    def _message(self) -> pb.ListAndWatchResponse:
+        """Write the present list, once for all streams."""
+        entries = self._state.entries(self.resource)
+        if self._list is not None and self._list[0] is entries:
+            return self._list[1]
+        message = pb.ListAndWatchResponse(devices=[_to_wire(one) for one in entries])
+        left_out = 0
+        if message.ByteSize() > LIST_LIMIT_BYTES:
+            kept = first_that_fit(entries, [_size_in_list(one) for one in message.devices], LIST_LIMIT_BYTES)
+            left_out = len(entries) - len(kept)
+            get_logger().error(
+                "list.too-large",
+                resource=self.resource,
+                size_bytes=message.ByteSize(),
+                limit_bytes=LIST_LIMIT_BYTES,
+                devices=len(entries),
+                left_out=left_out,
+                next_step="split the class into pools: each resource has a list of its own",
+            )
+            message = pb.ListAndWatchResponse(devices=[message.devices[place] for place in kept])
+        self._metrics.left_out.labels(self.resource).set(left_out)
+        if self._list is not None and self._list[1] == message:
+            # What changed is nothing that kubelet is told.
+            message = self._list[1]
+        self._list = (entries, message)
+        return message
 
     async def GetPreferredAllocation(
         self,
@@ -101,13 +141,14 @@ class DevicePlugin(rpc.DevicePluginServicer):
         context: grpc.aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],
     ) -> pb.PreferredAllocationResponse:
         """Choose devices; never an error, for an error would fail the pod."""
-        return await answer(context, self._metrics, "GetPreferredAllocation", self.device_class, self._prefer(request))
+        return await answer(context, self._metrics, "GetPreferredAllocation", self._label, self._prefer(request))
 
     async def Allocate(
         self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
     ) -> pb.AllocateResponse:
         """Write kubelet's choice into the ledger, have the devices prepared, and say what the container gets."""
-        return await answer(context, self._metrics, "Allocate", self.device_class, self._allocate(request))
+        work = within(self._allocate(request), self._deadlines.allocate_s, f"{self.resource}: Allocate")
+        return await answer(context, self._metrics, "Allocate", self._label, work)
 
     async def PreStartContainer(
         self,
@@ -115,7 +156,8 @@ class DevicePlugin(rpc.DevicePluginServicer):
         context: grpc.aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],
     ) -> pb.PreStartContainerResponse:
         """Look at the devices once more: kubelet starts containers again with what was allocated weeks ago."""
-        return await answer(context, self._metrics, "PreStartContainer", self.device_class, self._pre_start(request))
+        work = within(self._pre_start(request), self._deadlines.pre_start_s, f"{self.resource}: PreStartContainer")
+        return await answer(context, self._metrics, "PreStartContainer", self._label, work)
 
     async def _prefer(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         chosen = [
@@ -134,6 +176,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     async def _allocate_container(self, names: list[str]) -> ContainerEdits:
         self._check(names)
+        self._check_is_heard()
         owner = plugin_owner(self.resource, names)
         # kubelet's calls carry no identity: each one is an operation of its own, for the same ids may come again after a pod is gone.
         op_id = f"allocate-{uuid.uuid4().hex}"
@@ -142,14 +185,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
             refuse(adopted, f"{self.resource}: cannot take {', '.join(names)}")
         self._state.hand_out(self.device_class, names, owner, adopted.ledger_sequence)
         try:
-            prepared = await self._asks.prepare(f"{op_id}-prepare", owner, self.device_class, names)
-            edits = prepared if isinstance(prepared, Refusal) else container_edits(prepared, names)
-        except TopobusError:
+            edits = await self._prepare(f"{op_id}-prepare", owner, names)
+        except (TopobusError, CallRefused, asyncio.CancelledError):
+            # Cancelled: the deadline, or a kubelet that went away. Either way nobody gets the devices.
             await self._give_back(op_id, owner, adopted.decision_id)
             raise
-        if isinstance(edits, Refusal):
-            await self._give_back(op_id, owner, adopted.decision_id)
-            refuse(edits, f"{self.resource}: cannot prepare {', '.join(names)}")
+        self._given.note(owner.key, edits)
         self._watch_variables(edits)
         get_logger().info(
             "devices.allocated",
@@ -161,20 +202,64 @@ class DevicePlugin(rpc.DevicePluginServicer):
         )
         return edits
 
+    async def _prepare(self, op_id: str, owner: Owner, names: list[str]) -> ContainerEdits:
+        """Have the devices made ready: what the container gets."""
+        prepared = await self._asks.prepare(op_id, owner, self.device_class, names)
+        edits = prepared if isinstance(prepared, Refusal) else container_edits(prepared, names)
+        if isinstance(edits, Refusal):
+            refuse(edits, f"{self.resource}: cannot prepare {', '.join(names)}")
+        return edits
+
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
         names = sorted(request.devices_ids)
         self._check(names)
-        refusal = await self._before_start(names) if self._before_start is not None else None
-        if refusal is not None:
-            refuse(refusal, f"{self.resource}: cannot start a container with {', '.join(names)}")
+        if self._before_start is None:
+            await self._check_given(names)
+        else:
+            refusal = await self._before_start(names)
+            if refusal is not None:
+                refuse(refusal, f"{self.resource}: cannot start a container with {', '.join(names)}")
         return pb.PreStartContainerResponse()
+
+    async def _check_given(self, names: list[str]) -> None:
+        """Make the devices ready once more, and refuse the start when what kubelet replays is no longer what they are.
+
+        A service that cannot be asked is no evidence against its devices; but after a reboot, when drivers number devices anew, the start waits for it.
+        """
+        owner = plugin_owner(self.resource, names)
+        given = self._given.of(owner.key)
+        try:
+            self._check_is_heard()
+            edits = await self._prepare(f"start-{uuid.uuid4().hex}", owner, names)
+        except PeerUnavailable as err:
+            if given is not None and not self._given.is_of_this_boot(owner.key):
+                raise
+            get_logger().warning("start.unchecked", resource=self.resource, devices=names, error=str(err))
+            return
+        wrong = differences(given, edits) if given is not None else ()
+        if wrong:
+            text = f"{self.resource}: {', '.join(names)} changed since they were allocated to the container: {'; '.join(wrong)}"
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{text}. Delete the pod, so that a new one is given what is right")
+        try:
+            await self._given.confirm(owner.key, edits if given is None else given)
+        except OSError as err:
+            get_logger().error("given.unwritten", resource=self.resource, error=f"{err.filename}: {err.strerror}")
+
+    def _check_is_heard(self) -> None:
+        """Refuse at once what would only run into a deadline: kubelet admits one pod after the other, and waits."""
+        since = self._state.silent_since(self.device_class)
+        if since:
+            raise PeerUnavailable(
+                f"{self.resource}: the {self.device_class} service has not answered since {since}",
+                next_step=f"see whether topobus-{self.device_class} runs on this node",
+            )
 
     def _check(self, names: list[str]) -> None:
         """Refuse ids that are unknown, sick or held elsewhere: kubelet's view may be older than ours."""
         if not names:
             raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names no device")
         for name in names:
-            entry = self._state.entry(self.device_class, name)
+            entry = self._state.entry(self.resource, name)
             if entry is None:
                 raise CallRefused(grpc.StatusCode.NOT_FOUND, f"{self.resource}: there is no device {name} on this node")
             if not entry.is_healthy:
@@ -198,6 +283,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self.open_streams += step
         self.streams_seen += max(step, 0)
         self.streams_changed.announce()
+
+
+def _size_in_list(device: pb.Device) -> int:
+    """Count the bytes of an entry in the list: tag, length (seven bits a byte), itself."""
+    size = device.ByteSize()
+    return 1 + max(1, -(-size.bit_length() // 7)) + size
 
 
 def _to_wire(entry: ListEntry) -> pb.Device:

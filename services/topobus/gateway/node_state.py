@@ -7,18 +7,45 @@ state stays: silence is not death.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import Struct
 
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger
+from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
-from topobus.gateway.core.lists import HealthEntry, ListEntry, health_list, holders_of, plugin_list
+from topobus.gateway.core.lists import HealthEntry, ListEntry, health_list, holders_of, plugin_lists
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.logging import get_logger
 
-__all__ = ["Broadcast", "NodeState"]
+__all__ = ["Broadcast", "NodeState", "Offer"]
+
+
+class Offer(Struct, frozen=True, kw_only=True):
+    """One resource that kubelet can be offered."""
+
+    resource: str
+    """`topobus.dev/gpu-h100`."""
+    device_class: str
+    pool: str = ""
+    """Empty: the class's own resource, with what no pool has."""
+
+    @property
+    def name(self) -> str:
+        """The pool, or the class."""
+        return self.pool or self.device_class
+
+
+class _List:
+    """One resource's list, by position and by id."""
+
+    def __init__(self, device_class: str, entries: tuple[ListEntry, ...]) -> None:
+        self.device_class = device_class
+        self.entries = entries
+        self.by_id = {one.id: one for one in entries}
 
 
 class Broadcast:
@@ -40,15 +67,18 @@ class Broadcast:
 class NodeState:
     """The node's devices by class, as last known."""
 
-    def __init__(self, bus: Bus, node: str) -> None:
+    def __init__(self, bus: Bus, node: str, own_resource: Callable[[str], str]) -> None:
+        """Begin with nothing; `own_resource` names the resource of a class."""
         self.node = node
         self.changed = Broadcast()
         self._bus = bus
+        self._own_resource = own_resource
         self._inventories: dict[str, Inventory] = {}
         self._ledger: Ledger | None = None
         self._handed_out: dict[str, dict[str, tuple[Owner, int]]] = {}
         self._hand_outs: dict[str, int] = {}
-        self._lists: dict[str, tuple[ListEntry, ...]] = {}
+        self._lists: dict[str, _List] = {}
+        self._holders: dict[str, dict[str, Owner]] = {}
         self._silent: Mapping[str, str] = {}
         self._seen = {"inventories": asyncio.Event(), "ledger": asyncio.Event()}
 
@@ -69,7 +99,19 @@ class NodeState:
 
     def classes(self) -> tuple[str, ...]:
         """Classes with something to list: devices, or held ones that are gone."""
-        return tuple(sorted(name for name, entries in self._lists.items() if entries))
+        return tuple(sorted({one.device_class for one in self._lists.values() if one.entries}))
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Resources with something to list, by name."""
+        return tuple(
+            Offer(
+                resource=resource,
+                device_class=one.device_class,
+                pool="" if resource == self._own_resource(one.device_class) else resource.rpartition("/")[2],
+            )
+            for resource, one in sorted(self._lists.items())
+            if one.entries
+        )
 
     def inventories(self) -> dict[str, Inventory]:
         """Inventories by class, as last seen."""
@@ -77,26 +119,38 @@ class NodeState:
 
     def holders(self, device_class: str) -> dict[str, Owner]:
         """Who holds which device of a class, what was handed out a moment ago included."""
-        return self._holders(device_class)
+        return dict(self._holders.get(device_class, {}))
 
-    def entries(self, device_class: str) -> tuple[ListEntry, ...]:
-        """The device plugin's complete list.
+    def is_holder(self, owner_key: str) -> bool:
+        """Say whether an owner may hold something: true, too, while the ledger is not known."""
+        if self._ledger is None or owner_key in self._ledger.allocations:
+            return True
+        return any(owner.key == owner_key for mine in self._handed_out.values() for owner, _ in mine.values())
+
+    def silent_since(self, device_class: str) -> str:
+        """Since when a class's service keeps silent; empty while it answers."""
+        return self._silent.get(device_class, "")
+
+    def entries(self, resource: str) -> tuple[ListEntry, ...]:
+        """The device plugin's complete list of a resource; the same value as long as nothing in it has changed.
 
         A silent service changes nothing here: this API knows only healthy and unhealthy, kubelet takes unhealthy devices out of the node's allocatable and
-        tells the pods that hold them, and silence is no evidence for that. A device of a silent class is refused later, when it cannot be prepared.
+        tells the pods that hold them, and silence is no evidence for that. A device of a silent class is refused later, when it is to be prepared.
         """
-        return self._lists.get(device_class, ())
+        found = self._lists.get(resource)
+        return found.entries if found is not None else ()
 
-    def entry(self, device_class: str, name: str) -> ListEntry | None:
-        """One device of the list."""
-        return next((one for one in self.entries(device_class) if one.id == name), None)
+    def entry(self, resource: str, name: str) -> ListEntry | None:
+        """One device of a resource's list."""
+        found = self._lists.get(resource)
+        return found.by_id.get(name) if found is not None else None
 
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
         """The DRA health stream's complete list; that API knows Unknown, so the devices of a silent service are that."""
         inventory = self._inventories.get(device_class)
         if inventory is not None and device_class in self._silent:
             inventory = unheard(inventory, since=self._silent[device_class])
-        return health_list(inventory, self._holders(device_class))
+        return health_list(inventory, self._holders.get(device_class, {}))
 
     def note_silence(self, silent: Mapping[str, str]) -> None:
         """Take over which classes' services are silent, with since when."""
@@ -108,7 +162,7 @@ class NodeState:
         mine = self._handed_out.setdefault(device_class, {})
         mine.update(dict.fromkeys(names, (owner, ledger_sequence)))
         self._hand_outs[owner.key] = self._hand_outs.get(owner.key, 0) + 1
-        self._refresh()
+        self._refresh_holders([device_class])
 
     def times_handed_out(self, owner: Owner) -> int:
         """Count how often this process gave an owner its devices: a new allocation of the same devices looks like the old one otherwise."""
@@ -123,12 +177,18 @@ class NodeState:
             if change.kind is ChangeKind.RESET:
                 get_logger().warning("inventories.reset", kept=sorted(self._inventories))
                 continue
-            device_class = change.parts["device_class"]
-            if change.kind is ChangeKind.DELETE or change.value is None:
-                self._inventories.pop(device_class, None)
-            else:
-                self._inventories[device_class] = change.value
-            self._refresh()
+            self.take_inventory(change.parts["device_class"], change.value if change.kind is ChangeKind.PUT else None)
+
+    def take_inventory(self, device_class: str, inventory: Inventory | None) -> None:
+        """Take over a class's inventory; None: it was deleted."""
+        if inventory is None:
+            self._inventories.pop(device_class, None)
+        else:
+            self._inventories[device_class] = inventory
+            illegal = [one.name for one in inventory.devices if not is_dns_label(one.name)]
+            if illegal:
+                get_logger().warning("devices.unlistable", device_class=device_class, devices=illegal, wanted="DNS labels")
+        self._refresh([device_class])
 
     async def follow_ledger(self) -> None:
         """Keep the ledger, for ever."""
@@ -138,23 +198,44 @@ class NodeState:
             elif change.kind is ChangeKind.PUT and change.value is not None:
                 self._ledger = change.value
                 self._forget_confirmed(change.value)
-                self._refresh()
+                held = {name for one in change.value.allocations.values() for two in one.holdings for name in two.devices}
+                if any(two.cpus for one in change.value.allocations.values() for two in one.holdings):
+                    held.add("cpu")
+                self._refresh_holders({*held, *self._holders, *self._inventories})
 
     def _forget_confirmed(self, ledger: Ledger) -> None:
         for device_class, mine in self._handed_out.items():
             self._handed_out[device_class] = {name: one for name, one in mine.items() if one[1] > ledger.sequence}
+        # Else every claim that ever was would be remembered.
+        waiting = {owner.key for mine in self._handed_out.values() for owner, _ in mine.values()}
+        self._hand_outs = {key: count for key, count in self._hand_outs.items() if key in ledger.allocations or key in waiting}
 
-    def _holders(self, device_class: str) -> dict[str, Owner]:
-        just_now = {name: owner for name, (owner, _) in self._handed_out.get(device_class, {}).items()}
-        return {**holders_of(self._ledger, device_class), **just_now}
+    def _refresh_holders(self, classes: Iterable[str]) -> None:
+        """Look anew who holds what; classes where nothing has changed keep their lists, for the ledger is written for each pod and each claim."""
+        changed: list[str] = []
+        for device_class in sorted(classes):
+            just_now = {name: owner for name, (owner, _) in self._handed_out.get(device_class, {}).items()}
+            holders = {**holders_of(self._ledger, device_class), **just_now}
+            if holders != self._holders.get(device_class, {}):
+                self._holders[device_class] = holders
+                changed.append(device_class)
+        if changed:
+            self._refresh(changed)
 
-    def _refresh(self) -> None:
-        """Build all lists again and wake the streams when something that kubelet sees has changed."""
-        held_classes = {
-            name for one in (self._ledger.allocations.values() if self._ledger else ()) for two in one.holdings for name in two.devices
-        }
-        for device_class in sorted({*self._inventories, *held_classes, *self._lists}):
-            previous = self._lists.get(device_class, ())
-            self._lists[device_class] = plugin_list(self._inventories.get(device_class), self._holders(device_class), previous)
+    def _refresh(self, classes: Iterable[str]) -> None:
+        """Build the lists of these classes again and wake who streams them."""
+        for device_class in classes:
+            previous = {resource: one.entries for resource, one in self._lists.items() if one.device_class == device_class}
+            lists = plugin_lists(
+                device_class,
+                self._own_resource(device_class),
+                self._inventories.get(device_class),
+                self._holders.get(device_class, {}),
+                previous=previous,
+                classes=self._inventories.keys(),
+            )
+            for resource, entries in lists.items():
+                if entries != previous.get(resource):
+                    self._lists[resource] = _List(device_class, entries)
         # Health messages are no part of the lists, so everybody looks again: each stream sends only what is new to it.
         self.changed.announce()

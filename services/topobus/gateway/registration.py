@@ -1,4 +1,4 @@
-"""Registration of one class as a device plugin, kept up for ever.
+"""Registration of one resource as a device plugin, kept up for ever.
 
 Flows in: the state of kubelet's folder and of our own streams. Flows out: a served socket and Register calls. Rules that kubelet forces on us: serve before
 Register; a socket name of our own for each server, since kubelets before 1.36 mix up two of one resource; register again when kubelet.sock is another
@@ -8,6 +8,7 @@ one, when our socket vanished (kubelet deletes all at its start), when the strea
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -16,16 +17,18 @@ import grpc
 import grpc.aio
 
 from topobus.domain.errors import ConfigError
+from topobus.domain.names import is_extended_resource_name, to_dns_label
 from topobus.gateway.asks import NodeAsks
-from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.config import SHORT_NAME, DeadlineSettings
 from topobus.gateway.device_plugin import BeforeStart, DevicePlugin
-from topobus.gateway.node_state import NodeState
+from topobus.gateway.given import GivenStore
+from topobus.gateway.node_state import NodeState, Offer
 from topobus.gateway.sockets import CallMetrics, FolderWatch, dialling, identity, serving
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.runtime.logging import get_logger
 
-__all__ = ["KUBELET_SOCKET", "PluginRegistrar", "socket_pattern"]
+__all__ = ["KUBELET_SOCKET", "PluginRegistrar", "short_name", "socket_pattern"]
 
 KUBELET_SOCKET = "kubelet.sock"
 # Long enough that a kubelet that keeps closing its streams is not answered by a busy loop.
@@ -39,30 +42,41 @@ def socket_pattern() -> str:
     return "topobus-*-*.sock"
 
 
+def short_name(name: str) -> str:
+    """Make the name that a socket has for a resource: a unix socket's path has 107 bytes at most.
+
+    >>> short_name("gpu-h100"), short_name("gpu-nvidia-h100-80gb-hbm3")
+    ('gpu-h100', 'gpu-nvidi-9b1fe0')
+    """
+    label = to_dns_label(name)
+    return label if len(label) <= SHORT_NAME else f"{label[: SHORT_NAME - 7]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
 class PluginRegistrar:
-    """Serves one class and keeps it registered."""
+    """Serves one resource and keeps it registered."""
 
     def __init__(
         self,
-        device_class: str,
-        resource: str,
+        offer: Offer,
         *,
         watch: FolderWatch,
         state: NodeState,
         asks: NodeAsks,
+        given: GivenStore,
         metrics: CallMetrics,
         variables: dict[str, str],
         deadlines: DeadlineSettings,
         before_start: BeforeStart | None = None,
         is_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.device_class = device_class
-        self.resource = resource
+        self.resource = offer.resource
         self.status = "waiting for kubelet"
         """`registered`, or what stands in the way."""
+        self._offer = offer
         self._watch = watch
         self._state = state
         self._asks = asks
+        self._given = given
         self._metrics = metrics
         self._variables = variables
         self._deadlines = deadlines
@@ -87,9 +101,20 @@ class PluginRegistrar:
 
     async def _one_registration(self) -> tuple[str, float]:
         """Serve on a new socket until it is of no use any more; the reason why, and how long to wait before the next."""
+        if not is_extended_resource_name(self.resource):
+            raise ConfigError(f"{self.resource} is no name that kubelet takes for a resource", next_step="rename the class or pool")
         self._turn += 1
-        path = self._watch.folder / f"topobus-{self.device_class}-{self._token}-{self._turn % 100:02d}.sock"
-        plugin = DevicePlugin(self.device_class, self.resource, self._state, self._asks, self._metrics, self._variables, self._before_start)
+        path = self._watch.folder / f"topobus-{short_name(self._offer.name)}-{self._token}-{self._turn % 100:02d}.sock"
+        plugin = DevicePlugin(
+            self._offer,
+            state=self._state,
+            asks=self._asks,
+            given=self._given,
+            metrics=self._metrics,
+            variables=self._variables,
+            deadlines=self._deadlines,
+            before_start=self._before_start,
+        )
         async with serving(path, lambda server: rpc.add_DevicePluginServicer_to_server(plugin, server)):
             own, kubelet_path = identity(path), self._watch.folder / KUBELET_SOCKET
             await self._watch.until(lambda: identity(kubelet_path) is not None or identity(path) != own)
@@ -123,9 +148,7 @@ class PluginRegistrar:
                     # Said once: a dead kubelet would fill the log otherwise, every second.
                     get_logger().warning("plugin.register-failed", resource=self.resource, code=err.code().name, error=text)
                 return why
-        get_logger().info(
-            "plugin.registered", resource=self.resource, endpoint=path.name, devices=len(self._state.entries(self.device_class))
-        )
+        get_logger().info("plugin.registered", resource=self.resource, endpoint=path.name, devices=len(self._state.entries(self.resource)))
         return ""
 
     async def _wait_for_first_list(self, plugin: DevicePlugin) -> bool:

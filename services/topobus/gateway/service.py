@@ -24,8 +24,9 @@ from topobus.gateway.cluster import Cluster, ClusterClaims
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.dra_plugin import DraDriver
 from topobus.gateway.foreign_plugins import ForeignPlugins
+from topobus.gateway.given import GivenStore
 from topobus.gateway.lock import Turn, in_line
-from topobus.gateway.node_state import NodeState
+from topobus.gateway.node_state import NodeState, Offer
 from topobus.gateway.pod_resources import PodResourcesReader
 from topobus.gateway.pods import PodLook
 from topobus.gateway.reconciliation import Reconciler
@@ -78,6 +79,7 @@ class _Work:
     preparer: ClaimPreparer
     settler: ClaimSettler | None
     pods: PodLook
+    given: GivenStore
 
 
 class _Gateway:
@@ -85,7 +87,7 @@ class _Gateway:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
-        self._state = NodeState(runtime.bus, runtime.node)
+        self._state = NodeState(runtime.bus, runtime.node, self._own_resource)
         self._rollcall = RollCall(
             runtime.bus,
             PREPARE,
@@ -138,6 +140,8 @@ class _Gateway:
         """
         settings = self._settings
         checkpoint = Checkpoint.load(Path(settings.checkpoint_path))
+        # Beside the checkpoint: what must survive a reboot.
+        given = GivenStore.open(Path(settings.checkpoint_path).with_name("given.json"), self._state.is_holder)
         reader: ClaimReader = BusClaims(self._runtime.bus)
         settler: ClaimSettler | None = None
         if self._cluster is not None:
@@ -159,7 +163,7 @@ class _Gateway:
         pods = PodLook(
             PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources), self._state, checkpoint
         )
-        return _Work(preparer, settler, pods)
+        return _Work(preparer, settler, pods, given)
 
     async def _serve(self, lists: asyncio.TaskGroup, work: _Work | None) -> None:
         async with asyncio.TaskGroup() as group:
@@ -186,7 +190,7 @@ class _Gateway:
             if self._foreign is not None:
                 group.create_task(self._foreign.run())
             self._join_cluster(group, work.settler)
-            await self._open_plugins(lists)
+            await self._open_plugins(lists, work.given)
 
     def _join_cluster(self, group: asyncio.TaskGroup, settler: ClaimSettler | None) -> None:
         """Publish slices and settle claims, where there is a cluster."""
@@ -195,7 +199,8 @@ class _Gateway:
         publisher = SlicePublisher(
             self._cluster,
             self._state,
-            offers=self._settings.offers_dra,
+            offers=self._offers_dra,
+            shows=lambda one: self._settings.offers_dra(one.device_class, one.pool),
             settings=self._settings.cluster,
             readiness=self._readiness,
             registry=self._runtime.registry,
@@ -203,15 +208,15 @@ class _Gateway:
         group.create_task(publisher.run())
         group.create_task(settler.run())
 
-    async def _open_plugins(self, lists: asyncio.TaskGroup) -> None:
-        """Serve each class as a device plugin from its first device on; a class is never closed again while we run."""
+    async def _open_plugins(self, lists: asyncio.TaskGroup, given: GivenStore) -> None:
+        """Serve each class and pool as a device plugin from its first device on; none is ever closed again while we run."""
         while True:
             ticket = self._state.changed.ticket()
-            for device_class in sorted(set(self._state.classes()) - self._plugins.keys()):
-                if self._settings.offers_plugin(device_class):
-                    self._plugins[device_class] = self._make_plugin(device_class)
-                    self._resources[self._plugins[device_class].resource] = device_class
-                    lists.create_task(self._plugins[device_class].run())
+            for offer in self._state.offers():
+                if offer.resource not in self._plugins and self._settings.offers_plugin(offer.device_class, offer.pool):
+                    self._plugins[offer.resource] = self._make_plugin(offer, given)
+                    self._resources[offer.resource] = offer.device_class
+                    lists.create_task(self._plugins[offer.resource].run())
             await ticket.wait()
 
     async def _open_drivers(self, group: asyncio.TaskGroup) -> None:
@@ -222,25 +227,35 @@ class _Gateway:
             with_claims = {entry.device_class for entry in self._checkpoint.entries()} if self._checkpoint is not None else set()
             for device_class in sorted((with_devices | with_claims) - self._drivers.keys()):
                 # A class no longer offered must still let go of what was prepared.
-                if self._settings.offers_dra(device_class) or device_class in with_claims:
+                if self._offers_dra(device_class) or device_class in with_claims:
                     self._drivers[device_class] = self._make_driver(device_class)
                     group.create_task(self._drivers[device_class].run())
             await ticket.wait()
 
-    def _make_plugin(self, device_class: str) -> PluginRegistrar:
-        # Somebody else's resource keeps its name, so that pods need not change.
+    def _own_resource(self, device_class: str) -> str:
+        """Name the resource of a class; somebody else's keeps its name, so that pods need not change."""
         foreign = self._foreign.resource_of(device_class) if self._foreign is not None else ""
+        return foreign or f"{self._settings.resource_prefix}/{device_class}"
+
+    def _offers_dra(self, device_class: str) -> bool:
+        """Say whether a class has anything for its DRA driver: what no pool has, or one of its pools."""
+        inventory = self._state.inventories().get(device_class)
+        pools = {"", *(one.pool for one in inventory.devices)} if inventory is not None else {""}
+        return any(self._settings.offers_dra(device_class, pool) for pool in pools)
+
+    def _make_plugin(self, offer: Offer, given: GivenStore) -> PluginRegistrar:
+        is_foreign = self._foreign is not None and bool(self._foreign.resource_of(offer.device_class))
         return PluginRegistrar(
-            device_class,
-            foreign or f"{self._settings.resource_prefix}/{device_class}",
+            offer,
             watch=self._plugin_watch,
             state=self._state,
             asks=self._asks,
+            given=given,
             metrics=self._metrics,
             variables=self._variables,
             deadlines=self._settings.deadlines,
             is_awaited=lambda: self._is_awaited,
-            before_start=self._foreign.before_start(device_class) if self._foreign is not None and foreign else None,
+            before_start=self._foreign.before_start(offer.device_class) if self._foreign is not None and is_foreign else None,
         )
 
     def _make_driver(self, device_class: str) -> DraDriver:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from topobus.contracts.messages import ApiObject
-from topobus.domain.device import driver_name
+from topobus.domain.device import Device, driver_name
 from topobus.domain.errors import PeerUnavailable
 from topobus.gateway.cluster import NODES, SLICES, Cluster, ClusterChangeKind, Rejected
 from topobus.gateway.config import ClusterSettings
@@ -60,6 +61,7 @@ class SlicePublisher:
         state: NodeState,
         *,
         offers: Callable[[str], bool],
+        shows: Callable[[Device], bool] = lambda _: True,
         settings: ClusterSettings,
         readiness: Readiness,
         registry: CollectorRegistry,
@@ -67,6 +69,7 @@ class SlicePublisher:
         self._cluster = cluster
         self._state = state
         self._offers = offers
+        self._shows = shows
         self._settings = settings
         self._readiness = readiness
         self._metrics = SliceMetrics(registry)
@@ -156,6 +159,8 @@ class SlicePublisher:
             # Silence of a device service is no word about its devices.
             return ""
         else:
+            # Devices of a pool that is not offered here.
+            inventory = structs.replace(inventory, devices=tuple(filter(self._shows, inventory.devices)))
             node_uid = await self._uid_of_node()
             plan = slice_plan(
                 driver,

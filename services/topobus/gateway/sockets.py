@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Gauge, Histogram
 from watchfiles import awatch
 
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
@@ -23,7 +23,7 @@ from topobus.domain.outcome import Refusal
 from topobus.gateway.node_state import Broadcast
 from topobus.runtime.logging import get_logger
 
-__all__ = ["CallMetrics", "CallRefused", "FolderWatch", "answer", "dialling", "identity", "refuse", "remove_stale", "serving"]
+__all__ = ["CallMetrics", "CallRefused", "FolderWatch", "answer", "dialling", "identity", "refuse", "remove_stale", "serving", "within"]
 
 T = TypeVar("T")
 
@@ -46,11 +46,26 @@ class CallMetrics:
         self.calls_s = Histogram(
             "topobus_gateway_call_seconds", "kubelet's calls", ["method", "class", "outcome"], registry=registry, buckets=_BUCKETS
         )
+        self.left_out = Gauge(
+            "topobus_gateway_devices_left_out", "Devices that did not fit into kubelet's largest message", ["resource"], registry=registry
+        )
 
 
 def refuse(refusal: Refusal, doing: str) -> NoReturn:
     """Turn a refusal into the error of the call, with every reason in it."""
     raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {'; '.join(one.message for one in refusal.reasons)}")
+
+
+async def within(work: Awaitable[T], limit_s: float, what: str) -> T:
+    """Do a call's work within a deadline of our own, for kubelet sets none or a longer one.
+
+    Errors: raises CallRefused when the time is up.
+    """
+    try:
+        async with asyncio.timeout(limit_s):
+            return await work
+    except TimeoutError as err:
+        raise CallRefused(grpc.StatusCode.DEADLINE_EXCEEDED, f"{what} was not done within {limit_s:g} s") from err
 
 
 async def answer(

@@ -6,7 +6,7 @@ the first that matches has the device, so a device is in one resource at most; w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -153,7 +153,7 @@ def resource_of(device: Device) -> str:
     return device.pool or device.device_class
 
 
-def resource_split(devices: Sequence[Device], classes: Sequence[str] = ()) -> dict[str, tuple[Device, ...]]:
+def resource_split(devices: Sequence[Device], classes: Collection[str] = ()) -> dict[str, tuple[Device, ...]]:
     """Sort devices of one class by resource; a pool called like one of the node's `classes` is none, for the class has the name."""
     found: dict[str, list[Device]] = {}
     for one in devices:

@@ -10,10 +10,13 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.holdings import idle_allocations
-from topobus.gateway.core.lists import DraHealth, HealthEntry, health_list, holders_of, plugin_list
+from topobus.gateway.core.lists import DraHealth, HealthEntry, ListEntry, first_that_fit, health_list, holders_of, plugin_lists
 
 CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u-1")
-PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="h-1")
+RESOURCE = "topobus.dev/gpu"
+PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=RESOURCE, uid="h-1")
+POOL = "topobus.dev/gpu-h100"
+POOL_PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=POOL, uid="h-2")
 
 
 def gpu(name: str, nodes: NodeSet | None = None, state: HealthState = HealthState.HEALTHY) -> Device:
@@ -32,6 +35,12 @@ def inventory(*devices: Device) -> Inventory:
 def ledger(owner: Owner, *holdings: Holding) -> Ledger:
     """A ledger with one owner."""
     return Ledger(node="n1", allocations={owner.key: Allocation(owner=owner, holdings=holdings)})
+
+
+def plugin_list(shown: Inventory | None, holders: dict[str, Owner], previous: tuple[ListEntry, ...] = ()) -> tuple[ListEntry, ...]:
+    """The list of the class's own resource, where there is no other."""
+    (entries,) = plugin_lists("gpu", RESOURCE, shown, holders, previous={RESOURCE: previous}).values()
+    return entries
 
 
 @pytest.mark.parametrize(
@@ -123,3 +132,83 @@ def test_allocation_is_idle_only_when_kubelet_lists_none_of_its_devices(
     held = ledger(owner, Holding(devices={"gpu": ("gpu-0", "gpu-1")}))
 
     assert bool(idle_allocations(held, in_use)) is is_idle
+
+
+def pooled(name: str, pool: str = "gpu-h100", node: int | None = None) -> Device:
+    """A GPU in a pool."""
+    return Device(name=name, device_class="gpu", pool=pool, numa_nodes=None if node is None else NodeSet(node))
+
+
+def told(lists: dict[str, tuple[ListEntry, ...]]) -> dict[str, dict[str, bool]]:
+    """Resource to device to health."""
+    return {resource: {one.id: one.is_healthy for one in entries} for resource, entries in lists.items()}
+
+
+def test_lists_show_a_device_once_when_a_pool_has_it() -> None:
+    """What a pool has is not in the class's own list; what nobody's pool has is."""
+    lists = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", node=1), gpu("gpu-1")), {})
+
+    assert told(lists) == {RESOURCE: {"gpu-1": True}, POOL: {"gpu-0": True}}
+    assert lists[POOL][0].nodes == (1,)
+
+
+def test_lists_keep_an_empty_resource_when_its_last_device_went_elsewhere() -> None:
+    """A resource that kubelet knows gets an empty list, which is capacity 0, and not silence."""
+    before = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0")), {})
+
+    assert told(plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", pool="")), {}, previous=before)) == {
+        RESOURCE: {"gpu-0": True},
+        POOL: {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("holder", "now_in", "wanted"),
+    [
+        pytest.param(POOL_PLUGIN, "gpu-h100", {RESOURCE: {}, POOL: {"gpu-0": True}}, id="by-its-resource"),
+        pytest.param(PLUGIN, "gpu-h100", {RESOURCE: {"gpu-0": True}, POOL: {"gpu-0": False}}, id="by-the-class-before"),
+        pytest.param(POOL_PLUGIN, "", {RESOURCE: {"gpu-0": False}, POOL: {"gpu-0": True}}, id="by-a-pool-that-is-gone"),
+        pytest.param(CLAIM, "gpu-h100", {RESOURCE: {}, POOL: {"gpu-0": False}}, id="by-a-claim"),
+        pytest.param(None, "gpu-h100", {RESOURCE: {}, POOL: {"gpu-0": True}}, id="by-nobody"),
+    ],
+)
+def test_lists_keep_a_device_where_it_is_held_when_it_changed_its_pool(
+    holder: Owner | None, now_in: str, wanted: dict[str, dict[str, bool]]
+) -> None:
+    """An allocated id never leaves the list of the resource that gave it, and no other resource offers it meanwhile."""
+    lists = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", pool=now_in)), {"gpu-0": holder} if holder is not None else {})
+
+    assert told(lists) == wanted
+
+
+@pytest.mark.parametrize(("holder", "resource"), [(PLUGIN, RESOURCE), (POOL_PLUGIN, POOL), (CLAIM, POOL)], ids=["own", "pool", "claim"])
+def test_lists_keep_a_held_device_as_unhealthy_when_it_is_gone(holder: Owner, resource: str) -> None:
+    """It stays with the resource that gave it; a claim's, where it was listed."""
+    before = plugin_lists("gpu", RESOURCE, inventory(pooled("gpu-0", node=1)), {"gpu-0": holder})
+    after = plugin_lists("gpu", RESOURCE, inventory(), {"gpu-0": holder}, previous=before)
+
+    assert {name: entries for name, entries in told(after).items() if entries} == {resource: {"gpu-0": False}}
+    assert after[resource][0].nodes == (1,)
+
+
+def test_lists_offer_nothing_of_another_prefix_when_the_operator_has_changed_it() -> None:
+    """Kubelet's pods of before still have the device, under a resource that we serve no more."""
+    old = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="old.dev/gpu", uid="h")
+
+    assert told(plugin_lists("gpu", RESOURCE, inventory(gpu("gpu-0")), {"gpu-0": old})) == {RESOURCE: {"gpu-0": False}}
+
+
+def test_lists_leave_out_what_is_no_device_id() -> None:
+    """The API promises names of at most 63 characters; one bad name must not spoil the others."""
+    shown = inventory(gpu("gpu-0"), gpu("g" * 64), gpu("gpu 1"), gpu(""))
+
+    assert told(plugin_lists("gpu", RESOURCE, shown, {})) == {RESOURCE: {"gpu-0": True}}
+
+
+def test_first_that_fit_keeps_held_devices_and_then_goes_by_name() -> None:
+    """A list too large loses the last free ones by name, never one that somebody has."""
+    entries = tuple(ListEntry(id=name, is_healthy=True, is_held=name == "d") for name in "abcd")
+
+    assert first_that_fit(entries, [10, 10, 10, 10], 30) == (0, 1, 3)
+    assert first_that_fit(entries, [10, 10, 10, 10], 40) == (0, 1, 2, 3)
+    assert first_that_fit(entries, [10, 10, 10, 10], 39) == (0, 1, 3)

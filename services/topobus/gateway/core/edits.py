@@ -12,7 +12,7 @@ from topobus.contracts.messages import Prepared
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.outcome import Reason, Refusal
 
-__all__ = ["container_edits", "foreign_variables", "join"]
+__all__ = ["container_edits", "differences", "foreign_variables", "join"]
 
 
 def container_edits(prepared: Prepared, names: Iterable[str]) -> ContainerEdits | Refusal:
@@ -47,9 +47,31 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
     return ContainerEdits(env=env, annotations=annotations, device_nodes=tuple(nodes.values()), mounts=tuple(mounts.values()))
 
 
+def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
+    """Say what a container that was given some edits has got wrong by now, a short sentence each; what came besides does it no harm.
+
+    >>> differences(ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia0"),)), ContainerEdits(device_nodes=(DeviceNode(path="/dev/nvidia1"),)))
+    ('device node /dev/nvidia0 is not its own any more',)
+    """
+    found = [
+        f"variable {key} was {value!r} and is {now.env[key]!r}" if key in now.env else f"variable {key} is not its own any more"
+        for key, value in sorted(given.env.items())
+        if now.env.get(key) != value
+    ]
+    found += [f"annotation {key} was {value!r}" for key, value in sorted(given.annotations.items()) if now.annotations.get(key) != value]
+    nodes, mounts = {_node(one) for one in now.device_nodes}, {(one.host_path, one.container_path) for one in now.mounts}
+    found += [f"device node {one.host_path or one.path} is not its own any more" for one in given.device_nodes if _node(one) not in nodes]
+    found += [f"mount {one.host_path} is not its own any more" for one in given.mounts if (one.host_path, one.container_path) not in mounts]
+    return tuple(found)
+
+
 def foreign_variables(edits: ContainerEdits, device_class: str, owners: Mapping[str, str]) -> tuple[str, ...]:
     """List variables that another class has set before: in one container kubelet would keep only the first of the two.
 
     Shapes: owners — variable to the class that set it first.
     """
     return tuple(key for key in sorted(edits.env) if owners.get(key, device_class) != device_class)
+
+
+def _node(one: DeviceNode) -> tuple[str, str]:
+    return one.path, one.host_path or one.path

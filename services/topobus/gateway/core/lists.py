@@ -1,4 +1,4 @@
-"""What kubelet is told of the devices of one class: the device plugin's list, and DRA health.
+"""What kubelet is told of the devices of one class: the device plugin's lists, and DRA health.
 
 Flows in: the inventory, who holds what, what was told before. Flows out: complete lists, sorted by name. Two rules of kubelet's shape them: an id
 that somebody holds must never leave the list (kubelet would call it healthy), and a list replaces the one before as a whole.
@@ -6,17 +6,29 @@ that somebody holds must never leave the list (kubelet would call it healthy), a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntEnum
+from types import MappingProxyType
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import HealthState
 from topobus.domain.ledger import Ledger
+from topobus.domain.names import is_dns_label
+from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, OwnerKind
 
-__all__ = ["DraHealth", "HealthEntry", "ListEntry", "health_list", "holders_of", "plugin_list"]
+__all__ = [
+    "DraHealth",
+    "HealthEntry",
+    "ListEntry",
+    "first_that_fit",
+    "health_list",
+    "holders_of",
+    "is_resource_of",
+    "plugin_lists",
+]
 
 
 class ListEntry(Struct, frozen=True, kw_only=True):
@@ -27,6 +39,8 @@ class ListEntry(Struct, frozen=True, kw_only=True):
     nodes: tuple[int, ...] | None = None
     reason: str = ""
     """Why it is not healthy, for the error of an Allocate; kubelet has no field for it."""
+    is_held: bool = False
+    """Somebody holds it, so it must not leave the list."""
 
 
 class DraHealth(IntEnum):
@@ -59,18 +73,66 @@ def holders_of(ledger: Ledger | None, device_class: str) -> dict[str, Owner]:
     return holders
 
 
-def plugin_list(inventory: Inventory | None, holders: Mapping[str, Owner], previous: tuple[ListEntry, ...] = ()) -> tuple[ListEntry, ...]:
-    """Build the complete list.
+def plugin_lists(
+    device_class: str,
+    own: str,
+    inventory: Inventory | None,
+    holders: Mapping[str, Owner],
+    *,
+    previous: Mapping[str, tuple[ListEntry, ...]] = MappingProxyType({}),
+    classes: Collection[str] = (),
+) -> dict[str, tuple[ListEntry, ...]]:
+    """Build the complete lists of a class's resources: its own, and one of each pool.
 
-    A device that is held through another door (a claim, a placed pod) is shown as not healthy, so that kubelet does not choose it; one that is
-    held by kubelet's own allocation keeps its real health. A held device that left the inventory stays, not healthy, where it was.
+    Shapes: own — the class's own resource; holders — device to owner; previous — resource to what was listed before; classes — all of this node's.
+    A device stands in one list, as not healthy when it is held through another door (a claim, a placed pod, another resource), so that kubelet does not
+    choose it; held by kubelet's own allocation of this resource it keeps its real health. It stands in the list of a resource through which it is held,
+    too, whichever pool it is in by now, and a held one that left the inventory stays where it was, not healthy.
     """
-    entries = {one.name: _entry(one, holders.get(one.name)) for one in (inventory.devices if inventory else ())}
-    known = {one.id: one for one in previous}
-    for name in holders.keys() - entries.keys():
-        nodes = known[name].nodes if name in known else None
-        entries[name] = ListEntry(id=name, is_healthy=False, nodes=nodes, reason="it is held but no longer in the inventory")
-    return tuple(entries[name] for name in sorted(entries))
+    lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
+    for pool, devices in resource_split(inventory.devices if inventory else (), classes).items():
+        mine = lists.setdefault(_resource(own, device_class, pool), {})
+        mine.update((one.name, _entry(one)) for one in devices if is_dns_label(one.name))
+    for name, holder in holders.items():
+        home = next((resource for resource, entries in lists.items() if name in entries), None)
+        through = holder.name if holder.kind is OwnerKind.DEVICE_PLUGIN and is_resource_of(holder.name, device_class, own) else None
+        if home is None:
+            was_in = next((resource for resource, entries in previous.items() if any(one.id == name for one in entries)), own)
+            nodes = next((one.nodes for entries in previous.values() for one in entries if one.id == name), None)
+            gone = ListEntry(id=name, is_healthy=False, nodes=nodes, reason="it is held but no longer in the inventory", is_held=True)
+            lists.setdefault(through or was_in, {})[name] = gone
+            continue
+        entry = structs.replace(lists[home][name], is_held=True)
+        if through is not None:
+            lists.setdefault(through, {})[name] = entry
+        if through != home:
+            lists[home][name] = structs.replace(entry, is_healthy=False, reason=entry.reason or f"{holder} holds it")
+    return {resource: tuple(entries[name] for name in sorted(entries)) for resource, entries in sorted(lists.items())}
+
+
+def is_resource_of(resource: str, device_class: str, own: str) -> bool:
+    """Say whether a resource is a class's own or could be one of its pools: a pool's name begins with the class's.
+
+    >>> [is_resource_of(one, "gpu", "topobus.dev/gpu") for one in ("topobus.dev/gpu", "topobus.dev/gpu-h100", "old.dev/gpu", "topobus.dev/nic")]
+    [True, True, False, False]
+    """
+    domain, _, name = resource.partition("/")
+    return resource == own or (own == f"{domain}/{device_class}" and name.startswith(f"{device_class}-"))
+
+
+def first_that_fit(entries: Sequence[ListEntry], sizes_bytes: Sequence[int], limit_bytes: int) -> tuple[int, ...]:
+    """Choose what is told when a list is too large for one message: what is held, then by name; positions, ascending.
+
+    Shapes: sizes_bytes — of each entry in the message, all that is written around it included.
+    """
+    kept: list[int] = []
+    left = limit_bytes
+    for position in sorted(range(len(entries)), key=lambda place: (not entries[place].is_held, entries[place].id)):
+        left -= sizes_bytes[position]
+        if left < 0:
+            break
+        kept.append(position)
+    return tuple(sorted(kept))
 
 
 def health_list(inventory: Inventory | None, holders: Mapping[str, Owner]) -> tuple[HealthEntry, ...]:
@@ -81,14 +143,17 @@ def health_list(inventory: Inventory | None, holders: Mapping[str, Owner]) -> tu
     return tuple(entries[name] for name in sorted(entries))
 
 
-def _entry(device: Device, holder: Owner | None) -> ListEntry:
+def _resource(own: str, device_class: str, pool: str) -> str:
+    """Name the resource of a pool (or of the class, which is named like its first pool would be)."""
+    return own if pool == device_class else f"{own.rpartition('/')[0]}/{pool}"
+
+
+def _entry(device: Device) -> ListEntry:
     nodes = device.numa_nodes.ids if device.numa_nodes else None
     reason = ""
     if not device.health.is_allocatable:
         worst = device.health.worst
         reason = f"it is {device.health.state}" + (f": {worst.reason}" if worst else "")
-    elif holder is not None and holder.kind is not OwnerKind.DEVICE_PLUGIN:
-        reason = f"{holder} holds it"
     return ListEntry(id=device.name, is_healthy=not reason, nodes=nodes, reason=reason)
 
 
