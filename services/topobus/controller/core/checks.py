@@ -228,6 +228,12 @@ class Checks:
             self._counters.give_back(candidate)
         self._remove_constraints(request)
 
+    def take_all_back(self) -> None:
+        """Undo all grants, the newest first."""
+        for claim_index in reversed(range(len(self.grants))):
+            for one in reversed(tuple(self.grants[claim_index])):
+                self.take_back(claim_index, one.request, one.candidate)
+
     def explain(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
         """Name what keeps a candidate from being taken where the search stands; nothing stays taken.
 

@@ -139,7 +139,14 @@ class _Search:
         self._requests = prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough)
         self._can_prune = self._is_clever and self._checks.is_reversible
         self._total = sum(len(requests) for requests in self._requests)
-        end = self._walk()
+        may_bound = self._can_prune and self._wants_several()
+        end, is_complete = self._walk(stops_at_miss=may_bound)
+        if not is_complete:
+            # The first way down found nothing. Before all others are tried: can any of them?
+            self._checks.take_all_back()
+            if not self._is_hopeless(_At()):
+                self.steps = 0
+                end, _ = self._walk()
         if end is None:
             return GaveUp(self.steps)
         if end is not _End.DONE:
@@ -153,9 +160,9 @@ class _Search:
             return NoFit(reasons, self.steps)
         return Allocated(assemble(self._given, self._requests, self._chosen, self._checks.grants), self.steps)
 
-    def _walk(self) -> _End | None:
-        """Run the visits on a stack; None when the budget is spent."""
-        self.steps = 1
+    def _walk(self, *, stops_at_miss: bool = False) -> tuple[_End | None, bool]:
+        """Run the visits on a stack; None when the budget is spent. With `stops_at_miss` it may end before it is complete: False then."""
+        self.steps += 1
         stack = [self._visit(_At(), is_inside=False)]
         answer: _End | None = None
         while stack:
@@ -164,14 +171,16 @@ class _Search:
             except StopIteration as stop:
                 stack.pop()
                 answer = stop.value
+                if stops_at_miss and answer is _End.MISS and stack:
+                    return answer, False
                 continue
             self.steps += 1
             self._work += 1
             if self._work > self._budget:
-                return None
+                return None, True
             stack.append(self._visit(at, is_inside=is_inside))
             answer = None
-        return answer
+        return answer, True
 
     def _visit(self, at: _At, *, is_inside: bool) -> _Visit:
         """Serve one device more. `is_inside` says that an alternative was entered already."""
@@ -288,6 +297,11 @@ class _Search:
             if wanted == 0:
                 return 0
         return wanted
+
+    def _wants_several(self) -> bool:
+        """Say whether counting may show more than a look at the devices one by one does."""
+        requests = [one for claim in self._requests for alternatives in claim for one in alternatives]
+        return len(requests) > 1 or any(one.count > 1 for one in requests)
 
     def _is_hard(self) -> bool:
         return self._can_prune and self.steps > _HARD_STEPS
