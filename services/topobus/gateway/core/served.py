@@ -1,0 +1,57 @@
+"""Versions of resource.k8s.io: which one a server offers, and how objects look in it.
+
+Flows in: objects in the shape of v1, and objects as an older server gives them. Flows out: each in the other's shape. v1beta2 differs from v1 in its name
+alone; v1beta1 wraps what a device has besides its name. Claims are read only, and agree in what is read (status.allocation).
+Source: k8s.io/api/resource/v1beta1 and v1beta2 types.go, 1.32 to 1.37.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["GROUP", "VERSIONS", "from_served", "to_served"]
+
+GROUP = "resource.k8s.io"
+VERSIONS = ("v1", "v1beta2", "v1beta1")
+"""Newest first: 1.34 serves v1, 1.33 v1beta2, 1.32 v1beta1."""
+
+_WRAPPED = "v1beta1"
+
+
+def to_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Show an object of v1 as a version wants it.
+
+    >>> to_served("ResourceSlice", {"apiVersion": "resource.k8s.io/v1", "spec": {"devices": [{"name": "a", "taints": []}]}}, "v1beta1")
+    {'apiVersion': 'resource.k8s.io/v1beta1', 'spec': {'devices': [{'name': 'a', 'basic': {'taints': []}}]}}
+    """
+    shown = {**body, "apiVersion": f"{GROUP}/{version}"}
+    if version == _WRAPPED and kind == "ResourceSlice":
+        shown["spec"] = _with_devices(body.get("spec"), _wrap)
+    return shown
+
+
+def from_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Read an object as a version gives it, in the shape of v1.
+
+    >>> from_served("ResourceSlice", {"spec": {"devices": [{"name": "a", "basic": {"taints": []}}]}}, "v1beta1")["spec"]
+    {'devices': [{'name': 'a', 'taints': []}]}
+    """
+    if version != _WRAPPED or kind != "ResourceSlice":
+        return dict(body)
+    return {**body, "spec": _with_devices(body.get("spec"), _unwrap)}
+
+
+def _with_devices(spec: Any, change: Any) -> Any:
+    if not isinstance(spec, Mapping) or not isinstance(spec.get("devices"), list | tuple):
+        return spec
+    return {**spec, "devices": [change(one) if isinstance(one, Mapping) else one for one in spec["devices"]]}
+
+
+def _wrap(device: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": device.get("name"), "basic": {key: value for key, value in device.items() if key != "name"}}
+
+
+def _unwrap(device: Mapping[str, Any]) -> dict[str, Any]:
+    basic = device.get("basic")
+    return {**{key: value for key, value in device.items() if key != "basic"}, **(basic if isinstance(basic, Mapping) else {})}

@@ -1,0 +1,359 @@
+"""The gateway's way to an API server: TLS, identities that are replaced while it runs, versions that differ, and answers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.older_server import OlderServer, older_server
+from support.tls_front import Authority, Certificate, tls_front
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import ConfigError, PeerUnavailable
+from topobus.gateway import kubernetes_access
+from topobus.gateway.cluster import CLAIMS, NODES, SLICES, ClusterChange, ClusterChangeKind, Rejected
+from topobus.gateway.config import ClusterSettings
+from topobus.gateway.kubernetes import KubernetesCluster
+from topobus.testing.apiserver import ApiServerSimulator
+
+pytestmark = pytest.mark.integration
+
+NODE = "n1"
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ApiServerSimulator]:
+    """An API server with one node, which wants a token."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.1) as running:
+        running.put({"kind": "Node", "metadata": {"name": NODE}})
+        yield running
+
+
+def port_of(server: ApiServerSimulator) -> int:
+    """Where it listens."""
+    return int(server.url.rpartition(":")[2])
+
+
+def kubeconfig(folder: Path, url: str, user: dict[str, Any], **cluster: Any) -> Path:
+    """Write a kubeconfig."""
+    path = folder / "kubeconfig"
+    content = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": url, **cluster}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(content), encoding="utf-8")
+    fresh.rename(path)
+    return path
+
+
+def opened(path: Path) -> KubernetesCluster:
+    """Open a kubeconfig with short pauses."""
+    return KubernetesCluster.open(ClusterSettings(mode="kubeconfig", kubeconfig=str(path), retry_s=0.01, call_s=5.0))
+
+
+async def node_of(cluster: KubernetesCluster) -> str:
+    """Read the node; its name, and close the cluster."""
+    try:
+        found = await cluster.get(NODES, NODE)
+    finally:
+        await cluster.close()
+    return str(found.metadata["name"]) if found is not None else ""
+
+
+def in_data(certificate: Certificate) -> dict[str, str]:
+    """A client certificate within the kubeconfig."""
+    return {
+        "client-certificate-data": base64.b64encode(certificate.certificate.read_bytes()).decode(),
+        "client-key-data": base64.b64encode(certificate.key.read_bytes()).decode(),
+    }
+
+
+@pytest.mark.parametrize("is_inline", [True, False], ids=["data", "files"])
+async def test_server_is_reached_when_it_wants_a_client_certificate(server: ApiServerSimulator, tmp_path: Path, *, is_inline: bool) -> None:
+    """Authority and client certificate come from the kubeconfig, as data or as files beside it (relative paths are relative to it)."""
+    authority = Authority(tmp_path / "pki")
+    client = authority.issue("client")
+    async with tls_front(port_of(server), authority.issue("server"), clients=authority) as port:
+        files = {"client-certificate": "pki/client.crt", "client-key": "pki/client.key"}
+        authorities: dict[str, str] = {"certificate-authority": "pki/authority.crt"}
+        if is_inline:
+            authorities = {"certificate-authority-data": base64.b64encode(authority.own.certificate.read_bytes()).decode()}
+        user = {"token": "secret", **(in_data(client) if is_inline else files)}
+
+        found = await node_of(opened(kubeconfig(tmp_path, f"https://127.0.0.1:{port}", user, **authorities)))
+
+    assert found == NODE
+
+
+async def test_server_is_refused_when_another_authority_signed_it(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """Somebody who only sits at the address is not our API server: nothing is sent, and the reason is told."""
+    ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
+    async with tls_front(port_of(server), other.issue("server")) as port:
+        path = kubeconfig(
+            tmp_path, f"https://127.0.0.1:{port}", {"token": "secret"}, **{"certificate-authority": str(ours.own.certificate)}
+        )
+        with pytest.raises(PeerUnavailable, match=r"(?i)certificate"):
+            await node_of(opened(path))
+
+    assert server.requests == ()
+
+
+async def test_calls_go_on_when_the_client_certificate_was_replaced(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """A certificate that the server no longer takes is read again from the kubeconfig: the call that met it succeeds, nobody restarts anything."""
+    old, new = Authority(tmp_path / "old"), Authority(tmp_path / "new")
+    own = new.issue("server")
+    trusted = {"certificate-authority": str(new.own.certificate)}
+    async with tls_front(port_of(server), own, clients=new) as port:
+        url = f"https://127.0.0.1:{port}"
+        cluster = opened(kubeconfig(tmp_path, url, {"token": "secret", **in_data(old.issue("client"))}, **trusted))
+        with pytest.raises(PeerUnavailable):
+            await cluster.get(NODES, NODE)
+        kubeconfig(tmp_path, url, {"token": "secret", **in_data(new.issue("client"))}, **trusted)
+
+        found = await node_of(cluster)
+
+    assert found == NODE
+
+
+async def test_calls_go_on_when_the_token_was_replaced(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """An expired token costs one 401 and no failed call, whether it stands in the kubeconfig or in a file of its own."""
+    token = tmp_path / "token"
+    token.write_text("old", encoding="utf-8")
+    in_file, inline = tmp_path / "file", tmp_path / "inline"
+    in_file.mkdir()
+    inline.mkdir()
+    by_file = opened(kubeconfig(in_file, server.url, {"tokenFile": str(token)}))
+    by_text = opened(kubeconfig(inline, server.url, {"token": "old"}))
+    for one in (by_file, by_text):
+        with pytest.raises(PeerUnavailable, match="401"):
+            await one.get(NODES, NODE)
+    token.write_text("secret", encoding="utf-8")
+    kubeconfig(inline, server.url, {"token": "secret"})
+
+    found = [await node_of(one) for one in (by_file, by_text)]
+
+    assert found == [NODE, NODE]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+async def test_pod_reaches_its_cluster_by_its_service_account(
+    server: ApiServerSimulator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """Address and port from the environment (IPv6, too), authority and token from the mounted folder; a rotated token is read again."""
+    authority = Authority(tmp_path / "pki")
+    account = tmp_path / "account"
+    account.mkdir()
+    (account / "ca.crt").write_bytes(authority.own.certificate.read_bytes())
+    (account / "namespace").write_text("topobus", encoding="utf-8")
+    (account / "token").write_text("old", encoding="utf-8")
+    monkeypatch.setattr(kubernetes_access, "SERVICE_ACCOUNT", account)
+    async with tls_front(port_of(server), authority.issue("server"), host=host) as port:
+        monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+        monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(port))
+        cluster = KubernetesCluster.open(ClusterSettings(mode="in-cluster", retry_s=0.01))
+        with pytest.raises(PeerUnavailable, match="401"):
+            await cluster.get(NODES, NODE)
+        (account / "token").write_text("secret\n", encoding="utf-8")
+
+        found = await node_of(cluster)
+
+    assert found == NODE
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster", "part"),
+    [
+        ({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "aws"}}, {}, r"user 'u' runs a program for its credentials \(exec\)"),
+        ({"auth-provider": {"name": "gcp"}}, {}, "user 'u' has an auth-provider"),
+        ({"token": "t", "as": "admin"}, {}, r"user 'u' acts as somebody else \(as\)"),
+        ({"token": "t"}, {"tls-server-name": "x"}, "cluster 'c' has a tls-server-name"),
+        ({"token": "t"}, {"certificate-authority": "nowhere.crt"}, "No such file"),
+    ],
+    ids=["exec", "auth-provider", "impersonation", "server-name", "no-authority"],
+)  # fmt: skip
+async def test_kubeconfig_is_refused_by_name_when_it_asks_what_we_do_not_do(
+    tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], part: str
+) -> None:
+    """Left out in silence it would look like a server that is down; so the gateway ends, and says whose entry it is and what would do."""
+    with pytest.raises(ConfigError, match=part):
+        opened(kubeconfig(tmp_path, "https://127.0.0.1:1", user, **cluster))
+
+
+async def test_pod_without_a_cluster_around_it_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In-cluster outside of a pod is the operator's mistake; both variables are named."""
+    for one in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(one, raising=False)
+    assert "KUBERNETES_SERVICE_HOST" not in os.environ
+
+    with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT not set: this process runs in no pod"):
+        KubernetesCluster.open(ClusterSettings(mode="in-cluster"))
+
+
+def a_slice(**device: Any) -> ApiObject:
+    """A slice with one device."""
+    spec = {
+        "driver": "gpu.topobus.dev",
+        "nodeName": NODE,
+        "pool": {"name": NODE, "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "gpu-0", "attributes": {"model": {"string": "T4"}}, **device}],
+    }
+    return ApiObject(api_version=SLICES.api_version, kind=SLICES.kind, metadata={"name": "s"}, spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("versions", "chosen"), [(("v1", "v1beta1"), "v1"), (("v1beta2", "v1beta1"), "v1beta2"), (("v1beta1",), "v1beta1")]
+)
+async def test_newest_version_that_the_server_has_is_spoken(
+    server: ApiServerSimulator, tmp_path: Path, versions: tuple[str, ...], chosen: str
+) -> None:
+    """Kubernetes 1.32, 1.33 and 1.34 differ in version and shape: written, listed, watched and deleted in theirs, and always seen in the shape of v1."""
+    async with older_server(server.url, *versions, token="secret") as older:
+        cluster = opened(kubeconfig(tmp_path, older.url, {"token": "secret"}))
+        sent = a_slice(capacity={"memory": {"value": "1Gi"}})
+        created = await cluster.create(SLICES, sent)
+        assert isinstance(created, ApiObject)
+        async with aclosing(cluster.watch(SLICES, fields=f"spec.nodeName={NODE}")) as watch:
+            snapshot = await anext(watch)
+            updated = await cluster.update(SLICES, ApiObject(**{**_fields(created), "spec": a_slice(nodeName=None).spec}))
+            change = await anext(watch)
+        assert isinstance(updated, ApiObject)
+        gone = await cluster.delete(
+            SLICES, "s", uid=str(updated.metadata["uid"]), resource_version=str(updated.metadata["resourceVersion"])
+        )
+        await cluster.close()
+
+    assert snapshot.objects[0].spec["devices"] == created.spec["devices"] == sent.spec["devices"]
+    assert change.object.spec["devices"][0]["attributes"] == {"model": {"string": "T4"}}
+    assert gone is None
+    assert {one.split("/")[3].partition("?")[0] for one in slice_paths(older)} == {chosen}
+    assert ("basic" in older.stored[0]["spec"]["devices"][0]) is (chosen == "v1beta1")
+    assert server.objects("ResourceSlice") == []
+
+
+def _fields(one: ApiObject) -> dict[str, Any]:
+    return {"api_version": one.api_version, "kind": one.kind, "metadata": one.metadata, "spec": one.spec}
+
+
+def slice_paths(older: OlderServer) -> list[str]:
+    """Every request about slices."""
+    return [one for one in older.asked if "resourceslices" in one]
+
+
+async def test_server_without_dra_is_named_with_what_would_do(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """An old server, or one whose API is switched off, is no crash and no silence: what was looked for is told, and which release has it."""
+    async with older_server(server.url, "v1alpha3", token="secret") as older:
+        cluster = opened(kubeconfig(tmp_path, older.url, {"token": "secret"}))
+        with pytest.raises(PeerUnavailable, match=r"has resourceclaims in none of resource.k8s.io/v1, .*v1beta1 .*1\.34"):
+            await cluster.get(CLAIMS, "c", "default")
+        await cluster.close()
+
+
+async def test_version_is_asked_again_when_the_server_was_upgraded(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """A server that comes back newer, without the version of before, is spoken to in its own."""
+    async with older_server(server.url, "v1beta1", token="secret") as older:
+        cluster = opened(kubeconfig(tmp_path, older.url, {"token": "secret"}))
+        async with aclosing(cluster.watch(SLICES, fields=f"spec.nodeName={NODE}")) as watch:
+            await anext(watch)
+            older.versions = ("v1",)
+            server.compact()
+            server.close_watches()
+            server.put({"kind": "ResourceSlice", "metadata": {"name": "s"}, "spec": a_slice().spec})
+            async with asyncio.timeout(10):
+                while True:
+                    change = await anext(watch)
+                    if change.objects:
+                        break
+        await cluster.close()
+
+    assert change.objects[0].spec["devices"][0]["name"] == "gpu-0"
+    assert slice_paths(older)[-1].startswith("/apis/resource.k8s.io/v1/")
+
+
+NO_EVENTS = ["[]", '"text"', "7", "null", "{", '{"type":"ADDED"}', '{"type":"ADDED","object":[]}', '{"type":7,"object":{}}',
+             '{"type":"ADDED","object":{"metadata":[]}}', '{"type":"ADDED","object":{"metadata":{"resourceVersion":"1"},"spec":[1]}}',
+             '{"type":"ERROR","object":{}}', '{"type":"ADDED","object":{"metadata":null}}']  # fmt: skip
+
+
+async def scripted(lists: list[str], watches: list[str]) -> tuple[asyncio.Server, str]:
+    """Serve texts as they are: one a list, one a watch; the last ones again and again."""
+    done = {"list": 0, "watch": 0}
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            target = head.split(" ")[1]
+            if "resourceslices" not in target:
+                text = json.dumps({"resources": [{"name": "resourceslices"}]})
+            else:
+                kind = "watch" if "watch=true" in target else "list"
+                texts = watches if kind == "watch" else lists
+                text = texts[min(done[kind], len(texts) - 1)]
+                done[kind] += 1
+            writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {len(text.encode())}\r\nConnection: close\r\n\r\n{text}".encode())
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return
+        finally:
+            writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    return listening, f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+async def test_watch_goes_on_when_the_server_sends_what_is_no_event(tmp_path: Path) -> None:
+    """A proxy's page, half a line, an object without a version: each ends that watch and not the gateway, and the next good change arrives."""
+    good = json.dumps({"type": "MODIFIED", "object": {"metadata": {"name": "s", "resourceVersion": "9"}, "spec": {}}})
+    listening, url = await scripted(['{"items":[],"metadata":{"resourceVersion":"5"}}'], [*NO_EVENTS, good])
+    cluster = KubernetesCluster.open(
+        ClusterSettings(mode="kubeconfig", kubeconfig=str(kubeconfig(tmp_path, url, {"token": "t"})), retry_s=0.001)
+    )
+    seen: list[ClusterChange] = []
+    async with listening, asyncio.timeout(60), aclosing(cluster.watch(SLICES, fields="")) as watch:
+        async for change in watch:
+            seen.append(change)
+            if change.kind is ClusterChangeKind.PUT:
+                break
+    await cluster.close()
+
+    assert seen[-1].object.metadata["name"] == "s"
+
+
+@pytest.mark.parametrize("text", ["[]", '"text"', "null", "<html>", '{"items":7}', '{"items":[7]}', '{"items":[],"metadata":[]}', '{"items":[{"spec":7}]}'])  # fmt: skip
+async def test_list_is_asked_again_when_the_answer_is_none(tmp_path: Path, text: str) -> None:
+    """What cannot be read is trouble with the server, told and tried again, never a crash and never an empty list."""
+    listening, url = await scripted([text, '{"items":[{"metadata":{"name":"s"}}],"metadata":{"resourceVersion":"5"}}'], ["{"])
+    cluster = opened(kubeconfig(tmp_path, url, {"token": "t"}))
+    async with listening, asyncio.timeout(20), aclosing(cluster.watch(SLICES, fields="")) as watch:
+        first = await anext(watch)
+    await cluster.close()
+
+    assert [one.metadata["name"] for one in first.objects] == ["s"]
+
+
+async def test_refusal_is_a_value_when_the_server_says_no(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """Forbidden, conflicting and invalid are answers with the server's own words; too many requests and errors are trouble that passes."""
+    cluster = opened(kubeconfig(tmp_path, server.url, {"token": "secret"}))
+    refused: list[int] = []
+    for code in (403, 409, 422):
+        server.refuse("POST", "resourceslices", code=code, reason="X")
+        answer = await cluster.create(SLICES, a_slice())
+        assert isinstance(answer, Rejected)
+        refused.append(answer.code)
+    server.refuse("POST", "resourceslices", code=429, retry_after_s=7)
+    with pytest.raises(PeerUnavailable) as busy:
+        await cluster.create(SLICES, a_slice())
+    await cluster.close()
+
+    assert refused == [403, 409, 422]
+    assert busy.value.retry_after_s == 7.0

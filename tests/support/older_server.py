@@ -1,0 +1,127 @@
+"""An API server of an older Kubernetes: another one's objects under the versions and in the shapes that it had then.
+
+v1beta1 (1.32) wraps what a device has besides its name into `basic`; v1beta2 (1.33) is v1 by another name. Written down here once more, from the API's
+own types, so that it does not share a mistake with the code under test.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+GROUP = "/apis/resource.k8s.io/"
+
+
+@asynccontextmanager
+async def older_server(url: str, *versions: str, token: str = "") -> AsyncIterator[OlderServer]:
+    """Serve the objects of the simulator at `url` under other versions of resource.k8s.io."""
+    async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=httpx2.Timeout(10, read=None)) as client:
+        made = OlderServer(client, versions, token)
+        listening = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+        made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        try:
+            yield made
+        finally:
+            listening.close()
+            await made.close()
+
+
+class OlderServer:
+    """One running server."""
+
+    def __init__(self, client: httpx2.AsyncClient, versions: tuple[str, ...], token: str) -> None:
+        self.url = ""
+        self.versions = versions
+        self.asked: list[str] = []
+        """Paths of all requests, as they came."""
+        self.stored: list[dict[str, Any]] = []
+        """Bodies of all writes, as they came."""
+        self._client = client
+        self._token = token
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Cut all connections."""
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one connection's requests."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                lines = head.decode().split("\r\n")
+                method, target, _ = lines[0].split(" ")
+                headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:] if line)}
+                body = await reader.readexactly(int(headers.get("content-length", "0")))
+                await self._answer(method, target, json.loads(body) if body else None, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, httpx2.HTTPError, asyncio.CancelledError):
+            # The client left, or the test is over.
+            return
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _answer(self, method: str, target: str, body: Any, writer: asyncio.StreamWriter) -> None:
+        self.asked.append(target)
+        version = target.removeprefix(GROUP).partition("?")[0].partition("/")[0] if target.startswith(GROUP) else ""
+        if version and version not in self.versions:
+            await _send(writer, 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no such version"})
+            return
+        if body is not None:
+            self.stored.append(body)
+            body = _newer(body, version)
+        path = target.replace(f"{GROUP}{version}", f"{GROUP}v1", 1) if version else target
+        request = self._client.build_request(method, path, json=body, headers={"Authorization": f"Bearer {self._token}"})
+        answer = await self._client.send(request, stream=True)
+        try:
+            if "watch=true" in target and answer.status_code == httpx2.codes.OK:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
+                async for line in answer.aiter_lines():
+                    event = json.loads(line)
+                    data = json.dumps({**event, "object": _older(event["object"], version)}).encode() + b"\n"
+                    writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+                    await writer.drain()
+                writer.write(b"0\r\n\r\n")
+                return
+            await answer.aread()
+            await _send(writer, answer.status_code, _older(answer.json(), version))
+        finally:
+            await answer.aclose()
+
+
+async def _send(writer: asyncio.StreamWriter, code: int, body: Any) -> None:
+    data = json.dumps(body).encode()
+    writer.write(f"HTTP/1.1 {code} Status\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    await writer.drain()
+
+
+def _older(one: Any, version: str) -> Any:
+    if not isinstance(one, dict) or version != "v1beta1":
+        return one
+    if isinstance(one.get("items"), list):
+        return {**one, "items": [_older(item, version) for item in one["items"]]}
+    devices = (one.get("spec") or {}).get("devices")
+    if not isinstance(devices, list):
+        return one
+    basic = [{"name": it["name"], "basic": {key: value for key, value in it.items() if key != "name"}} for it in devices]
+    return {**one, "apiVersion": "resource.k8s.io/v1beta1", "spec": {**one["spec"], "devices": basic}}
+
+
+def _newer(one: dict[str, Any], version: str) -> dict[str, Any]:
+    if one.get("kind") != "ResourceSlice":
+        return one
+    assert one["apiVersion"] == f"resource.k8s.io/{version}", f"an object of {one['apiVersion']} came to {version}"
+    spec = dict(one["spec"])
+    if version == "v1beta1":
+        assert all(it.keys() <= {"name", "basic"} for it in spec.get("devices", ())), "v1beta1 knows only name and basic of a device"
+        spec["devices"] = [{"name": it["name"], **it["basic"]} for it in spec.get("devices", ())]
+    return {**one, "apiVersion": "resource.k8s.io/v1", "spec": spec}
