@@ -63,6 +63,8 @@ class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkn
     """How long one node may take to answer. 2 s: several times a node's p99, and a plan over silent nodes still ends within its own 10 s."""
     parallel_asks: Annotated[int, Meta(ge=1, le=1024)] = 32
     """Nodes asked at the same time for one plan. 32 keeps one plan from flooding the bus in a large cluster."""
+    classic_call_s: Annotated[float, Meta(gt=0, le=300)] = 10.0
+    """How long one call of a classic driver may take before it is cancelled and tried again later. 10 s: a driver may have to ask its nodes."""
     retry_s: Annotated[float, Meta(gt=0, le=300)] = 2.0
     """How long to wait before a node that did not answer is asked again for a claim. Changes on the bus are acted upon at once, without this wait."""
 

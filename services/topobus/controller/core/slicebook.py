@@ -50,6 +50,10 @@ class SliceBook:
             known = self._tables[node.name] = NodeTable(node, gather_pools(self._relevant(node.name), node, ALL_GATES), self._numbers)
         return known
 
+    def forget_table(self, node: str) -> None:
+        """Forget what was made of the slices for one node: its labels are others now."""
+        self._tables.pop(node, None)
+
     def forget_tables(self) -> None:
         """Forget what was made of the slices, numbers included: they grow with every kind of node that was ever seen."""
         self._tables.clear()

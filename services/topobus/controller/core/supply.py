@@ -6,7 +6,7 @@ that very node changed: the cost of a question does not grow with what is held e
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from topobus.contracts.messages import ApiObject
@@ -51,10 +51,19 @@ class _Taken(NamedTuple):
     state: NodeState
 
 
-class Supply:
-    """Slices and what is taken of them. `count` grows with every change that may let a waiting claim fit."""
+def node_of(name: str) -> Node:
+    """Describe a node as node selectors see it when nothing but its name is known."""
+    return Node(name, {"kubernetes.io/hostname": name})
 
-    def __init__(self) -> None:
+
+class Supply:
+    """Slices and what is taken of them. `count` grows with every change that may let a waiting claim fit.
+
+    Args: describe — a node as node selectors see it, by its name; who changes the answer calls `outdate`.
+    """
+
+    def __init__(self, describe: Callable[[str], Node] = node_of) -> None:
+        self._describe = describe
         self.count = 0
         self.epoch = 0
         """Grows when everything may be different."""
@@ -150,26 +159,32 @@ class Supply:
 
     def table_of(self, node: str) -> NodeTable:
         """Show a node's devices."""
-        return self._book.table(node_of(node))
+        return self._book.table(self._describe(node))
+
+    def outdate(self, node: str) -> None:
+        """Look at a node anew: it describes itself differently now."""
+        self._book.forget_table(node)
+        self.free(node)
 
     def state_of(self, node: str) -> NodeState:
         """Say what is taken on a node."""
         return self._taken_on(node).state
 
-    def usage_for(self, node: str, owners: Sequence[Owner], excluded: Mapping[DeviceId, str]) -> Usage:
+    def usage_for(self, node: str, owners: Sequence[Owner], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> Usage:
         """Say what is taken on a node as some claims see it: what they hold themselves is theirs.
 
         A claim that holds devices in the ledger already (a crash came between ledger and status) is to get those or none.
+        Shapes: ignoring — uids of claims whose own word on what they hold counts for nothing here.
         """
         mine = self._in_ledger(node)
         own = {device for device, holder in mine.items() if holder in owners}
         keys = [("resourceclaim", one.namespace, one.name) for one in owners]
-        if not own and not any(self._held.holds(key) for key in keys):
+        if not own and not ignoring and not any(self._held.holds(key) for key in keys):
             usage = self._taken_on(node).usage
             return Usage(usage.holders, usage.consumed, excluded) if excluded else usage
         pools = self.table_of(node).pools
         names = {one.id.pool for one in pools}
-        uids = frozenset(one.uid for one in owners)
+        uids = frozenset(one.uid for one in owners) | frozenset(ignoring)
         others = (one.id for pool in pools if pool.id.pool == node for one in pool.candidates if one.id not in own) if own else ()
         return Usage(
             self._held.holders(names, except_uids=uids) | {one: str(holder) for one, holder in mine.items() if one not in own},
@@ -202,11 +217,6 @@ class Supply:
             state = NodeState(_bits(table.places, holders), _amounts(table.places, consumed))
             known = self._taken[node] = _Taken(Usage(holders, consumed), state)
         return known
-
-
-def node_of(name: str) -> Node:
-    """Describe a node as node selectors see it."""
-    return Node(name, {"kubernetes.io/hostname": name})
 
 
 def _bits(places: Mapping[DeviceId, int], devices: Iterable[DeviceId]) -> int:

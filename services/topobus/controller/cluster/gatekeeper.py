@@ -1,0 +1,425 @@
+"""The keeper of gated pods: brings each pod one write further until its claims are allocated and reserved and its gate is open, or it is told why not.
+
+The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod. Any of them may be
+the last that a replica does: whoever finds the pod reads from its claims how far it came. Two replicas cannot give a device twice: an intent counts from the
+version at which it was written, and it is acted upon only when the copy shows everything up to that version and the devices are still free of all that came before;
+of two intents the later one sees the earlier and is withdrawn. A status is written only onto the very version that has the intent.
+
+A pod whose gate is open already is brought further too as long as it has no node and a claim of ours was taken back: then the claim is allocated elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.kubernetes.resource import AllocationResult
+from topobus.contracts.messages import ApiObject
+from topobus.controller.cluster.choosing import Chooser, NoNodeFits
+from topobus.controller.cluster.events import EventTeller
+from topobus.controller.cluster.informers import Informer
+from topobus.controller.cluster.ledgers import Ledgers
+from topobus.controller.cluster.writes import Writer
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core import gated
+from topobus.controller.core.claims import devices_of, number_of, owner_of, with_uuids
+from topobus.controller.core.cluster_objects import has_gate, is_over, version_of
+from topobus.controller.core.cluster_world import ClusterWorld, Key
+from topobus.controller.core.gated import GateAttempt
+from topobus.controller.core.reasons import summarize
+from topobus.controller.core.refusals import Refusals
+from topobus.controller.core.scheduling import Blocked, NodeFit, PodClaim, PodPlan, explain_misses, pre_filter
+from topobus.controller.core.scheduling_objects import ClaimUse, claim_uses
+from topobus.controller.core.values import DeviceId
+from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason, Refusal
+from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Gatekeeper"]
+
+# Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many claims come back in the next round.
+_MOST_STEPS = 8
+_WAITING = "WaitingForClaims"
+# Times `cluster.retry_s` for which a pod may wait for its claims before it is told so.
+_PATIENCE = 5
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """At which state of the world a pod was last found to be without a way forward."""
+
+    pod: int
+    claims: tuple[tuple[str, int], ...]
+    supply: Hashable
+
+
+@dataclass(frozen=True)
+class _Due:
+    """When a pod is to be looked at again although nothing may have changed."""
+
+    at_s: float
+    sight: _Seen
+
+
+class Gatekeeper:
+    """Reconciles gated pods, several at a time."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        clock: Clock,
+        world: ClusterWorld,
+        writer: Writer,
+        claims: Informer,
+        ledgers: Ledgers,
+        chooser: Chooser,
+        events: EventTeller,
+        metrics: ControllerMetrics,
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._world = world
+        self._writer = writer
+        self._claims = claims
+        self._ledgers = ledgers
+        self._chooser = chooser
+        self._events = events
+        self._metrics = metrics
+        self._changed = changed
+        self._refusals: Refusals[DeviceId] = Refusals(settings.retry_s)
+        self._seen: dict[str, _Seen] = {}
+        self._blocked: dict[str, float] = {}
+        self._busy: set[Key] = set()
+        self._due: dict[Key, _Due] = {}
+        self._planning = asyncio.Lock()
+        self._slots = asyncio.Semaphore(settings.cluster.parallel_pods)
+        self._log = get_logger()
+
+    def start_all(self, group: asyncio.TaskGroup) -> float | None:
+        """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
+        self._forgive()
+        keys = [key for key, pod in self._world.pods.items() if self._is_ours(key, pod)]
+        self._metrics.waiting.set(len(keys))
+        self._due = {key: due for key, due in self._due.items() if key in self._world.pods}
+        waits = [self._settings.cluster.retry_s] if self._refusals.is_waiting else []
+        now_s = self._clock.monotonic()
+        for key in sorted(keys, key=lambda one: (-_priority(self._world.pods[one]), _age(self._world.pods[one]), one)):
+            if key in self._busy:
+                continue
+            sight, due = self._sight(key), self._due.get(key)
+            if due is not None and due.sight == sight and due.at_s > now_s:
+                waits.append(due.at_s - now_s)
+            elif due is not None or self._seen.get(_uid(self._world.pods[key])) != sight:
+                self._busy.add(key)
+                group.create_task(self._work(key))
+        living = {_uid(pod) for pod in self._world.pods.values()}
+        self._seen = {uid: seen for uid, seen in self._seen.items() if uid in living}
+        self._blocked = {uid: since for uid, since in self._blocked.items() if uid in living}
+        return min(waits, default=None)
+
+    def _wait(self, key: Key) -> None:
+        """Look at a pod again after a while, or when something about it changes."""
+        if key in self._world.pods:
+            self._due[key] = _Due(self._clock.monotonic() + self._settings.cluster.retry_s, self._sight(key))
+
+    def _is_ours(self, key: Key, pod: ApiObject) -> bool:
+        """Say whether a pod is to be brought further: it waits behind our gate, or a claim that we allocated for it has lost its allocation."""
+        if is_over(pod) or pod.spec.get("nodeName"):
+            return False
+        return has_gate(pod) or any(
+            (claim := self._world.claims.get((key[0], use.claim))) is not None and self._is_lost(claim, _uid(pod)) for use in _uses(pod)
+        )
+
+    def _is_lost(self, claim: ApiObject, uid: str) -> bool:
+        note = _note(claim)
+        return note is not None and note.pod == uid and not claim.status.get("allocation")
+
+    def _sight(self, key: Key) -> _Seen:
+        pod = self._world.pods[key]
+        claims = [self._world.claims.get((key[0], one.claim)) for one in _uses(pod)]
+        versions = tuple((_uid(one), version_of(one)) for one in claims if one is not None)
+        return _Seen(version_of(pod), versions, (self._world.supply.count, len(self._world.classes)))
+
+    async def _work(self, key: Key) -> None:
+        """Bring one pod as far as it goes now."""
+        try:
+            async with self._slots:
+                self._due.pop(key, None)
+                for _ in range(_MOST_STEPS):
+                    pod = self._world.pods.get(key)
+                    if pod is None or not self._is_ours(key, pod) or not await self._step(key, pod):
+                        break
+                else:
+                    self._wait(key)
+        except PeerUnavailable as err:
+            self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
+            self._wait(key)
+        except ContractError as err:
+            self._metrics.malformed.inc()
+            pod = self._world.pods.get(key)
+            if pod is not None:
+                self._seen[_uid(pod)] = self._sight(key)
+                await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=str(err)),))
+        finally:
+            self._busy.discard(key)
+            # Whatever was done or learned, and when this pod is due: it is looked at anew.
+            self._changed()
+
+    async def _step(self, key: Key, pod: ApiObject) -> bool:
+        """Do one step; False when there is nothing to do now."""
+        sight = self._sight(key)
+        plan = pre_filter(pod, lambda name: self._bare((key[0], name)))
+        if isinstance(plan, Blocked):
+            self._seen[_uid(pod)] = sight
+            since_s = self._blocked.setdefault(_uid(pod), self._clock.monotonic())
+            if self._clock.monotonic() - since_s < _PATIENCE * self._settings.cluster.retry_s:
+                # Claims and pods come by different watches, and claims made from templates come later: that is no trouble yet.
+                del self._seen[_uid(pod)]
+                self._wait(key)
+            else:
+                await self._tell(key, pod, _WAITING, plan.reasons)
+            return False
+        self._blocked.pop(_uid(pod), None)
+        if plan.is_reserved:
+            return await self._open(key, pod)
+        intents: list[tuple[PodClaim, GateAttempt]] = []
+        for one in plan.pending:
+            note = self._intent(key, one)
+            if note is None:
+                continue
+            if note.pod != plan.pod.uid:
+                if self._is_alive(key, note):
+                    self._seen[plan.pod.uid] = sight  # the other pod that shares the claim brings it further
+                    return False
+                await self._withdraw(key, plan, (one,), is_final=True)
+                return True
+            intents.append((one, note))
+        if not plan.pending:
+            return await self._reserve(key, plan)
+        if not intents:
+            return await self._begin(key, pod, plan, sight)
+        if len(intents) < len(plan.pending) or len({note.node for _, note in intents}) > 1:
+            # A crash came between two intents of one pod: they are made anew, together.
+            await self._withdraw(key, plan, tuple(one for one, _ in intents))
+            return True
+        return await self._commit(key, pod, plan, intents)
+
+    async def _begin(self, key: Key, pod: ApiObject, plan: PodPlan, sight: _Seen) -> bool:
+        """Choose a node and devices, and write the intents."""
+        for one in plan.pending:
+            if await self._ledgers.release(one.object, f"before-{number_of(one.object) + 1}") is not None:
+                self._wait(key)
+                return False
+        async with self._planning:
+            refused = self._refused_nodes(key, pod, plan)
+            excluded = self._refusals.refused(plan.pod.uid)
+            chosen = await self._chooser.choose(pod, plan, refused=refused, excluded=excluded)
+            if isinstance(chosen, NoNodeFits):
+                self._seen[plan.pod.uid] = sight
+                if refused:
+                    # Every other node was tried: those that the scheduler refused are worth another look later.
+                    await self._withdraw(key, plan, plan.pending)
+                    self._wait(key)
+                reason, reasons = explain_misses(chosen.misses)
+                self._metrics.decisions.labels("refused").inc()
+                await self._tell(key, pod, reason, reasons)
+                return False
+            return await self._intend(key, plan, chosen, refused)
+
+    async def _intend(self, key: Key, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> bool:
+        for one, result in zip(plan.pending, fit.results, strict=True):
+            claim = self._world.claims.get((key[0], one.name))
+            if claim is None:
+                return False
+            note = GateAttempt(
+                number=number_of(claim) + 1,
+                node=fit.node,
+                allocation=with_uuids(result, owner_of(claim).uid),
+                wishes=one.wishes,
+                pod=plan.pod.uid,
+                refused=refused[-gated.MAX_REFUSED_NODES :],
+            )
+            if await self._writer.claim((key[0], one.name), gated.intent_patch(claim, note)) is None:
+                return True
+        return True
+
+    async def _commit(self, key: Key, pod: ApiObject, plan: PodPlan, intents: list[tuple[PodClaim, GateAttempt]]) -> bool:
+        """Make intents true: see what came before them, have the node hold the devices, write the statuses."""
+        newest = max(version_of(self._world.claims[key[0], one.name]) for one, _ in intents)
+        if not await self._claims.reached(newest, self._settings.cluster.call_s):
+            self._wait(key)
+            return False
+        node = intents[0][1].node
+        devices = {device for _, note in intents for device in _devices(note.allocation)}
+        if not await self._chooser.still_fits(plan, node, devices, self._world.later_intents(newest)):
+            self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
+            await self._withdraw(key, plan, plan.pending)
+            return True
+        for one, note in intents:
+            refusal = await self._hold(one, note)
+            if refusal is not None:
+                await self._give_way(key, pod, plan, note, refusal)
+                return True
+        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        for one, note in intents:
+            claim = self._world.claims.get((key[0], one.name))
+            if claim is None or version_of(claim) > newest or _note(claim) != note:
+                return True
+            patch = gated.allocation_patch(claim, note.allocation, plan.pod, now=now)
+            if await self._writer.claim((key[0], one.name), patch, part="status") is None:
+                return True
+            self._metrics.decisions.labels("allocated").inc()
+            names = [granted.device for granted in note.allocation.devices.results]
+            self._log.info("claim.allocated", claim=name_of(one.object), node=node, devices=names, attempt=note.number, pod=str(plan.pod))
+        return True
+
+    async def _hold(self, one: PodClaim, note: GateAttempt) -> Refusal | None:
+        try:
+            return await self._ledgers.hold(one.object, note)
+        except PeerUnavailable as err:
+            # It may be held by now; whatever comes of it, the node's gateway lets go of what no claim's status says.
+            message = f"node {note.node}: its ledger does not answer: {err}"
+            return Refusal(reasons=(Reason(code="node-silent", message=message, facts={"node": note.node}),))
+
+    async def _give_way(self, key: Key, pod: ApiObject, plan: PodPlan, note: GateAttempt, refusal: Refusal) -> None:
+        """Take back what was begun on a node that refuses, and keep away from the devices for a while."""
+        why = summarize(refusal.reasons)
+        self._metrics.decisions.labels("refused-by-node").inc()
+        self._log.info("claim.refused", pod=str(plan.pod), node=note.node, why=why)
+        is_all = any(one.code in ("policy-forbidden", "node-silent") for one in refusal.reasons)
+        table = self._world.supply.table_of(note.node)
+        mine = [one.id for one in table.candidates if self._world.is_topobus_device(note.node, one.id)]
+        refused = mine if is_all else devices_of(note.allocation, note.node)
+        self._refusals.remember(plan.pod.uid, refused, why, now_s=self._clock.monotonic())
+        await self._withdraw(key, plan, plan.pending)
+        for one in plan.pending:
+            try:
+                await self._ledgers.release(one.object, f"refused-{note.number}")
+            except PeerUnavailable as err:
+                self._log.warning("ledger.silent", node=note.node, error=str(err))
+        await self._tell(key, pod, "RefusedByNode", refusal.reasons)
+
+    async def _withdraw(self, key: Key, plan: PodPlan, claims: tuple[PodClaim, ...], *, is_final: bool = False) -> None:
+        """Take intents back; the note of a pod whose gate is open stays, without an intent, so that its claims are still known as ours."""
+        pod = self._world.pods.get(key)
+        is_open = pod is not None and not has_gate(pod) and not is_final
+        for one in claims:
+            claim = self._world.claims.get((key[0], one.name))
+            note = _note(claim) if claim is not None else None
+            if claim is None or note is None or claim.status.get("allocation"):
+                continue
+            kept = GateAttempt(number=note.number, node="", allocation=AllocationResult(), pod=plan.pod.uid)
+            if is_open and note == kept:
+                continue
+            patch = gated.intent_patch(claim, kept) if is_open else gated.withdrawal_patch(claim)
+            await self._writer.claim((key[0], one.name), patch)
+
+    async def _reserve(self, key: Key, plan: PodPlan) -> bool:
+        """Reserve claims that somebody allocated before: shared ones."""
+        for one in plan.allocated:
+            claim = self._world.claims.get((key[0], one.name))
+            if claim is None or any(user.uid == plan.pod.uid for user in one.consumers):
+                continue
+            if await self._writer.claim((key[0], one.name), gated.reservation_patch(claim, plan.pod), part="status") is None:
+                return True
+        return True
+
+    async def _open(self, key: Key, pod: ApiObject) -> bool:
+        """Open the gate: all that the pod waited for is there."""
+        if not has_gate(pod):
+            return False
+        told = gated.condition_patch(
+            pod, is_true=True, reason="Allocated", message="its claims are allocated and reserved", now=self._now()
+        )
+        if told is not None and any(one.get("type") == gated.ALLOCATED_CONDITION for one in pod.status.get("conditions") or ()):
+            await self._writer.pod(key, told, part="status")
+            return True
+        if await self._writer.pod(key, gated.gate_patch(pod)) is not None:
+            self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
+        return True
+
+    async def _tell(self, key: Key, pod: ApiObject, reason: str, reasons: tuple[Reason, ...]) -> None:
+        """Tell why a pod waits: a condition of the pod, and events of the pod and its claims; each once."""
+        message = "; ".join(one.message for one in reasons)
+        self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
+        patch = gated.condition_patch(pod, is_true=False, reason=reason, message=message, now=self._now())
+        told = await self._writer.pod(key, patch, part="status") if patch is not None else None
+        if told is not None and _uid(pod) in self._seen:
+            # Only our own write is no news; what came meanwhile is.
+            self._seen[_uid(pod)] = replace(self._seen[_uid(pod)], pod=version_of(told))
+        await self._events.warn(pod, reason, message)
+        for use in _uses(pod):
+            claim = self._world.claims.get((key[0], use.claim))
+            if claim is not None and not claim.status.get("allocation"):
+                await self._events.warn(claim, reason, message)
+
+    def _bare(self, key: Key) -> ApiObject | None:
+        """Show a claim without our note and without the wish for another mode, which the cluster does not know."""
+        claim = self._world.claims.get(key)
+        return gated.without_note(claim) if claim is not None else None
+
+    def _intent(self, key: Key, one: PodClaim) -> GateAttempt | None:
+        """Read what is intended for a claim and still to be done."""
+        claim = self._world.claims.get((key[0], one.name))
+        if claim is None or not gated.is_pending(claim) or self._world.is_taken_back(claim):
+            return None
+        return _note(claim)
+
+    def _is_alive(self, key: Key, note: GateAttempt) -> bool:
+        """Say whether the pod of an intent is still there to make it true."""
+        return any(_uid(pod) == note.pod and self._is_ours(other, pod) for other, pod in self._world.pods.items() if other[0] == key[0])
+
+    def _refused_nodes(self, key: Key, pod: ApiObject, plan: PodPlan) -> tuple[str, ...]:
+        """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried."""
+        if has_gate(pod):
+            return ()
+        found: dict[str, None] = {}
+        for one in plan.pending:
+            claim = self._world.claims.get((key[0], one.name))
+            note = _note(claim) if claim is not None else None
+            if note is not None and note.pod == plan.pod.uid:
+                found |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
+        return tuple(found)
+
+    def _forgive(self) -> None:
+        living = {_uid(pod) for key, pod in self._world.pods.items() if self._is_ours(key, pod)}
+        for uid in self._refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda one: one not in living):
+            self._seen.pop(str(uid), None)
+
+    def _now(self) -> str:
+        return rfc3339(self._clock.now())
+
+
+def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
+    """List the claims that a pod names, or that were made for it."""
+    return tuple(one for one in claim_uses(pod) if one.claim)
+
+
+def _note(claim: ApiObject) -> GateAttempt | None:
+    """Read our note; one that nobody can read is somebody else's."""
+    try:
+        return gated.gate_attempt_of(claim)
+    except ContractError:
+        return None
+
+
+def _devices(allocation: AllocationResult) -> tuple[DeviceId, ...]:
+    return tuple(DeviceId(one.driver, one.pool, one.device) for one in allocation.devices.results)
+
+
+def _uid(one: ApiObject) -> str:
+    return metadata_of(one).uid
+
+
+def _age(pod: ApiObject) -> str:
+    return metadata_of(pod).creation_timestamp
+
+
+def _priority(pod: ApiObject) -> int:
+    found = pod.spec.get("priority")
+    return found if isinstance(found, int) else 0

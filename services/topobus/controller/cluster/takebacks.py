@@ -1,0 +1,233 @@
+"""Taking an allocation back: when kube-scheduler cannot place the pod where its devices are, and when a device was given to two claims at one moment.
+
+kube-scheduler binds a pod whose claims are reserved without writing to them, so a binding may be under way while we look. Hence two stages: first the reservation
+goes, so that any later scheduling must write to the claim and one of us two loses by the resource version; then, after `settle_s`, the pod is read, and the devices
+go only while it has no node. A pod that was bound meanwhile gets its reservation back. What was begun and left by a crash is found in this very state.
+A pod behind its gate has no scheduler at work: its allocation is taken back at once.
+
+Flows in: the copy of the cluster. Flows out: status writes; the gatekeeper then allocates elsewhere. An allocation that kube-scheduler made is never touched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.messages import ApiObject
+from topobus.controller.cluster.api import PODS
+from topobus.controller.cluster.events import EventTeller
+from topobus.controller.cluster.ledgers import Ledgers
+from topobus.controller.cluster.writes import Writer
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core import gated
+from topobus.controller.core.claims import status_of
+from topobus.controller.core.cluster_objects import has_gate, is_over
+from topobus.controller.core.cluster_world import ClusterWorld, Key
+from topobus.controller.core.gated import GateAttempt
+from topobus.controller.core.scheduling_objects import claim_uses, consumers_of, pod_ref
+from topobus.controller.core.values import DeviceId
+from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["TakeBacks"]
+
+
+@dataclass(frozen=True)
+class _Mine:
+    """A claim that we allocated for a pod."""
+
+    key: Key
+    claim: ApiObject
+    note: GateAttempt
+    users: frozenset[str]
+
+
+class TakeBacks:
+    """Looks at pods that have their devices and no node."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        clock: Clock,
+        world: ClusterWorld,
+        writer: Writer,
+        ledgers: Ledgers,
+        events: EventTeller,
+        metrics: ControllerMetrics,
+    ) -> None:
+        self._settings = settings.cluster
+        self._clock = clock
+        self._world = world
+        self._writer = writer
+        self._ledgers = ledgers
+        self._events = events
+        self._metrics = metrics
+        self._since: dict[tuple[str, str, int], float] = {}
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> float | None:
+        """Look at every pod; gives after how many seconds another look is due, None when nothing waits for time."""
+        doubles = self._yielding()
+        waits: list[float] = []
+        seen: set[tuple[str, str, int]] = set()
+        for key, pod in sorted(self._world.pods.items()):
+            mine = self._allocated_for(key, pod)
+            if not mine or is_over(pod) or pod.spec.get("nodeName"):
+                continue
+            try:
+                wait_s = await self._look(key, pod, mine, seen, is_double=bool(doubles & {one.key for one in mine}))
+            except PeerUnavailable as err:
+                self._log.warning("takeback.peer-silent", pod=name_of(pod), error=str(err))
+                wait_s = self._settings.retry_s
+            if wait_s is not None:
+                waits.append(wait_s)
+        self._since = {key: since for key, since in self._since.items() if key in seen}
+        await self._tell_doubles()
+        if not await self._let_go():
+            waits.append(self._settings.retry_s)
+        return min(waits, default=None)
+
+    async def _look(self, key: Key, pod: ApiObject, mine: list[_Mine], seen: set[tuple[str, str, int]], *, is_double: bool) -> float | None:
+        """Bring one pod's taking back further; gives how long to wait for the next step."""
+        uid = metadata_of(pod).uid
+        number = max(one.note.number for one in mine)
+        ours = [one for one in mine if one.users <= {uid}]
+        if has_gate(pod):
+            if is_double and len(ours) == len(mine):
+                await self._deallocate(pod, mine, "a device was given to another claim as well")
+            return None
+        if not ours:
+            return None  # other pods use them, too: they stay
+        left = [one for one in ours if not one.users]
+        if left:
+            return await self._second(key, pod, left, self._waited("left", uid, number, seen))
+        if is_double:
+            await self._first(pod, ours, "a device was given to another claim as well")
+            return self._settings.settle_s
+        if not _is_unschedulable(pod):
+            return None
+        rest_s = self._settings.unschedulable_s - self._waited("unschedulable", uid, number, seen)
+        if rest_s > 0:
+            return rest_s
+        await self._first(pod, ours, f"kube-scheduler could not place the pod for {self._settings.unschedulable_s:g} s: {_why(pod)}")
+        return self._settings.settle_s
+
+    def _waited(self, what: str, uid: str, number: int, seen: set[tuple[str, str, int]]) -> float:
+        """Say for how long this has been so, as far as we have watched: a replica that has just started waits the whole time again."""
+        key = (what, uid, number)
+        seen.add(key)
+        now_s = self._clock.monotonic()
+        return now_s - self._since.setdefault(key, now_s)
+
+    async def _first(self, pod: ApiObject, ours: list[_Mine], why: str) -> None:
+        """Take the reservations off."""
+        uid = metadata_of(pod).uid
+        self._log.info("claim.unreserved", pod=name_of(pod), claims=[one.key[1] for one in ours], why=why)
+        for one in ours:
+            await self._writer.claim(one.key, gated.unreservation_patch(one.claim, frozenset({uid})), part="status")
+        await self._events.warn(pod, "AllocationTakenBack", f"its devices are taken back, to be allocated elsewhere: {why}")
+
+    async def _second(self, key: Key, pod: ApiObject, left: list[_Mine], waited_s: float) -> float | None:
+        """Take the devices back, or the reservation if the pod was bound after all."""
+        rest_s = self._settings.settle_s - waited_s
+        if rest_s > 0:
+            return rest_s
+        now = await self._writer.refresh(PODS, key)
+        if now is not None and metadata_of(now).uid == metadata_of(pod).uid and now.spec.get("nodeName"):
+            self._log.info("claim.reserved-again", pod=name_of(pod), node=now.spec["nodeName"])
+            for one in left:
+                await self._writer.claim(one.key, gated.reservation_patch(one.claim, pod_ref(pod)), part="status")
+            return None
+        await self._deallocate(pod, left, "the pod has no node")
+        return None
+
+    async def _deallocate(self, pod: ApiObject, ours: list[_Mine], why: str) -> None:
+        for one in ours:
+            freed = await self._writer.claim(one.key, gated.deallocation_patch(one.claim), part="status")
+            if freed is not None and not freed.status.get("allocation"):
+                self._metrics.decisions.labels("taken-back").inc()
+                self._log.info("claim.taken-back", claim=name_of(one.claim), node=one.note.node, pod=name_of(pod), why=why)
+
+    async def _let_go(self) -> bool:
+        """Tell ledgers of allocations that are gone, whoever took them; False when a node was silent."""
+        is_done = True
+        for key, before in tuple(self._world.let_go.items()):
+            now = self._world.claims.get(key)
+            is_same = now is not None and metadata_of(now).uid == metadata_of(before).uid
+            if (
+                now is not None
+                and is_same
+                and (now.status.get("allocation") or (gated.is_pending(now) and not self._world.is_taken_back(now)))
+            ):
+                # It has devices again, or is about to: what is held for it is its own affair.
+                del self._world.let_go[key]
+                continue
+            try:
+                # A node that has it prepared keeps it until its gateway has undone that, and lets go then.
+                await self._ledgers.release(before, f"over-{before.metadata.get('resourceVersion')}")
+                self._world.let_go.pop(key, None)
+            except PeerUnavailable as err:
+                self._log.warning("ledger.silent", claim=name_of(before), error=str(err))
+                is_done = False
+        return is_done
+
+    def _allocated_for(self, key: Key, pod: ApiObject) -> list[_Mine]:
+        """List the claims of a pod that we allocated for it."""
+        uid = metadata_of(pod).uid
+        found = [self._mine((key[0], use.claim)) for use in claim_uses(pod) if use.claim]
+        return [one for one in found if one is not None and one.note.pod == uid]
+
+    def _mine(self, key: Key) -> _Mine | None:
+        """Read a claim as one that we allocated; None when it is not."""
+        claim = self._world.claims.get(key)
+        if claim is None or not claim.status.get("allocation") or metadata_of(claim).deletion_timestamp:
+            return None
+        try:
+            note = gated.gate_attempt_of(claim)
+            allocation = status_of(claim).allocation
+            if note is None or allocation is None or allocation.devices != note.allocation.devices:
+                return None  # somebody else allocated it since
+            return _Mine(key, claim, note, frozenset(one.uid for one in consumers_of(claim)))
+        except ContractError:
+            return None
+
+    def _yielding(self) -> frozenset[Key]:
+        """Of each device that two claims have, name the claims that give way: ours to another's, and of two of ours the later one."""
+        found: set[Key] = set()
+        for _, keys in self._world.doubles():
+            mine = {key: one for key in keys if (one := self._mine(key)) is not None}
+            if len(mine) == len(keys):
+                first = min(mine, key=lambda key: (str(mine[key].claim.status["allocation"].get("allocationTimestamp") or ""), key))
+                del mine[first]
+            found |= mine.keys()
+        return frozenset(found)
+
+    async def _tell_doubles(self) -> None:
+        """Tell the users of claims that have one device together: where both pods run already, the node's ledger lets only the first one prepare."""
+        for device, keys in self._world.doubles():
+            await self._tell_double(device, keys)
+
+    async def _tell_double(self, device: DeviceId, keys: tuple[Key, ...]) -> None:
+        message = f"device {device} is allocated to {' and '.join(f'{namespace}/{name}' for namespace, name in keys)} at once"
+        for key in keys:
+            claim = self._world.claims.get(key)
+            if claim is not None:
+                await self._events.warn(claim, "DoubleAllocation", message)
+
+
+def _is_unschedulable(pod: ApiObject) -> bool:
+    return any(
+        one.get("type") == "PodScheduled" and one.get("status") == "False" and one.get("reason") == "Unschedulable"
+        for one in _conditions(pod)
+    )
+
+
+def _why(pod: ApiObject) -> str:
+    return next((str(one.get("message") or "") for one in _conditions(pod) if one.get("type") == "PodScheduled"), "")
+
+
+def _conditions(pod: ApiObject) -> list[dict[str, object]]:
+    found = pod.status.get("conditions")
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []

@@ -1,0 +1,72 @@
+"""Writes to the API server as this home does them: each bound to the version on which it was decided, and looked at again when nobody knows whether it took effect.
+
+Flows in: patches from `core.gated`. Flows out: the object as stored, which the copy learns at once so that the next decision sees it; None when somebody else was
+faster: the copy then has the present object. Silence is PeerUnavailable, after an attempt to see what became of the write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.cluster.api import CLAIMS, PODS, Api, Kind, Rejected
+from topobus.controller.core.cluster_world import ClusterWorld, Key
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Writer"]
+
+
+class Writer:
+    """Writes claims and pods."""
+
+    def __init__(self, api: Api, world: ClusterWorld) -> None:
+        self._api = api
+        self._world = world
+
+    async def claim(self, key: Key, patch: Mapping[str, Any], *, part: str = "") -> ApiObject | None:
+        """Write a claim; None when it is another by now."""
+        return await self._write(CLAIMS, key, patch, part)
+
+    async def pod(self, key: Key, patch: Mapping[str, Any], *, part: str = "") -> ApiObject | None:
+        """Write a pod; None when it is another by now."""
+        return await self._write(PODS, key, patch, part)
+
+    async def refresh(self, kind: Kind, key: Key) -> ApiObject | None:
+        """Read an object as it is now; None when it is gone.
+
+        Errors: raises PeerUnavailable.
+        """
+        found = await self._api.get(kind, *key)
+        if found is None:
+            self._world.drop(kind.name, key)
+            return None
+        return self._learn(kind, key, await self._api.version_of(kind), found)
+
+    async def _write(self, kind: Kind, key: Key, patch: Mapping[str, Any], part: str) -> ApiObject | None:
+        try:
+            written = await self._api.patch(kind, *key, patch, part=part)
+        except PeerUnavailable as err:
+            get_logger().warning("write.ambiguous", kind=kind.name, namespace=key[0], name=key[1], error=str(err))
+            # Neither done nor undone: what is there now is what the next decision begins with.
+            await self.refresh(kind, key)
+            raise
+        if isinstance(written, Rejected):
+            if not written.is_conflict:
+                raise PeerUnavailable(
+                    f"API server: {kind.name} {key[0]}/{key[1]}: {written.code} {written.message}",
+                    next_step="check the controller's rights in the cluster (deploy/kubernetes/controller-cluster.yaml)",
+                    code=written.code,
+                )
+            get_logger().debug("write.lost", kind=kind.name, namespace=key[0], name=key[1], why=written.message)
+            await self.refresh(kind, key)
+            return None
+        return self._learn(kind, key, await self._api.version_of(kind), written)
+
+    def _learn(self, kind: Kind, key: Key, version: str, plain: dict[str, Any]) -> ApiObject | None:
+        try:
+            self._world.put(kind.name, version, plain)
+        except ContractError as err:
+            get_logger().warning("object.malformed", kind=kind.name, namespace=key[0], name=key[1], error=str(err))
+        return (self._world.claims if kind is CLAIMS else self._world.pods).get(key)

@@ -1,0 +1,354 @@
+"""What the controller knows of a cluster: nodes, pods, classes, slices, claims and taint rules from the API server, and from NATS what nodes say that run Topobus.
+
+Flows in: plain objects as informers bring them, ledgers as the bus does. Flows out: the input of an allocation for a node. Devices are those of ResourceSlices, whoever
+publishes them; who holds them is what claims say, and where a node has a ledger, what that says as well. It reads and writes nothing; the one mutable thing in it is
+the copy itself, owned by the shell's one loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec import Struct, structs
+
+from topobus.contracts.kubernetes import limits
+from topobus.contracts.kubernetes.objects import name_of
+from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceDevice, SliceSpec, Taint
+from topobus.contracts.kubernetes.shape import Problem, read_as
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.claims import owner_of, status_of
+from topobus.controller.core.cluster_objects import read_object, version_of
+from topobus.controller.core.gated import RESERVED_TAINT, gate_attempt_of, is_pending, without_note
+from topobus.controller.core.inventory import class_of_driver
+from topobus.controller.core.node_fit import NodeFacts, node_facts
+from topobus.controller.core.scheduling_objects import claim_uses
+from topobus.controller.core.supply import Supply
+from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice
+from topobus.controller.core.world import ObjectKey
+from topobus.domain.alignment.view import node_view
+from topobus.domain.device import Device, Inventory
+from topobus.domain.errors import ContractError
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.view import AlignmentOptions, NodeView
+
+__all__ = ["ClusterWorld", "Key"]
+
+Key = tuple[str, str]
+"""Namespace (empty for a kind of the whole cluster) and name."""
+
+
+class _RuleSelector(Struct, frozen=True, kw_only=True):
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class _Rule(Struct, frozen=True, kw_only=True, rename="camel"):
+    """DeviceTaintRule.spec. A selector that is absent matches nothing, an empty one everything."""
+
+    device_selector: _RuleSelector | None = None
+    taint: Taint
+
+    def matches(self, device: DeviceId) -> bool:
+        one = self.device_selector
+        return one is not None and all(
+            wanted is None or wanted == have
+            for wanted, have in ((one.driver, device.driver), (one.pool, device.pool), (one.device, device.device))
+        )
+
+
+class _Taken(NamedTuple):
+    """A claim whose allocation somebody took back, by the attempt that had made it."""
+
+    uid: str
+    number: int
+
+
+class ClusterWorld:
+    """All copies. `supply` grows with every change that may let a waiting pod fit."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeFacts] = {}
+        self.pods: dict[Key, ApiObject] = {}
+        self.claims: dict[Key, ApiObject] = {}
+        self.templates: dict[Key, ApiObject] = {}
+        self.classes: dict[str, DeviceClassSpec] = {}
+        self.machines: dict[str, Machine] = {}
+        self.inventories: dict[tuple[str, str], Inventory] = {}
+        self.ledgers: dict[str, Ledger] = {}
+        self.supply = Supply(self._describe)
+        self.let_go: dict[Key, ApiObject] = {}
+        """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
+        self._slices: dict[str, Slice] = {}
+        self._rules: dict[str, _Rule] = {}
+        self._devices: dict[Key, frozenset[DeviceId]] = {}
+        self._holders: dict[DeviceId, set[Key]] = {}
+        self._taken: set[_Taken] = set()
+        self._users: dict[Key, set[Key]] = {}
+        self._uses: dict[Key, tuple[Key, ...]] = {}
+
+    def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
+        """Take in an object of the API server; one that is older than what is known is late news and left out.
+
+        Errors: raises ContractError for one that nobody can read; it counts as absent then.
+        """
+        key = _key_of(plain)
+        try:
+            one = read_object(kind, version, plain)
+            if one is None:
+                self.drop(kind, key)
+                return
+            match kind:
+                case "Node":
+                    self._put_node(one)
+                case "Pod":
+                    self.put_pod(key, one)
+                case "ResourceClaim":
+                    self.put_claim(key, one)
+                case "ResourceClaimTemplate":
+                    self.templates[key] = one
+                case "DeviceClass":
+                    spec = read_as(one.spec, DeviceClassSpec, where=name_of(one))
+                    _refuse(limits.check_class(spec), one)
+                    self.classes[key[1]] = spec
+                    self.supply.free(None)
+                case "ResourceSlice":
+                    spec_of_slice = read_as(one.spec, SliceSpec, where=name_of(one))
+                    # One wrong amount in a slice would end every search that meets it.
+                    _refuse(limits.check_slice(spec_of_slice), one)
+                    self._slices[key[1]] = Slice(key[1], spec_of_slice)
+                    self._show(key[1])
+                case "DeviceTaintRule":
+                    self._rules[key[1]] = read_as(one.spec, _Rule, where=name_of(one))
+                    self._show_all()
+        except ContractError:
+            self.drop(kind, key)
+            raise
+
+    def drop(self, kind: str, key: Key) -> None:
+        """Forget an object; one that is not known is no error."""
+        match kind:
+            case "Node":
+                if self.nodes.pop(key[1], None) is not None:
+                    self.supply.outdate(key[1])
+            case "Pod":
+                self.pods.pop(key, None)
+                self._link(key, ())
+            case "ResourceClaim":
+                gone = self.claims.pop(key, None)
+                if gone is not None:
+                    self._note_loss(key, gone, None)
+                    self._hold(key, None)
+            case "ResourceClaimTemplate":
+                self.templates.pop(key, None)
+            case "DeviceClass":
+                self.classes.pop(key[1], None)
+            case "ResourceSlice":
+                if self._slices.pop(key[1], None) is not None:
+                    self.supply.put_slices((1, key[1]), ())
+            case "DeviceTaintRule":
+                if self._rules.pop(key[1], None) is not None:
+                    self._show_all()
+
+    def put_pod(self, key: Key, pod: ApiObject) -> None:
+        """Take in a pod."""
+        known = self.pods.get(key)
+        if known is not None and _is_older(pod, known):
+            return
+        self.pods[key] = pod
+        self._link(key, tuple((key[0], one.claim) for one in claim_uses(pod) if one.claim))
+
+    def put_claim(self, key: Key, claim: ApiObject) -> None:
+        """Take in a claim."""
+        known = self.claims.get(key)
+        if known is not None:
+            if _is_older(claim, known):
+                return
+            self._note_loss(key, known, claim)
+        self.claims[key] = claim
+        self._hold(key, claim)
+
+    def users_of(self, key: Key) -> tuple[ApiObject, ...]:
+        """List the known pods that use a claim, by name."""
+        return tuple(self.pods[one] for one in sorted(self._users.get(key, ())) if one in self.pods)
+
+    def is_taken_back(self, claim: ApiObject) -> bool:
+        """Say whether somebody took back the allocation that the claim's note tells of: the note is history then, no intent."""
+        note = _note_of(claim)
+        return note is not None and _Taken(owner_of(claim).uid, note[0]) in self._taken
+
+    def is_topobus_device(self, node: str, device: DeviceId) -> bool:
+        """Say whether a node's own ledger has the last word on a device."""
+        return device.pool == node and class_of_driver(device.driver) is not None
+
+    def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
+        """List devices that two claims or more have been given whole: two writers allocated at one moment."""
+        return tuple((device, tuple(sorted(keys))) for device, keys in sorted(self._holders.items()) if len(keys) > 1)
+
+    def view_of(self, node: str) -> NodeView | None:
+        """Show a node that runs Topobus as an alignment sees it; None when it has published no machine."""
+        machine = self.machines.get(node)
+        if machine is None:
+            return None
+        inventories = {device_class: one for (there, device_class), one in self.inventories.items() if there == node}
+        return node_view(machine, inventories, self.ledgers.get(node), AlignmentOptions(), CpuSet())
+
+    def put_ledger(self, node: str, ledger: Ledger | None) -> None:
+        """Take in a node's ledger, or that it has none any more."""
+        if ledger is None:
+            self.ledgers.pop(node, None)
+        else:
+            self.ledgers[node] = ledger
+        self.supply.put_ledger(node, ledger)
+
+    def put_inventory(self, node: str, device_class: str, inventory: Inventory | None) -> None:
+        """Take in what a node that runs Topobus says of its devices; what may be allocated is what its ResourceSlices show."""
+        if inventory is None:
+            self.inventories.pop((node, device_class), None)
+        else:
+            self.inventories[node, device_class] = inventory
+        if device_class == "cpu":
+            self.supply.put_cpus(node, inventory.devices if inventory is not None else ())
+
+    def cpu_devices(self, node: str) -> tuple[Device, ...]:
+        """List a node's CPUs as devices."""
+        cpus = self.inventories.get((node, "cpu"))
+        return cpus.devices if cpus is not None else ()
+
+    def input_for(
+        self,
+        node: str,
+        wanted: Sequence[tuple[ApiObject, ClaimSpec]],
+        *,
+        mode: Mode,
+        excluded: Mapping[DeviceId, str] | None = None,
+        ignoring: Collection[str] = (),
+    ) -> AllocationInput:
+        """Collect what an allocation of these claims on one node depends on.
+
+        Shapes: excluded — devices that they must not get now, and why; ignoring — uids of claims whose intents count for nothing here.
+        """
+        owners = [owner_of(claim) for claim, _ in wanted]
+        return AllocationInput(
+            node=self.nodes[node].node,
+            claims=tuple(
+                ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
+                for owner, (_, spec) in zip(owners, wanted, strict=True)
+            ),
+            classes=self.classes,
+            pools=self.supply.table_of(node).pools,
+            usage=self.supply.usage_for(node, owners, excluded or {}, ignoring=ignoring),
+            mode=mode,
+        )
+
+    def later_intents(self, version: int) -> frozenset[str]:
+        """Name the claims (by uid) with an intent that was written after a version: they must see the ones before, not the other way round."""
+        return frozenset(owner_of(one).uid for one in self.claims.values() if version_of(one) > version and is_pending(one))
+
+    def _describe(self, name: str) -> Node:
+        known = self.nodes.get(name)
+        return known.node if known is not None else Node(name)
+
+    def _put_node(self, one: ApiObject) -> None:
+        facts = node_facts(one)
+        known = self.nodes.get(facts.node.name)
+        if known != facts:
+            self.nodes[facts.node.name] = facts
+            self.supply.outdate(facts.node.name)
+
+    def _show_all(self) -> None:
+        for name in sorted(self._slices):
+            self._show(name)
+
+    def _show(self, name: str) -> None:
+        """Give a slice to the supply as we see it."""
+        self.supply.put_slices((1, name), (self._shown(self._slices[name]),))
+
+    def _shown(self, one: Slice) -> Slice:
+        """Show a slice as we see it: with the taints of rules, and without the one that only keeps kube-scheduler away."""
+        pool = one.spec.pool.name
+        devices = tuple(self._tainted(DeviceId(one.spec.driver, pool, device.name), device) for device in one.spec.devices)
+        return Slice(one.name, structs.replace(one.spec, devices=devices)) if devices != one.spec.devices else one
+
+    def _tainted(self, device_id: DeviceId, device: SliceDevice) -> SliceDevice:
+        more = tuple(rule.taint for _, rule in sorted(self._rules.items()) if rule.matches(device_id))
+        taints = tuple(one for one in (*device.taints, *more) if one.key != RESERVED_TAINT or one.effect != "NoSchedule")
+        return structs.replace(device, taints=taints) if taints != device.taints else device
+
+    def _hold(self, key: Key, claim: ApiObject | None) -> None:
+        """Remember what a claim holds, allocated or about to be."""
+        counted = without_note(claim) if claim is not None and self.is_taken_back(claim) else claim
+        self.supply.put_claim(ObjectKey("resourceclaim", *key), counted)
+        before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
+        if after:
+            self._devices[key] = after
+        for device in before - after:
+            self._holders[device].discard(key)
+            if not self._holders[device]:
+                del self._holders[device]
+        for device in after:
+            self._holders.setdefault(device, set()).add(key)
+
+    def _note_loss(self, key: Key, before: ApiObject, after: ApiObject | None) -> None:
+        """Notice that somebody took an allocation of ours back: the note that stays tells of the past from now on."""
+        is_same = after is not None and owner_of(after).uid == owner_of(before).uid
+        note = _note_of(before)
+        if note is None or not before.status.get("allocation") or (is_same and after is not None and after.status.get("allocation")):
+            return
+        self._taken.add(_Taken(owner_of(before).uid, note[0]))
+        self.let_go[key] = before
+
+    def forget_history(self) -> None:
+        """Forget which allocations were taken back of claims that are gone."""
+        living = {owner_of(one).uid for one in self.claims.values()}
+        self._taken = {one for one in self._taken if one.uid in living}
+
+    def _link(self, pod: Key, claims: tuple[Key, ...]) -> None:
+        for one in self._uses.pop(pod, ()):
+            self._users[one].discard(pod)
+            if not self._users[one]:
+                del self._users[one]
+        if claims:
+            self._uses[pod] = claims
+            for one in claims:
+                self._users.setdefault(one, set()).add(pod)
+
+
+def _key_of(plain: Mapping[str, Any]) -> Key:
+    metadata = plain.get("metadata")
+    found = metadata if isinstance(metadata, Mapping) else {}
+    return str(found.get("namespace") or ""), str(found.get("name") or "")
+
+
+def _is_older(one: ApiObject, known: ApiObject) -> bool:
+    """Say whether this is late news of the same object."""
+    return one.metadata.get("uid") == known.metadata.get("uid") and version_of(one) < version_of(known)
+
+
+def _note_of(claim: ApiObject) -> tuple[int, str] | None:
+    """Give the number and pod of our note in a claim; None when there is none that can be read."""
+    try:
+        note = gate_attempt_of(claim)
+    except ContractError:
+        return None
+    return (note.number, note.pod) if note is not None else None
+
+
+def _devices_of(claim: ApiObject | None) -> frozenset[DeviceId]:
+    """List the devices that a claim's status gives it whole."""
+    if claim is None or not claim.status.get("allocation"):
+        return frozenset()
+    try:
+        allocation = status_of(claim).allocation
+    except ContractError:
+        return frozenset()
+    results = allocation.devices.results if allocation is not None else ()
+    return frozenset(DeviceId(one.driver, one.pool, one.device) for one in results if not one.admin_access and one.share_id is None)
+
+
+def _refuse(problems: Sequence[Problem], one: ApiObject) -> None:
+    if problems:
+        raise ContractError(f"{name_of(one)}: " + "; ".join(str(problem) for problem in problems))

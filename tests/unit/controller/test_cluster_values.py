@@ -1,0 +1,276 @@
+"""A cluster's objects as values: what is kept of them, what their nodes say about pods, and the patches that allocate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, DevicesAllocated, GrantedDevice, SliceSpec
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core import gated
+from topobus.controller.core.cluster_objects import has_gate, is_over, read_object, version_of
+from topobus.controller.core.cluster_world import ClusterWorld
+from topobus.controller.core.gated import GateAttempt
+from topobus.controller.core.node_fit import node_facts, preference_of, read_placing, why_not
+from topobus.controller.core.scheduling_objects import PodRef
+from topobus.controller.core.values import DeviceId
+from topobus.domain.errors import ContractError
+from topobus.testing.apiserver_shapes import merge
+
+POD = PodRef("default", "p", "uid-p")
+
+
+def read(kind: str, version: str = "v1", **plain: Any) -> ApiObject:
+    """Read an object as an informer does; metadata may be left out."""
+    found = read_object(kind, version, {"metadata": {"name": "x", "namespace": "default", "uid": "u", "resourceVersion": "7"}, **plain})
+    assert found is not None
+    return found
+
+
+def granted(device: str, **fields: Any) -> GrantedDevice:
+    """One device of an allocation."""
+    return GrantedDevice(request="r", driver="gpu.example.com", pool="n1", device=device, **fields)
+
+
+def allocation(*devices: str) -> AllocationResult:
+    """An allocation of whole devices."""
+    return AllocationResult(devices=DevicesAllocated(results=tuple(granted(one) for one in devices)))
+
+
+def plain_claim(name: str, version: int, *, devices: tuple[str, ...] = (), note: GateAttempt | None = None) -> dict[str, Any]:
+    """A claim as the server shows it: allocated, intended, both or neither."""
+    one: dict[str, Any] = {
+        "metadata": {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(version)},
+        "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}},
+    }
+    if note is not None:
+        one = merge(one, gated.intent_patch(read_again("ResourceClaim", one), note))
+        one["metadata"]["resourceVersion"] = str(version)
+    if devices:
+        one = merge(one, gated.allocation_patch(read_again("ResourceClaim", one), allocation(*devices), POD, now="2026-01-01T00:00:00Z"))
+        one["metadata"]["resourceVersion"] = str(version)
+    return one
+
+
+def read_again(kind: str, plain: dict[str, Any]) -> ApiObject:
+    """Read a plain object."""
+    found = read_object(kind, "v1", plain)
+    assert found is not None
+    return found
+
+
+def note(number: int = 1, *devices: str, pod: str = "uid-p") -> GateAttempt:
+    """A note in a claim."""
+    return GateAttempt(number=number, node="n1", allocation=allocation(*(devices or ("d0",))), pod=pod)
+
+
+def test_claim_of_v1beta1_reads_as_one_of_v1() -> None:
+    """What v1beta1 writes beside a request's name stands under `exactly`; alternatives stay as they are."""
+    flat = {"name": "r", "deviceClassName": "gpu", "count": 2, "allocationMode": "ExactCount"}
+    first = {"name": "s", "firstAvailable": [{"name": "a", "deviceClassName": "gpu"}]}
+    one = read("ResourceClaim", "v1beta1", spec={"devices": {"requests": [flat, first]}})
+    spec = read_as(one.spec, ClaimSpec, where="test")
+
+    assert spec.devices.requests[0].exactly is not None
+    assert (spec.devices.requests[0].exactly.device_class_name, spec.devices.requests[0].exactly.count) == ("gpu", 2)
+    assert spec.devices.requests[1].first_available[0].device_class_name == "gpu"
+    assert one.api_version == "resource.k8s.io/v1"
+
+
+def test_template_of_v1beta1_reads_as_one_of_v1() -> None:
+    """A template's claim is brought up to v1, too."""
+    one = read("ResourceClaimTemplate", "v1beta1", spec={"spec": {"devices": {"requests": [{"name": "r", "deviceClassName": "gpu"}]}}})
+
+    assert one.spec["spec"]["devices"]["requests"] == [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
+
+
+def test_slice_of_v1beta1_reads_as_one_of_v1() -> None:
+    """What v1beta1 writes under `basic` stands beside a device's name."""
+    device = {"name": "d", "basic": {"attributes": {"model": {"string": "x"}}, "capacity": {"memory": {"value": "1Gi"}}}}
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    one = read("ResourceSlice", "v1beta1", spec={"driver": "a.b", "nodeName": "n1", "pool": pool, "devices": [device]})
+    spec = read_as(one.spec, SliceSpec, where="test")
+
+    assert spec.devices[0].attributes["model"].string == "x"
+    assert spec.devices[0].capacity["memory"].value == "1Gi"
+
+
+def test_pod_is_not_kept_when_it_has_neither_claims_nor_gates() -> None:
+    """Most pods of a cluster are none of our business."""
+    assert read_object("Pod", "v1", {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]}}) is None
+
+
+def test_pod_is_kept_without_what_nobody_reads() -> None:
+    """Containers, volumes and environment of a pod that matters are not kept either."""
+    spec = {"containers": [{"name": "c", "env": [1]}], "volumes": [1], "resourceClaims": [{"name": "a"}], "affinity": {"podAffinity": {}}}
+    one = read("Pod", spec=spec, status={"phase": "Pending", "podIPs": []})
+
+    assert sorted(one.spec) == ["affinity", "resourceClaims"]
+    assert one.spec["affinity"] == {"nodeAffinity": {}}
+    assert one.status == {"phase": "Pending"}
+
+
+@pytest.mark.parametrize("plain", [{}, {"metadata": []}, {"metadata": {"name": 7}}, {"metadata": {"name": "x"}, "spec": "none"}])
+def test_object_is_refused_when_nobody_can_read_it(plain: dict[str, Any]) -> None:
+    """Garbage is a ContractError and nothing worse."""
+    with pytest.raises(ContractError):
+        read_object("ResourceClaim", "v1", plain)
+
+
+def test_pod_is_over_when_it_ended_or_is_deleted_before_it_had_a_node() -> None:
+    """A pod that is being ended on its node still uses its claims."""
+    spec = {"schedulingGates": [{"name": "topobus.dev/allocation"}]}
+    deleted = {"name": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"}
+
+    assert has_gate(read("Pod", spec=spec))
+    assert not is_over(read("Pod", spec=spec))
+    assert is_over(read("Pod", spec=spec, status={"phase": "Failed"}))
+    assert is_over(read("Pod", spec=spec, metadata=deleted))
+    assert not is_over(read("Pod", spec={**spec, "nodeName": "n1"}, metadata=deleted))
+
+
+TERM = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a", "b"]}]}
+
+
+def required(*terms: Any) -> dict[str, Any]:
+    """A pod with a required node affinity."""
+    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(terms)}}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels", "node_spec", "code"),
+    [
+        ({}, {}, {}, ""),
+        ({"nodeName": "other"}, {}, {}, "node-name"),
+        ({"nodeSelector": {"zone": "a"}}, {"zone": "a"}, {}, ""),
+        ({"nodeSelector": {"zone": "a"}}, {"zone": "b"}, {}, "node-selector-label"),
+        ({}, {}, {"unschedulable": True}, "node-tainted"),
+        ({"tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}]}, {}, {"unschedulable": True}, ""),
+        ({}, {}, {"taints": [{"key": "k", "value": "v", "effect": "PreferNoSchedule"}]}, ""),
+        ({}, {}, {"taints": [{"key": "k", "value": "v", "effect": "NoExecute"}]}, "node-tainted"),
+        ({"tolerations": [{"operator": "Exists"}]}, {}, {"taints": [{"key": "k", "effect": "NoExecute"}]}, ""),
+        (
+            {"tolerations": [{"key": "k", "value": "w"}]},
+            {},
+            {"taints": [{"key": "k", "value": "v", "effect": "NoSchedule"}]},
+            "node-tainted",
+        ),
+        (required(TERM), {"zone": "b"}, {}, ""),
+        (required(TERM), {"zone": "c"}, {}, "node-affinity"),
+        (required({}), {}, {}, "node-affinity"),
+        (required({}, TERM), {"zone": "a"}, {}, ""),
+        (required({"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["x"]}]}), {}, {}, ""),
+        (required({"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["x"]}]}), {}, {}, "node-affinity"),
+        (required({"matchExpressions": [{"key": "gpus", "operator": "Gt", "values": ["3"]}]}), {"gpus": "4"}, {}, ""),
+        (required({"matchExpressions": [{"key": "gpus", "operator": "Lt", "values": ["3"]}]}), {"gpus": "x"}, {}, "node-affinity"),
+        (required({"matchExpressions": [{"key": "gpus", "operator": "Near", "values": ["3"]}]}), {"gpus": "3"}, {}, "node-affinity"),
+        (required({"matchExpressions": [{"key": "zone", "operator": "DoesNotExist"}]}), {}, {}, ""),
+    ],
+)
+def test_node_lets_a_pod_in_as_kube_scheduler_would(
+    spec: dict[str, Any], labels: dict[str, str], node_spec: dict[str, Any], code: str
+) -> None:
+    """Name, taints, marks, labels and required affinity, each by the scheduler's own rules."""
+    facts = node_facts(read("Node", metadata={"name": "x", "labels": labels}, spec=node_spec))
+    found = why_not(read_placing(read("Pod", spec={"schedulingGates": [{"name": "g"}], **spec})), facts)
+
+    assert (found.code if found is not None else "") == code
+
+
+def test_preferred_affinity_adds_up_weights() -> None:
+    """Each preferred term that a node matches counts with its weight; an empty one matches all."""
+    terms = [{"weight": 5, "preference": TERM}, {"weight": 2, "preference": {}}]
+    spec = {"schedulingGates": [1], "affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": terms}}}
+    placing = read_placing(read("Pod", spec=spec))
+
+    assert [
+        preference_of(placing, node_facts(read("Node", metadata={"name": "x", "labels": labels}, spec={})).node)
+        for labels in ({"zone": "a"}, {"zone": "c"})
+    ] == [7, 2]
+
+
+def test_patches_allocate_and_take_back_without_a_trace() -> None:
+    """Intent, allocation, deallocation and withdrawal leave the claim as it was, but for the count of attempts; each is bound to the version it was made on."""
+    first = plain_claim("c", 7)
+    intended = merge(first, gated.intent_patch(read_again("ResourceClaim", first), note()))
+    patch = gated.allocation_patch(read_again("ResourceClaim", intended), allocation("d0"), POD, now="2026-01-01T00:00:00Z")
+    allocated = merge(intended, patch)
+    freed = merge(allocated, gated.deallocation_patch(read_again("ResourceClaim", allocated)))
+    last = merge(freed, gated.withdrawal_patch(read_again("ResourceClaim", freed)))
+
+    assert patch["metadata"] == {"uid": "uid-c", "resourceVersion": "7"}
+    assert intended["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
+    assert allocated["status"]["reservedFor"] == [{"resource": "pods", "name": "p", "uid": "uid-p"}]
+    assert allocated["status"]["allocation"]["allocationTimestamp"] == "2026-01-01T00:00:00Z"
+    assert freed["status"] == {}
+    assert last == {**first, "metadata": {**first["metadata"], "annotations": {"topobus.dev/attempts": "1"}}, "status": {}}
+
+
+def test_gate_patch_leaves_the_gates_of_others() -> None:
+    """Only our gate goes."""
+    spec = {"schedulingGates": [{"name": "a"}, {"name": "topobus.dev/allocation"}, {"name": "b"}]}
+
+    assert gated.gate_patch(read("Pod", spec=spec))["spec"] == {"schedulingGates": [{"name": "a"}, {"name": "b"}]}
+
+
+def test_condition_is_not_written_again_when_it_says_the_same() -> None:
+    """The same words are no news; another status moves the time, another message does not."""
+    plain = {"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {"schedulingGates": [{"name": "g"}]}, "status": {}}
+    first = gated.condition_patch(read_again("Pod", plain), is_true=False, reason="DoesNotFit", message="no", now="t1")
+    assert first is not None
+    told = read_again("Pod", merge(plain, first))
+    again = gated.condition_patch(told, is_true=False, reason="DoesNotFit", message="no", now="t2")
+    other = gated.condition_patch(told, is_true=False, reason="DoesNotFit", message="still not", now="t2")
+
+    assert again is None
+    assert other is not None
+    assert other["status"]["conditions"][0]["lastTransitionTime"] == "t1"
+
+
+def test_world_counts_intents_and_allocations_as_taken() -> None:
+    """A device that is about to be somebody's is nobody else's; late news of an older version changes nothing."""
+    world = ClusterWorld()
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}, {"name": "d1"}]}
+    world.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
+    world.put("ResourceSlice", "v1", {"metadata": {"name": "s", "resourceVersion": "2"}, "spec": spec})
+    world.put("ResourceClaim", "v1", plain_claim("a", 3, note=note(1, "d0")))
+    world.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
+    world.put("ResourceClaim", "v1", plain_claim("a", 2))
+
+    taken = world.supply.usage_for("n1", [], {}).holders
+    assert sorted(one.device for one in taken) == ["d0", "d1"]
+    assert world.later_intents(2) == {"uid-a"}
+    assert world.later_intents(3) == frozenset()
+
+
+def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() -> None:
+    """After somebody took an allocation back its devices are free, although the note about it stays, and the node is to be told."""
+    world = ClusterWorld()
+    world.put("ResourceClaim", "v1", plain_claim("a", 3, note=note(1, "d0"), devices=("d0",)))
+    world.put("ResourceClaim", "v1", plain_claim("a", 4, note=note(1, "d0")))
+
+    assert world.is_taken_back(world.claims["default", "a"])
+    assert world.supply.usage_for("n1", [], {}).holders == {}
+    assert list(world.let_go) == [("default", "a")]
+
+
+def test_world_finds_devices_that_two_claims_have() -> None:
+    """Two claims with one whole device are a double allocation; a share or an administrator's look is none."""
+    world = ClusterWorld()
+    world.put("ResourceClaim", "v1", plain_claim("a", 3, devices=("d0", "d1")))
+    world.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
+    looking = plain_claim("c", 5, devices=("d0",))
+    looking["status"]["allocation"]["devices"]["results"][0]["adminAccess"] = True
+    world.put("ResourceClaim", "v1", looking)
+
+    assert world.doubles() == ((DeviceId("gpu.example.com", "n1", "d1"), (("default", "a"), ("default", "b"))),)
+    world.drop("ResourceClaim", ("default", "b"))
+    assert world.doubles() == ()
+
+
+def test_version_reads_as_a_number() -> None:
+    """What is no number is the oldest of all."""
+    assert [version_of(read("Node", metadata={"name": "n", "resourceVersion": text})) for text in ("12", "x")] == [12, 0]
