@@ -79,6 +79,10 @@ class NodePlane:
         self.go.set()
         self._held_verb = ""
         self.hung_devices: set[str] = set()
+        self.gates: dict[str, asyncio.Event] = {}
+        """Verb to what its answers wait for."""
+        self.renumbered: dict[str, str] = {}
+        """Device to its node's path, where that is not /dev/<name>."""
         self._generation = 0
         self._lock = asyncio.Lock()
         self._noted = asyncio.Condition()
@@ -189,7 +193,9 @@ class NodePlane:
             return PrepareReply(result=self.prepare_refusal)
         device_class = request.devices[0].partition("-")[0].upper()
         edits = {
-            name: ContainerEdits(env={f"{name.upper().replace('-', '_')}": "1"}, device_nodes=(DeviceNode(path=f"/dev/{name}"),))
+            name: ContainerEdits(
+                env={f"{name.upper().replace('-', '_')}": "1"}, device_nodes=(DeviceNode(path=self.renumbered.get(name, f"/dev/{name}")),)
+            )
             for name in request.devices
         }
         common = ContainerEdits(env={f"TOPOBUS_{device_class}_DEVICES": ",".join(request.devices)})
@@ -203,6 +209,8 @@ class NodePlane:
         async with self._noted:
             self.asked.append((verb, request))
             self._noted.notify_all()
+        if verb in self.gates:
+            await self.gates[verb].wait()
         if verb in self.hung:
             await asyncio.Event().wait()
         if verb == self._held_verb:

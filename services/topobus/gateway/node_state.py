@@ -196,12 +196,16 @@ class NodeState:
             if change.kind is ChangeKind.SNAPSHOT_END:
                 self._seen["ledger"].set()
             elif change.kind is ChangeKind.PUT and change.value is not None:
-                self._ledger = change.value
-                self._forget_confirmed(change.value)
-                held = {name for one in change.value.allocations.values() for two in one.holdings for name in two.devices}
-                if any(two.cpus for one in change.value.allocations.values() for two in one.holdings):
-                    held.add("cpu")
-                self._refresh_holders({*held, *self._holders, *self._inventories})
+                self.take_ledger(change.value)
+
+    def take_ledger(self, ledger: Ledger) -> None:
+        """Take over the ledger."""
+        self._ledger = ledger
+        self._forget_confirmed(ledger)
+        held = {name for one in ledger.allocations.values() for two in one.holdings for name in two.devices}
+        if any(two.cpus for one in ledger.allocations.values() for two in one.holdings):
+            held.add("cpu")
+        self._refresh_holders({*held, *self._holders, *self._inventories})
 
     def _forget_confirmed(self, ledger: Ledger) -> None:
         for device_class, mine in self._handed_out.items():
