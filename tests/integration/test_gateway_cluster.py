@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -12,11 +12,16 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
+from topobus.contracts.catalogue import PREPARE
+from topobus.contracts.messages import PrepareReply, PrepareRequest
 from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.silence import SilenceSettings
 from topobus.gateway.config import ClusterSettings
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference, KubeletTimings
 from topobus.testing.nats import NatsServer
@@ -133,6 +138,38 @@ async def test_taints_follow_health_and_holders_when_they_change(rig: Rig, serve
         await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
         await rig.plane.let_go(owner)
         await server.until(lambda: taints(server) == {"gpu-0": [], "gpu-1": []}, what="no taints")
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
+async def test_devices_are_tainted_as_long_as_their_service_is_silent(
+    rig: Rig, server: ApiServerSimulator, effect: Literal["NoSchedule", "NoExecute"]
+) -> None:
+    """Nothing new is scheduled on devices of whom nobody tells; a gateway that restarts meanwhile opens nothing, and the first answer does."""
+    quick = SilenceSettings(every_s=0.05, timeout_s=0.5, gone_s=0.2, hung_s=0.4)
+    cluster = msgspec.structs.replace(rig.settings.cluster, silence_effect=effect)
+    where = {"node": NODE, "device_class": "fpga"}
+    driver = "fpga.topobus.dev"
+    await rig.plane.show("fpga", device("fpga-0", 0))
+
+    async def never(_request: PrepareRequest) -> PrepareReply:
+        raise AssertionError("a sign of life prepares nothing")
+
+    async with rig.gateway(silence=quick, cluster=cluster):
+        await server.until(lambda: taints(server, driver) == {"fpga-0": [f"topobus.dev/health:{effect}"]}, what="a taint of silence")
+        (first,) = shown(server)[driver][0]["taints"]
+    before = len(writes(server))
+    async with rig.gateway(silence=msgspec.structs.replace(quick, hung_s=600.0), cluster=cluster):
+        await rig.readiness.until(lambda report: report.get("slices") == "ready")
+        (second,) = shown(server)[driver][0]["taints"]
+        unchanged = len(writes(server))
+        async with Bus.session(NatsSettings(url=rig.url), name="fpga") as service:
+            await service.answer(PREPARE, never, **where)
+            await server.until(lambda: taints(server, driver) == {"fpga-0": []}, what="no taint")
+
+    assert first["value"] == "service-silent"
+    assert second == first
+    assert unchanged == before
+    assert taints(server) == {"gpu-0": [], "gpu-1": []}
 
 
 async def test_dropped_fields_are_said_once_when_the_server_is_older(rig: Rig, server: ApiServerSimulator) -> None:

@@ -92,6 +92,8 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """First pause after a call that failed, in seconds; doubled up to ten."""
     publish_delay_s: Annotated[float, Meta(ge=0)] = 0.2
     """How long changes are collected before slices are written, in seconds: a burst becomes one write."""
+    silence_effect: Literal["NoSchedule", "NoExecute", "none"] = "NoSchedule"
+    """What the taint on the devices of a silent device service does; none: no taint. Silence is no evidence of a fault, so it evicts nobody by itself."""
     resync_s: Seconds = 300.0
     """How often slices are compared without news, in seconds."""
 

@@ -201,6 +201,7 @@ class _Gateway:
             self._state,
             offers=self._offers_dra,
             shows=lambda one: self._settings.offers_dra(one.device_class, one.pool),
+            is_judged=self._rollcall.is_judged,
             settings=self._settings.cluster,
             readiness=self._readiness,
             registry=self._runtime.registry,

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from topobus.contracts.kubernetes.resource import SliceDevice, Taint
 from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Device, driver_name
+from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import PeerUnavailable
 from topobus.gateway.cluster import NODES, SLICES, Cluster, ClusterChangeKind, Rejected
 from topobus.gateway.config import ClusterSettings
@@ -25,6 +26,9 @@ from topobus.gateway.core.slices import (
     dropped_fields,
     has_lists,
     pool_devices,
+    publishable,
+    shows_silence,
+    silence_taint,
     slice_plan,
 )
 from topobus.gateway.node_state import Broadcast, NodeState
@@ -62,6 +66,7 @@ class SlicePublisher:
         *,
         offers: Callable[[str], bool],
         shows: Callable[[Device], bool] = lambda _: True,
+        is_judged: Callable[[str], bool],
         settings: ClusterSettings,
         readiness: Readiness,
         registry: CollectorRegistry,
@@ -81,6 +86,8 @@ class SlicePublisher:
         self._reported: set[str] = set()
         self._troubles: dict[str, str] = {}
         self._has_published = False
+        self._is_judged = is_judged
+        self._left_out: dict[str, dict[str, str]] = {}
 
     async def run(self) -> None:
         """Publish for ever."""
@@ -166,7 +173,7 @@ class SlicePublisher:
                 driver,
                 node,
                 node_uid,
-                pool_devices(inventory, self._state.holders(device_class)),
+                self._publishable(device_class, inventory, present),
                 present,
                 dropped=self._dropped,
                 last_generation=self._generations.get(device_class, 0),
@@ -180,6 +187,20 @@ class SlicePublisher:
         if not trouble:
             log.info("slices.published", devices=len(inventory.devices) if inventory else 0, **counts)
         return trouble
+
+    def _publishable(self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]) -> tuple[SliceDevice, ...]:
+        """Show what a server takes; a device that breaks a limit is left out and told once, for it would cost its neighbours their slice."""
+        since = self._state.silent_since(device_class)
+        silence: Taint | None = None
+        # Freshly started we know of no silence yet, and must not open what was closed.
+        if since or (shows_silence(present) and not self._is_judged(device_class)):
+            silence = silence_taint(since, self._settings.silence_effect, present)
+        good, bad = publishable(pool_devices(inventory, self._state.holders(device_class), silence))
+        if bad != self._left_out.get(device_class, {}):
+            for name, why in bad.items():
+                get_logger().warning("slice-device.left-out", driver=driver_name(device_class), device=name, why=why)
+        self._left_out[device_class] = bad
+        return good
 
     async def _execute(self, plan: SlicePlan) -> str:
         for deletion in plan.deletes:
@@ -258,6 +279,11 @@ class SlicePublisher:
         for field in self._reported:
             self._metrics.dropped.labels(field).set(field in self._dropped)
         remarks = [f"{driver_name(name)}: {text}" for name, text in sorted(self._troubles.items()) if text]
+        remarks += [
+            f"{driver_name(name)}: {device} is left out: {why}"
+            for name, bad in sorted(self._left_out.items())
+            for device, why in bad.items()
+        ]
         if self._dropped:
             remarks.append(f"the API server does not keep {', '.join(sorted(self._dropped))}")
         self._readiness.set(_PART, is_ready=self._has_published, why="; ".join(remarks))

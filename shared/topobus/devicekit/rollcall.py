@@ -49,6 +49,11 @@ class RollCall:
         """Silent class to since when (RFC 3339, UTC)."""
         return self._silent
 
+    def is_judged(self, device_class: str) -> bool:
+        """Say whether it is known of a class's service that it speaks, or that it is silent; at first neither is."""
+        known = self._known.get(device_class)
+        return known is not None and (known.was_heard or known.is_silent)
+
     async def run(self) -> None:
         """Look for ever."""
         while True:
@@ -60,6 +65,7 @@ class RollCall:
         classes = sorted(set(self._classes()))
         answers = await asyncio.gather(*(self._call(one) for one in classes))
         at = self._clock.monotonic()
+        judged = {one for one in self._known if self.is_judged(one)}
         self._known = {
             one: next_silence(self._known.get(one, Silence(looked_at=at)), answer, at=at, settings=self._settings)
             for one, answer in zip(classes, answers, strict=True)
@@ -68,6 +74,8 @@ class RollCall:
         if silent != self._silent:
             self._tell(self._silent, silent)
             self._silent = silent
+            self._on_change()
+        elif not {one for one in self._known if self.is_judged(one)} <= judged:
             self._on_change()
 
     async def _call(self, device_class: str) -> Answered | Silent:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from topobus.contracts.kubernetes.limits import check_slice
-from topobus.contracts.kubernetes.resource import SliceDevice, SliceSpec, Taint
+from topobus.contracts.kubernetes.resource import Attribute, SliceDevice, SliceSpec, Taint
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Device, Inventory
@@ -22,6 +22,9 @@ from topobus.gateway.core.slices import (
     dropped_fields,
     has_lists,
     pool_devices,
+    publishable,
+    shows_silence,
+    silence_taint,
     slice_plan,
     without_fields,
 )
@@ -217,6 +220,57 @@ def test_pool_taints_a_device_when_a_pod_holds_it_without_a_claim() -> None:
     taints = {one.name: [(taint.key, taint.value, taint.effect) for taint in one.taints] for one in pool_devices(inventory, holders)}
 
     assert taints == {"a": [("topobus.dev/occupied", "device-plugin", "NoSchedule")], "b": [], "c": []}
+
+
+def test_pool_taints_all_but_the_sick_when_the_service_is_silent() -> None:
+    """Silence closes what may be well, and hides no evidence: the sick device keeps its own, stronger taint."""
+    sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-02T03:04:05Z")
+    recovering = DeviceHealth(state=HealthState.RECOVERING)
+    found = tuple(
+        Device(name=name, device_class="gpu", health=health) for name, health in (("a", DeviceHealth()), ("b", sick), ("c", recovering))
+    )
+    silence = silence_taint("2026-01-02T03:04:09.5+00:00", "NoSchedule", ())
+
+    shown = pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=found), {}, silence)
+
+    assert {one.name: [(taint.value, taint.effect, taint.time_added) for taint in one.taints] for one in shown} == {
+        "a": [("service-silent", "NoSchedule", "2026-01-02T03:04:09Z")],
+        "b": [("unhealthy", "NoExecute", "2026-01-02T03:04:05Z")],
+        "c": [("service-silent", "NoSchedule", "2026-01-02T03:04:09Z")],
+    }
+
+
+def test_silence_keeps_its_time_when_it_is_noticed_anew() -> None:
+    """A gateway that restarts sees the same silence later: the taint that is there tells when it began, and no toleration begins again."""
+    inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=(Device(name="g", device_class="gpu"),))
+    first = silence_taint("2026-01-02T03:00:00Z", "NoExecute", ())
+    present = store(slice_plan(DRIVER, NODE, "u", pool_devices(inventory, {}, first), ()))
+
+    again = silence_taint("2026-01-02T04:00:00Z", "NoExecute", present)
+
+    assert again == first
+    assert (shows_silence(present), shows_silence(store(plan_of(3, sick=1)))) == (True, False)
+    assert silence_taint("2026-01-02T03:00:00Z", "none", present) is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "part"),
+    [
+        (SliceDevice(name="GPU_0"), "name"),
+        (SliceDevice(name="a", attributes={f"x{index}": Attribute(int_=1) for index in range(33)}), "33"),
+        (SliceDevice(name="a", attributes={"x": Attribute(string="y" * 65)}), "x"),
+        (SliceDevice(name="a", taints=tuple(Taint(key=f"k{index}", effect="NoSchedule") for index in range(17))), "taints"),
+        (SliceDevice(name="good"), "two devices named good"),
+    ],
+    ids=["name", "attributes", "text", "taints", "twice"],
+)
+def test_device_is_left_out_alone_when_it_breaks_a_limit(bad: SliceDevice, part: str) -> None:
+    """A server refuses a slice as a whole: one bad device must not take its neighbours with it, and what is wrong with it is told."""
+    good, left_out = publishable((SliceDevice(name="good"), bad, SliceDevice(name="other")))
+
+    assert [one.name for one in good] == ["good", "other"]
+    assert list(left_out) == [bad.name]
+    assert part in left_out[bad.name]
 
 
 def test_class_of_slice_knows_only_our_drivers_on_this_node() -> None:

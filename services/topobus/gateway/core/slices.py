@@ -8,19 +8,22 @@ Source: k8s.io/dynamic-resource-allocation resourceslice controller (syncPool), 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+from topobus.contracts.kubernetes.limits import check_slice
 from topobus.contracts.kubernetes.resource import API_VERSION, Pool, SliceDevice, SliceSpec, Taint
 from topobus.contracts.kubernetes.shape import read_as
-from topobus.contracts.kubernetes.slices import DEVICES_PER_SLICE, slice_device
+from topobus.contracts.kubernetes.slices import DEVICES_PER_SLICE, HEALTH_TAINT, in_seconds, slice_device
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import ContractError
+from topobus.domain.health import HealthState
 from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.silence import SERVICE_SILENT
 
 __all__ = [
     "LIST_FIELDS",
@@ -31,6 +34,9 @@ __all__ = [
     "dropped_fields",
     "has_lists",
     "pool_devices",
+    "publishable",
+    "shows_silence",
+    "silence_taint",
     "slice_plan",
     "without_fields",
 ]
@@ -74,17 +80,58 @@ def class_of_slice(one: ApiObject, node: str) -> str:
     return driver.removesuffix(suffix) if driver.endswith(suffix) and one.spec.get("nodeName") == node else ""
 
 
-def pool_devices(inventory: Inventory, holders: Mapping[str, Owner]) -> tuple[SliceDevice, ...]:
-    """Show an inventory's devices; one that a pod holds outside of DRA is tainted."""
+def pool_devices(inventory: Inventory, holders: Mapping[str, Owner], silence: Taint | None = None) -> tuple[SliceDevice, ...]:
+    """Show an inventory's devices; one that a pod holds outside of DRA is tainted, and while their service is silent (`silence`) so are all.
+
+    Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint.
+    """
     devices = []
     for one in inventory.devices:
         shown = slice_device(one)
+        if silence is not None and one.health.state is not HealthState.UNHEALTHY:
+            shown = msgspec.structs.replace(shown, taints=(silence,))
         holder = holders.get(one.name)
         if holder is not None and holder.kind is not OwnerKind.CLAIM:
             taint = Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule")
             shown = msgspec.structs.replace(shown, taints=(*shown.taints, taint))
         devices.append(shown)
     return tuple(devices)
+
+
+def silence_taint(since: str, effect: str, present: Iterable[ApiObject]) -> Taint | None:
+    """Make the taint of a silent service's devices; None without an effect.
+
+    The time of one that is there already stays, whoever noticed the silence anew: a toleration that ends must not begin again.
+    """
+    if effect not in ("NoSchedule", "NoExecute"):
+        return None
+    kept = next((one for one in _taints_of(present) if _is_silence(one) and one.time_added), None)
+    time_added = kept.time_added if kept is not None else in_seconds(since) or None
+    return Taint(key=HEALTH_TAINT, value=SERVICE_SILENT, effect=effect, time_added=time_added)
+
+
+def shows_silence(present: Iterable[ApiObject]) -> bool:
+    """Say whether slices have the taint of a silent service."""
+    return any(_is_silence(one) for one in _taints_of(present))
+
+
+def publishable(devices: Iterable[SliceDevice]) -> tuple[tuple[SliceDevice, ...], dict[str, str]]:
+    """Part the devices that a server takes from those that break one of its limits, which would have it refuse the whole slice.
+
+    Shapes: result — the good ones, and name to what is wrong with a bad one.
+    """
+    good: dict[str, SliceDevice] = {}
+    bad: dict[str, str] = {}
+    for one in devices:
+        spec = SliceSpec(driver="a.topobus.dev", node_name="a", pool=Pool(name="a", resource_slice_count=1), devices=(one,))
+        problems = [str(problem).removeprefix("spec.devices[0].") for problem in check_slice(spec)]
+        if one.name in good:
+            problems.append(f"there are two devices named {one.name}")
+        if problems:
+            bad.setdefault(one.name, "; ".join(problems))
+        else:
+            good[one.name] = one
+    return tuple(good.values()), bad
 
 
 def slice_plan(
@@ -167,6 +214,18 @@ def without_fields(spec: SliceSpec, fields: Iterable[str]) -> SliceSpec:
         if "attributes" in device:
             device["attributes"] = {key: value for key, value in device["attributes"].items() if value}
     return read_as(plain["spec"], SliceSpec, where="a slice of ours")
+
+
+def _taints_of(present: Iterable[ApiObject]) -> Iterator[Taint]:
+    for one in present:
+        spec = _read(one)
+        for device in spec.devices if spec is not None else ():
+            yield from device.taints
+
+
+def _is_silence(taint: Taint) -> bool:
+    """Say whether a taint means a silent service."""
+    return (taint.key, taint.value) == (HEALTH_TAINT, SERVICE_SILENT)
 
 
 def _read(one: ApiObject) -> SliceSpec | None:
