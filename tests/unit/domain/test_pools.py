@@ -156,3 +156,17 @@ def test_settings_take_pools_from_the_environment_when_they_are_json() -> None:
     (pool,) = load_settings(GpuSettings, "gpu", file=None, environ={"TOPOBUS_ALL__NODE": "n", "TOPOBUS_GPU__POOLS": text}).pools
 
     assert pool.takes(H100)
+
+
+def test_reference_page_shows_pools_that_can_be_had(tmp_path: Path) -> None:
+    """What an operator copies from the page is taken, in TOML and as JSON in the environment."""
+    page = (Path(__file__).parents[3] / "docs/reference/pools.md").read_text()
+    file = tmp_path / "gpu.toml"
+    file.write_text(page.partition("```toml\n")[2].partition("```")[0])
+    variable = page.partition("`TOPOBUS_GPU__POOLS='")[2].partition("'`")[0]
+    environ = {"TOPOBUS_ALL__NODE": "n"}
+    from_file = load_settings(GpuSettings, "gpu", file=file, environ=environ).pools
+    from_environment = load_settings(GpuSettings, "gpu", file=None, environ={**environ, "TOPOBUS_GPU__POOLS": variable}).pools
+
+    assert fault_of_pools("gpu", from_file) == fault_of_pools("gpu", from_environment) == ""
+    assert [pool_of(H100, from_file), pool_of(H100, from_environment)] == ["gpu-h100", "gpu-h100"]
