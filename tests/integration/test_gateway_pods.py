@@ -8,18 +8,23 @@ import os
 import sys
 from collections.abc import AsyncIterator
 
+import grpc.aio
 import pytest
 import pytest_asyncio
+from msgspec import structs
 from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
-from topobus.contracts.catalogue import MACHINE, PODS
-from topobus.contracts.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
+from topobus.contracts.catalogue import DISAGREEMENT, MACHINE, PODS
+from topobus.contracts.messages import ContainerDevices, DisagreementEvent, HeldDevice, PodsReply, PodsRequest
 from topobus.domain.health import HealthState
-from topobus.domain.idset import NodeSet
+from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import Machine
 from topobus.domain.request import Owner, OwnerKind
+from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.runtime.events import Start
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod
 from topobus.testing.nats import NatsServer
 
@@ -138,6 +143,105 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
         (one.device, one.kubelet, one.ledger) for one in reply.disagreements
     ]
     assert holders(rig)[str(THIEF)] == {"gpu": ("gpu-0",)}
+
+
+async def events(rig: Rig, count: int) -> list[DisagreementEvent]:
+    """The first so many events, as any subscriber gets them; fails when there are fewer in the end."""
+    found: list[DisagreementEvent] = []
+    async with asyncio.timeout(20):
+        async for received in rig.bus.follow(DISAGREEMENT, start=Start.ALL):
+            found.append(received.value)
+            if len(found) == count:
+                return found
+    raise AssertionError("the stream ended")
+
+
+async def test_everybody_is_told_once_when_kubelet_and_ledger_disagree(rig: Rig) -> None:
+    """One event with both sides, none again by the next look or the next gateway, and one when it is over, also when it ended in between."""
+    async with rig.gateway():
+        await admit(rig, BY_RESOURCE)
+    await rig.plane.lose()
+    await rig.plane.hold(THIEF, gpu=("gpu-0",))
+    async with rig.gateway():
+        (begun,) = await events(rig, 1)
+        await looks(rig, 3)
+    async with rig.gateway():
+        await looks(rig, 3)
+    await rig.plane.let_go(THIEF)
+    async with rig.gateway():
+        again = await events(rig, 2)
+        await looks(rig, 3)
+    kept = await rig.bus.last(DISAGREEMENT, limit=10, node=NODE)
+
+    assert (begun.node, begun.device_class, begun.device, begun.is_over) == (NODE, "gpu", "gpu-0", False)
+    assert (begun.kubelet, begun.ledger) == (f"container main of pod default/by-resource ({GPU})", f"{THIEF} holds it")
+    assert [(one.is_over, one.kubelet, one.ledger) for one in again] == [
+        (False, begun.kubelet, begun.ledger),
+        (True, begun.kubelet, begun.ledger),
+    ]
+    assert len(kept) == 2
+
+
+async def looks(rig: Rig, count: int) -> None:
+    """Wait until kubelet was asked so often again."""
+    before = len([one for one in rig.kubelet.events if one.event == "PodResources.List"])
+    await rig.kubelet.wait_for_event("PodResources.List", count=before + count)
+
+
+async def test_exclusive_cpus_are_held_and_shown_while_their_container_runs(nats_server: NatsServer) -> None:
+    """What kubelet's CPU and memory managers gave stands in the ledger under the container, is shown by `topobus pods`, and goes with the pod."""
+    cpus = {0: CpuSet.parse("0-3"), 1: CpuSet.parse("4-7")}
+    wanted = Pod(name="pinned", uid="p-9", containers=(Container(name="main", cpus=2, memory={0: 1 << 30}), Container(name="side")))
+    owner = Owner(kind=OwnerKind.CONTAINER, namespace="default", name="pinned", uid="main")
+    async with make_rig(nats_server.url, cpus=cpus) as rig, rig.kubelet:
+        await rig.plane.show("gpu", device("gpu-0", 0))
+        await rig.bus.put(MACHINE, Machine(node=NODE, cpus=(), numa_nodes=()), node=NODE)
+        async with rig.gateway():
+            await rig.kubelet.wait_for_resource(GPU, allocatable=1)
+            await rig.kubelet.admit(wanted)
+            await rig.plane.wait_for("adopted", 1)
+            (allocation,) = rig.plane.ledger.allocations.values()
+            reply = await ask(rig)
+            _, table = await topobus(rig, "pods", "--node", NODE)
+            await rig.kubelet.remove(wanted)
+            await rig.plane.wait_for("released", 1)
+            after = rig.plane.ledger.allocations
+
+    assert allocation.owner == owner
+    assert not allocation.is_prepared
+    assert [(one.container, one.cpus, one.memory_bytes) for one in allocation.holdings] == [("main", CpuSet(0, 1), 1 << 30)]
+    assert [(one.container, one.resource, [it.name for it in one.devices]) for one in reply.containers] == [
+        ("main", "cpu", ["cpu-0", "cpu-1"])
+    ]
+    assert "cpus 0-1" in table
+    assert "1 GiB" in table
+    assert after == {}
+
+
+async def test_kubelet_is_spared_when_many_ask_at_once(rig: Rig) -> None:
+    """Fifty people's questions at once are one look: kubelet gives ten calls at once and a hundred a second to all its clients together."""
+    async with rig.gateway(deadlines=structs.replace(rig.settings.deadlines, reconcile_s=600.0)):
+        await admit(rig, BY_RESOURCE)
+        replies = await asyncio.gather(*(ask(rig) for _ in range(50)))
+
+    assert {len(one.containers) for one in replies} == {1}
+    assert [one.event for one in rig.kubelet.events].count("PodResources.List") <= 10
+
+
+async def test_nothing_is_released_when_kubelet_refuses_to_tell(rig: Rig) -> None:
+    """A kubelet that is asked too often by somebody else answers RESOURCE_EXHAUSTED: that is no list, and nobody loses anything."""
+    async with rig.gateway():
+        await admit(rig, BY_RESOURCE)
+        before = holders(rig)
+        with capture_logs() as logs:
+            async with asyncio.timeout(20), grpc.aio.insecure_channel(f"unix:{rig.kubelet.pod_resources_socket}") as channel:
+                stub = rpc.PodResourcesListerStub(channel)
+                while not [one for one in logs if one["event"] == "pod-resources.failed"]:
+                    calls = (stub.List(pb.ListPodResourcesRequest()) for _ in range(40))
+                    await asyncio.gather(*calls, return_exceptions=True)
+        after = holders(rig)
+
+    assert after == before
 
 
 async def topobus(rig: Rig, *arguments: str) -> tuple[int | None, str]:

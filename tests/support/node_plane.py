@@ -158,6 +158,8 @@ class NodePlane:
                 shared=request.shared,
                 is_shared=request.is_shared,
                 is_prepared=request.is_prepared,
+                memory=request.memory,
+                container=request.container,
             )
             if isinstance(step, Refusal):
                 return AdoptReply(result=step)

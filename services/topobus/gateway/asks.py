@@ -20,10 +20,11 @@ from topobus.contracts.messages import (
     UnprepareRequest,
 )
 from topobus.domain.errors import TopobusError
-from topobus.domain.outcome import Refusal
+from topobus.domain.outcome import MemoryBlock, Refusal
 from topobus.domain.request import Owner
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.preference import fall_back, is_legal
+from topobus.gateway.disagreements import Disagreements
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 
@@ -37,6 +38,8 @@ class NodeAsks:
         self._bus = bus
         self._node = node
         self._deadlines = deadlines
+        self.disagreements = Disagreements(bus, node)
+        """Where everybody is told of what kubelet and the ledger see differently."""
 
     async def prefer(self, device_class: str, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
         """Choose devices: topology's choice when it comes in time and is a legal one, else the first by name. Never an error."""
@@ -63,10 +66,19 @@ class NodeAsks:
         shared: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
         is_shared: bool = False,
         is_prepared: bool = False,
+        memory: tuple[MemoryBlock, ...] = (),
+        container: str = "",
     ) -> Adopted | Refusal:
         """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share."""
         request = AdoptRequest(
-            op_id=op_id, owner=owner, devices=dict(devices), shared=dict(shared), is_shared=is_shared, is_prepared=is_prepared
+            op_id=op_id,
+            owner=owner,
+            devices=dict(devices),
+            shared=dict(shared),
+            is_shared=is_shared,
+            is_prepared=is_prepared,
+            memory=memory,
+            container=container,
         )
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.result

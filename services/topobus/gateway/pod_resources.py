@@ -13,7 +13,10 @@ import grpc
 import grpc.aio
 from msgspec import Struct
 
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import MemoryBlock
 from topobus.gateway.core.claims import class_of_driver
+from topobus.gateway.core.exclusive import ExclusiveUse
 from topobus.gateway.core.pods import PodUse
 from topobus.gateway.sockets import dialling, identity
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
@@ -34,6 +37,8 @@ class Listing(Struct, frozen=True, kw_only=True):
     """Resource to the ids that pods have; other people's resources are in it."""
     uses: tuple[PodUse, ...]
     """Our devices by container."""
+    exclusive: tuple[ExclusiveUse, ...] = ()
+    """CPUs and memory that kubelet's own managers gave to containers."""
 
 
 class PodResourcesReader:
@@ -68,8 +73,11 @@ class PodResourcesReader:
     def _to_listing(self, answer: pb.ListPodResourcesResponse) -> Listing:
         in_use: dict[str, set[str]] = {}
         found: dict[tuple[str, ...], set[str]] = {}
+        exclusive: list[ExclusiveUse] = []
         for pod in answer.pod_resources:
+            exclusive.append(_exclusive(pod, "", pod))
             for container in pod.containers:
+                exclusive.append(_exclusive(pod, container.name, container))
                 where = (pod.namespace, pod.name, container.name)
                 # One entry a device and NUMA node: a device with two nodes is there twice.
                 for entry in container.devices:
@@ -98,4 +106,18 @@ class PodResourcesReader:
                 )
                 for key, names in sorted(found.items())
             ),
+            exclusive=tuple(one for one in exclusive if one.cpus or one.memory),
         )
+
+
+def _exclusive(pod: pb.PodResources, container: str, told: pb.PodResources | pb.ContainerResources) -> ExclusiveUse:
+    memory = sorted((_block(one) for one in told.memory if one.size), key=lambda one: (one.kind, one.nodes.ids))
+    return ExclusiveUse(namespace=pod.namespace, pod=pod.name, container=container, cpus=CpuSet.of(told.cpu_ids), memory=tuple(memory))
+
+
+def _block(told: pb.ContainerMemory) -> MemoryBlock:
+    """Read one entry. Of a group of nodes kubelet tells only the sum: it counts evenly here, the rest on the lowest."""
+    nodes = sorted({one.ID for one in told.topology.nodes})
+    share, rest = divmod(told.size, len(nodes)) if nodes else (0, 0)
+    shares = tuple((node, share + (rest if index == 0 else 0)) for index, node in enumerate(nodes))
+    return MemoryBlock(kind=told.memory_type, nodes=NodeSet.of(nodes), shares=shares)

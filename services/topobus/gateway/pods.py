@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from msgspec import structs
+
 from topobus.contracts.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
 from topobus.domain.device import Inventory
 from topobus.gateway.checkpoint import Checkpoint
 from topobus.gateway.claims import ClaimKey
+from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
 from topobus.gateway.core.pods import Comparison, PodUse, PreparedHere, compare
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.pod_resources import Listing, PodResourcesReader
@@ -37,7 +40,9 @@ class PodLook:
         if isinstance(listing, str):
             return listing
         holders = {name: self._state.holders(name) for name in {use.device_class for use in listing.uses}}
-        return listing, compare(listing.uses, holders, self._prepared())
+        found = compare(listing.uses, holders, self._prepared())
+        lacking, disagreements = compare_exclusive(listing.exclusive, self._state.ledger)
+        return listing, structs.replace(found, exclusive=lacking, disagreements=(*found.disagreements, *disagreements))
 
     async def answer(self, request: PodsRequest) -> PodsReply:
         """Answer `pods`."""
@@ -46,12 +51,14 @@ class PodLook:
             return PodsReply(why=seen)
         listing, comparison = seen
         inventories = self._state.inventories()
-        return PodsReply(
-            containers=tuple(
-                _container(use, inventories.get(use.device_class)) for use in listing.uses if request.namespace in ("", use.namespace)
-            ),
-            disagreements=comparison.disagreements,
-        )
+        uses: list[tuple[PodUse | ExclusiveUse, ContainerDevices]] = [
+            (use, _container(use, inventories.get(use.device_class))) for use in listing.uses
+        ]
+        uses += [(one, _of_its_own(one, inventories.get(CPU_RESOURCE))) for one in listing.exclusive]
+        wanted = [shown for use, shown in uses if request.namespace in ("", use.namespace)]
+        # A container's CPUs stand behind its devices.
+        wanted.sort(key=lambda one: (one.namespace, one.pod, one.container, one.resource == CPU_RESOURCE))
+        return PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements)
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
         found: dict[tuple[str, str], PreparedHere] = {}
@@ -77,6 +84,18 @@ def _container(use: PodUse, inventory: Inventory | None) -> ContainerDevices:
         resource=use.resource,
         claim=f"{use.claim_namespace}/{use.claim}" if use.claim else "",
         devices=tuple(_device(name, inventory) for name in use.devices),
+    )
+
+
+def _of_its_own(use: ExclusiveUse, inventory: Inventory | None) -> ContainerDevices:
+    return ContainerDevices(
+        namespace=use.namespace,
+        pod=use.pod,
+        container=use.container,
+        device_class=CPU_RESOURCE,
+        resource=CPU_RESOURCE,
+        devices=tuple(_device(f"cpu-{cpu}", inventory) for cpu in use.cpus),
+        memory=use.memory,
     )
 
 

@@ -1,7 +1,7 @@
 """Keeping the ledger true to kubelet's PodResources: what nobody uses any more is let go, what is in use and nobody's is adopted.
 
-Flows in: the ledger and kubelet's list. Flows out: releases, adoptions, and a log line with both sides where the two disagree; everything needs two looks
-in a row that say the same. The device plugin API has no deallocate, so an allocation is let go only when two looks in a row, apart by the period, find none of its
+Flows in: the ledger and kubelet's list. Flows out: releases, adoptions, and an event with both sides where the two disagree; everything needs two looks
+in a row that say the same. Exclusive CPUs and aligned memory that kubelet's own managers gave are adopted, too. The device plugin API has no deallocate, so an allocation is let go only when two looks in a row, apart by the period, find none of its
 devices in use and it was in the ledger at both: kubelet lists a pod only some time after it has allocated for it. No answer means no release, and a
 kubelet that has just started is not believed yet.
 """
@@ -17,6 +17,7 @@ from topobus.domain.ledger import Allocation
 from topobus.domain.outcome import Refusal
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
 from topobus.gateway.core.holdings import idle_allocations
 from topobus.gateway.core.pods import Lacking
 from topobus.gateway.device_plugin import plugin_owner
@@ -49,7 +50,7 @@ class Reconciler:
         kubelet, appeared_at = identity(self._socket), loop.time()
         idle_before: frozenset[_Mark] = frozenset()
         used_before: set[_Mark] = set()
-        lacking_before: frozenset[Lacking] = frozenset()
+        lacking_before: frozenset[Lacking | ExclusiveUse] = frozenset()
         while True:
             await asyncio.sleep(self._deadlines.reconcile_s)
             if identity(self._socket) != kubelet:
@@ -60,12 +61,12 @@ class Reconciler:
                 idle_before, lacking_before = frozenset(), frozenset()
                 continue
             listing, comparison = seen
-            self._report(frozenset(comparison.disagreements))
-            lacking = frozenset(comparison.lacking)
+            await self._report(frozenset(comparison.disagreements))
+            lacking: frozenset[Lacking | ExclusiveUse] = frozenset({*comparison.lacking, *comparison.exclusive})
             for lack in sorted(lacking & lacking_before, key=lambda one: one.where):
-                await self._adopt(lack)
+                await (self._adopt(lack) if isinstance(lack, Lacking) else self._adopt_exclusive(lack))
             lacking_before = lacking
-            idle = idle_allocations(self._state.ledger, listing.in_use)
+            idle = (*idle_allocations(self._state.ledger, listing.in_use), *idle_containers(self._state.ledger, listing.exclusive))
             # A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while.
             is_settled = loop.time() - appeared_at >= self._deadlines.kubelet_grace_s
             for one in idle:
@@ -103,14 +104,31 @@ class Reconciler:
             ledger="free",
         )
 
-    def _report(self, disagreements: frozenset[Disagreement]) -> None:
-        """Say each disagreement once, when it is seen at a second look; one that ends and comes again is said again."""
-        for one in sorted(disagreements & self._doubted - self._disagreed, key=lambda one: (one.device_class, one.device)):
-            get_logger().warning(
-                "holding.disagreed", device_class=one.device_class, device=one.device, kubelet=one.kubelet, ledger=one.ledger
+    async def _adopt_exclusive(self, use: ExclusiveUse) -> None:
+        """Write down what kubelet's CPU and memory managers gave, so that alignment knows of it."""
+        devices = {CPU_RESOURCE: tuple(f"cpu-{cpu}" for cpu in use.cpus)} if use.cpus else {}
+        try:
+            adopted = await self._asks.adopt(
+                f"reconcile-{uuid.uuid4().hex}", use.owner, devices, memory=use.memory, container=use.container
             )
+        except TopobusError as err:
+            get_logger().warning("holding.adopt-failed", owner=use.owner.key, kubelet=use.where, error=str(err))
+            return
+        if isinstance(adopted, Refusal):
+            why = "; ".join(one.message for one in adopted.reasons)
+            get_logger().warning("holding.adopt-failed", owner=use.owner.key, kubelet=use.where, error=why)
+            return
+        if devices:
+            self._state.hand_out(CPU_RESOURCE, devices[CPU_RESOURCE], use.owner, adopted.ledger_sequence)
+        get_logger().info(
+            "container.adopted", owner=use.owner.key, cpus=str(use.cpus), memory_bytes=sum(one.size_bytes for one in use.memory)
+        )
+
+    async def _report(self, disagreements: frozenset[Disagreement]) -> None:
+        """Tell each disagreement once, when it is seen at a second look; one that ends and comes again is told again."""
         self._disagreed = disagreements & (self._doubted | self._disagreed)
         self._doubted = disagreements
+        await self._asks.disagreements.tell(self._disagreed, disagreements)
 
     async def _release(self, allocation: Allocation) -> None:
         try:
@@ -119,4 +137,4 @@ class Reconciler:
         except TopobusError as err:
             get_logger().warning("release.failed", owner=allocation.owner.key, error=str(err))
         else:
-            get_logger().info("allocation.released", owner=allocation.owner.key, why="kubelet lists no pod with its devices")
+            get_logger().info("allocation.released", owner=allocation.owner.key, why="kubelet lists no pod that has it")

@@ -138,6 +138,8 @@ class Answers:
                 shared=asked.shared,
                 is_shared=asked.is_shared,
                 is_prepared=asked.is_prepared,
+                memory=asked.memory,
+                container=asked.container,
                 pending=pending,
             )
             if isinstance(step, Refusal):

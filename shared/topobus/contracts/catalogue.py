@@ -24,6 +24,7 @@ __all__ = [
     "CLUSTER",
     "COMMIT",
     "DECISION",
+    "DISAGREEMENT",
     "EVENTS",
     "HEALTH",
     "HINTS",
@@ -245,6 +246,18 @@ DECISION = Event(
     max_per_subject=4096,
     max_stream_bytes=512 * 1024 * 1024,
 )
+DISAGREEMENT = Event(
+    name="disagreement",
+    parts=("node", "device_class", "device"),
+    stream="TOPOBUS_DISAGREEMENTS",
+    message=m.DisagreementEvent,
+    event_type="dev.topobus.disagreement.v1",
+    writer=("gateway",),
+    readers=("users", "gateway", "cli"),
+    description="A device that kubelet gives to one and the ledger to another, with both sides; the newest of a subject is the present state.",
+    max_per_subject=16,
+    max_stream_bytes=64 * 1024 * 1024,
+)
 PLACE = Ask(
     name="place",
     parts=("node",),
@@ -349,6 +362,6 @@ PODS = Ask(
 )
 
 STATES: tuple[State[Machine] | State[Inventory] | State[Ledger] | State[m.ApiObject], ...] = (MACHINE, INVENTORY, LEDGER, OBJECT)
-EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent], ...] = (HEALTH, DECISION)
+EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
 ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, PLAN, PODS)
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)

@@ -14,7 +14,7 @@ from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.names import Generation
-from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.outcome import MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.view import NodeView
 
@@ -28,6 +28,7 @@ __all__ = [
     "ContainerDevices",
     "DecisionEvent",
     "Disagreement",
+    "DisagreementEvent",
     "HealthEvent",
     "HeldDevice",
     "HintsReply",
@@ -167,6 +168,8 @@ class ContainerDevices(Struct, frozen=True, kw_only=True):
     claim: str = ""
     """Namespace and name; empty for a resource's devices."""
     devices: tuple[HeldDevice, ...]
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory that kubelet's memory manager gave it, by NUMA node; stands beside its exclusive CPUs (class `cpu`)."""
 
 
 class Disagreement(Struct, frozen=True, kw_only=True):
@@ -178,6 +181,22 @@ class Disagreement(Struct, frozen=True, kw_only=True):
     """Who has it, as kubelet tells it."""
     ledger: str
     """What the ledger says."""
+
+
+class DisagreementEvent(Struct, frozen=True, kw_only=True):
+    """kubelet and the ledger say different things of a device: published once when it was seen twice, and once when it is over."""
+
+    node: str
+    device_class: str
+    device: str
+    kubelet: str
+    """Who has it, as kubelet tells it."""
+    ledger: str
+    """What the ledger says."""
+    is_over: bool = False
+    """True: they no longer disagree; both sides are those of before."""
+    time: str
+    """RFC 3339, UTC."""
 
 
 class PodsReply(Struct, frozen=True, kw_only=True):
@@ -202,6 +221,10 @@ class AdoptRequest(Struct, frozen=True, kw_only=True):
     """True: containers may use the devices from now on, so they stay held until a `release` with `is_undone`."""
     shared: dict[str, tuple[str, ...]] = {}
     """Those of `devices` of which the owner has a share (consumable capacity): others may have a share, too, nobody the whole."""
+    memory: tuple[MemoryBlock, ...] = ()
+    """Memory by NUMA node that goes with it."""
+    container: str = ""
+    """The container that holds it, where that is known."""
 
 
 class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):

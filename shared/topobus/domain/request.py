@@ -79,6 +79,8 @@ class OwnerKind(StrEnum):
     """A ResourceClaim."""
     DEVICE_PLUGIN = "device-plugin"
     """An Allocate call of kubelet's, which names no pod; `name` is the resource, `uid` is made of the device ids."""
+    CONTAINER = "container"
+    """A container to which kubelet's own CPU manager or memory manager gave something; `name` is the pod, `uid` the container: kubelet tells no uid."""
 
 
 class Owner(Struct, frozen=True, kw_only=True):
@@ -95,6 +97,8 @@ class Owner(Struct, frozen=True, kw_only=True):
         return f"{self.kind}/{self.namespace}/{self.name}/{self.uid}"
 
     def __str__(self) -> str:
+        if self.kind is OwnerKind.CONTAINER:
+            return f"container {self.uid or '(all)'} of pod {self.namespace}/{self.name}"
         return f"{self.kind} {self.namespace}/{self.name}"
 
 

@@ -16,7 +16,7 @@ from topobus.domain.hint import Hint
 from topobus.domain.holdings import common, holding_of, holds_any, meets, missing, names_of, without
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord, PendingDecision
-from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal
+from topobus.domain.outcome import ContainerPlacement, MemoryBlock, Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "shed",
     "unannounced",
 ]
+
+_MEMORY = "memory"
 
 OPERATIONS_KEPT = 256
 """Answers kept for askers that ask again; an asker gives up long before so many others came."""
@@ -199,6 +201,8 @@ def adopt(
     shared: Mapping[str, Iterable[str]] = MappingProxyType({}),
     is_shared: bool = False,
     is_prepared: bool = False,
+    memory: tuple[MemoryBlock, ...] = (),
+    container: str = "",
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
     """Write down what kubelet or a claim has decided.
@@ -206,8 +210,8 @@ def adopt(
     Among kubelet's own allocations of one resource the newer one is right: kubelet hands a device out again only when it is free for it, and the
     device-plugin API has no "deallocate". So an older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it), but to
     another DEVICE_PLUGIN owner of the same resource (`name`) only: to kubelet two resources have nothing to do with each other, so a device that was
-    put into another pool while a container has it is no more free than one that a claim wants. Any other live holding refuses, naming it. `is_shared`
-    records without holding.
+    put into another pool while a container has it is no more free than one that a claim wants. What kubelet's CPU manager gave is the same: the newer
+    CONTAINER owner is right. Any other live holding refuses, naming it. `is_shared` records without holding.
     `shared` names those of `devices` of which the owner has a share: owners of shares do not stand in each other's way, only in that of the whole.
     """
     found = known(ledger, op_id)
@@ -221,7 +225,7 @@ def adopt(
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
     left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
     clashes = [one for one in left.values() if meets(one, wanted)]
-    live = [one for one in clashes if not (one.owner.kind is owner.kind is OwnerKind.DEVICE_PLUGIN and one.owner.name == owner.name)]
+    live = [one for one in clashes if not _gives_way(one.owner, owner)]
     if live:
         reasons = tuple(
             Reason(
@@ -241,12 +245,22 @@ def adopt(
     before = ledger.allocations.get(owner.key)
     # Once prepared it stays so until that is undone, whatever is adopted besides.
     is_prepared = is_prepared or (before is not None and before.is_prepared)
+    wanted = structs.replace(
+        wanted, container=container, memory=memory, memory_bytes=sum(one.size_bytes for one in memory if one.kind == _MEMORY)
+    )
     left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared)
     displaced = tuple(one.owner for one in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
     check(changed)
     return Step(ledger=changed, record=record)
+
+
+def _gives_way(old: Owner, new: Owner) -> bool:
+    """Say whether both are kubelet's own word about one thing, of which the newer is right."""
+    if old.kind is new.kind is OwnerKind.CONTAINER:
+        return True
+    return old.kind is new.kind is OwnerKind.DEVICE_PLUGIN and old.name == new.name
 
 
 def record_refusal(

@@ -105,6 +105,10 @@ class PodResources(rpc.PodResourcesListerServicer):
                     name=one.name,
                     devices=devices,
                     cpu_ids=grant.cpus.ids,
+                    memory=[
+                        pb.ContainerMemory(memory_type="memory", size=size, topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)]))
+                        for node, size in sorted(one.memory.items())
+                    ],
                     dynamic_resources=_dynamic(pod, self._admitter.claims(pod.uid)),
                 )
             )

@@ -71,12 +71,16 @@ class KubeletDirectories(Struct, frozen=True, kw_only=True):
 
 
 class Container(Struct, frozen=True, kw_only=True):
-    """One container: extended resources by name, allocated in the order given; `cpus` are exclusive ones (a static CPU manager's)."""
+    """One container: extended resources by name, allocated in the order given; `cpus` are exclusive ones (a static CPU manager's).
+
+    `memory` is what a static memory manager pinned, NUMA node to bytes: told by PodResources as given, nothing is managed.
+    """
 
     name: str
     resources: dict[str, int] = {}
     kind: ContainerKind = ContainerKind.APP
     cpus: int = 0
+    memory: dict[int, int] = {}
 
 
 class ClaimReference(Struct, frozen=True, kw_only=True):

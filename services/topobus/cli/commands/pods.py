@@ -14,11 +14,15 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.leaves import HEALTH_STYLES
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.contracts.catalogue import MACHINE, PODS
-from topobus.contracts.messages import PodsReply, PodsRequest
+from topobus.contracts.messages import HeldDevice, PodsReply, PodsRequest
 from topobus.domain.errors import PeerUnavailable
+from topobus.domain.health import HealthState
+from topobus.domain.idset import CpuSet, NodeSet
 from topobus.runtime.bus import Bus
 
 __all__ = ["pods", "pods_table"]
+
+_CPU_CLASS = "cpu"
 
 
 def pods(
@@ -69,10 +73,18 @@ def pods_table(node: str, reply: PodsReply) -> Table:
         table.add_column(title, overflow="fold", no_wrap=title == "device")
     for one in reply.containers:
         door = f"claim {one.claim}" if one.claim else one.resource
+        where = Text(f"{one.namespace}/{one.pod}", "name")
+        if one.device_class == _CPU_CLASS and one.resource == _CPU_CLASS:
+            # What kubelet's CPU and memory managers gave: a line for all CPUs, one for each kind of memory.
+            if one.devices:
+                table.add_row(where, one.container or "(all)", door, *_cpus(one.devices))
+            for block in one.memory:
+                table.add_row(where, one.container or "(all)", block.kind, _size(block.size_bytes), str(block.nodes), "")
+            continue
         for device in one.devices:
             health = device.health.value + (f": {device.reason}" if device.reason else "")
             table.add_row(
-                Text(f"{one.namespace}/{one.pod}", "name"),
+                where,
                 one.container,
                 door,
                 device.name,
@@ -80,3 +92,25 @@ def pods_table(node: str, reply: PodsReply) -> Table:
                 Text(health, HEALTH_STYLES[device.health] or "ok"),
             )
     return table
+
+
+def _cpus(devices: tuple[HeldDevice, ...]) -> tuple[str, str, Text]:
+    """Give a container's exclusive CPUs as one line: the list, the NUMA nodes, and how the worst of them is."""
+    cpus = CpuSet.of(int(one.name.removeprefix("cpu-")) for one in devices)
+    nodes = NodeSet.of(node for one in devices for node in one.numa_nodes or ())
+    sick = [one for one in devices if one.health is not HealthState.HEALTHY]
+    shown = sick[0] if sick else devices[0]
+    text = shown.health.value + (f": {shown.name} {shown.reason}" if sick and shown.reason else "")
+    return f"cpus {cpus}", str(nodes) if nodes else "?", Text(text, HEALTH_STYLES[shown.health] or "ok")
+
+
+def _size(size_bytes: int) -> str:
+    """Write a size as people do.
+
+    >>> _size(3 * 1024**3)
+    '3 GiB'
+    """
+    for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:.4g} {unit}"
+    return f"{size_bytes} B"

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from topobus.contracts.messages import Disagreement
 from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.exclusive import ExclusiveUse
 
 __all__ = ["Comparison", "Lacking", "PodUse", "PreparedHere", "compare"]
 
@@ -59,6 +60,8 @@ class Comparison(Struct, frozen=True, kw_only=True):
     """What was found, sorted by container."""
 
     lacking: tuple[Lacking, ...] = ()
+    exclusive: tuple[ExclusiveUse, ...] = ()
+    """What kubelet's own managers gave and the ledger does not say so."""
     disagreements: tuple[Disagreement, ...] = ()
 
 

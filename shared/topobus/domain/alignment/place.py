@@ -184,7 +184,7 @@ def prefer(
 
 def _spoken_for(view: NodeView, device_class: str) -> set[str]:
     """Devices of live pods and claims; what kubelet's own allocations hold is free when kubelet offers it again."""
-    stale = f"{OwnerKind.DEVICE_PLUGIN}/"
+    stale = (f"{OwnerKind.DEVICE_PLUGIN}/", f"{OwnerKind.CONTAINER}/")
     if device_class == CPU_CLASS:
         return {cpu_name(cpu) for owner, cpus in view.held_cpus.items() if not owner.startswith(stale) for cpu in cpus}
     return {name for name, owner in view.held_devices.get(device_class, {}).items() if not owner.startswith(stale)}
