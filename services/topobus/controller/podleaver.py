@@ -7,6 +7,7 @@ its nodes have let go, so a crash anywhere leaves the rest to whoever comes next
 from __future__ import annotations
 
 from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.classic import is_classic
 from topobus.contracts.kubernetes.objects import PLACEMENT_PROTECTION, metadata_of, name_of
 from topobus.contracts.kubernetes.pod import pod_request
 from topobus.contracts.messages import ApiObject, ReleaseRequest
@@ -90,7 +91,9 @@ class PodLeaver:
     def _reserved_by(self, who: PodRef) -> list[tuple[ObjectKey, Stored]]:
         found: list[tuple[ObjectKey, Stored]] = []
         for key, stored in self._world.objects.items():
-            if key.kind == "resourceclaim" and key.namespace == who.namespace and any(one.uid == who.uid for one in _users(stored.value)):
+            if key.kind != "resourceclaim" or key.namespace != who.namespace or is_classic(stored.value):
+                continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
+            if any(one.uid == who.uid for one in _users(stored.value)):
                 found.append((key, stored))
         return sorted(found)
 

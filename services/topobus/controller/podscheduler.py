@@ -10,10 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Coroutine, Hashable, Mapping, Sequence
 
+import msgspec
+
 from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.classic import is_classic
+from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.kubernetes.objects import PLACEMENT_PROTECTION, metadata_of, name_of
 from topobus.contracts.kubernetes.resource import NodeRequirement, NodeSelector, NodeSelectorTerm
 from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.controller.classic.scheduling import ClassicScheduler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.consumers import Consumers
 from topobus.controller.core.inventory import class_of_driver
@@ -79,9 +84,11 @@ class PodScheduler:
         consumers: Consumers,
         keeper: ClaimKeeper,
         planner: Planner,
+        classic: ClassicScheduler,
         metrics: ControllerMetrics,
     ) -> None:
         self._settings = settings
+        self._classic = classic
         self._runtime = runtime
         self._bus = runtime.bus
         self._world = world
@@ -141,12 +148,16 @@ class PodScheduler:
             names = ", ".join(str(one.get("name")) if isinstance(one, dict) else str(one) for one in gates)
             await self._tell(key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),))
             return False
+        waiting = self._classic.waits(key)
+        if waiting:
+            await self._tell(key, stored, "Unschedulable", waiting)
+            return False
         found = {name: self._world.objects[one] for name, one in self._claim_keys(key).items() if one in self._world.objects}
         seen = (stored.revision, self._world.supply, tuple(sorted((name, one.revision) for name, one in found.items())))
         if self._settled.get(key) == seen:
             return False
         # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
-        plan = pre_filter(pod, lambda name: found[name].value if name in found else None, waits_for_immediate=False)
+        plan = pre_filter(pod, lambda name: as_structured(found[name].value) if name in found else None, waits_for_immediate=False)
         if isinstance(plan, Blocked):
             self._settled[key] = seen
             await self._tell(key, stored, "Unschedulable", plan.reasons)
@@ -160,6 +171,23 @@ class PodScheduler:
             self._settled[key] = seen
             return await self._no_fit(key, stored, plan, misses) or is_due
         return await self._take(key, stored, plan, fits, misses, wanted) or is_due
+
+    async def look_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+        """Say on which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why.
+
+        Errors: raises ContractError for a pod that nobody can read.
+        """
+        pod = self._world.objects[key].value
+        rest = [one for one in pod.spec.get("resourceClaims") or [] if one.get("name") not in left_out]
+        slim = msgspec.structs.replace(pod, spec={**pod.spec, "resourceClaims": rest})
+        found = {name: self._world.objects[one] for name, one in self._claim_keys(key).items() if one in self._world.objects}
+        plan = pre_filter(slim, lambda name: found[name].value if name in found else None, waits_for_immediate=False)
+        if isinstance(plan, Blocked):
+            return (), plan.reasons
+        wanted = own_request(slim)
+        placed = self._node_of(wanted.owner) if wanted is not None else None
+        fits, misses, _ = await self._filter(key, plan, slim, wanted, placed)
+        return tuple(fits), () if fits else explain_misses(misses)[1]
 
     async def _filter(
         self, key: ObjectKey, plan: PodPlan, pod: ApiObject, wanted: PodRequest | None, placed: str | None
@@ -283,6 +311,8 @@ class PodScheduler:
         for one in plan.claims:
             claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
             known = self._world.objects.get(claim_key)
+            if known is not None and is_classic(known.value):
+                continue  # reserved already: the pod would wait for it otherwise
             if known is None or known.value is not one.object:
                 return False
             reserved = with_reservation(one.object, plan.pod)
@@ -295,7 +325,8 @@ class PodScheduler:
         return True
 
     async def _unreserve(self, pod: PodRef, key: ObjectKey) -> None:
-        found = {name: one.value for name, at in self._claim_keys(key).items() if (one := self._world.objects.get(at)) is not None}
+        known = {name: self._world.objects[at].value for name, at in self._claim_keys(key).items() if at in self._world.objects}
+        found = {name: one for name, one in known.items() if not is_classic(one)}
         for name, freed in unreserve(pod, found).items():
             claim_key = ObjectKey("resourceclaim", key.namespace, name)
             await self._pen.write(claim_key, self._world.objects[claim_key].revision, freed)
@@ -320,7 +351,10 @@ class PodScheduler:
         if isinstance(answer, TakeBack):
             claim_key = ObjectKey("resourceclaim", key.namespace, answer.claim.name)
             known = self._world.objects.get(claim_key)
-            if known is not None and await self._retreat(key, stored) is not None:
+            if known is not None and is_classic(known.value):
+                if await self._retreat(key, stored) is not None:
+                    await self._classic.take_back(claim_key)
+            elif known is not None and await self._retreat(key, stored) is not None:
                 await self._keeper.deallocate(claim_key, known, answer.why)
             return False
         condition, reasons = explain_misses(misses)

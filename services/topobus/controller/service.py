@@ -14,6 +14,8 @@ from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.messages import ApiObject, PlanReply, PlanRequest
 from topobus.controller.cel import CelCompiler
+from topobus.controller.classic.home import ClassicHome
+from topobus.controller.classic.scheduling import ClassicScheduler
 from topobus.controller.classkeeper import ClassKeeper
 from topobus.controller.config import ControllerSettings
 from topobus.controller.consumers import Consumers
@@ -59,10 +61,15 @@ class _Controller:
         self._keeper = ClaimKeeper(settings, runtime, self._world, finder, self._consumers, metrics)
         self._pods = PodKeeper(runtime, self._world)
         self._planner = Planner(settings, runtime, self._world, metrics)
-        self._scheduler = PodScheduler(settings, runtime, self._world, finder, self._consumers, self._keeper, self._planner, metrics)
+        self._classic = ClassicScheduler(runtime, self._world)
+        self._scheduler = PodScheduler(
+            settings, runtime, self._world, finder, self._consumers, self._keeper, self._planner, self._classic, metrics
+        )
+        self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
         self._gone: list[ApiObject] = []
         self._missing = set(_PARTS)
+        self._drivers = ClassicHome(settings, runtime, self._world, metrics, lambda: not self._missing)
         for part in _PARTS:
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
 
@@ -75,6 +82,7 @@ class _Controller:
             group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
             group.create_task(self._follow("objects", bus.watch(catalogue.OBJECT), self._on_object))
             group.create_task(self._reconcile())
+            group.create_task(self._drivers.run())
 
     async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], Awaitable[None]]) -> None:
         """Keep one copy up to date."""
@@ -89,6 +97,7 @@ class _Controller:
                     self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
                 await apply(change)
                 self._changed.set()
+                self._drivers.wake()
 
     async def _on_machine(self, change: Change[Machine]) -> None:
         if change.kind is ChangeKind.RESET:
@@ -158,6 +167,7 @@ class _Controller:
             is_due = await self._classes.reconcile_all() or is_due
             is_due = await self._pods.reconcile_all() or is_due
             self._consumers.update()
+            is_due = await self._classic.reconcile_all() or is_due
             is_due = await self._scheduler.reconcile_all() or is_due
             is_due = await self._keeper.reconcile_all() or is_due
 

@@ -47,9 +47,11 @@ def test_attempt_is_the_same_object_when_it_is_under_way_already() -> None:
 def test_attempt_gets_a_new_number_after_a_deallocation() -> None:
     """What an older attempt left behind at a node is another operation than the next one's."""
     allocated = life.with_allocation(life.with_attempt(_claim(), DRIVER, "n1"), DRIVER, RESULT, now=NOW)
-    cleared = life.without_protection(life.deallocated(allocated), DRIVER)
+    cleared = life.deallocated(allocated)
 
     assert life.attempt_of(life.with_attempt(cleared, DRIVER, "n1")).number == 2
+    assert life.attempt_of(life.with_attempt(life.without_protection(cleared, DRIVER), DRIVER, "n1")).number == 2
+    assert life.deallocated(cleared) == cleared
 
 
 def test_allocation_is_written_with_driver_and_user_at_once() -> None:

@@ -111,14 +111,14 @@ def claim_uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
     statuses = _claim_statuses(pod)
     found: list[ClaimUse] = []
     for one in spec.resource_claims:
-        if one.resource_claim_name:
-            found.append(ClaimUse(one.name, one.resource_claim_name, is_generated=False))
+        if one.claim_name:
+            found.append(ClaimUse(one.name, one.claim_name, is_generated=False))
         elif one.name in statuses:
             made = statuses[one.name]
             if made is not None:
-                found.append(ClaimUse(one.name, made, is_generated=True, template=one.resource_claim_template_name))
+                found.append(ClaimUse(one.name, made, is_generated=True, template=one.template_name))
         else:
-            found.append(ClaimUse(one.name, "", is_generated=True, template=one.resource_claim_template_name))
+            found.append(ClaimUse(one.name, "", is_generated=True, template=one.template_name))
     return tuple(found)
 
 

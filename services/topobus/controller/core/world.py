@@ -177,6 +177,8 @@ class World:
             self.stock.free(None)
         elif key.kind == "resourceslice":
             self.stock.put_slices((1, key), ())
+        elif key.kind == "resourceclass" or key.kind.endswith("parameters"):
+            self.stock.free(None)
 
     def _put_pod(self, key: ObjectKey, pod: ApiObject | None) -> None:
         """Remember which claims a pod uses."""

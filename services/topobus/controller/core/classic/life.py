@@ -47,6 +47,8 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     number: int
     node: str = ""
+    is_over: bool = False
+    """True once what it brought was given back: the next one is another, on the same node, too."""
 
 
 def read_claim(one: ApiObject) -> classic.ClaimSpec:
@@ -98,7 +100,7 @@ def has_protection(one: ApiObject, driver: str) -> bool:
 def with_attempt(one: ApiObject, driver: str, node: str) -> ApiObject:
     """Begin an attempt: the driver's finalizer and the attempt's number, in one write. The same object when that very attempt is under way."""
     known = attempt_of(one)
-    if has_protection(one, driver) and known.number > 0 and known.node == node:
+    if has_protection(one, driver) and known.number > 0 and known.node == node and not known.is_over:
         return one
     annotations = {
         **(one.metadata.get("annotations") or {}),
@@ -123,7 +125,16 @@ def with_allocation(
 def deallocated(one: ApiObject) -> ApiObject:
     """Clear what the driver has given back: allocation, driver's name and the request for it, in one write. The attempt's number stays."""
     gone = ("allocation", "driverName", "deallocationRequested", "reservedFor")
-    return _replace(one, status={key: value for key, value in one.status.items() if key not in gone})
+    cleared = _replace(one, status={key: value for key, value in one.status.items() if key not in gone})
+    text = metadata_of(one).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
+    if text is None:
+        return cleared
+    try:
+        over = msgspec.structs.replace(attempt_of(one), is_over=True)
+    except ContractError:
+        return cleared  # somebody else's writing: such a claim must be deletable
+    annotations = {**one.metadata["annotations"], classic.CLASSIC_ATTEMPT_ANNOTATION: encode(over).decode()}
+    return _replace(cleared, metadata={**one.metadata, "annotations": annotations})
 
 
 def without_protection(one: ApiObject, driver: str) -> ApiObject:

@@ -1,0 +1,234 @@
+"""The scheduler's part of classic DRA in the stand-alone home: contexts of pods, reservations, and what is asked back.
+
+Flows in: the world. Flows out: PodSchedulingContexts with potential and selected nodes, reservations of claims that are allocated already, requests for deallocation;
+and for the pod's own scheduler, whether its classic claims are ready. It binds no pod: `PodScheduler` does, once they are. The decisions are `negotiation`'s.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, Collection
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import classic
+from topobus.contracts.kubernetes.classic_limits import MAX_RESERVED
+from topobus.contracts.kubernetes.objects import admit, metadata_of, name_of
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.classic import life, negotiation
+from topobus.controller.core.classic.negotiation import Negotiate, PodClaimView, Ready, TakeBack, Wait
+from topobus.controller.core.pods import owner_pod_uid
+from topobus.controller.core.scheduling_objects import ClaimUse, claim_uses, is_bound
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.pen import Pen
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClassicScheduler", "LookWithout"]
+
+LookWithout = Callable[[ObjectKey, Collection[str]], Awaitable[tuple[tuple[str, ...], tuple[Reason, ...]]]]
+"""On which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why."""
+
+_ENDED = ("Succeeded", "Failed")
+
+
+class ClassicScheduler:
+    """Negotiates for pods with classic claims."""
+
+    look: LookWithout
+    """The pod's own scheduler, who knows this one, too: set once, before the first round."""
+
+    def __init__(self, runtime: Runtime, world: World) -> None:
+        self._clock = runtime.clock
+        self._bus = runtime.bus
+        self._world = world
+        self._pen = Pen(runtime.bus, world)
+        self._waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> bool:
+        """Bring every pod with classic claims one step further; True says that a write was not confirmed and another try is due."""
+        is_due = await self._guarded("reservations", self._drop_gone_users())
+        is_due = await self._guarded("contexts", self._drop_contexts()) or is_due
+        waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
+        for key in self._pods():
+            stored = self._world.objects[key]
+            try:
+                reasons = await self._schedule(key, stored)
+            except PeerUnavailable as err:
+                self._log.warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
+                reasons, is_due = self._waiting.get(key, ()), True
+            except ContractError as err:
+                reasons = (Reason(code="malformed", message=err.message),)
+            if reasons:
+                waiting[key] = reasons
+        self._waiting = waiting
+        return is_due
+
+    def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
+        """Say why a pod's classic claims are not all allocated and reserved for it; empty when they are, or when it has none.
+
+        Errors: raises ContractError for a claim that nobody can read.
+        """
+        stored = self._world.objects[pod]
+        for use in claim_uses(stored.value):
+            if not self._is_classic(pod, use):
+                continue
+            claim = self._world.objects.get(ObjectKey("resourceclaim", pod.namespace, use.claim))
+            status = life.status_of(claim.value) if claim is not None else classic.ClaimStatus()
+            if status.allocation is None or status.deallocation_requested or not life.is_reserved_for(status, stored.value):
+                waiting = Reason(code="waits-for-claims", message=f"its classic claim {use.claim or use.entry} is not allocated to it yet")
+                return self._waiting.get(pod) or (waiting,)
+        return ()
+
+    async def take_back(self, key: ObjectKey) -> bool:
+        """Give up an allocation that is nobody else's, because the pod does not fit where it is; False when somebody else wrote first.
+
+        Errors: raises AmbiguousWrite.
+        """
+        stored = self._world.objects[key]
+        uids = frozenset(one.uid for one in life.status_of(stored.value).reserved_for)
+        asked = life.with_deallocation_request(life.without_reservations(stored.value, uids, asks_back=True))
+        self._log.info("claim.taken-back", claim=name_of(asked))
+        return await self._pen.write(key, stored.revision, asked) is not None
+
+    async def _guarded(self, what: str, work: Awaitable[None]) -> bool:
+        try:
+            await work
+        except PeerUnavailable as err:
+            self._log.warning("classic.peer-silent", object=what, error=str(err))
+            return True
+        return False
+
+    def _pods(self) -> list[ObjectKey]:
+        """List the pods that wait for a node and have a classic claim, oldest first."""
+        found: list[tuple[str, ObjectKey]] = []
+        for key, stored in self._world.objects.items():
+            if key.kind != "pod" or is_bound(stored.value) or metadata_of(stored.value).deletion_timestamp:
+                continue
+            if any(self._is_classic(key, use) for use in _uses(stored.value)):
+                found.append((str(stored.value.metadata.get("creationTimestamp") or ""), key))
+        return [key for _, key in sorted(found)]
+
+    def _is_classic(self, pod: ObjectKey, use: ClaimUse) -> bool:
+        kind, name = ("resourceclaim", use.claim) if use.claim else ("resourceclaimtemplate", use.template)
+        stored = self._world.objects.get(ObjectKey(kind, pod.namespace, name))
+        return stored is not None and classic.is_classic(stored.value)
+
+    async def _schedule(self, key: ObjectKey, stored: Stored) -> tuple[Reason, ...]:
+        """Take the next step for one pod; gives why it waits."""
+        pod = stored.value
+        views: list[PodClaimView] = []
+        keys: dict[str, ObjectKey] = {}
+        for use in claim_uses(pod):
+            if not self._is_classic(key, use):
+                continue
+            claim_key = ObjectKey("resourceclaim", key.namespace, use.claim)
+            known = self._world.objects.get(claim_key)
+            if known is None or metadata_of(known.value).deletion_timestamp:
+                return (Reason(code="claim-missing", message=f"claim {use.claim or use.entry} is not there yet, or is being deleted"),)
+            if use.is_generated and owner_pod_uid(known.value) != metadata_of(pod).uid:
+                return (Reason(code="claim-of-another", message=f"claim {use.claim} was made for another pod"),)
+            views.append(self._view(pod, use, known.value))
+            keys[use.claim] = claim_key
+        context_key = ObjectKey("podschedulingcontext", key.namespace, key.name)
+        context = self._world.objects.get(context_key)
+        if context is not None and owner_pod_uid(context.value) != metadata_of(pod).uid:
+            return (Reason(code="context-of-another", message="its PodSchedulingContext is that of another pod of its name"),)
+        spec = negotiation.read_spec(context.value) if context is not None else None
+        said = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
+        nodes, why = await self.look(key, {one.entry for one in views})
+        step = negotiation.next_step(views, nodes, spec, said)
+        if isinstance(step, Negotiate):
+            await self._negotiate(context_key, context, pod, step)
+            message = f"its claims are negotiated{f' on {step.selected}' if step.selected else ''}"
+            return step.reasons or (Reason(code="negotiating", message=message),)
+        if isinstance(step, TakeBack):
+            await self.take_back(keys[step.claim])
+            return step.reasons
+        if isinstance(step, Wait):
+            return why or step.reasons
+        return await self._reserve(pod, keys, step)
+
+    def _view(self, pod: ApiObject, use: ClaimUse, claim: ApiObject) -> PodClaimView:
+        spec, status = life.read_claim(claim), life.status_of(claim)
+        if status.allocation is not None:
+            nodes = status.allocation.available_on_nodes
+        else:
+            stored = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, spec.resource_class_name))
+            nodes = life.read_class(stored.value).suitable_nodes if stored is not None else None
+        return PodClaimView(
+            entry=use.entry,
+            name=use.claim,
+            is_delayed=classic.mode_of(spec) == classic.WAIT_FOR_FIRST_CONSUMER,
+            is_allocated=status.allocation is not None,
+            nodes=nodes,
+            is_mine=life.is_reserved_for(status, pod) and not status.deallocation_requested,
+            is_free=life.is_free_for(status, MAX_RESERVED),
+            is_used_by_others=any(one.uid != metadata_of(pod).uid for one in status.reserved_for),
+        )
+
+    async def _negotiate(self, key: ObjectKey, known: Stored | None, pod: ApiObject, step: Negotiate) -> None:
+        """Write the scheduler's word into the pod's context."""
+        if known is None:
+            # A name made of the pod's uid: two replicas make the same context.
+            identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{metadata_of(pod).uid}/context"))
+            fresh = admit(negotiation.context_for(pod), uid=identity, now=rfc3339(self._clock.now()))
+            await self._pen.write(key, 0, negotiation.with_spec(fresh, step))
+            return
+        told = negotiation.with_spec(known.value, step)
+        if told.spec != known.value.spec:
+            self._log.info("pod.negotiated", pod=name_of(pod), selected=step.selected, potential=len(step.potential))
+            await self._pen.write(key, known.revision, told)
+
+    async def _reserve(self, pod: ApiObject, keys: dict[str, ObjectKey], step: Ready) -> tuple[Reason, ...]:
+        """Reserve all claims for the pod."""
+        for claim_key in keys.values():
+            known = self._world.objects[claim_key]
+            reserved = life.with_reservation(known.value, pod)
+            if reserved is not known.value and await self._pen.write(claim_key, known.revision, reserved) is None:
+                return (Reason(code="negotiating", message="its claims are being reserved"),)
+        self._log.debug("pod.claims-ready", pod=name_of(pod), nodes=list(step.nodes))
+        return ()
+
+    async def _drop_gone_users(self) -> None:
+        """Take pods out of reservedFor that are gone or have ended; a delayed claim that nobody uses any more is asked back."""
+        for key, stored in self._world.classic_claims():
+            try:
+                users = life.status_of(stored.value).reserved_for
+                gone = frozenset([one.uid for one in users if one.resource == "pods" and await self._is_gone(key.namespace, one)])
+                is_delayed = bool(gone) and classic.mode_of(life.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
+            except ContractError:
+                continue  # its driver's keeper tells
+            if gone:
+                self._log.info("claim.users-dropped", claim=name_of(stored.value), users=sorted(gone))
+                await self._pen.write(key, stored.revision, life.without_reservations(stored.value, gone, asks_back=is_delayed))
+
+    async def _is_gone(self, namespace: str, user: classic.ConsumerReference) -> bool:
+        """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a second look either."""
+        key = ObjectKey("pod", namespace, user.name)
+        known = self._world.objects.get(key)
+        if known is not None and metadata_of(known.value).uid == user.uid:
+            return known.value.status.get("phase") in _ENDED
+        entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
+        return entry is None or metadata_of(entry.value).uid != user.uid
+
+    async def _drop_contexts(self) -> None:
+        """Delete contexts of pods that are gone or have their node."""
+        for key in sorted(one for one in self._world.objects if one.kind == "podschedulingcontext"):
+            stored = self._world.objects[key]
+            pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
+            is_needed = pod is not None and metadata_of(pod.value).uid == owner_pod_uid(stored.value) and not is_bound(pod.value)
+            if is_needed or owner_pod_uid(stored.value) is None:
+                continue
+            await self._bus.delete(catalogue.OBJECT, **key._asdict())
+            self._world.drop_object(key)
+
+
+def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
+    try:
+        return claim_uses(pod)
+    except ContractError:
+        return ()

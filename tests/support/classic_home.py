@@ -1,0 +1,259 @@
+"""Two nodes of four GPUs and two NICs on a real bus, a user of the classic API, and controllers, mortal ones too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from support.alignment_nodes import dgx_facts
+from support.small_topology import SmallTopology
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
+from topobus.contracts.kubernetes.classic_handles import as_structured
+from topobus.contracts.messages import ApiObject
+from topobus.controller.config import ControllerSettings
+from topobus.controller.service import serve
+from topobus.domain.device import Device, Inventory
+from topobus.domain.machine import Machine
+from topobus.runtime.bus import Bus, Change, Conflict
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.reading import Reader
+
+SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2, classic_call_s=2.0)
+NOW = "2026-01-01T00:00:00Z"
+NODES = ("n1", "n2")
+T = TypeVar("T")
+
+
+class Died(BaseException):
+    """The process is gone: no handler of ours may catch it."""
+
+
+class MortalBus:
+    """A real bus in a process that dies at one of its writes or asks: before it is sent, or after it has happened and before anybody knows."""
+
+    def __init__(self, bus: Bus, dies_at: int, *, is_after: bool) -> None:
+        self._bus = bus
+        self._dies_at = dies_at
+        self._is_after = is_after
+        self.steps: list[str] = []
+        self.is_dead = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._bus, name)
+        if name not in ("compare_and_set", "ask", "delete", "put", "publish"):
+            return real
+
+        async def mortal(what: Any, *arguments: Any, **parts: Any) -> Any:
+            return await self._do(f"{name} {what.name}", lambda: real(what, *arguments, **parts))
+
+        return mortal
+
+    async def _do(self, step: str, action: Callable[[], Awaitable[T]]) -> T:
+        if self.is_dead.is_set():
+            raise Died
+        self.steps.append(step)
+        is_last = len(self.steps) == self._dies_at
+        if is_last and not self._is_after:
+            self._die()
+        done = await action()
+        if is_last or self.is_dead.is_set():
+            self._die()
+        return done
+
+    def _die(self) -> None:
+        self.is_dead.set()
+        raise Died
+
+
+class ClassicPlace:
+    """The nodes, and a user."""
+
+    def __init__(self, bus: Bus, url: str, objects: Reader[Change[ApiObject]], nodes: dict[str, SmallTopology]) -> None:
+        self.bus = bus
+        self.url = url
+        self.objects = objects
+        self.nodes = nodes
+        self._made = 0
+
+    async def apply(self, manifest: str) -> None:
+        """Store the objects of a manifest as the CLI does."""
+        for one in parse_manifest(manifest, where="test.yaml"):
+            self._made += 1
+            stored = admit(one, uid=f"uid-{one.metadata['name']}-{self._made}", now=NOW)
+            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(one))
+
+    def versions(self, kind: str, name: str) -> list[ApiObject | None]:
+        """List all versions of an object that the watch brought; None stands for a deleted one."""
+        return [one.value for one in self.objects.items if (one.parts.get("kind"), one.parts.get("name")) == (kind, name)]
+
+    async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool]) -> ApiObject | None:
+        """Wait until the newest version of an object satisfies the test."""
+
+        def is_there(_: object) -> bool:
+            found = self.versions(kind, name)
+            return bool(found) and is_enough(found[-1])
+
+        await self.objects.until(is_there)
+        return self.versions(kind, name)[-1]
+
+    async def allocated(self, name: str) -> ApiObject:
+        """Wait until a claim is allocated."""
+        one = await self.until("resourceclaim", name, lambda value: value is not None and bool(value.status.get("allocation")))
+        assert one is not None
+        return one
+
+    async def told(self, name: str, reason: str, kind: str = "resourceclaim") -> str:
+        """Wait until an object has a condition with this reason; gives the message."""
+        one = await self.until(kind, name, lambda value: reason in reasons(value))
+        return reasons(one)[reason]
+
+    async def scheduled(self, name: str) -> str:
+        """Wait until a pod has its node."""
+        one = await self.until("pod", name, lambda value: value is not None and bool(value.spec.get("nodeName")))
+        assert one is not None
+        return str(one.spec["nodeName"])
+
+    async def gone(self, kind: str, name: str) -> None:
+        """Wait until an object is deleted."""
+        await self.until(kind, name, lambda value: value is None)
+
+    async def claim(self, name: str) -> ApiObject:
+        """Read a claim as it is now."""
+        entry = await self.bus.get(catalogue.OBJECT, kind="resourceclaim", namespace="default", name=name)
+        assert entry is not None
+        return entry.value
+
+    async def change(self, name: str, edit: Callable[[ApiObject], ApiObject]) -> None:
+        """Change a claim as somebody else's controller would."""
+        parts = {"kind": "resourceclaim", "namespace": "default", "name": name}
+        while (entry := await self.bus.get(catalogue.OBJECT, **parts)) is not None:
+            if not isinstance(await self.bus.compare_and_set(catalogue.OBJECT, edit(entry.value), entry.revision, **parts), Conflict):
+                return
+
+    async def delete(self, kind: str, name: str) -> None:
+        """Delete an object as the CLI does: mark it, or remove it when nothing holds it."""
+        parts = {"kind": kind, "namespace": "default", "name": name}
+        while (entry := await self.bus.get(catalogue.OBJECT, **parts)) is not None:
+            marked = ask_deletion(entry.value, now=NOW)
+            if marked is None:
+                await self.bus.delete(catalogue.OBJECT, **parts)
+            elif isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
+                continue
+            return
+
+    def held(self, node: str) -> dict[str, list[str]]:
+        """List what a node's ledger holds: owner (without uid) to devices."""
+        found = self.nodes[node].ledger.allocations
+        return {
+            key.rpartition("/")[0]: sorted(name for holding in one.holdings for names in holding.devices.values() for name in names)
+            for key, one in sorted(found.items())
+        }
+
+    async def check(self) -> None:
+        """Make sure that every allocation stands in the ledger of its node and nowhere else, and no device in two allocations."""
+        entries = await self.bus.list(catalogue.OBJECT, kind="resourceclaim")
+        given: dict[tuple[str, str], str] = {}
+        for entry in entries:
+            one = as_structured(entry.value)
+            results = ((one.status.get("allocation") or {}).get("devices") or {}).get("results") or []
+            for result in results:
+                key = (result["pool"], result["device"])
+                assert key not in given, f"{key} is {given[key]}'s and {one.metadata['name']}'s"
+                given[key] = one.metadata["name"]
+        held = {
+            (node, device): owner.rpartition("/")[2] for node in self.nodes for owner, names in self.held(node).items() for device in names
+        }
+        assert {key: name for key, name in held.items() if name in given.values()} == given
+
+
+def reasons(one: ApiObject | None) -> dict[str, str]:
+    """Give the reasons of an object's conditions with their messages."""
+    found = (one.status.get("conditions") if one is not None else None) or []
+    return {str(condition.get("reason")): str(condition.get("message")) for condition in found}
+
+
+def devices_of(one: ApiObject) -> list[str]:
+    """Name an allocated claim's devices."""
+    return [result["device"] for result in as_structured(one).status["allocation"]["devices"]["results"]]
+
+
+def node_of(one: ApiObject) -> str:
+    """Name the node of an allocated claim."""
+    return str(one.status["allocation"]["availableOnNodes"]["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+
+
+@asynccontextmanager
+async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
+    """Two nodes, no controller yet."""
+    recorded = dgx_facts()
+    nodes: dict[str, SmallTopology] = {}
+    for name in NODES:
+        machine: Machine = msgspec.structs.replace(recorded[0], node=name)
+        inventories = [
+            Inventory(
+                node=name,
+                device_class="gpu",
+                generation=1,
+                devices=tuple(
+                    Device(
+                        name=f"gpu-{index}",
+                        device_class="gpu",
+                        model="NVIDIA A100-SXM4-40GB" if index < 2 else "NVIDIA H100 80GB HBM3",
+                        capacity={"memory": (40 if index < 2 else 80) << 30},
+                    )
+                    for index in range(4)
+                ),
+            ),
+            Inventory(
+                node=name,
+                device_class="nic",
+                generation=1,
+                devices=tuple(Device(name=f"nic-{index}", device_class="nic") for index in range(2)),
+            ),
+        ]
+        await bus.put(catalogue.MACHINE, machine, node=name)
+        for one in inventories:
+            await bus.put(catalogue.INVENTORY, one, node=name, device_class=one.device_class)
+        nodes[name] = SmallTopology(bus, machine, inventories)
+        await nodes[name].start()
+    async with Reader(bus.watch(catalogue.OBJECT)) as objects:
+        yield ClassicPlace(bus, url, objects, nodes)
+
+
+@asynccontextmanager
+async def controller(url: str, *, dies_at: int = 0, is_after: bool = False) -> AsyncIterator[MortalBus]:
+    """Run one replica; with `dies_at` it is gone at that step and the block goes on."""
+    async with Bus.session(NatsSettings(url=url), name="controller") as bus:
+        mortal = MortalBus(bus, dies_at, is_after=is_after)
+        runtime = Runtime(
+            name="controller",
+            node="central",
+            bus=mortal,  # type: ignore[arg-type]  # a bus in all but name
+            clock=SystemClock(),
+            readiness=Readiness(),
+            registry=CollectorRegistry(),
+        )
+        task = asyncio.create_task(_until_dead(runtime))
+        try:
+            yield mortal
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]  # checked just before
+
+
+async def _until_dead(runtime: Runtime) -> None:
+    try:
+        await serve(SETTINGS, runtime)
+    except* Died:
+        pass
