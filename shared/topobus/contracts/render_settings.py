@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from topobus.contracts.describe import FieldText, describe_fields, is_struct, summary, type_text
+from topobus.contracts.describe import FieldText, describe_fields, is_struct, nested_structs, summary, type_text
 
 __all__ = ["render_settings"]
 
@@ -41,6 +41,28 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
         else:
             yield "Nothing beyond what every service has."
             yield ""
+    parts = _parts(kinds.values())
+    if parts:
+        yield "## Tables in lists"
+        yield ""
+        for part in parts:
+            yield f"### {part.__name__}"
+            yield ""
+            yield summary(part)
+            yield ""
+            yield from _table(_flat(part, ""))
+
+
+def _parts(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:
+    """Find the structs of which settings have lists or maps, and those inside of them, each once, from outside inwards."""
+    found: list[type[Struct]] = []
+    waiting = [one.hint for kind in kinds for _, one in _flat(kind, "")]
+    while waiting:
+        for part in nested_structs(waiting.pop(0)):
+            if part not in found:
+                found.append(part)
+                waiting += [one.hint for _, one in _flat(part, "")]
+    return found
 
 
 def _flat(kind: type[Struct], prefix: str) -> list[tuple[str, FieldText]]:

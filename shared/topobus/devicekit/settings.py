@@ -56,4 +56,4 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     health: HealthSettings = HealthSettings()
     """How health moves."""
     pools: tuple[Pool, ...] = ()
-    """Devices that kubelet is offered under resource names of their own, by selectors; the first pool that matches a device has it. See pools.md."""
+    """Devices that kubelet is offered under resource names of their own, by selectors; the first pool that matches a device has it; docs/reference/pools.md has the rules."""
