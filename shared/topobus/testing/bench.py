@@ -1,5 +1,7 @@
 """Measure what the architecture gives budgets for: `python -m topobus.testing.bench merge [--json] [--plot FILE.svg]`.
 
+Other groups come with the installed packages, by the entry point group `topobus.bench`: `python -m topobus.testing.bench allocate --help`.
+
 Each case builds its hints anew in every round, so generation counts, and reports median, 99th percentile and the budget, in milliseconds. No test times
 anything; this prints, and a person (or CI's log) compares. `--plot` draws how the worst merge grows with NUMA nodes and resources.
 """
@@ -7,12 +9,13 @@ anything; this prints, and a person (or CI's log) compares. `--plot` draws how t
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -60,11 +63,18 @@ class Measured(Struct, frozen=True, kw_only=True):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure a group of cases and print them; gives the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m topobus.testing.bench", description="Measure the alignment engine.")
+    given = sys.argv[1:] if argv is None else list(argv)
+    others = {entry.name: entry for entry in importlib.metadata.entry_points(group="topobus.bench")}
+    if given and given[0] in others:
+        run: Callable[[Sequence[str]], int] = others[given[0]].load()
+        return run(given[1:])
+    parser = argparse.ArgumentParser(
+        prog="python -m topobus.testing.bench", description="Measure the alignment engine.", epilog=_other_groups(others)
+    )
     parser.add_argument("group", choices=["merge"], nargs="?", default="merge", help="what to measure (merge)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth as SVG")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args(given)
     measured = [measure(case) for case in merge_cases()]
     if arguments.json:
         rows = [{name: getattr(one, name) for name in one.__struct_fields__} for one in measured]
@@ -76,6 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.plot:
         arguments.plot.write_text(_plot(), encoding="utf-8")
     return 0
+
+
+def _other_groups(names: Iterable[str]) -> str:
+    found = ", ".join(sorted(names))
+    return f"Other groups, with options of their own: {found}." if found else "No installed package brings other groups."
 
 
 def measure(case: Case) -> Measured:

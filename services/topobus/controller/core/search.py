@@ -34,6 +34,8 @@ worth an answer, not a wait."""
 
 # Most searches end within a few dozen steps; only beyond these is it worth while to find out which devices are equal.
 _HARD_STEPS = 256
+# So many devices are not looked for before it is clear that they are there: one way down costs more than counting.
+_MANY_DEVICES = 16
 # What looking ahead costs: it counts so many devices of one request in the time that a step takes.
 _DEVICES_PER_STEP = 16
 # Failures remembered at most: some 20 MB. What is forgotten is only proved again.
@@ -139,8 +141,10 @@ class _Search:
         self._requests = prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough)
         self._can_prune = self._is_clever and self._checks.is_reversible
         self._total = sum(len(requests) for requests in self._requests)
-        may_bound = self._can_prune and self._wants_several()
-        end, is_complete = self._walk(stops_at_miss=may_bound)
+        wanted = self._count_wanted() if self._can_prune else 0
+        if wanted > _MANY_DEVICES and self._is_brief and self._is_hopeless(_At()):
+            return NoFit((), 0)
+        end, is_complete = self._walk(stops_at_miss=wanted > 1)
         if not is_complete:
             # The first way down found nothing. Before all others are tried: can any of them?
             self._checks.take_all_back()
@@ -298,10 +302,9 @@ class _Search:
                 return 0
         return wanted
 
-    def _wants_several(self) -> bool:
-        """Say whether counting may show more than a look at the devices one by one does."""
-        requests = [one for claim in self._requests for alternatives in claim for one in alternatives]
-        return len(requests) > 1 or any(one.count > 1 for one in requests)
+    def _count_wanted(self) -> int:
+        """Count the devices wanted at least: with one alone, counting shows no more than a look at the devices one by one does."""
+        return sum(min(one.count for one in alternatives) for claim in self._requests for alternatives in claim)
 
     def _is_hard(self) -> bool:
         return self._can_prune and self.steps > _HARD_STEPS

@@ -1,0 +1,1 @@
+"""Measures of the allocator: `python -m topobus.testing.bench allocate`."""

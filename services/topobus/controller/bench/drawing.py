@@ -1,0 +1,56 @@
+"""Draw growth as SVG without dependencies: a claim's cost against nodes, and against the share of devices that is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["draw_growth"]
+
+_WIDTH, _HEIGHT, _TOP, _BOTTOM = 360, 300, 60, 50
+
+
+def draw_growth(nodes: Sequence[Mapping[str, Any]], taken: Sequence[Mapping[str, Any]]) -> str:
+    """Draw both plots side by side; both begin at zero, so that a straight line through the corner is linear growth."""
+    every, place = "judged on every node_ms", "placed on the first that fits_ms"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * _WIDTH + 40}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        *_plot(0, "a claim against nodes, half taken (ms)", [(one["nodes"], one[every], one[place]) for one in nodes], "nodes"),
+        *_plot(
+            _WIDTH + 40,
+            f"a claim against what is taken, {taken[0]['nodes']} nodes (ms)",
+            [(one["taken"] * 100, one[every], 1000 / one["claims a second"]) for one in taken],
+            "% of devices taken",
+        ),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], axis: str) -> list[str]:
+    inner_left, inner_right = left + 50, left + _WIDTH - 10
+    most_x = max(one[0] for one in points) or 1
+    most_y = max(max(one[1:]) for one in points) * 1.1
+
+    def at(x: float, y: float) -> tuple[float, float]:
+        across = inner_left + x / most_x * (inner_right - inner_left)
+        return across, _HEIGHT - _BOTTOM - y / most_y * (_HEIGHT - _BOTTOM - _TOP)
+
+    parts = [f'<text x="{left + 10}" y="18" font-weight="bold">{title}</text>']
+    for step in range(5):
+        value = most_y * step / 4
+        _, y = at(0, value)
+        parts.append(f'<line x1="{inner_left}" y1="{y:.1f}" x2="{inner_right}" y2="{y:.1f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{inner_left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    for one in points:
+        x, _ = at(one[0], 0)
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{one[0]:g}</text>')
+    parts.append(f'<text x="{(inner_left + inner_right) / 2:.0f}" y="{_HEIGHT - 12}" text-anchor="middle">{axis}</text>')
+    for place, (colour, text) in enumerate((("#27c", "judged on every node"), ("#c52", "placed on the first that fits")), start=1):
+        spots = [at(one[0], one[place]) for one in points]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in spots]
+        parts.append(f'<text x="{inner_left + 4 + (place - 1) * 140}" y="38" fill="{colour}">{text}</text>')
+    return parts

@@ -1,0 +1,176 @@
+"""The measures themselves: a world is filled with a case's objects, and claims are put to it as the controller does.
+
+What is in a figure: reading the claim, the search on each node that is looked at, the allocation as it is written into the claim's status, and the world's own
+bookkeeping when the claim comes back. Not in it: writing to a store and asking the node (see `over_nats`).
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from topobus.contracts.codec import decode, encode
+from topobus.contracts.kubernetes.objects import object_parts
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, DevicesAllocated, GrantedDevice, SliceSpec
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.messages import ApiObject
+from topobus.controller.bench import cases
+from topobus.controller.bench.cases import Cluster, Puzzle
+from topobus.controller.cel import CelCompiler
+from topobus.controller.core.claims import Attempt, read_claim, with_allocation, with_attempt
+from topobus.controller.core.judgements import Judgements
+from topobus.controller.core.search import allocate
+from topobus.controller.core.supply import node_of
+from topobus.controller.core.values import Allocated, AllocationInput, ClaimToAllocate, Mode, Outcome, Slice
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.domain.machine import Machine
+
+__all__ = ["Bench", "Filled", "Solved", "fill", "median_ms", "solve"]
+
+_TIME = "2026-01-01T00:00:00Z"
+
+
+class Filled(NamedTuple):
+    """How a cluster was filled."""
+
+    claims: int
+    seconds: float
+    tenths: tuple[float, ...]
+    """Claims a second in each tenth of the way."""
+    is_full: bool
+
+    @property
+    def rate(self) -> float:
+        """Claims a second."""
+        return self.claims / self.seconds
+
+
+class Solved(NamedTuple):
+    """How a puzzle ended."""
+
+    outcome: str
+    steps: int
+    elapsed_ms: float
+
+
+class Bench:
+    """A world with what the controller keeps beside it."""
+
+    def __init__(self, cluster: Cluster, mode: Mode = Mode.CORRECTED) -> None:
+        gc.collect()  # what the case before left is not this one's cost
+        self.cluster = cluster
+        self.mode = mode
+        self.compiler = CelCompiler()
+        self.world = World()
+        self.judgements = Judgements(self.world.stock, self.world.nodes, lambda: self.world.classes, self.compiler, mode)
+        self._revision = 0
+        self._put(cases.device_class())
+        for index in range(cluster.nodes):
+            self.world.put_machine(Machine(node=cases.node_name(index), numa_nodes=(), cpus=()))
+            for one in cases.slices(cluster, index):
+                self._put(one)
+        if cluster.taken:
+            for index in range(cluster.nodes):
+                self._put(_holder(cluster, index))
+
+    def judge_all(self, raw: dict[str, Any], *, is_shared: bool = True) -> list[Outcome]:
+        """Ask every node about a claim, as scheduling does."""
+        claim = _object(raw)
+        spec = read_claim(claim)
+        question = self.judgements.question([spec])
+        nodes = self.world.nodes()
+        if is_shared:
+            return [self.judgements.look(question, node, partial(self._search, node, claim, spec)) for node in nodes]
+        return [self._search(node, claim, spec) for node in nodes]
+
+    def judging_ms(self, make: Callable[[int], dict[str, Any]], *, rounds: int, is_shared: bool = True) -> float:
+        """Time asking every node about claims, the median of several."""
+        return median_ms(lambda number: self.judge_all(make(number), is_shared=is_shared), rounds=rounds)
+
+    def place(self, raw: dict[str, Any]) -> bool:
+        """Allocate a claim on the first node where it fits, and write it down."""
+        claim = _object(raw)
+        spec = read_claim(claim)
+        question = self.judgements.question([spec])
+        for node in self.judgements.open_nodes(question):
+            outcome = self.judgements.look(question, node, partial(self._search, node, claim, spec))
+            if isinstance(outcome, Allocated):
+                # Both writes of the controller: the attempt, then the status.
+                attempted = with_attempt(claim, Attempt(number=1, node=node, allocation=outcome.results[0]))
+                self._store(attempted)
+                self._store(with_allocation(attempted, outcome.results[0], now=_TIME))
+                return True
+            self.judgements.close(question, node)
+        return False
+
+    def _search(self, node: str, claim: ApiObject, spec: ClaimSpec) -> Outcome:
+        return allocate(self.world.input_for(node, [(claim, spec)], mode=self.mode), self.compiler, is_brief=True)
+
+    def _put(self, raw: dict[str, Any]) -> None:
+        self._store(_object(raw))
+
+    def _store(self, one: ApiObject) -> None:
+        self._revision += 1
+        self.world.put_object(ObjectKey(**object_parts(one)), Stored(self._revision, one))
+
+
+def fill(bench: Bench, claim: Callable[[int], dict[str, Any]], *, most: int) -> Filled:
+    """Put claims to a cluster one after the other until one fits nowhere, or there were enough."""
+    raws = [claim(number) for number in range(most)]
+    done, tenths = 0, []
+    started = last = time.perf_counter()
+    is_full = False
+    for number, raw in enumerate(raws, start=1):
+        if not bench.place(raw):
+            is_full = True
+            break
+        done = number
+        if number % max(most // 10, 1) == 0:
+            now = time.perf_counter()
+            tenths.append(max(most // 10, 1) / (now - last))
+            last = now
+    return Filled(done, time.perf_counter() - started, tuple(tenths), is_full)
+
+
+def median_ms(run: Callable[[int], object], *, rounds: int) -> float:
+    """Time a call, its number given, several times."""
+    spent = []
+    for number in range(rounds):
+        started = time.perf_counter()
+        run(number)
+        spent.append((time.perf_counter() - started) * 1000)
+    return statistics.median(spent)
+
+
+def solve(puzzle: Puzzle, *, mode: Mode, step_budget: int, is_clever: bool = True) -> Solved:
+    """Put a puzzle to one search."""
+    node = cases.node_name(0)
+    slices = [Slice(raw["metadata"]["name"], read_as(raw["spec"], SliceSpec, where="slice")) for raw in cases.puzzle_slices(puzzle, node)]
+    claims = [
+        ClaimToAllocate(f"bench/{index}", read_as(spec, ClaimSpec, where="claim"), is_one_of_several=len(puzzle.claims) > 1)
+        for index, spec in enumerate(puzzle.claims)
+    ]
+    bench = Bench(Cluster(nodes=0))
+    given = AllocationInput(node_of(node), tuple(claims), bench.world.classes, tuple(slices), mode=mode)
+    started = time.perf_counter()
+    outcome = allocate(given, bench.compiler, step_budget=step_budget, is_clever=is_clever, is_brief=True)
+    return Solved(type(outcome).__name__, outcome.steps, (time.perf_counter() - started) * 1000)
+
+
+def _object(raw: dict[str, Any]) -> ApiObject:
+    return decode(encode(raw), ApiObject, where="bench")
+
+
+def _holder(cluster: Cluster, index: int) -> dict[str, Any]:
+    """Make the claim that holds what is taken on a node already."""
+    node = cases.node_name(index)
+    devices = tuple(
+        GrantedDevice(request="gpus", driver=cases.DRIVER, pool=node, device=one) for one in cases.taken_devices(cluster, index)
+    )
+    raw = cases.claim(900_000 + index, uid=f"held-{index}")
+    held = with_allocation(_object(raw), AllocationResult(devices=DevicesAllocated(results=devices)), now=_TIME)
+    return decode(encode(held), dict[str, Any], where="bench")

@@ -1,0 +1,105 @@
+"""The cases that the allocator is measured with: they are what they say, and the measures count what happened."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from topobus.contracts.kubernetes import limits
+from topobus.contracts.kubernetes.resource import ClaimSpec, SliceSpec
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.controller.bench import main as bench_main
+from topobus.controller.bench.cases import Cluster, claim, puzzle_slices, puzzles, slices, taken_devices
+from topobus.controller.bench.drawing import draw_growth
+from topobus.controller.bench.measures import Bench, fill, solve
+from topobus.controller.core.values import Allocated, Mode
+from topobus.testing import bench
+
+
+@pytest.mark.parametrize(
+    "cluster", [Cluster(2), Cluster(2, kinds=2), Cluster(2, partitions=True), Cluster(2, partitions=True, is_plain=True)]
+)
+def test_cases_keep_the_limits_of_the_api(cluster: Cluster) -> None:
+    """What is measured could be stored in a cluster, and is the same every time."""
+    for index in range(cluster.nodes):
+        published = list(slices(cluster, index))
+        assert published == list(slices(cluster, index))
+        for one in published:
+            spec = read_as(one["spec"], SliceSpec, where=one["metadata"]["name"])
+            assert limits.check_slice(spec) == []
+            assert spec.pool.resource_slice_count == len(published)
+
+
+@pytest.mark.parametrize("size", [16, 64])
+def test_puzzles_keep_the_limits_of_the_api(size: int) -> None:
+    """A puzzle is hard, not malformed."""
+    for puzzle in puzzles(size):
+        for one in puzzle_slices(puzzle, "n"):
+            assert limits.check_slice(read_as(one["spec"], SliceSpec, where=puzzle.name)) == []
+        for spec in puzzle.claims:
+            assert limits.check_claim(read_as(spec, ClaimSpec, where=puzzle.name)) == []
+
+
+def test_taken_devices_are_scattered_and_as_many_as_said() -> None:
+    """Half taken is half of every node, by other cards on each."""
+    cluster = Cluster(8, taken=0.5)
+
+    found = [taken_devices(cluster, index) for index in range(8)]
+
+    assert {len(set(one)) for one in found} == {4}
+    assert len(set(found)) > 4
+
+
+def test_fill_ends_with_the_last_device() -> None:
+    """Three nodes of eight cards take twelve claims of two; a thirteenth fits nowhere."""
+    done = fill(Bench(Cluster(3, kinds=2)), claim, most=20)
+
+    assert (done.claims, done.is_full) == (12, True)
+
+
+def test_fill_takes_what_counters_allow_when_cards_come_in_parts() -> None:
+    """A card has seven compute slices: eight cards hold 56 small parts, though whole cards and bigger parts are offered, too."""
+    bench_of_parts = Bench(Cluster(1, partitions=True))
+
+    def smallest(number: int) -> dict[str, object]:
+        return claim(number, count=1, match=None, where="device.attributes['gpu.example.com'].profile == '1g'")
+
+    assert fill(bench_of_parts, smallest, most=60).claims == 56
+
+
+def test_judge_all_answers_for_every_node_when_some_are_taken() -> None:
+    """With and without memory the same nodes fit."""
+    one = Bench(Cluster(6, kinds=3, taken=0.5))
+
+    known = [isinstance(outcome, Allocated) for outcome in one.judge_all(claim(0))]
+    fresh = [isinstance(outcome, Allocated) for outcome in one.judge_all(claim(0), is_shared=False)]
+
+    assert known == fresh
+    assert True in known
+    assert False in known
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_solve_gives_upstreams_answer_when_both_come_to_an_end(mode: Mode) -> None:
+    """What the walk without short cuts answers in mode, the search answers with them."""
+    for puzzle in puzzles(8):
+        plain = solve(puzzle, mode=mode, step_budget=200_000, is_clever=False)
+
+        assert solve(puzzle, mode=mode, step_budget=200_000).outcome == plain.outcome
+
+
+def test_bench_prints_all_tables_when_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -m topobus.testing.bench allocate --json` is found by its entry point and gives one document."""
+    monkeypatch.setattr(bench_main, "_NODES", 20)
+    monkeypatch.setattr(bench_main, "_MANY_NODES", 20)
+    monkeypatch.setattr(bench_main, "_GROWTH", (20, 40))
+    monkeypatch.setattr(bench_main, "_PARTITIONED", 10)
+    monkeypatch.setattr(bench_main, "_PUZZLES", (8,))
+
+    assert bench.main(["allocate", "--json", "--quick"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert {"latency", "fill", "partitions", "growth_nodes", "growth_taken", "equal", "puzzles"} <= found.keys()
+    assert all(row for table in found.values() if isinstance(table, list) for row in table)
+    assert "<svg" in draw_growth(found["growth_nodes"], found["growth_taken"])
