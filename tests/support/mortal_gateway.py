@@ -3,7 +3,7 @@
     python -m support.mortal_gateway SETTINGS.json NATS-URL STEP-FILE LOG-FILE
 
 A step is whatever a crash could fall between: each ask and read on the bus (before and after it), each file made, renamed or removed (seen by
-an audit hook, so that a new one counts by itself), the call's begin and its answer. Only what a call of kubelet's does is counted.
+an audit hook, so that a new one counts by itself), the call's begin and its answer; with the method `publish`, each write of a slice (before and after).
 STEP-FILE holds the method and the step to die at, `NodePrepareResources 3`; it is read when a call begins. LOG-FILE gets a line a step.
 """
 
@@ -24,6 +24,7 @@ from prometheus_client import CollectorRegistry
 
 from topobus.gateway import device_plugin, dra_plugin
 from topobus.gateway.config import GatewaySettings
+from topobus.gateway.kubernetes import KubernetesCluster
 from topobus.gateway.service import serve
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock
@@ -32,6 +33,7 @@ from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 
 READY = "READY"
+PUBLISH = "publish"
 
 _FILE_EVENTS = {"open", "os.rename", "os.remove", "os.chmod", "os.truncate"}
 
@@ -114,6 +116,35 @@ def _watch_calls(death: _Death, order: Path) -> None:
         setattr(module, "answer", counted)  # noqa: B010  (mypy knows the real one's type)
 
 
+def _watch_writes(death: _Death, order: Path) -> None:
+    """Count the writes of slices, each before and after the server has done it."""
+    known = ""
+
+    def count(name: str) -> None:
+        nonlocal known
+        text = _read(order)
+        wanted, _, step = text.partition(" ")
+        if wanted != PUBLISH:
+            return
+        if text != known:
+            known = text
+            death.begin(int(step))
+        death.step(name)
+
+    for verb in ("create", "update", "delete"):
+        real: Callable[..., Awaitable[Any]] = getattr(KubernetesCluster, verb)
+
+        async def counted(
+            self: KubernetesCluster, *arguments: Any, verb: str = verb, real: Callable[..., Awaitable[Any]] = real, **more: Any
+        ) -> Any:
+            count(f"before {verb}")
+            result = await real(self, *arguments, **more)
+            count(f"after {verb}")
+            return result
+
+        setattr(KubernetesCluster, verb, counted)
+
+
 def _read(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
@@ -142,6 +173,7 @@ def main(arguments: list[str]) -> None:
     for verb in ("ask", "get"):
         _watch_bus(verb)
     _watch_calls(death, Path(order))
+    _watch_writes(_Death(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)), Path(order))
     _watch_files()
     asyncio.run(_run(settings, url))
 

@@ -1,0 +1,110 @@
+"""A gateway killed (SIGKILL) at every single step of publishing: the next one brings the pool to what it should be, and nobody is misled meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.gateway_rig import Rig, make_rig
+from support.lives import Lives
+from support.mortal_gateway import PUBLISH
+from support.node_plane import NODE, device
+from topobus.gateway.config import ClusterSettings
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+# A slice has 64: these fill two and four, so that slices are updated, created and deleted.
+FEW, MANY = 70, 200
+MOST_STEPS = 100
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ApiServerSimulator]:
+    """An API server that knows our node."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
+        running.put({"kind": "Node", "metadata": {"name": NODE}})
+        yield running
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+    """A gateway that knows the cluster."""
+    async with make_rig(nats_server.url) as made:
+        kubeconfig = str(server.write_kubeconfig(tmp_path / "kubeconfig"))
+        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=kubeconfig, retry_s=0.05, publish_delay_s=0.01)
+        made.settings = msgspec.structs.replace(made.settings, cluster=cluster)
+        yield made
+
+
+@pytest_asyncio.fixture
+async def lives(rig: Rig) -> AsyncIterator[Lives]:
+    """The gateway's processes."""
+    made = Lives(rig)
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+def names(count: int) -> list[str]:
+    """The devices of an inventory of this size."""
+    return [f"gpu-{index:03d}" for index in range(count)]
+
+
+async def show(rig: Rig, count: int) -> None:
+    """Publish an inventory."""
+    await rig.plane.show("gpu", *(device(name, 0) for name in names(count)))
+
+
+def pool(server: ApiServerSimulator) -> tuple[bool, list[str]]:
+    """The pool as the scheduler reads it: whether it is complete, and the devices of its newest generation."""
+    specs: list[dict[str, Any]] = [one["spec"] for one in server.objects("ResourceSlice")]
+    newest = max((one["pool"]["generation"] for one in specs), default=0)
+    current = [one for one in specs if one["pool"]["generation"] == newest]
+    is_complete = {one["pool"]["resourceSliceCount"] for one in current} == {len(current)}
+    return is_complete, sorted(it["name"] for one in current for it in one.get("devices", ()))
+
+
+def is_published(server: ApiServerSimulator, count: int) -> bool:
+    """Say whether exactly these devices are there, and no slice besides those that hold them."""
+    return pool(server) == (True, names(count)) and len(server.objects("ResourceSlice")) == -(-count // 64)
+
+
+@pytest.mark.parametrize(("before", "after"), [(FEW, MANY), (MANY, FEW)], ids=["grows", "shrinks"])
+async def test_pool_is_right_after_the_next_start_when_the_gateway_is_killed_at_any_write(
+    rig: Rig, server: ApiServerSimulator, lives: Lives, before: int, after: int
+) -> None:
+    """Between the two pools there is no third: a scheduler sees the old one, the new one, or one that is not complete, which it leaves alone."""
+    await show(rig, before)
+    await lives.start()
+    for step in range(1, MOST_STEPS):
+        await server.until(lambda: is_published(server, before), what=f"{before} devices")
+        lives.doom(PUBLISH, step)
+        await show(rig, after)
+        await until_dead_or_published(lives, server, after)
+        if not await lives.died():
+            break
+        at = f"killed at {lives.where()}"
+        is_complete, seen = pool(server)
+        assert not is_complete or seen in (names(before), names(after)), at
+
+        await lives.start()
+        await server.until(lambda: is_published(server, after), what=f"{after} devices after it was {at}")
+        await show(rig, before)
+
+    assert step > 6
+
+
+async def until_dead_or_published(lives: Lives, server: ApiServerSimulator, count: int) -> None:
+    """Wait for whichever comes first."""
+    async with asyncio.timeout(20):
+        while not lives.is_dead and not is_published(server, count):  # noqa: ASYNC110  (a process tells nobody)
+            await asyncio.sleep(0.01)

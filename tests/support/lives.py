@@ -1,0 +1,78 @@
+"""One gateway process after the other, each killed where a test says (see `support.mortal_gateway`)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from support.gateway_rig import Rig
+from support.mortal_gateway import READY
+
+LIMIT_S = 20.0
+_TESTS = Path(__file__).resolve().parent.parent
+
+
+class Lives:
+    """One gateway process after the other."""
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.order = rig.root / "order"
+        self.steps = rig.root / "steps"
+        self._settings = rig.root / "settings.json"
+        self._settings.write_bytes(msgspec.json.encode(rig.settings))
+        self._process: asyncio.subprocess.Process | None = None
+        self._doomed_step = 0
+
+    async def start(self) -> None:
+        """Start one that does not die, and wait until it has looked around."""
+        self.order.write_text("nothing 0", encoding="utf-8")
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "support.mortal_gateway", str(self._settings), self.rig.url, str(self.order), str(self.steps),
+            env={**os.environ, "PYTHONPATH": str(_TESTS)}, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+        )  # fmt: skip
+        assert self._process.stdout is not None
+        async with asyncio.timeout(LIMIT_S):
+            async for line in self._process.stdout:
+                if line.decode().strip() == READY:
+                    return
+        raise AssertionError(f"the gateway ended with {await self._process.wait()} before it was ready")
+
+    def doom(self, call: str, step: int) -> None:
+        """Let the process die at a step of the next such call (`Allocate/gpu`), or of its next writes of slices (`publish`)."""
+        self._doomed_step = step
+        self.steps.write_text("", encoding="utf-8")
+        self.order.write_text(f"{call} {step}", encoding="utf-8")
+
+    async def died(self) -> bool:
+        """Say whether it died, now that the call is over; False means that the call had fewer steps."""
+        assert self._process is not None
+        if len(self._log()) < self._doomed_step:
+            self.order.write_text("nothing 0", encoding="utf-8")
+            return False
+        async with asyncio.timeout(LIMIT_S):
+            assert await self._process.wait() == -signal.SIGKILL
+        return True
+
+    @property
+    def is_dead(self) -> bool:
+        """Say whether it has come to its end."""
+        return len(self._log()) >= self._doomed_step
+
+    def where(self) -> str:
+        """Name the step at which it died."""
+        return (self._log() or ["before any step"])[-1]
+
+    async def stop(self) -> None:
+        """End the present one, however."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def _log(self) -> list[str]:
+        return self.steps.read_text(encoding="utf-8").splitlines()
