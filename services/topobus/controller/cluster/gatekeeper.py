@@ -128,8 +128,11 @@ class Gatekeeper:
             self._due[key] = _Due(self._clock.monotonic() + self._settings.cluster.retry_s, self._sight(key))
 
     def _is_ours(self, key: Key, pod: ApiObject) -> bool:
-        """Say whether a pod is to be brought further: it waits behind our gate, or a claim that we allocated for it has lost its allocation."""
-        if is_over(pod) or pod.spec.get("nodeName"):
+        """Say whether a pod is to be brought further: it waits behind our gate, or a claim that we allocated for it has lost its allocation.
+
+        The latter on its node, too: a binding that overtook us must not leave a pod that can never start.
+        """
+        if is_over(pod) or metadata_of(pod).deletion_timestamp:
             return False
         return has_gate(pod) or any(
             (claim := self._world.claims.get((key[0], use.claim))) is not None and self._is_lost(claim, _uid(pod)) for use in _uses(pod)
@@ -375,8 +378,8 @@ class Gatekeeper:
         return any(_uid(pod) == note.pod and self._is_ours(other, pod) for other, pod in self._world.pods.items() if other[0] == key[0])
 
     def _refused_nodes(self, key: Key, pod: ApiObject, plan: PodPlan) -> tuple[str, ...]:
-        """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried."""
-        if has_gate(pod):
+        """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
+        if has_gate(pod) or pod.spec.get("nodeName"):
             return ()
         found: dict[str, None] = {}
         for one in plan.pending:

@@ -2,7 +2,7 @@
 
 kube-scheduler binds a pod whose claims are reserved without writing to them, so a binding may be under way while we look. Hence two stages: first the reservation
 goes, so that any later scheduling must write to the claim and one of us two loses by the resource version; then, after `settle_s`, the pod is read, and the devices
-go only while it has no node. A pod that was bound meanwhile gets its reservation back. What was begun and left by a crash is found in this very state.
+go only while it has no node. A pod that was bound meanwhile gets its reservation back, and one that was bound later still gets devices on that node. What was begun and left by a crash is found in this very state.
 A pod behind its gate has no scheduler at work: its allocation is taken back at once.
 
 Flows in: the copy of the cluster. Flows out: status writes; the gatekeeper then allocates elsewhere. An allocation that kube-scheduler made is never touched.
@@ -74,9 +74,12 @@ class TakeBacks:
         seen: set[tuple[str, str, int]] = set()
         for key, pod in sorted(self._world.pods.items()):
             mine = self._allocated_for(key, pod)
-            if not mine or is_over(pod) or pod.spec.get("nodeName"):
+            if not mine or is_over(pod):
                 continue
             try:
+                if pod.spec.get("nodeName"):
+                    await self._reserve_again(pod, [one for one in mine if metadata_of(pod).uid not in one.users])
+                    continue
                 wait_s = await self._look(key, pod, mine, seen, is_double=bool(doubles & {one.key for one in mine}))
             except PeerUnavailable as err:
                 self._log.warning("takeback.peer-silent", pod=name_of(pod), error=str(err))
@@ -136,12 +139,16 @@ class TakeBacks:
             return rest_s
         now = await self._writer.refresh(PODS, key)
         if now is not None and metadata_of(now).uid == metadata_of(pod).uid and now.spec.get("nodeName"):
-            self._log.info("claim.reserved-again", pod=name_of(pod), node=now.spec["nodeName"])
-            for one in left:
-                await self._writer.claim(one.key, gated.reservation_patch(one.claim, pod_ref(pod)), part="status")
+            await self._reserve_again(now, left)
             return None
         await self._deallocate(pod, left, "the pod has no node")
         return None
+
+    async def _reserve_again(self, pod: ApiObject, left: list[_Mine]) -> None:
+        """Give a bound pod its reservations back: a binding that was under way when they went has won."""
+        for one in left:
+            self._log.info("claim.reserved-again", claim=name_of(one.claim), pod=name_of(pod), node=pod.spec.get("nodeName"))
+            await self._writer.claim(one.key, gated.reservation_patch(one.claim, pod_ref(pod)), part="status")
 
     async def _deallocate(self, pod: ApiObject, ours: list[_Mine], why: str) -> None:
         for one in ours:

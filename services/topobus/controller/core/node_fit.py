@@ -94,8 +94,9 @@ def read_placing(pod: ApiObject) -> Placing:
 def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
     """Give the first thing that keeps a pod off a node; None when nothing on the node does."""
     node = at.node
-    if pod.node_name and pod.node_name != node.name:
-        return _reason("node-name", node, f"the pod is to run on {pod.node_name}")
+    if pod.node_name:
+        # It is bound: nobody asks again whether it may.
+        return None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
     for taint in at.taints:
         if taint.effect in ("NoSchedule", "NoExecute") and not any(_tolerates(one, taint) for one in pod.tolerations):
             shown = f"{taint.key}={taint.value}" if taint.value else taint.key

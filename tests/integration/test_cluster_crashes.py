@@ -1,0 +1,271 @@
+"""The controller in a cluster dies at each of its writes, before and after it took effect, and writes get lost in every way: whoever comes next goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from support.cluster_home import ClusterHome, claim, pod, template
+from topobus.controller.cluster.api import Api, Kind, Page, Plain, Rejected, WatchEvent
+from topobus.domain.errors import PeerUnavailable
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+
+class Crash(BaseException):
+    """The replica dies here; no handler of its own may catch that."""
+
+
+class MortalApi:
+    """An API server's client that dies, or loses the answer, at its n-th write: before the write reaches the server, or after."""
+
+    def __init__(self, api: Api, deadly: int, *, is_after: bool, is_silent: bool = False) -> None:
+        self._api = api
+        self._deadly = deadly
+        self._is_after = is_after
+        self._is_silent = is_silent
+        self.writes = 0
+        self.died = asyncio.Event()
+
+    async def version_of(self, kind: Kind) -> str:
+        """As the real one."""
+        return await self._api.version_of(kind)
+
+    def forget_versions(self) -> None:
+        """As the real one."""
+        self._api.forget_versions()
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> Plain | None:
+        """As the real one."""
+        return await self._api.get(kind, namespace, name)
+
+    def pages(self, kind: Kind) -> AsyncGenerator[Page, None]:
+        """As the real one."""
+        return self._api.pages(kind)
+
+    def watch(self, kind: Kind, version: str) -> AsyncGenerator[WatchEvent, None]:
+        """As the real one."""
+        return self._api.watch(kind, version)
+
+    async def create(self, kind: Kind, one: Mapping[str, Any]) -> Plain | Rejected:
+        """Die at it when it is its turn."""
+        self._before()
+        written = await self._api.create(kind, one)
+        self._after()
+        return written
+
+    async def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = "") -> Plain | Rejected:
+        """Die at it when it is its turn."""
+        self._before()
+        written = await self._api.patch(kind, namespace, name, patch, part=part)
+        self._after()
+        return written
+
+    async def delete(self, kind: Kind, namespace: str, name: str, *, uid: str) -> Rejected | None:
+        """Die at it when it is its turn."""
+        self._before()
+        gone = await self._api.delete(kind, namespace, name, uid=uid)
+        self._after()
+        return gone
+
+    def _before(self) -> None:
+        self.writes += 1
+        if self.writes == self._deadly and not self._is_after:
+            self._die()
+
+    def _after(self) -> None:
+        if self.writes == self._deadly and self._is_after:
+            self._die()
+
+    def _die(self) -> None:
+        self.died.set()
+        raise PeerUnavailable("the answer was lost") if self._is_silent else Crash
+
+
+@pytest_asyncio.fixture
+async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[ClusterHome]:
+    """An API server with two nodes of two devices each."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
+        made = ClusterHome(server, nats_server.url, tmp_path)
+        made.machine_room()
+        yield made
+
+
+async def _die_at(home: ClusterHome, write: int, *, is_after: bool) -> bool:
+    """Run a replica until it dies at a write; False when the work was done without that many."""
+    made: list[MortalApi] = []
+
+    def wrap(api: Api) -> Api:
+        made.append(MortalApi(api, write, is_after=is_after))
+        return made[0]
+
+    try:
+        async with home.controller(wrap=wrap):
+            died = asyncio.create_task(made[0].died.wait())
+            done = asyncio.create_task(home.until(lambda: not home.gates("p"), "an open gate"))
+            await asyncio.wait({died, done}, return_when=asyncio.FIRST_COMPLETED)
+            for one in (died, done):
+                one.cancel()
+    except* Crash:
+        pass  # as ordered
+    return made[0].died.is_set()
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+async def test_pod_is_served_when_the_replica_dies_at_any_write(home: ClusterHome, *, is_after: bool) -> None:
+    """Two claims of one pod: a crash at the n-th write, for each n there is, leaves a state from which the next replica goes on; nothing is given twice."""
+    crashes = 0
+    for write in range(1, 20):
+        home.put(claim("a"), claim("b"), pod("p", "a", "b"))
+        has_died = await _die_at(home, write, is_after=is_after)
+        async with home.controller():
+            await home.until(lambda: not home.gates("p"), "an open gate")
+
+        assert home.devices("a") + home.devices("b") == ["n1-gpu-0", "n1-gpu-1"]
+        assert (home.users("a"), home.users("b")) == (["p"], ["p"])
+        for name in ("a", "b"):
+            home.set_status("ResourceClaim", name, allocation=None, reservedFor=None)
+            stored = home.get("ResourceClaim", name)
+            home.server.put({**stored, "metadata": {**stored["metadata"], "finalizers": []}})
+            home.server.remove("ResourceClaim", name)
+        home.server.remove("Pod", "p")
+        if not has_died:
+            break
+        crashes += 1
+
+    assert crashes == 5  # two intents, two statuses, the gate
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("write", [1, 2, 3])
+async def test_pod_is_served_when_the_answer_to_a_write_is_lost(home: ClusterHome, write: int, *, is_after: bool) -> None:
+    """A write that timed out is neither done nor undone: it is read again, and nothing is written twice."""
+    home.put(claim("a"), pod("p", "a"))
+
+    async with home.controller(wrap=lambda api: MortalApi(api, write, is_after=is_after, is_silent=True)):
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    patches = [one.path for one in home.server.requests if one.method == "PATCH" and one.code == 200]
+    assert home.devices("a") == ["n1-gpu-0"]
+    assert len(patches) == 3
+
+
+@pytest.mark.parametrize(("method", "plural"), [("PATCH", "resourceclaims"), ("PATCH", "pods"), ("GET", "resourceclaims")])
+@pytest.mark.parametrize("code", [409, 429, 500, 503])
+async def test_pod_is_served_when_the_server_refuses_for_a_while(home: ClusterHome, method: str, plural: str, code: int) -> None:
+    """Conflicts, throttling and a server in trouble are waited out."""
+    home.server.refuse(method, plural, code=code, reason="Conflict" if code == 409 else "InternalError", times=3)
+    home.put(claim("a"), pod("p", "a"))
+
+    async with home.controller():
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert home.users("a") == ["p"]
+
+
+async def test_controller_goes_on_when_the_server_restarts_and_forgets(home: ClusterHome) -> None:
+    """Cut watches, forgotten history and a server that was away are no more than a pause."""
+    home.put(claim("a"), pod("p", "a"))
+    async with home.controller():
+        await home.until(lambda: not home.gates("p"), "an open gate")
+        home.server.compact()
+        home.server.close_watches()
+        home.put(claim("b"), pod("q", "b"))
+        await home.until(lambda: not home.gates("q"), "an open gate after lost history")
+        await home.server.stop()
+        home.put(claim("c"), pod("r", "c"))
+        await home.server.start()
+        await home.until(lambda: not home.gates("r"), "an open gate after the restart")
+
+    assert sorted(home.holders()) == ["n1-gpu-0", "n1-gpu-1", "n2-gpu-0"]
+
+
+async def test_three_replicas_never_give_a_device_twice(home: ClusterHome) -> None:
+    """Three replicas serve eight pods for four devices: four are served, no device was ever in two claims, whichever replica wrote."""
+    async with home.controller(), home.controller(), home.controller():
+        for index in range(8):
+            home.put(claim(f"c{index}"), pod(f"p{index}", f"c{index}"))
+        await home.until(lambda: len([one for one in range(8) if not home.gates(f"p{one}")]) == 4, "four open gates")
+        await home.until(lambda: all(home.events(f"p{one}") for one in range(8) if home.gates(f"p{one}")), "a word to each of the others")
+
+    assert all(len(holders) == 1 for holders in home.holders().values())
+    assert len(home.holders()) == 4
+    assert _most_holders(home) == 1
+
+
+def _most_holders(home: ClusterHome) -> int:
+    """Say how many claims had one device at the same time, over the server's whole history of statuses written."""
+    held: dict[str, set[str]] = {}
+    most = 0
+    for one in home.server.requests:
+        if not one.path.endswith("/status") or "/resourceclaims/" not in one.path or one.code != 200:
+            continue
+        name = one.path.split("/")[-2]
+        status = (one.body or {}).get("status") or {}
+        if "allocation" not in status:
+            continue
+        for holders in held.values():
+            holders.discard(name)
+        for result in (status["allocation"] or {}).get("devices", {}).get("results", ()):
+            held.setdefault(result["device"], set()).add(name)
+        most = max([most, *(len(holders) for holders in held.values())])
+    return most
+
+
+async def _spawn(home: ClusterHome, folder: Path) -> asyncio.subprocess.Process:
+    """Start a controller as a process of its own."""
+    environment = {
+        **os.environ,
+        "TOPOBUS_ALL__NATS__URL": home.nats_url,
+        "TOPOBUS_ALL__HTTP__PORT": "0",
+        "TOPOBUS_CONTROLLER__HOME": "cluster",
+        "TOPOBUS_CONTROLLER__CLUSTER__KUBECONFIG": str(home.kubeconfig),
+        "TOPOBUS_CONTROLLER__CLUSTER__RETRY_S": "0.1",
+    }
+    log = (folder / f"controller-{Random().random()}.log").open("wb")
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "topobus.controller.main", env=environment, stdout=log, stderr=asyncio.subprocess.STDOUT
+    )
+
+
+async def test_killed_replicas_leave_nothing_half_done(home: ClusterHome, tmp_path: Path) -> None:
+    """Three processes serve pods of one and two claims, each is killed and replaced: in the end all pods have devices, and no device was ever in two claims."""
+    random = Random(7)
+    home.machine_room(nodes=4, devices=4)
+    processes = [await _spawn(home, tmp_path) for _ in range(3)]
+    try:
+        for index in range(12):
+            home.put(
+                template(f"t{index}"), claim(f"c{index}"), pod(f"p{index}", *[f"c{index}"][: random.randrange(2)], templates=(f"t{index}",))
+            )
+            home.server.generate_claims()
+            if index % 3 == 2:
+                writes = len([one for one in home.server.requests if one.is_write]) + random.randrange(1, 5)
+                await home.until(lambda wanted=writes: len([one for one in home.server.requests if one.is_write]) >= wanted, "some writes")
+                victim = processes.pop(0)
+                victim.send_signal(signal.SIGKILL)
+                await victim.wait()
+                processes.append(await _spawn(home, tmp_path))
+        waiting = [f"p{index}" for index in range(12)]
+        await home.server.until(lambda: not any(home.gates(one) for one in waiting), timeout_s=60, what="open gates")
+    finally:
+        for one in processes:
+            one.kill()
+            await one.wait()
+
+    assert all(len(holders) == 1 for holders in home.holders().values())
+    assert _most_holders(home) == 1
+    for one in home.server.objects("Pod"):
+        for use in one["status"].get("resourceClaimStatuses", ()):
+            assert home.users(use["resourceClaimName"]) == [one["metadata"]["name"]]

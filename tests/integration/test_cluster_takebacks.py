@@ -1,0 +1,177 @@
+"""The controller in a cluster takes allocations back: when kube-scheduler cannot place the pod, and when two writers gave one device away."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.cluster_home import CLASS, ClusterHome, claim, pod
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+UNSCHEDULABLE = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/2 nodes: insufficient cpu"}]
+
+
+@pytest_asyncio.fixture
+async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[ClusterHome]:
+    """An API server with two nodes of two devices each."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
+        made = ClusterHome(server, nats_server.url, tmp_path)
+        made.machine_room()
+        yield made
+
+
+def slowly(home: ClusterHome, **changes: float) -> None:
+    """Give the controller other times."""
+    cluster = msgspec.structs.replace(home.settings.cluster, **changes)
+    home.settings = msgspec.structs.replace(home.settings, cluster=cluster)
+
+
+async def served(home: ClusterHome, *names: str) -> None:
+    """Wait until pods have their devices and no gate."""
+    await home.until(lambda: not any(home.gates(one) for one in names), "open gates")
+
+
+async def test_allocation_goes_elsewhere_when_the_scheduler_cannot_place_the_pod(home: ClusterHome) -> None:
+    """After the stated time the devices are taken back, in two stages, and given on another node; the pod itself is not touched."""
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        home.set_status("Pod", "p", conditions=UNSCHEDULABLE)
+        spec = home.get("Pod", "p")["spec"]
+        await home.until(lambda: home.node_of("c") == "n2" and home.users("c"), "devices elsewhere")
+        assert await home.bind("p", "n2") == 201
+
+    assert home.users("c") == ["p"]
+    assert {key: value for key, value in home.get("Pod", "p")["spec"].items() if key != "nodeName"} == spec
+    assert "insufficient cpu" in next(message for reason, message in home.events("p") if reason == "AllocationTakenBack")
+
+
+async def test_reservation_comes_back_when_the_pod_was_bound_meanwhile(home: ClusterHome) -> None:
+    """A binding that was under way when the reservation went wins: the pod keeps its devices."""
+    slowly(home, settle_s=1.0)
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        home.set_status("Pod", "p", conditions=UNSCHEDULABLE)
+        await home.until(lambda: not home.users("c"), "the first stage")
+        assert await home.bind("p", "n1") == 201
+        await home.until(lambda: home.users("c") == ["p"], "the reservation again")
+
+    assert home.devices("c") == ["n1-gpu-0"]
+
+
+async def test_taking_back_goes_on_when_a_replica_died_between_its_stages(home: ClusterHome) -> None:
+    """What a crash left without a reservation is found in that state, and taken back by the next replica."""
+    slowly(home, settle_s=30.0)
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        home.set_status("Pod", "p", conditions=UNSCHEDULABLE)
+        await home.until(lambda: not home.users("c"), "the first stage")
+    slowly(home, settle_s=0.1)
+
+    async with home.controller():
+        await home.until(lambda: home.node_of("c") == "n2" and home.users("c"), "devices elsewhere")
+
+
+async def test_claim_goes_elsewhere_at_once_when_the_scheduler_took_it_back(home: ClusterHome) -> None:
+    """kube-scheduler deallocates a claim whose node it cannot use; ours is then allocated on another node, before the scheduler tries again."""
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
+        await home.until(lambda: home.node_of("c") == "n2" and home.users("c"), "devices elsewhere")
+
+
+async def test_allocation_of_the_scheduler_is_left_alone_when_it_was_faster(home: ClusterHome) -> None:
+    """What kube-scheduler allocated for a pod whose gate is open is its own affair, unschedulable or not."""
+    home.put(claim("c"), pod("p", "c"), claim("d"), pod("q", "d"))
+    theirs = {"devices": {"results": [{"request": "r", "driver": CLASS, "pool": "n2", "device": "n2-gpu-1"}]}}
+    async with home.controller():
+        await served(home, "p", "q")
+        home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
+        await home.until(lambda: home.node_of("c") == "n2", "devices elsewhere")
+        uid = home.get("Pod", "p")["metadata"]["uid"]
+        home.server.remove("Pod", "p")
+        home.put(pod("p2", "c", gates=()))
+        home.set_status("ResourceClaim", "c", allocation=theirs, reservedFor=[{"resource": "pods", "name": "p2", "uid": uid}])
+        home.set_status("Pod", "p2", conditions=UNSCHEDULABLE)
+        home.set_status("Pod", "q", conditions=UNSCHEDULABLE)
+        await home.until(lambda: home.node_of("d") == "n2", "the other pod's devices taken back")
+
+    assert home.devices("c") == ["n2-gpu-1"]
+
+
+async def test_shared_claim_stays_when_another_pod_uses_it(home: ClusterHome) -> None:
+    """Devices that another pod has reserved as well are never taken from under it."""
+    home.put(claim("c"), pod("p", "c"), pod("q", "c"), claim("d"), pod("r", "d"))
+    async with home.controller():
+        await served(home, "p", "q", "r")
+        for name in ("p", "r"):
+            home.set_status("Pod", name, conditions=UNSCHEDULABLE)
+        await home.until(lambda: home.node_of("d") == "n2", "the third pod's devices taken back")
+
+    assert home.node_of("c") == "n1"
+    assert sorted(home.users("c")) == ["p", "q"]
+
+
+async def test_ours_gives_way_when_the_scheduler_gave_the_same_device_away(home: ClusterHome) -> None:
+    """Two writers to two claims may take one device; ours is taken back and allocated anew, and both claims' users are told."""
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        home.put(claim("theirs"))
+        result = {"request": "r", "driver": CLASS, "pool": "n1", "device": "n1-gpu-0"}
+        home.set_status("ResourceClaim", "theirs", allocation={"devices": {"results": [result]}})
+        await home.until(lambda: home.devices("c") and len(home.holders()["n1-gpu-0"]) == 1, "one holder")
+        await home.until(lambda: home.users("c"), "a reservation")
+
+    assert home.devices("theirs") == ["n1-gpu-0"]
+    assert "DoubleAllocation" in {reason for reason, _ in home.events("theirs")}
+
+
+async def test_ours_stays_when_its_pod_runs_already(home: ClusterHome) -> None:
+    """A pod that is bound keeps its claim whatever else was allocated; the node lets only one of the two prepare."""
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        await home.bind("p", "n1")
+        home.put(claim("theirs"))
+        result = {"request": "r", "driver": CLASS, "pool": "n1", "device": "n1-gpu-0"}
+        home.set_status("ResourceClaim", "theirs", allocation={"devices": {"results": [result]}})
+        await home.until(lambda: home.events("theirs") and home.events("c"), "events")
+
+    assert home.holders()["n1-gpu-0"] == ["c", "theirs"]
+    assert home.users("c") == ["p"]
+
+
+async def test_same_node_is_tried_again_when_no_other_is_left(home: ClusterHome) -> None:
+    """A pod that fits on one node only gets its devices there again: what kept the scheduler away may go."""
+    home.server.remove("Node", "n2")
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+        home.set_status("Pod", "p", conditions=UNSCHEDULABLE)
+        await home.until(lambda: not home.devices("c"), "devices taken back")
+        await home.until(lambda: home.devices("c") == ["n1-gpu-0"] and home.users("c"), "the same devices again")
+
+
+async def test_pod_gets_devices_on_its_node_when_it_was_bound_after_they_were_taken_back(home: ClusterHome) -> None:
+    """A binding that overtakes even the second stage leaves no pod without devices: they are allocated anew where it is."""
+    home.put(claim("c"), pod("p", "c"))
+    async with home.controller():
+        await served(home, "p")
+    await home.bind("p", "n1")
+    home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
+
+    async with home.controller():
+        await home.until(lambda: home.users("c") == ["p"], "devices again")
+
+    assert home.node_of("c") == "n1"
