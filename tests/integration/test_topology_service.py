@@ -31,7 +31,7 @@ from topobus.domain.alignment.view import node_view
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import AllocationPhase, Ledger, PendingDecision
-from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.outcome import MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest, Policy
 from topobus.domain.view import AlignmentOptions
 from topobus.runtime.bus import Bus
@@ -153,6 +153,29 @@ async def test_topology_writes_nothing_when_it_is_a_dry_run(bus: Bus) -> None:
     assert event.id == reply.decision_id
     assert entry is not None
     assert (entry.value.sequence, entry.value.allocations) == (0, {})
+
+
+async def test_topology_keeps_off_kubelets_cpus_when_its_manager_gave_them(bus: Bus, nats_server: NatsServer) -> None:
+    """CPUs and memory that kubelet gave a container are taken for everybody; a newer word about the same CPUs replaces the older."""
+    given = {"cpu": tuple(f"cpu-{one}" for one in range(4))}
+    memory = (MemoryBlock(kind="memory", nodes=NodeSet(0), shares=((0, 1 << 30),)),)
+    old, new = (Owner(kind=OwnerKind.CONTAINER, namespace="default", name=name, uid="main") for name in ("old", "new"))
+    async with topology(nats_server.url):
+        await publish_node(bus)
+        await ask_patiently(bus, ADOPT, AdoptRequest(op_id="a", owner=old, devices=given, memory=memory, container="main"), node=NODE)
+        placed = await ask_place(bus, "p", TRAINER)
+        newer = await bus.ask(ADOPT, AdoptRequest(op_id="b", owner=new, devices=given, container="main"), node=NODE)
+        only = await bus.ask(ADOPT, AdoptRequest(op_id="c", owner=old, devices={}, memory=memory, container="main"), node=NODE)
+        entry = await bus.get(LEDGER, node=NODE)
+
+    assert isinstance(placed.result, Placement), placed.result
+    assert not placed.result.containers[0].cpus & CpuSet.parse("0-3")
+    assert isinstance(newer.result, Adopted), newer.result
+    assert newer.result.displaced == (old,)
+    assert isinstance(only.result, Adopted), only.result
+    assert entry is not None
+    (held,) = entry.value.allocations[old.key].holdings
+    assert (held.container, held.cpus, held.memory, held.memory_bytes) == ("main", CpuSet(), memory, 1 << 30)
 
 
 @pytest.mark.usefixtures("service")
