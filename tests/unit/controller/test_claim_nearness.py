@@ -9,6 +9,8 @@ import pytest
 
 from support.alignment_nodes import dgx_facts
 from topobus.contracts.kubernetes import admit
+from topobus.contracts.kubernetes.resource import ClaimSpec
+from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cel import CelCompiler
@@ -256,7 +258,7 @@ def test_fault_of_a_claim_stays_a_fault_when_it_has_wishes() -> None:
 )
 def test_wishes_are_refused_with_their_path_when_nobody_can_read_them(config: list[dict[str, Any]], parts: tuple[str, ...]) -> None:
     """What is wrong is named: the path, what is there, what is wanted."""
-    spec = read_claim(claim({"gpu": 1}, *config))
+    spec = read_as(claim({"gpu": 1}, *config).spec, ClaimSpec, where="claim")
 
     with pytest.raises(ContractError) as caught:
         read_wishes(spec, "claim default/c")

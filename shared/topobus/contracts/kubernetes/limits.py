@@ -1,14 +1,16 @@
 """The limits that resource.k8s.io/v1 puts on its objects, checked on the way in and on the way out.
 
-Flows in: an object whose fields have the right types. Flows out: one Problem for each limit that is broken, in the order of the fields.
+Flows in: an object whose fields have the right types. Flows out: one Problem for each limit that is broken, in the order of the fields. Slices stand in
+`slice_limits`, the numbers in `limit_rules`; both are found here, too.
 Source: k8s.io/api/resource/v1/types.go and pkg/apis/resource/validation/validation.go, 1.36.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -16,46 +18,66 @@ from topobus.contracts.kubernetes import resource as r
 from topobus.contracts.kubernetes.classic import is_classic
 from topobus.contracts.kubernetes.classic_limits import check_classic
 from topobus.contracts.kubernetes.classic_parameters import device_class_of_group
+from topobus.contracts.kubernetes.limit_rules import (
+    MAX_ALTERNATIVES,
+    MAX_ATTRIBUTE_VALUES,
+    MAX_ATTRIBUTES,
+    MAX_DEVICE_STATUS_CONDITIONS,
+    MAX_DEVICES,
+    MAX_EXPRESSION_BYTES,
+    MAX_GRANTED_CONFIGURATIONS,
+    MAX_HARDWARE_ADDRESS,
+    MAX_INTERFACE_ADDRESSES,
+    MAX_INTERFACE_NAME,
+    MAX_LIST,
+    MAX_PARAMETER_BYTES,
+    MAX_RESERVED_FOR,
+    MAX_TEXT,
+    MAX_TOLERATIONS,
+    at_most,
+    check_binding,
+    check_driver,
+    check_label,
+    check_node_selector,
+    check_pool_name,
+    check_toleration,
+    each,
+    is_qualified,
+    quantities,
+    unique,
+)
 from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.kubernetes.shape import Problem, did_you_mean, read_as
+from topobus.contracts.kubernetes.slice_limits import check_slice, check_taint_rule
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
-from topobus.domain.names import is_dns_label, is_dns_subdomain
-from topobus.domain.quantity import Quantity
+from topobus.domain.names import is_dns_label, is_dns_subdomain, is_extended_resource_name
 
-__all__ = ["check_allocation", "check_claim", "check_class", "check_object", "check_slice"]
+__all__ = [
+    "MAX_ALTERNATIVES",
+    "MAX_ATTRIBUTES",
+    "MAX_ATTRIBUTE_VALUES",
+    "MAX_DEVICES",
+    "MAX_EXPRESSION_BYTES",
+    "MAX_LIST",
+    "MAX_TEXT",
+    "check_allocation",
+    "check_claim",
+    "check_class",
+    "check_object",
+    "check_slice",
+    "check_status",
+    "check_taint_rule",
+]
 
-MAX_LIST = 32  # requests, selectors, constraints, configurations and granted devices
-MAX_ALTERNATIVES = 8
-MAX_TOLERATIONS = 16
-MAX_GRANTED_CONFIGURATIONS = 64
-MAX_EXPRESSION_BYTES = 10 * 1024
-MAX_PARAMETER_BYTES = 10 * 1024
-MAX_DEVICES = 128
-# A device with taints, counters or list attributes makes a slice so large that only half as many fit into etcd's 1.5 MiB.
-MAX_COMPLEX_DEVICES = 64
-MAX_ATTRIBUTES = 32
-MAX_ATTRIBUTE_VALUES = 48
-MAX_TEXT = 64
-MAX_TAINTS = 16
-MAX_CONDITIONS = 4
-MAX_COUNTER_SETS = 8
-MAX_COUNTERS = 32
-MAX_CONSUMED_SETS = 2
-MAX_VALID_VALUES = 10
-
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
-_VERSION = re.compile(r"\d+\.\d+\.\d+(-[0-9A-Za-z.-]+)?(\+[0-9A-Za-z.-]+)?")
-_EFFECTS = ("NoSchedule", "NoExecute", "None")
-_TOLERATED = ("NoSchedule", "NoExecute", "")
 _MODES = ("ExactCount", "All")
-_OPERATORS = ("Exists", "Equal")
-
-T = TypeVar("T")
+_SOURCES = ("FromClass", "FromClaim")
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_ALLOCATION = "status.allocation"
 
 
 def check_object(one: ApiObject) -> list[Problem]:
-    """Check name and spec of any object that we know."""
+    """Check name and spec of any object that we know; of a claim, its status too."""
     metadata = metadata_of(one)
     found: list[Problem] = []
     if not is_dns_subdomain(metadata.name):
@@ -73,6 +95,8 @@ def check_object(one: ApiObject) -> list[Problem]:
             found.extend(check_class(read_as(one.spec, r.DeviceClassSpec, where="spec")))
         elif one.kind == "ResourceSlice":
             found.extend(check_slice(read_as(one.spec, r.SliceSpec, where="spec")))
+        elif one.kind == "DeviceTaintRule":
+            found.extend(check_taint_rule(read_as(one.spec, r.TaintRuleSpec, where="spec")))
     except ContractError as err:
         found.append(Problem("", str(err)))
     return found
@@ -81,84 +105,136 @@ def check_object(one: ApiObject) -> list[Problem]:
 def check_claim(spec: r.ClaimSpec, path: str = "spec") -> list[Problem]:
     """Check the spec of a claim."""
     path = f"{path}.devices"
+    known = _request_names(spec)
     found = [
-        *_at_most(spec.devices.requests, MAX_LIST, f"{path}.requests"),
-        *_unique([one.name for one in spec.devices.requests], f"{path}.requests"),
-        *_each(spec.devices.requests, f"{path}.requests", _check_request),
-        *_at_most(spec.devices.constraints, MAX_LIST, f"{path}.constraints"),
-        *_at_most(spec.devices.config, MAX_LIST, f"{path}.config"),
-        *_each(spec.devices.config, f"{path}.config", _check_configuration),
+        *at_most(spec.devices.requests, MAX_LIST, f"{path}.requests"),
+        *unique([one.name for one in spec.devices.requests], f"{path}.requests"),
+        *each(spec.devices.requests, f"{path}.requests", _check_request),
+        *at_most(spec.devices.constraints, MAX_LIST, f"{path}.constraints"),
     ]
-    known = [name for one in spec.devices.requests for name in (one.name, *(f"{one.name}/{sub.name}" for sub in one.first_available))]
     for index, constraint in enumerate(spec.devices.constraints):
         here = f"{path}.constraints[{index}]"
-        found.extend(_known(constraint.requests, known, f"{here}.requests"))
+        found.extend(_references(constraint.requests, known, f"{here}.requests"))
         if (constraint.match_attribute is None) == (constraint.distinct_attribute is None):
             found.append(Problem(here, "wanted exactly one of matchAttribute and distinctAttribute"))
-        attribute = constraint.match_attribute or constraint.distinct_attribute or ""
-        if attribute and not _is_qualified(attribute, needs_domain=True):
-            found.append(Problem(here, f"got the attribute {attribute!r}, wanted domain/name, such as resource.kubernetes.io/pcieRoot"))
+        found.extend(
+            Problem(here, f"got the attribute {attribute!r}, wanted domain/name, such as resource.kubernetes.io/pcieRoot")
+            for attribute in (constraint.match_attribute, constraint.distinct_attribute)
+            if attribute is not None and not is_qualified(attribute, needs_domain=True)
+        )
+    found.extend(at_most(spec.devices.config, MAX_LIST, f"{path}.config"))
     for index, configuration in enumerate(spec.devices.config):
-        found.extend(_known(configuration.requests, known, f"{path}.config[{index}].requests"))
+        found.extend(_references(configuration.requests, known, f"{path}.config[{index}].requests"))
+        found.extend(_check_opaque(configuration.opaque, f"{path}.config[{index}]"))
     return found
 
 
 def check_class(spec: r.DeviceClassSpec, path: str = "spec") -> list[Problem]:
     """Check the spec of a device class."""
-    return [
-        *_check_selectors(spec.selectors, f"{path}.selectors"),
-        *_at_most(spec.config, MAX_LIST, f"{path}.config"),
-        *_each(spec.config, f"{path}.config", _check_configuration),
-    ]
-
-
-def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
-    """Check the spec of a slice: what each device may carry, and that exactly one way says which nodes it serves."""
-    found: list[Problem] = []
-    if not is_dns_subdomain(spec.driver) or len(spec.driver) > 63:
-        found.append(Problem(f"{path}.driver", f"got {spec.driver!r}, wanted a DNS name of at most 63 characters"))
-    if not all(is_dns_subdomain(part) for part in spec.pool.name.split("/")) or len(spec.pool.name) > 253:
-        found.append(Problem(f"{path}.pool.name", f"got {spec.pool.name!r}, wanted DNS names joined by '/', 253 characters at most"))
-    if spec.pool.resource_slice_count < 1 or spec.pool.generation < 0:
-        found.append(Problem(f"{path}.pool", "wanted resourceSliceCount of at least 1 and generation of at least 0"))
-    ways = [spec.node_name, spec.node_selector, spec.all_nodes or None, spec.per_device_node_selection or None]
-    if sum(one is not None for one in ways) != 1:
-        found.append(Problem(path, "wanted exactly one of nodeName, nodeSelector, allNodes and perDeviceNodeSelection"))
-    if spec.node_selector is not None and len(spec.node_selector.node_selector_terms) != 1:
-        found.append(Problem(f"{path}.nodeSelector", f"got {len(spec.node_selector.node_selector_terms)} terms, wanted exactly one"))
-    is_complex = any(one.taints or one.consumes_counters or _list_values(one) for one in spec.devices)
-    found.extend(_at_most(spec.devices, MAX_COMPLEX_DEVICES if is_complex else MAX_DEVICES, f"{path}.devices"))
-    found.extend(_unique([one.name for one in spec.devices], f"{path}.devices"))
-    found.extend(_each(spec.devices, f"{path}.devices", _check_device))
-    if spec.devices and spec.shared_counters:
-        found.append(Problem(path, "wanted either devices or sharedCounters, not both"))
-    found.extend(_at_most(spec.shared_counters, MAX_COUNTER_SETS, f"{path}.sharedCounters"))
-    for index, one in enumerate(spec.shared_counters):
-        found.extend(_at_most(one.counters, MAX_COUNTERS, f"{path}.sharedCounters[{index}].counters"))
-        found.extend(_quantities({key: counter.value for key, counter in one.counters.items()}, f"{path}.sharedCounters[{index}].counters"))
+    found = [*_check_selectors(spec.selectors, f"{path}.selectors"), *at_most(spec.config, MAX_LIST, f"{path}.config")]
+    for index, one in enumerate(spec.config):
+        found.extend(_check_opaque(one.opaque, f"{path}.config[{index}]"))
+    name = spec.extended_resource_name
+    if name is not None and not is_extended_resource_name(name):
+        found.append(Problem(f"{path}.extendedResourceName", f"got {name!r}, wanted an extended resource such as example.com/gpu"))
     return found
 
 
-def check_allocation(result: r.AllocationResult) -> list[Problem]:
-    """Check an allocation before it is written."""
-    return [
-        *_at_most(result.devices.results, MAX_LIST, "status.allocation.devices.results"),
-        *_at_most(result.devices.config, MAX_GRANTED_CONFIGURATIONS, "status.allocation.devices.config"),
-    ]
+def check_allocation(result: r.AllocationResult, spec: r.ClaimSpec | None = None) -> list[Problem]:
+    """Check an allocation before it is written; with the claim's spec, also whether the requests that it names are there."""
+    known = _request_names(spec) if spec is not None else None
+    found = list(at_most(result.devices.results, MAX_LIST, f"{_ALLOCATION}.devices.results"))
+    for index, granted in enumerate(result.devices.results):
+        here = f"{_ALLOCATION}.devices.results[{index}]"
+        if known is not None:
+            found.extend(_references((granted.request,), known, f"{here}.request"))
+        found.extend(_check_device_id(granted.driver, granted.pool, granted.device, here))
+        found.extend(at_most(granted.tolerations, MAX_TOLERATIONS, f"{here}.tolerations"))
+        found.extend(each(granted.tolerations, f"{here}.tolerations", check_toleration))
+        found.extend(check_binding(granted.binding_conditions, granted.binding_failure_conditions, here))
+        found.extend(quantities(granted.consumed_capacity, f"{here}.consumedCapacity"))
+    found.extend(at_most(result.devices.config, MAX_GRANTED_CONFIGURATIONS, f"{_ALLOCATION}.devices.config"))
+    for index, one in enumerate(result.devices.config):
+        here = f"{_ALLOCATION}.devices.config[{index}]"
+        if one.source not in _SOURCES:
+            found.append(Problem(f"{here}.source", f"got {one.source!r}, wanted one of {', '.join(_SOURCES)}"))
+        found.extend(_references(one.requests, known if known is not None else list(one.requests), f"{here}.requests"))
+        found.extend(_check_opaque(one.opaque, here))
+    if result.node_selector is not None:
+        found.extend(check_node_selector(result.node_selector, f"{_ALLOCATION}.nodeSelector"))
+    return found
+
+
+def check_status(status: r.ClaimStatus, spec: r.ClaimSpec | None = None) -> list[Problem]:
+    """Check the whole status of a claim before it is written."""
+    found = list(check_allocation(status.allocation, spec)) if status.allocation is not None else []
+    if status.allocation is not None:
+        for index, one in enumerate(status.allocation.devices.results):
+            if one.share_id is not None and not _UUID.fullmatch(one.share_id):
+                path = f"{_ALLOCATION}.devices.results[{index}].shareID"
+                found.append(Problem(path, f"got {one.share_id!r}, wanted a UUID in lower case"))
+    found.extend(at_most(status.reserved_for, MAX_RESERVED_FOR, "status.reservedFor"))
+    found.extend(unique([str(one.get("uid")) for one in status.reserved_for], "status.reservedFor", field="uid"))
+    for index, user in enumerate(status.reserved_for):
+        missing = [name for name in ("resource", "name", "uid") if not user.get(name)]
+        if missing:
+            found.append(Problem(f"status.reservedFor[{index}]", f"wanted {', '.join(missing)}"))
+    if status.reserved_for and status.allocation is None:
+        found.append(Problem("status.reservedFor", "wanted none without an allocation"))
+    found.extend(_check_devices(status))
+    return found
+
+
+def _check_devices(status: r.ClaimStatus) -> Iterator[Problem]:
+    """Check what drivers say about the devices of a claim."""
+    results = status.allocation.devices.results if status.allocation is not None else ()
+    granted = {(one.driver, one.pool, one.device, one.share_id) for one in results}
+    ids = [(one.get("driver"), one.get("pool"), one.get("device"), one.get("shareID")) for one in status.devices]
+    yield from unique([str(one) for one in ids], "status.devices", field="device")
+    for index, one in enumerate(status.devices):
+        path = f"status.devices[{index}]"
+        if ids[index] not in granted:
+            yield Problem(path, "wanted a device that the claim was allocated")
+        yield from at_most(one.get("conditions") or (), MAX_DEVICE_STATUS_CONDITIONS, f"{path}.conditions")
+        if one.get("data") is not None:
+            yield from _check_parameters(one["data"], f"{path}.data")
+        network = one.get("networkData")
+        if isinstance(network, Mapping):
+            yield from _check_network(network, f"{path}.networkData")
+
+
+def _check_network(network: Mapping[str, Any], path: str) -> Iterator[Problem]:
+    for name, limit in (("interfaceName", MAX_INTERFACE_NAME), ("hardwareAddress", MAX_HARDWARE_ADDRESS)):
+        if len(str(network.get(name) or "").encode()) > limit:
+            yield Problem(f"{path}.{name}", f"wanted at most {limit} bytes")
+    addresses = [str(one) for one in network.get("ips") or ()]
+    yield from at_most(addresses, MAX_INTERFACE_ADDRESSES, f"{path}.ips")
+    yield from unique(addresses, f"{path}.ips", field="")
+    for index, one in enumerate(addresses):
+        try:
+            is_address = "/" in one and str(ipaddress.ip_interface(one)) == one
+        except ValueError:
+            is_address = False
+        if not is_address:
+            yield Problem(f"{path}.ips[{index}]", f"got {one!r}, wanted an address with its prefix, such as 192.0.2.5/24")
+
+
+def _check_device_id(driver: str, pool: str, device: str, path: str) -> Iterator[Problem]:
+    yield from check_driver(driver, f"{path}.driver")
+    yield from check_pool_name(pool, f"{path}.pool")
+    yield from check_label(device, f"{path}.device")
 
 
 def _check_request(one: r.ClaimRequest, path: str) -> Iterator[Problem]:
-    if not is_dns_label(one.name):
-        yield Problem(f"{path}.name", f"got {one.name!r}, wanted a DNS label")
+    yield from check_label(one.name, f"{path}.name")
     if (one.exactly is None) == (not one.first_available):
         yield Problem(path, "wanted exactly one of exactly and firstAvailable")
     if one.exactly is not None:
         yield from _check_exact(one.exactly, f"{path}.exactly")
-    yield from _at_most(one.first_available, MAX_ALTERNATIVES, f"{path}.firstAvailable")
-    yield from _unique([sub.name for sub in one.first_available], f"{path}.firstAvailable")
+    yield from at_most(one.first_available, MAX_ALTERNATIVES, f"{path}.firstAvailable")
+    yield from unique([sub.name for sub in one.first_available], f"{path}.firstAvailable")
     for index, sub in enumerate(one.first_available):
-        if not is_dns_label(sub.name):
-            yield Problem(f"{path}.firstAvailable[{index}].name", f"got {sub.name!r}, wanted a DNS label")
+        yield from check_label(sub.name, f"{path}.firstAvailable[{index}].name")
         yield from _check_exact(sub, f"{path}.firstAvailable[{index}]")
 
 
@@ -174,116 +250,55 @@ def _check_exact(one: r.ExactRequest | r.SubRequest, path: str) -> Iterator[Prob
     if one.allocation_mode != "All" and one.count is not None and one.count < 1:
         yield Problem(f"{path}.count", f"got {one.count}, wanted at least 1")
     yield from _check_selectors(one.selectors, f"{path}.selectors")
-    yield from _at_most(one.tolerations, MAX_TOLERATIONS, f"{path}.tolerations")
-    for index, toleration in enumerate(one.tolerations):
-        here = f"{path}.tolerations[{index}]"
-        if toleration.operator not in ("", *_OPERATORS):
-            yield Problem(f"{here}.operator", f"got {toleration.operator!r}, wanted Exists or Equal")
-        if toleration.effect not in _TOLERATED:
-            yield Problem(f"{here}.effect", f"got {toleration.effect!r}, wanted NoSchedule, NoExecute or none")
-        if not toleration.key and toleration.operator != "Exists":
-            yield Problem(f"{here}.operator", "wanted Exists when there is no key")
+    yield from at_most(one.tolerations, MAX_TOLERATIONS, f"{path}.tolerations")
+    yield from each(one.tolerations, f"{path}.tolerations", check_toleration)
     if one.capacity is not None:
-        yield from _quantities(one.capacity.requests, f"{path}.capacity.requests")
+        yield from quantities(one.capacity.requests, f"{path}.capacity.requests")
+        for name in one.capacity.requests:
+            if not is_qualified(name):
+                yield Problem(
+                    f"{path}.capacity.requests.{name}", "wanted a C identifier of at most 32 characters, after a domain or without"
+                )
 
 
 def _check_selectors(selectors: Sequence[r.Selector], path: str) -> Iterator[Problem]:
-    yield from _at_most(selectors, MAX_LIST, path)
+    yield from at_most(selectors, MAX_LIST, path)
     for index, one in enumerate(selectors):
         if one.cel is None:
             yield Problem(f"{path}[{index}]", "wanted cel, the only kind of selector")
-        elif not one.cel.expression or len(one.cel.expression.encode()) > MAX_EXPRESSION_BYTES:
-            yield Problem(
-                f"{path}[{index}].cel.expression", f"wanted 1 to {MAX_EXPRESSION_BYTES} bytes, got {len(one.cel.expression.encode())}"
-            )
-
-
-def _check_configuration(one: r.Configuration, path: str) -> Iterator[Problem]:
-    if one.opaque is None:
-        yield Problem(path, "wanted opaque, the only kind of configuration")
-    elif not is_dns_subdomain(one.opaque.driver):
-        yield Problem(f"{path}.opaque.driver", f"got {one.opaque.driver!r}, wanted the name of a driver")
-    elif len(msgspec.json.encode(one.opaque.parameters)) > MAX_PARAMETER_BYTES:
-        yield Problem(f"{path}.opaque.parameters", f"wanted at most {MAX_PARAMETER_BYTES} bytes")
-
-
-def _check_device(one: r.SliceDevice, path: str) -> Iterator[Problem]:
-    if not is_dns_label(one.name):
-        yield Problem(f"{path}.name", f"got {one.name!r}, wanted a DNS label")
-    if len(one.attributes) + len(one.capacity) > MAX_ATTRIBUTES:
-        yield Problem(path, f"got {len(one.attributes) + len(one.capacity)} attributes and capacities, wanted at most {MAX_ATTRIBUTES}")
-    if len(one.attributes) + _list_values(one) > MAX_ATTRIBUTE_VALUES:
-        yield Problem(f"{path}.attributes", f"wanted at most {MAX_ATTRIBUTE_VALUES} values")
-    for name, attribute in one.attributes.items():
-        yield from _check_attribute(name, attribute, f"{path}.attributes.{name}")
-    yield from _quantities({key: capacity.value for key, capacity in one.capacity.items()}, f"{path}.capacity")
-    for name, capacity in one.capacity.items():
-        if not _is_qualified(name):
-            yield Problem(f"{path}.capacity.{name}", "wanted a C identifier of at most 32 characters, with a domain before '/' or without")
-        if capacity.request_policy is not None:
-            yield from _at_most(capacity.request_policy.valid_values, MAX_VALID_VALUES, f"{path}.capacity.{name}.requestPolicy.validValues")
-    yield from _at_most(one.consumes_counters, MAX_CONSUMED_SETS, f"{path}.consumesCounters")
-    yield from _at_most(one.taints, MAX_TAINTS, f"{path}.taints")
-    for index, taint in enumerate(one.taints):
-        if taint.effect not in _EFFECTS:
-            yield Problem(f"{path}.taints[{index}].effect", f"got {taint.effect!r}, wanted one of {', '.join(_EFFECTS)}")
-    yield from _at_most(one.binding_conditions, MAX_CONDITIONS, f"{path}.bindingConditions")
-    yield from _at_most(one.binding_failure_conditions, MAX_CONDITIONS, f"{path}.bindingFailureConditions")
-
-
-def _check_attribute(name: str, one: r.Attribute, path: str) -> Iterator[Problem]:
-    if not _is_qualified(name):
-        yield Problem(path, "wanted a C identifier of at most 32 characters, with a domain before '/' or without")
-    values = (one.int_, one.bool_, one.string, one.version, one.ints, one.bools, one.strings, one.versions)
-    if sum(value is not None for value in values) != 1:
-        yield Problem(path, "wanted exactly one of int, bool, string, version, ints, bools, strings and versions")
-    for text in (one.string, one.version, *(one.strings or ()), *(one.versions or ())):
-        if text is not None and len(text) > MAX_TEXT:
-            yield Problem(path, f"got {len(text)} characters, wanted at most {MAX_TEXT}")
-    for version in (one.version, *(one.versions or ())):
-        if version is not None and not _VERSION.fullmatch(version):
-            yield Problem(path, f"got {version!r}, wanted a semantic version such as 1.2.3")
-
-
-def _list_values(one: r.SliceDevice) -> int:
-    return sum(len(values) for a in one.attributes.values() for values in (a.ints, a.bools, a.strings, a.versions) if values)
-
-
-def _is_qualified(name: str, *, needs_domain: bool = False) -> bool:
-    domain, slash, identifier = name.rpartition("/")
-    if slash and not (is_dns_subdomain(domain) and len(domain) <= 63):
-        return False
-    return bool(_IDENTIFIER.fullmatch(identifier)) and (bool(slash) or not needs_domain)
-
-
-def _quantities(values: dict[str, r.QuantityText], path: str) -> Iterator[Problem]:
-    for name, value in values.items():
-        try:
-            is_negative = Quantity.parse(value).nano < 0
-        except ValueError as err:
-            yield Problem(f"{path}.{name}", str(err))
             continue
-        if is_negative:
-            yield Problem(f"{path}.{name}", f"got {value}, wanted 0 or more")
+        size = len(one.cel.expression.encode("utf-8", "replace"))
+        if not 1 <= size <= MAX_EXPRESSION_BYTES:
+            yield Problem(f"{path}[{index}].cel.expression", f"got {size} bytes, wanted 1 to {MAX_EXPRESSION_BYTES} bytes")
 
 
-def _known(names: Sequence[str], known: list[str], path: str) -> Iterator[Problem]:
+def _check_opaque(opaque: r.OpaqueConfiguration | None, path: str) -> Iterator[Problem]:
+    if opaque is None:
+        yield Problem(path, "wanted opaque, the only kind of configuration")
+        return
+    yield from check_driver(opaque.driver, f"{path}.opaque.driver")
+    yield from _check_parameters(opaque.parameters, f"{path}.opaque.parameters")
+
+
+def _check_parameters(parameters: object, path: str) -> Iterator[Problem]:
+    if not isinstance(parameters, Mapping):
+        yield Problem(path, f"got {type(parameters).__name__ if parameters is not None else 'nothing'}, wanted a JSON object")
+        return
+    size = len(msgspec.json.encode(parameters))
+    if size > MAX_PARAMETER_BYTES:
+        yield Problem(path, f"got {size} bytes, wanted at most {MAX_PARAMETER_BYTES}")
+
+
+def _request_names(spec: r.ClaimSpec) -> list[str]:
+    return [name for one in spec.devices.requests for name in (one.name, *(f"{one.name}/{sub.name}" for sub in one.first_available))]
+
+
+def _references(names: Sequence[str], known: Sequence[str], path: str) -> Iterator[Problem]:
+    """Check names of requests: each is one, and none stands twice."""
+    if len(names) > MAX_LIST:
+        yield from at_most(names, MAX_LIST, path)
+        return
+    yield from unique(names, path, field="")
     for index, name in enumerate(names):
         if name not in known:
             yield Problem(f"{path}[{index}]", f"there is no request {name!r}{did_you_mean(name, known)}")
-
-
-def _unique(names: list[str], path: str) -> Iterator[Problem]:
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            yield Problem(f"{path}[{index}].name", f"{name!r} stands here twice")
-
-
-def _at_most(values: Collection[object], limit: int, path: str) -> Iterator[Problem]:
-    if len(values) > limit:
-        yield Problem(path, f"got {len(values)} entries, wanted at most {limit}")
-
-
-def _each(values: Sequence[T], path: str, check: Callable[[T, str], Iterator[Problem]]) -> Iterator[Problem]:
-    for index, one in enumerate(values):
-        yield from check(one, f"{path}[{index}]")

@@ -16,12 +16,12 @@ import yaml
 
 from topobus.contracts.kubernetes import classic, classic_parameters, limits, pod, resource
 from topobus.contracts.kubernetes.fields import TOP_FIELDS, UNUSED_FIELDS
-from topobus.contracts.kubernetes.objects import API_VERSIONS, CLASSIC_VERSIONS, Metadata, name_of
+from topobus.contracts.kubernetes.objects import API_VERSIONS, CLASSIC_VERSIONS, OLDER_VERSIONS, Metadata, name_of
 from topobus.contracts.kubernetes.shape import Problem, check_names, did_you_mean
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError, TopobusError
 
-__all__ = ["parse_manifest"]
+__all__ = ["KINDS", "parse_manifest"]
 
 # An API server takes 3 MiB at most; a manifest beyond 1 MiB would not fit a KV value either.
 _MAX_BYTES = 1 << 20
@@ -30,12 +30,14 @@ _MAX_VALUES = 100_000
 _MAX_DEPTH = 64
 _MAX_PROBLEMS = 10
 
-_SPECS: dict[str, type] = {
+_SPECS: dict[str, Any] = {
     "Pod": pod.PodSpec,
     "DeviceClass": resource.DeviceClassSpec,
     "ResourceClaim": resource.ClaimSpec,
     "ResourceClaimTemplate": resource.ClaimTemplateSpec,
     "ResourceSlice": resource.SliceSpec,
+    "DeviceTaintRule": resource.TaintRuleSpec,
+    "Namespace": dict[str, Any],  # only its labels matter
 }
 _CLASSIC_SPECS: dict[str, type] = {
     "ResourceClass": classic.ResourceClassSpec,
@@ -47,7 +49,8 @@ _PARAMETER_SPECS: dict[str, type] = {
     classic_parameters.CLASS_PARAMETERS: classic_parameters.DeviceClassParameters,
     classic_parameters.CLAIM_PARAMETERS: classic_parameters.ClaimParameters,
 }
-_KINDS = tuple(dict.fromkeys((*API_VERSIONS, *CLASSIC_VERSIONS, *_PARAMETER_SPECS)))
+KINDS = tuple(dict.fromkeys((*API_VERSIONS, *CLASSIC_VERSIONS, *_PARAMETER_SPECS)))
+"""The kinds that a manifest may have."""
 _PARAMETERS_VERSION = "v1alpha1"
 # Parameters of somebody else's classic driver: only that driver can judge them. A group of Kubernetes' or of ours is no such.
 _FOREIGN = re.compile(r"(?!(?:.*\.)?(?:k8s\.io|topobus\.dev)/)[a-z0-9-]+(?:\.[a-z0-9-]+)+/v[0-9a-z]+")
@@ -66,10 +69,10 @@ _Loader.yaml_implicit_resolvers = {
 }
 
 
-def parse_manifest(text: str, *, where: str) -> tuple[ApiObject, ...]:
+def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[ApiObject, ...]:
     """Read all objects of a manifest: YAML with any number of documents, JSON, or a `List` of objects.
 
-    Shapes: where — the file's name, for messages. Order: as written.
+    Shapes: where — the file's name, for messages; has_nodes — take v1 Nodes, too, for their names and labels. Order: as written.
     Errors: raises ContractError that lists what is wrong, each with document, line and path; also when there is no object at all.
 
     >>> [one.kind for one in parse_manifest("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", where="pod.yaml")]
@@ -82,7 +85,8 @@ def parse_manifest(text: str, *, where: str) -> tuple[ApiObject, ...]:
     for number, node in enumerate(_compose(text, where), start=1):
         document = _Document(node, f"{where}: document {number}")
         for path, value in document.objects():
-            one = document.read(path, value, problems)
+            is_node = has_nodes and isinstance(value, Mapping) and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node")
+            one = _node(value) if is_node else document.read(path, value, problems)
             if one is not None:
                 found.append(one)
     if problems:
@@ -90,7 +94,7 @@ def parse_manifest(text: str, *, where: str) -> tuple[ApiObject, ...]:
         shown = [*problems[:_MAX_PROBLEMS], *([f"{where}: and {more} more"] if more > 0 else [])]
         raise ContractError("\n".join(shown), problems=len(problems))
     if not found:
-        raise ContractError(f"{where}: there is no object in it: wanted a {' or '.join(sorted(_KINDS))}")
+        raise ContractError(f"{where}: there is no object in it: wanted a {' or '.join(sorted(KINDS))}")
     return tuple(found)
 
 
@@ -227,7 +231,7 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
 def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
     """Find the shape of a kind's spec; None, with a Problem, when we do not read that kind in that version."""
     if isinstance(kind, str) and isinstance(version, str):
-        if version == API_VERSIONS.get(kind):
+        if version == API_VERSIONS.get(kind) or version in OLDER_VERSIONS.get(kind, ()):
             return _SPECS[kind]
         if version == CLASSIC_VERSIONS.get(kind):
             return _CLASSIC_SPECS[kind]
@@ -242,8 +246,14 @@ def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
     if legal:
         problems.append(Problem("apiVersion", f"got {version!r}, wanted {' or '.join(legal)} for a {kind}"))
     else:
-        problems.append(Problem("kind", f"got {kind!r}, wanted one of {', '.join(_KINDS)}{did_you_mean(str(kind), _KINDS)}"))
+        problems.append(Problem("kind", f"got {kind!r}, wanted one of {', '.join(KINDS)}{did_you_mean(str(kind), KINDS)}"))
     return None
+
+
+def _node(value: Mapping[str, Any]) -> ApiObject:
+    """Take a node as it is: only its name and labels are of use."""
+    found = value.get("metadata")
+    return ApiObject(api_version="v1", kind="Node", metadata=dict(found) if isinstance(found, Mapping) else {})
 
 
 def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> object | None:

@@ -24,6 +24,7 @@ __all__ = [
     "DEALLOCATION_ANNOTATION",
     "DELETE_PROTECTION",
     "NODE_ANNOTATION",
+    "OLDER_VERSIONS",
     "PLACEMENT_PROTECTION",
     "RETREATS_ANNOTATION",
     "Metadata",
@@ -42,7 +43,11 @@ API_VERSIONS = {
     "ResourceClaim": "resource.k8s.io/v1",
     "ResourceClaimTemplate": "resource.k8s.io/v1",
     "ResourceSlice": "resource.k8s.io/v1",
+    "DeviceTaintRule": "resource.k8s.io/v1",
+    "Namespace": "v1",
 }
+# Versions of a kind that older servers have, of the same shape.
+OLDER_VERSIONS = {"DeviceTaintRule": ("resource.k8s.io/v1beta2", "resource.k8s.io/v1alpha3")}
 # Kinds of classic DRA, in the one version of it that we read. Some have the names of newer ones: a name in the store is one or the other.
 CLASSIC_VERSIONS = {
     "ResourceClass": "resource.k8s.io/v1alpha2",
@@ -50,7 +55,7 @@ CLASSIC_VERSIONS = {
     "ResourceClaimTemplate": "resource.k8s.io/v1alpha2",
     "PodSchedulingContext": "resource.k8s.io/v1alpha2",
 }
-CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice", "ResourceClass"})
+CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice", "ResourceClass", "DeviceTaintRule", "Namespace"})
 # Parameters of classic classes, ours and other drivers', belong to the cluster as their classes do.
 _CLUSTER_SUFFIX = "ClassParameters"
 

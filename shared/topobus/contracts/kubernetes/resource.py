@@ -45,6 +45,9 @@ __all__ = [
     "SliceSpec",
     "SubRequest",
     "Taint",
+    "TaintRuleSpec",
+    "TaintRuleStatus",
+    "TaintSelector",
     "Toleration",
     "ValidRange",
 ]
@@ -353,3 +356,24 @@ class SliceSpec(Wire, frozen=True, kw_only=True):
     per_device_node_selection: bool | None = None
     devices: tuple[SliceDevice, ...] = ()
     shared_counters: tuple[CounterSet, ...] = ()
+
+
+class TaintSelector(Wire, frozen=True, kw_only=True):
+    """Which devices a rule taints: those that agree with everything that is set; set nothing and it is all."""
+
+    driver: str | None = None
+    pool: str | None = None
+    device: str | None = None
+
+
+class TaintRuleSpec(Wire, frozen=True, kw_only=True):
+    """DeviceTaintRule.spec; without a selector it taints nothing."""
+
+    device_selector: TaintSelector | None = None
+    taint: Taint
+
+
+class TaintRuleStatus(Wire, frozen=True, kw_only=True):
+    """DeviceTaintRule.status."""
+
+    conditions: tuple[Condition, ...] = ()
