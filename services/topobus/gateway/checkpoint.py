@@ -1,17 +1,20 @@
 """The node checkpoint: which claims this node has begun to prepare or has prepared, on disk before kubelet hears of it.
 
 Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced whole and synced. A file that cannot be read stops the gateway: it is
-never taken for an empty one, since that would forget what containers use. Fields of newer versions are ignored, so a downgrade works.
+never taken for an empty one, since that would forget what containers use. Fields that we do not know are kept with their entry as long as it is the same
+preparation, so a downgrade works, and the upgrade after it, too; another number of `version` means that this would not be enough, and is refused.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
-from topobus.contracts.codec import decode, encode
+from topobus.contracts.codec import decode, encode, to_builtins
 from topobus.devicekit.cdi import CdiSpec
 from topobus.devicekit.cdi_files import remove_leftovers, write
 from topobus.domain.errors import ConfigError, ContractError
@@ -55,12 +58,44 @@ class _File(Struct, frozen=True, kw_only=True):
     entries: tuple[ClaimEntry, ...]
 
 
+class _Version(Struct, frozen=True, kw_only=True):
+    version: int
+
+
+class _Unknown:
+    """What a newer gateway wrote and we do not know: of the file, and of each entry with the preparation that it belongs to."""
+
+    def __init__(self, file: dict[str, Any] | None = None, entries: dict[tuple[str, str], dict[str, Any]] | None = None) -> None:
+        self._file = file or {}
+        self._entries = entries or {}
+
+    def __bool__(self) -> bool:
+        return bool(self._file or self._entries)
+
+    @classmethod
+    def of(cls, raw: dict[str, Any], file: _File) -> _Unknown:
+        """Find what the structs have no name for."""
+        known = set(ClaimEntry.__struct_fields__)
+        entries = {
+            (one.key, one.attempt): left
+            for one, plain in zip(file.entries, raw["entries"], strict=True)
+            if (left := {name: value for name, value in plain.items() if name not in known})
+        }
+        return cls({name: value for name, value in raw.items() if name not in _File.__struct_fields__}, entries)
+
+    def joined(self, file: _File) -> dict[str, Any]:
+        """Write it beside what we know."""
+        entries = [{**self._entries.get((one.key, one.attempt), {}), **to_builtins(one)} for one in file.entries]
+        return {**self._file, "version": file.version, "entries": entries}
+
+
 class Checkpoint:
     """All entries, in memory and on disk."""
 
-    def __init__(self, path: Path, entries: dict[str, ClaimEntry]) -> None:
+    def __init__(self, path: Path, entries: dict[str, ClaimEntry], unknown: _Unknown | None = None) -> None:
         self._path = path
         self._entries = entries
+        self._unknown = unknown or _Unknown()
         self._lock = asyncio.Lock()
 
     @classmethod
@@ -71,7 +106,8 @@ class Checkpoint:
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            data = path.read_bytes() if path.exists() else None
+            # A link that leads nowhere is no new node: somebody wanted the file elsewhere, and it is not there.
+            data = path.read_bytes() if path.exists() or path.is_symlink() else None
         except OSError as err:
             raise ConfigError(
                 f"gateway: checkpoint_path: cannot use {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
@@ -80,12 +116,18 @@ class Checkpoint:
             return cls(path, {})
         mend = f"restore {path}, or move it away when no container on this node uses a claim's device any more"
         try:
+            stated = decode(data, _Version, where=str(path)).version
+            if stated > _VERSION:
+                raise ConfigError(
+                    f"gateway: checkpoint_path: {path} has version {stated}, which a newer gateway wrote; wanted {_VERSION}",
+                    next_step=f"start that gateway again, or {mend}",
+                )
             file = decode(data, _File, where=str(path))
         except ContractError as err:
             raise ConfigError(f"gateway: checkpoint_path: {err.message}", next_step=mend) from err
         if file.version != _VERSION:
             raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
-        return cls(path, {one.key: one for one in file.entries})
+        return cls(path, {one.key: one for one in file.entries}, _Unknown.of(json.loads(data), file))
 
     def sweep(self) -> None:
         """Remove what a killed gateway had half written; only for the one that holds the lock."""
@@ -115,6 +157,7 @@ class Checkpoint:
                 await self._save({other: entry for other, entry in self._entries.items() if other != key})
 
     async def _save(self, entries: dict[str, ClaimEntry]) -> None:
-        data = encode(_File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries))))
+        file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)))
+        data = encode(self._unknown.joined(file) if self._unknown else file)
         await asyncio.to_thread(write, self._path.parent, self._path.name, data)
         self._entries = entries

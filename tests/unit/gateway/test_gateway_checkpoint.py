@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from topobus.domain.errors import ConfigError
@@ -43,7 +44,14 @@ async def test_checkpoint_gives_back_what_was_stored_when_loaded_again(tmp_path:
         pytest.param('{"version": 1, "entr', "checkpoint.json", id="cut-off"),
         pytest.param("", "checkpoint.json", id="empty"),
         pytest.param('{"version": 1, "entries": [{"uid": 7}]}', "entries[0]", id="wrong-type"),
-        pytest.param('{"version": 2, "entries": []}', "version 2", id="newer-version"),
+        pytest.param('{"version": 2, "entries": []}', "version 2, which a newer gateway wrote; wanted 1", id="newer-version"),
+        pytest.param('{"version": 2, "claims": {"a": 1}}', "version 2, which a newer gateway wrote", id="newer-version-of-another-shape"),
+        pytest.param('{"version": 0, "entries": []}', "version 0, wanted 1", id="no-version-of-ours"),
+        pytest.param('{"entries": []}', "version", id="no-version"),
+        pytest.param('{"version": 1}', "entries", id="no-entries"),
+        pytest.param("[]", "checkpoint.json", id="no-object"),
+        pytest.param("null", "checkpoint.json", id="null"),
+        pytest.param("\x00" * 64, "checkpoint.json", id="zeros-after-a-power-cut"),
     ],
 )
 def test_checkpoint_stops_the_gateway_when_it_cannot_be_read(tmp_path: Path, text: str, part: str) -> None:
@@ -59,15 +67,38 @@ def test_checkpoint_stops_the_gateway_when_it_cannot_be_read(tmp_path: Path, tex
     assert path.read_text() == text
 
 
-async def test_checkpoint_reads_a_file_with_fields_of_a_newer_version(tmp_path: Path) -> None:
-    """A downgrade works: fields that are not known are ignored."""
+async def test_checkpoint_keeps_fields_of_a_newer_version_when_it_writes(tmp_path: Path) -> None:
+    """A downgrade works, and so does the upgrade after it: what is not known stays with its file, and with its claim until that is prepared anew."""
     path = tmp_path / "checkpoint.json"
-    await Checkpoint.load(path).put(entry())
+    checkpoint = Checkpoint.load(path)
+    for uid in ("u-1", "u-2"):
+        await checkpoint.put(entry(uid))
     raw = json.loads(path.read_text())
-    raw["entries"][0]["fromTheFuture"] = True
+    raw["madeBy"] = "the future"
+    for one in raw["entries"]:
+        one["fromTheFuture"] = one["uid"]
     path.write_text(json.dumps(raw))
 
-    assert Checkpoint.load(path).entries() == (entry(),)
+    older = Checkpoint.load(path)
+    known = older.entries()
+    await older.put(entry("u-1", is_prepared=True))
+    await older.put(msgspec.structs.replace(entry("u-2"), attempt="a-2"))
+    await older.put(entry("u-3"))
+
+    written = json.loads(path.read_text())
+    assert known == (entry("u-1"), entry("u-2"))
+    assert written["madeBy"] == "the future"
+    assert {one["uid"]: one.get("fromTheFuture") for one in written["entries"]} == {"u-1": "u-1", "u-2": None, "u-3": None}
+    assert Checkpoint.load(path).entries() == older.entries()
+
+
+def test_checkpoint_stops_the_gateway_when_a_link_leads_nowhere(tmp_path: Path) -> None:
+    """Whoever linked the file wanted it on another disk: that this is not mounted does not make the node a new one."""
+    path = tmp_path / "checkpoint.json"
+    path.symlink_to(tmp_path / "elsewhere" / "checkpoint.json")
+
+    with pytest.raises(ConfigError, match="No such file"):
+        Checkpoint.load(path)
 
 
 async def test_checkpoint_keeps_its_memory_when_the_disk_refuses(tmp_path: Path) -> None:
