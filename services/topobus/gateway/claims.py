@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.contracts.catalogue import OBJECT
+from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import file_name, render
 from topobus.devicekit.cdi_files import delete, find_files, write
@@ -88,9 +89,12 @@ class BusClaims:
         self._bus = bus
 
     async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read a claim from the bucket."""
+        """Read a claim from the bucket; one of classic DRA in the shape of structured ones.
+
+        Errors: raises ContractError for a classic claim whose handles are not ours to have written.
+        """
         entry = await self._bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
-        return entry.value if entry else None
+        return as_structured(entry.value) if entry else None
 
 
 class _ClaimFailed(Exception):

@@ -1,0 +1,79 @@
+"""Classic claims at kubelet's DRA door, in the stand-alone home: prepared by their resource handles and undone like any other."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, device
+from topobus.contracts.kubernetes import classic
+from topobus.contracts.kubernetes.classic_handles import only_node, write_handle
+from topobus.contracts.messages import ApiObject, PrepareRequest
+from topobus.controller.core.classic import life
+from topobus.testing.kubelet import ClaimReference
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+GPU = "gpu.topobus.dev"
+REFERENCE = ClaimReference(name="old", uid="u-old", drivers=(GPU,))
+SHARING = {"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": "TimeSlicing"}
+
+
+def _claim(*handles: classic.ResourceHandle) -> ApiObject:
+    pending = ApiObject(
+        api_version=classic.API_VERSION,
+        kind="ResourceClaim",
+        metadata={"name": "old", "namespace": "default", "uid": "u-old"},
+        spec={"resourceClassName": "gpu"},
+    )
+    result = classic.AllocationResult(resource_handles=handles, available_on_nodes=only_node(NODE))
+    return life.with_allocation(pending, GPU, result, now="2026-01-01T00:00:00Z") if handles else pending
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """Two GPUs; the claim is stored by the test."""
+    async with make_rig(nats_server.url) as made:
+        await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
+        yield made
+
+
+async def test_classic_claim_is_prepared_with_its_handles_devices_and_configuration(rig: Rig) -> None:
+    """The device service gets the devices and the sharing strategy, kubelet the CDI names; undone, the claim keeps its devices while it is allocated."""
+    await rig.plane.store(_claim(write_handle(GPU, NODE, ("gpu-0", "gpu-1"), (SHARING,))))
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(GPU)
+        (prepared,) = await rig.kubelet.prepare_claims([REFERENCE])
+        errors = await rig.kubelet.unprepare_claims([REFERENCE])
+    asked = [message for _, message in rig.plane.asked if isinstance(message, PrepareRequest)]
+
+    assert (prepared.error, [one.device for one in prepared.devices]) == ("", ["gpu-0", "gpu-1"])
+    assert all(one.cdi_devices for one in prepared.devices)
+    assert [(one.devices, one.config) for one in asked] == [(("gpu-0", "gpu-1"), (SHARING,))]
+    assert not any(errors.values())
+    assert [one.is_prepared for one in rig.plane.ledger.allocations.values()] == [False]
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [
+        (_claim(), "is not allocated"),
+        (_claim(write_handle(GPU, "elsewhere", ("gpu-0",))), "is in pool elsewhere"),
+        (_claim(classic.ResourceHandle(driver_name=GPU, data="{")), "status.allocation.resourceHandles[0].data"),
+        (_claim(classic.ResourceHandle(driver_name="x.example.com", data="{")), f"has no device of driver {GPU}"),
+    ],
+)
+async def test_classic_claim_is_refused_when_its_handles_name_nothing_here(rig: Rig, stored: ApiObject, wanted: str) -> None:
+    """An unreadable handle never prepares something else."""
+    await rig.plane.store(msgspec.structs.replace(stored))
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(GPU)
+        (prepared,) = await rig.kubelet.prepare_claims([REFERENCE])
+
+    assert wanted in prepared.error
+    assert not [message for _, message in rig.plane.asked if isinstance(message, PrepareRequest)]
