@@ -94,11 +94,14 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 self._say(str(err))
             await asyncio.sleep(self._deadlines.retry_s)
 
-    async def _serve_once(self) -> None:
-        # Other gateways' sockets, too: who was killed could not remove them, and kubelet dials a dead one again and again.
+    async def remove_dead(self) -> None:
+        """Remove sockets of this driver's on which nobody listens: a gateway that was killed could not, and kubelet dials a dead one again and again."""
         for path, pattern in zip((self._service, self._registry), stale_patterns(self.driver), strict=True):
             for name in (path.name, pattern):
                 await asyncio.to_thread(remove_stale, path.parent, name)
+
+    async def _serve_once(self) -> None:
+        await self.remove_dead()
         # The service first: kubelet dials it as soon as it has read the registration socket.
         async with (
             serving(self._service, self._add_services),
