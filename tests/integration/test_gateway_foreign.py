@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -34,6 +36,7 @@ pytestmark = pytest.mark.integration
 RESOURCE = "acme.example/widget"
 CLASS = "widget-acme"
 DRIVER = f"{CLASS}.topobus.dev"
+ONE_NODE = ("Widget_0=0", "Widget_1=0")
 TRAINING = ClaimReference(name="c", uid="u1", drivers=(DRIVER,))
 
 
@@ -50,15 +53,23 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 
 
 @contextmanager
-def plain_plugin(rig: Rig) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an ordinary plugin as a process of its own."""
+def plain_plugin(rig: Rig, *devices: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run an ordinary plugin as a process of its own; by default with a device on each NUMA node."""
     script = Path(__file__).parents[1] / "support" / "plain_plugin.py"
-    process = subprocess.Popen([sys.executable, str(script), rig.settings.foreign.dir, RESOURCE, "Widget_0=0", "Widget_1=1"])
+    arguments = [sys.executable, str(script), rig.settings.foreign.dir, RESOURCE, *(devices or ("Widget_0=0", "Widget_1=1"))]
+    with (rig.root / "calls").open("ab") as calls:
+        process = subprocess.Popen(arguments, stdout=calls)
     try:
         yield process
     finally:
         process.kill()
         process.wait()
+
+
+def calls_of(rig: Rig, call: str) -> list[list[str]]:
+    """What all its processes were asked so far, as they wrote it."""
+    told = [json.loads(line) for line in (rig.root / "calls").read_text().splitlines()]
+    return [one["ids"] for one in told if one["call"] == call]
 
 
 async def inventory(rig: Rig, states: list[HealthState]) -> Inventory:
@@ -67,6 +78,11 @@ async def inventory(rig: Rig, states: list[HealthState]) -> Inventory:
         if change.value is not None and [one.health.state for one in change.value.devices] == states:
             return change.value
     raise AssertionError("the watch ended")
+
+
+async def connected(rig: Rig) -> None:
+    """Wait until the gateway has its plugin."""
+    await rig.readiness.until(lambda report: report.get("foreign-plugins") == "ready")
 
 
 def pod(count: int) -> Pod:
@@ -113,6 +129,45 @@ async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_u
     spec = parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes())
     assert {spec.common.env["WIDGETS"], edits.env["WIDGETS"]} == {"Widget_0", "Widget_1"}
     assert [one.path for one in spec.common.device_nodes] == ["/dev/widget"]
+
+
+async def test_plugin_and_gateway_are_started_again_and_everything_goes_on(rig: Rig) -> None:
+    """Behind both doors, over both restarts: the plugin's own preference, each start passed on, nothing allocated twice, its health on both APIs."""
+    async with rig.kubelet:
+        async with rig.gateway():
+            with plain_plugin(rig, *ONE_NODE):
+                await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
+                admitted = await rig.kubelet.admit(pod(1))
+                found = await inventory(rig, [HealthState.HEALTHY] * 2)
+                free = found.devices[0].name
+                await claim_of(rig, free)
+                await rig.kubelet.wait_for_driver(DRIVER)
+                (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
+            await inventory(rig, [HealthState.UNKNOWN] * 2)
+            with plain_plugin(rig, *ONE_NODE):
+                await inventory(rig, [HealthState.HEALTHY] * 2)
+                after_plugin = await rig.kubelet.restart_container(pod(1), "main")
+        with plain_plugin(rig, *ONE_NODE) as process:
+            async with rig.gateway():
+                await connected(rig)
+                await rig.kubelet.wait_for_health(DRIVER, NODE, free, "Healthy")
+                after_gateway = await rig.kubelet.restart_container(pod(1), "main")
+                (again,) = await rig.kubelet.prepare_claims([TRAINING])
+                process.send_signal(signal.SIGUSR1)
+                sick = await rig.kubelet.wait_for_health(DRIVER, NODE, free, "Unhealthy")
+                await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
+                errors = await rig.kubelet.unprepare_claims([TRAINING])
+
+    assert isinstance(admitted, Admission), admitted
+    assert admitted.container("main").edits.env["WIDGETS"] == "Widget_1"
+    assert admitted.container("main").edits.annotations["acme.example/widgets"] == "1"
+    assert calls_of(rig, "GetPreferredAllocation") == [["Widget_0", "Widget_1"]]
+    assert calls_of(rig, "Allocate") == [["Widget_1"], ["Widget_0"]]
+    # Each start of the pod's container, and once for the claim.
+    assert calls_of(rig, "PreStartContainer") == [["Widget_1"], ["Widget_0"], ["Widget_1"], ["Widget_1"]]
+    assert (after_plugin, after_gateway, errors) == ("", "", {})
+    assert (prepared.error, again) == ("", prepared)
+    assert sick.message
 
 
 async def test_devices_are_unknown_when_the_plugin_is_gone(rig: Rig) -> None:

@@ -2,13 +2,16 @@
 
     python plain_plugin.py FOLDER RESOURCE ID=NODE ...
 
-It serves its socket, registers, and starts anew when its socket or kubelet's goes away, as such plugins do.
+It serves its socket, registers, and starts anew when its socket or kubelet's goes away, as such plugins do. It prefers its last devices, wants to be called
+before each start, sets an annotation, calls its first device sick after SIGUSR1, and writes each call as a JSON line.
 """
 
 # ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
 import threading
 import time
@@ -26,30 +29,63 @@ from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 class PlainPlugin(rpc.DevicePluginServicer):
     """A fixed list; every device gives a variable and a device node that every machine has."""
 
-    def __init__(self, devices: dict[str, int]) -> None:
+    def __init__(self, devices: dict[str, int], sick: threading.Event) -> None:
         self._devices = devices
+        self._sick = sick
         self._end = threading.Event()
 
     def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:
-        """Want neither preference nor pre-start."""
-        return pb.DevicePluginOptions()
+        """Want both, preference and pre-start."""
+        return pb.DevicePluginOptions(get_preferred_allocation_available=True, pre_start_required=True)
 
     def ListAndWatch(self, request: pb.Empty, context: Any) -> Iterator[pb.ListAndWatchResponse]:
-        """Send the list once and hold the stream."""
-        yield pb.ListAndWatchResponse(
+        """Send the list, hold the stream, and send it again when the first device falls sick."""
+        is_told = False
+        yield self._list()
+        while not self._end.wait(0.02):
+            if self._sick.is_set() and not is_told:
+                is_told = True
+                yield self._list()
+
+    def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
+        """Prefer the last ones."""
+        answers = []
+        for one in request.container_requests:
+            _tell("GetPreferredAllocation", list(one.available_deviceIDs))
+            rest = sorted(set(one.available_deviceIDs) - set(one.must_include_deviceIDs), reverse=True)
+            answers.append([*one.must_include_deviceIDs, *rest][: one.allocation_size])
+        return pb.PreferredAllocationResponse(
+            container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=names) for names in answers]
+        )
+
+    def PreStartContainer(self, request: pb.PreStartContainerRequest, context: Any) -> pb.PreStartContainerResponse:
+        """Know of it."""
+        _tell("PreStartContainer", list(request.devices_ids))
+        return pb.PreStartContainerResponse()
+
+    def _list(self) -> pb.ListAndWatchResponse:
+        first = next(iter(self._devices))
+        return pb.ListAndWatchResponse(
             devices=[
-                pb.Device(ID=name, health="Healthy", topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)]))
+                pb.Device(
+                    ID=name,
+                    health="Unhealthy" if name == first and self._sick.is_set() else "Healthy",
+                    topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)]),
+                )
                 for name, node in self._devices.items()
             ]
         )
-        self._end.wait()
 
     def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:
         """Say what a container gets."""
         node = pb.DeviceSpec(container_path="/dev/widget", host_path="/dev/full", permissions="rw")
+        for one in request.container_requests:
+            _tell("Allocate", list(one.devices_ids))
         return pb.AllocateResponse(
             container_responses=[
-                pb.ContainerAllocateResponse(envs={"WIDGETS": ",".join(sorted(one.devices_ids))}, devices=[node])
+                pb.ContainerAllocateResponse(
+                    envs={"WIDGETS": ",".join(sorted(one.devices_ids))}, devices=[node], annotations={"acme.example/widgets": "1"}
+                )
                 for one in request.container_requests
             ]
         )
@@ -59,14 +95,20 @@ class PlainPlugin(rpc.DevicePluginServicer):
         self._end.set()
 
 
+def _tell(call: str, ids: list[str]) -> None:
+    print(json.dumps({"call": call, "ids": sorted(ids)}), flush=True)  # noqa: T201  (the test reads it)
+
+
 def main(folder: Path, resource: str, devices: dict[str, int]) -> None:
     """Serve and register for ever."""
     kubelet, own = folder / "kubelet.sock", folder / "widgets.sock"
+    sick = threading.Event()
+    signal.signal(signal.SIGUSR1, lambda number, frame: sick.set())
     while True:
         while not kubelet.exists():
             time.sleep(0.02)
         own.unlink(missing_ok=True)
-        plugin = PlainPlugin(devices)
+        plugin = PlainPlugin(devices, sick)
         server = grpc.server(ThreadPoolExecutor(max_workers=4))
         rpc.add_DevicePluginServicer_to_server(plugin, server)
         server.add_insecure_port(f"unix:{own}")

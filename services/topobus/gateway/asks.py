@@ -5,7 +5,7 @@ Operation ids are the caller's: the same on a retry, so that asking again gives 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -28,7 +28,10 @@ from topobus.gateway.disagreements import Disagreements
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 
-__all__ = ["NodeAsks"]
+__all__ = ["NodeAsks", "Preference"]
+
+Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, ...] | None]]
+"""Chooses out of what is available, with what must be included, so many; None is no opinion."""
 
 
 class NodeAsks:
@@ -38,11 +41,23 @@ class NodeAsks:
         self._bus = bus
         self._node = node
         self._deadlines = deadlines
+        self.preferences: dict[str, Preference] = {}
+        """By class: who has a choice of his own."""
         self.disagreements = Disagreements(bus, node)
         """Where everybody is told of what kubelet and the ledger see differently."""
 
     async def prefer(self, device_class: str, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
-        """Choose devices: topology's choice when it comes in time and is a legal one, else the first by name. Never an error."""
+        """Choose devices: topology's choice when it comes in time and is a legal one, else the first by name. Never an error.
+
+        A class with a preference of its own (somebody else's plugin) is asked first; what it leaves open is topology's again, as kubelet fills up a choice
+        that is too short.
+        """
+        if device_class in self.preferences:
+            theirs = await self.preferences[device_class](available, must_include, size) or ()
+            kept = [*must_include, *(one for one in dict.fromkeys(theirs) if one in available and one not in must_include)][:size]
+            if is_legal(kept, available, must_include, size):
+                return tuple(sorted(kept))
+            must_include = kept if set(must_include) <= set(kept) else must_include
         request = PreferRequest(
             device_class=device_class, available=tuple(sorted(available)), must_include=tuple(sorted(must_include)), size=size
         )

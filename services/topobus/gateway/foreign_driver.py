@@ -25,6 +25,7 @@ from topobus.domain.request import OwnerKind
 from topobus.gateway.core.edits import join
 from topobus.gateway.core.foreign import ForeignDevice, foreign_devices, foreign_names, observations_of
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.runtime.logging import get_logger
 from topobus.sysfs.tree import Tree
 
 __all__ = ["ForeignDriver", "ForeignEndpoint"]
@@ -35,6 +36,7 @@ class ForeignEndpoint(Struct, frozen=True, kw_only=True):
 
     socket: Path
     needs_pre_start: bool
+    has_preference: bool = False
     listed: tuple[ForeignDevice, ...] | None = None
     """None: no list yet."""
 
@@ -75,6 +77,10 @@ class ForeignDriver:
             refusal = self.pre_start([one.name for one in devices])
             if refusal is not None:
                 return refusal
+        if answer.container_responses[0].annotations and context.owner.kind is OwnerKind.CLAIM:
+            # Neither DRA nor CDI can set a container's annotations; kubelet passes them on from Allocate alone.
+            dropped = sorted(answer.container_responses[0].annotations)
+            get_logger().warning("foreign.annotations-dropped", resource=self.resource, claim=context.owner.key, annotations=dropped)
         edits = self._edits(answer.container_responses[0])
         return edits if isinstance(edits, Refusal) else {"": edits, **{one.name: ContainerEdits() for one in devices}}
 
@@ -91,6 +97,33 @@ class ForeignDriver:
         except grpc.RpcError as err:
             return self._refused(ids, err)
         return None
+
+    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int, timeout_s: float) -> tuple[str, ...] | None:
+        """Call the plugin's GetPreferredAllocation; None when it has none, or has no answer now. Blocks."""
+        endpoint = self.endpoint
+        if endpoint is None or not endpoint.has_preference or endpoint.listed is None:
+            return None
+        ids = foreign_names(one.id for one in endpoint.listed)
+        names = {id_: name for name, id_ in ids.items()}
+        wanted = pb.ContainerPreferredAllocationRequest(
+            available_deviceIDs=sorted(ids[one] for one in {*available, *must_include} if one in ids),
+            must_include_deviceIDs=sorted(ids[one] for one in must_include if one in ids),
+            allocation_size=size,
+        )
+        try:
+            with _dialled(endpoint.socket) as channel:
+                call = channel.unary_unary(
+                    "/v1beta1.DevicePlugin/GetPreferredAllocation",
+                    request_serializer=pb.PreferredAllocationRequest.SerializeToString,
+                    response_deserializer=pb.PreferredAllocationResponse.FromString,
+                )
+                answer: pb.PreferredAllocationResponse = call(pb.PreferredAllocationRequest(container_requests=[wanted]), timeout=timeout_s)
+        except grpc.RpcError as err:
+            get_logger().warning("foreign.preference-failed", resource=self.resource, error=_said(err))
+            return None
+        if not answer.container_responses:
+            return None
+        return tuple(names[one] for one in answer.container_responses[0].deviceIDs if one in names)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Do nothing: the device plugin API has no way to give back."""

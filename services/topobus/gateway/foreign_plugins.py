@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, He
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_extended_resource_name
 from topobus.domain.outcome import Reason, Refusal
+from topobus.gateway.asks import Preference
 from topobus.gateway.config import ForeignSettings
 from topobus.gateway.core.foreign import ForeignDevice, class_of_resource
 from topobus.gateway.device_plugin import BeforeStart
@@ -72,6 +74,17 @@ class ForeignPlugins(rpc.RegistrationServicer):
             if driver is None:
                 return Refusal(reasons=(Reason(code="plugin-gone", message=f"no device plugin has registered for {device_class}"),))
             return await asyncio.to_thread(driver.pre_start, names)
+
+        return call
+
+    def preference(self, device_class: str, timeout_s: float) -> Preference:
+        """Give what asks the plugin for its own choice, as kubelet does where the plugin's options say so."""
+
+        async def call(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...] | None:
+            driver = self._drivers.get(device_class)
+            if driver is None:
+                return None
+            return await asyncio.to_thread(driver.preferred, available, must_include, size, timeout_s)
 
         return call
 
@@ -126,7 +139,9 @@ class ForeignPlugins(rpc.RegistrationServicer):
                 return f"failed to get device plugin options: {err.details()}"
         await self._remember(resource)
         driver = self._serve_devices(resource)
-        driver.endpoint = ForeignEndpoint(socket=socket, needs_pre_start=options.pre_start_required)
+        driver.endpoint = ForeignEndpoint(
+            socket=socket, needs_pre_start=options.pre_start_required, has_preference=options.get_preferred_allocation_available
+        )
         if resource in self._streams:
             self._streams[resource].cancel()
         if self._group is not None:

@@ -248,6 +248,8 @@ class _Gateway:
 
     def _make_plugin(self, offer: Offer, given: GivenStore) -> PluginRegistrar:
         is_foreign = self._foreign is not None and bool(self._foreign.resource_of(offer.device_class))
+        if self._foreign is not None and is_foreign:
+            self._asks.preferences[offer.device_class] = self._foreign.preference(offer.device_class, self._settings.deadlines.prefer_s)
         return PluginRegistrar(
             offer,
             watch=self._plugin_watch,
