@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.kubernetes.resource import ClaimSpec
@@ -17,11 +16,12 @@ from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
 from topobus.controller.core.answers import SHOWN_NODES
-from topobus.controller.core.misses import KnownMisses
+from topobus.controller.core.claims import owner_of
+from topobus.controller.core.judgements import Judgements, Question
 from topobus.controller.core.nearness import Wished, read_wishes
 from topobus.controller.core.refusals import Refusals
 from topobus.controller.core.selectors import SelectorCompiler
-from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, Mode, NoFit, Outcome
+from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.searching import Searcher
@@ -50,7 +50,7 @@ def member(key: ObjectKey, stored: Stored) -> Member:
 
 
 class Finder:
-    """Looks at nodes, and remembers where the like of a claim does not fit."""
+    """Looks at nodes, and remembers what was found for the like of a claim."""
 
     def __init__(
         self, settings: ControllerSettings, runtime: Runtime, world: World, compiler: SelectorCompiler, metrics: ControllerMetrics
@@ -58,31 +58,63 @@ class Finder:
         self._settings = settings
         self._world = world
         self._searcher = Searcher(settings, runtime.clock, compiler, metrics)
-        self._misses = KnownMisses()
+        self._judgements = Judgements(world.stock, world.nodes, lambda: world.classes, compiler, settings.mode)
+        self._asked: tuple[Sequence[Member], int, Question | None] = (), -1, None
         self.refusals: Refusals[DeviceId] = Refusals(settings.retry_s)
         self.quarantined: dict[DeviceId, str] = {}
         """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
 
     async def look(self, node: str, members: Sequence[Member]) -> Outcome:
-        """Search one node, unless the like of these claims is known not to fit there."""
-        is_plain = self._settings.mode is Mode.CORRECTED and not any(
-            self.refusals.refused(one.key) or self._world.holds_devices(one.stored.value) or one.wishes is not None for one in members
-        )
-        asked = tuple(encode(one.spec) for one in members)
-        freedom = self._world.freedom_of(node)
-        known = self._misses.find(asked, node, freedom) if is_plain else None
-        if known is not None:
-            return known
-        outcome = await self.search(node, members)
-        if is_plain and isinstance(outcome, NoFit):
-            self._misses.remember(asked, node, freedom, outcome)
+        """Search one node, unless it is known what the like of these claims gets there; a miss may come without reasons (see `refresh`)."""
+        if not self._are_plain(members):
+            return await self.search(node, members)
+        ticket = self._judgements.ticket(self._question(members), node)
+        outcome = self._judgements.recall(ticket)
+        if outcome is None:
+            outcome = await self.search(node, members, is_brief=True)
+            self._judgements.remember(ticket, outcome)
         return outcome
 
-    async def search(self, node: str, members: Sequence[Member]) -> Outcome:
+    async def first(self, nodes: Sequence[str], members: Sequence[Member]) -> tuple[str, Allocated] | list[Outcome]:
+        """Find the first node that fits, or say what each node answered.
+
+        A node on which the like of these claims did not fit is not looked at again before something becomes free there.
+        Shapes: nodes — in order, by name when there are several; result — with the node, or one outcome a node, only one for what is wrong on all.
+        """
+        is_everywhere = nodes is self._world.nodes() and self._are_plain(members)
+        question = self._question(members) if is_everywhere else None
+        outcomes: dict[str, Outcome] = {}
+        for node in nodes if question is None else self._judgements.open_nodes(question):
+            outcome = await self.look(node, members)
+            if isinstance(outcome, Allocated):
+                return node, outcome
+            if isinstance(outcome, Fault) and not outcome.is_local:
+                return [outcome]  # wrong on every node: the others would only repeat it
+            outcomes[node] = outcome
+            if question is not None and isinstance(outcome, NoFit):
+                self._judgements.close(question, node)
+        return [outcomes.get(node, NoFit((), 0)) for node in nodes]
+
+    def _question(self, members: Sequence[Member]) -> Question:
+        """Tell what is asked; the same claims are asked about on node after node."""
+        asked, epoch, known = self._asked
+        if known is None or asked is not members or epoch != self._world.class_epoch:
+            known = self._judgements.question([one.spec for one in members])
+            self._asked = members, self._world.class_epoch, known
+        return known
+
+    def _are_plain(self, members: Sequence[Member]) -> bool:
+        """Say whether nothing tells these claims from others with the same specs."""
+        return not any(
+            one.wishes is not None or self.refusals.refused(one.key) or not self._world.stock.is_new(one.key, owner_of(one.stored.value))
+            for one in members
+        )
+
+    async def search(self, node: str, members: Sequence[Member], *, is_brief: bool = False) -> Outcome:
         """Search one node now, whatever is remembered of it; what would break a limit of the API is no fit."""
         given = self._input(node, members)
         if all(one.wishes is None for one in members):
-            outcome = await self._searcher.search(given)
+            outcome = await self._searcher.search(given, is_brief=is_brief)
         else:
             wished = [Wished(one.stored.value, one.wishes) for one in members]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node))

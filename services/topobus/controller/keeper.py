@@ -22,7 +22,6 @@ from topobus.controller.core.claims import Attempt
 from topobus.controller.core.inventory import holders_from_ledger
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.scheduling_objects import AllocationMode, consumers_of, mode_of, without_allocation
-from topobus.controller.core.values import Allocated, Fault, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder, Member, member
 from topobus.controller.metrics import ControllerMetrics
@@ -183,15 +182,11 @@ class ClaimKeeper:
             return None
         members = self._together(key, stored)
         nodes = self._world.nodes_for(claim)
-        refused: list[Outcome] = []
-        for node in nodes:
-            outcome = await self._finder.look(node, members)
-            if isinstance(outcome, Allocated):
-                return await self.attempt(node, members, outcome.results)
-            refused.append(outcome)
-            if isinstance(outcome, Fault) and not outcome.is_local:
-                refused = [outcome]  # wrong on every node: the others would only repeat it
-                break
+        found = await self._finder.first(nodes, members)
+        if isinstance(found, tuple):
+            node, outcome = found
+            return await self.attempt(node, members, outcome.results)
+        refused = found
         await self._finder.refresh(nodes, refused, members)
         self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)

@@ -34,13 +34,18 @@ class Searcher:
         self._compiler = compiler
         self._metrics = metrics
 
-    async def search(self, given: AllocationInput) -> Outcome:
-        """Search for claims that wish nothing."""
+    async def search(self, given: AllocationInput, *, is_brief: bool = False) -> Outcome:
+        """Search for claims that wish nothing; a brief miss comes without reasons. When nobody waits any more it ends at once, so that a stop is not held up."""
         started = self._clock.monotonic()
         # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
-        outcome = allocate(given, self._compiler, step_budget=min(_QUICK_STEPS, self._budget))
+        outcome = allocate(given, self._compiler, step_budget=min(_QUICK_STEPS, self._budget), is_brief=is_brief)
         if isinstance(outcome, GaveUp) and self._budget > _QUICK_STEPS:
-            outcome = await asyncio.to_thread(allocate, given, self._compiler, step_budget=self._budget)
+            abandoned = threading.Event()
+            search = partial(allocate, step_budget=self._budget, is_brief=is_brief, is_abandoned=abandoned.is_set)
+            try:
+                outcome = await asyncio.to_thread(search, given, self._compiler)
+            finally:
+                abandoned.set()
         return self._measured(outcome, started)
 
     async def search_near(self, given: AllocationInput, wished: Sequence[Wished], view: NodeView | None) -> Outcome:

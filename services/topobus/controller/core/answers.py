@@ -23,6 +23,7 @@ def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[st
         return "NoNode", (Reason(code="no-node", message="no node has published a machine or an inventory yet"),)
     reasons: list[Reason] = []
     has_given_up = False
+    unread = 0
     for node, outcome in zip(nodes, outcomes, strict=False):
         if isinstance(outcome, Fault) and not outcome.is_local:
             return "Invalid", (outcome.reason,)
@@ -32,9 +33,11 @@ def explain_nodes(nodes: Sequence[str], outcomes: Sequence[Outcome]) -> tuple[st
             reasons.append(Reason(code="gave-up", message=message, facts={"node": node, "steps": outcome.steps}))
         elif isinstance(outcome, Fault):
             reasons.append(outcome.reason)
+        elif not isinstance(outcome, Allocated) and not outcome.reasons:
+            unread += 1  # known not to fit; nobody reads so far
         elif not isinstance(outcome, Allocated):
             reasons.append(Reason(code=outcome.reasons[0].code, message=summarize(outcome.reasons), facts=outcome.reasons[0].facts))
-    if len(reasons) > SHOWN_NODES:
-        more = len(reasons) - SHOWN_NODES
+    if len(reasons) + unread > SHOWN_NODES:
+        more = len(reasons) + unread - len(reasons[:SHOWN_NODES])
         reasons = [*reasons[:SHOWN_NODES], Reason(code="more-nodes", message=f"and {more} more nodes", facts={"count": more})]
     return ("SearchGaveUp" if has_given_up else "DoesNotFit"), tuple(reasons)

@@ -83,12 +83,12 @@ def allocate_near(
 ) -> Outcome:
     """Find devices for all claims on one node within the places that they wish for, or say why there are none.
 
-    Shapes:  wished — one a claim of `given`; view — None when the node has published no machine; is_abandoned — asked before each place.
+    Shapes:  wished — one a claim of `given`; view — None when the node has published no machine; is_abandoned — asked before each place and every few steps.
     Order:   the places of the most local tier by id or name, then those of the next; the first find that the engine admits wins.
     Cost:    at most 512 searches of `step_budget` steps.
     """
     if all(one.wishes is None for one in wished):
-        return allocate(given, compiler, step_budget=step_budget)
+        return allocate(given, compiler, step_budget=step_budget, is_abandoned=is_abandoned)
     node = given.node.name
     if view is None:
         message = f"node {node}: what lies where is not known, for it has published no machine"
@@ -107,7 +107,7 @@ def allocate_near(
         claims = tuple(
             replace(claim, outside=_outside(pools, view.node, domain, outsides)) for claim, domain in zip(given.claims, chosen, strict=True)
         )
-        outcome = allocate(replace(given, claims=claims, pools=pools), compiler, step_budget=step_budget)
+        outcome = allocate(replace(given, claims=claims, pools=pools), compiler, step_budget=step_budget, is_abandoned=is_abandoned)
         steps += outcome.steps
         if isinstance(outcome, Fault):
             return replace(outcome, steps=steps)

@@ -9,7 +9,7 @@ The recursion runs on an explicit stack of generators: a pod with many claims wo
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable
+from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -38,6 +38,8 @@ _HARD_STEPS = 256
 _MANY_DEVICES = 16
 # What looking ahead costs: it counts so many devices of one request in the time that a step takes.
 _DEVICES_PER_STEP = 16
+# A step takes some ten microseconds, so a search that nobody waits for ends within a millisecond.
+_STEPS_BETWEEN_LOOKS = 64
 # Failures remembered at most: some 20 MB. What is forgotten is only proved again.
 _REMEMBERED = 50_000
 
@@ -49,11 +51,13 @@ def allocate(
     step_budget: int = DEFAULT_STEP_BUDGET,
     is_clever: bool = True,
     is_brief: bool = False,
+    is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Outcome:
     """Find devices for all claims on one node, or say why there are none.
 
     Shapes: is_clever — leave out what is proved to fail; False takes every step that upstream takes, and gives the same answer later; is_brief — a miss
-            comes without reasons, which cost more than the search when nobody reads them.
+            comes without reasons, which cost more than the search when nobody reads them; is_abandoned — asked every few steps: nobody waits any more, so
+            the search gives up.
     Order: claims, requests and devices as given; the first complete solution wins, so equal inputs give equal answers.
     Errors: raises nothing for anything that a claim, class or slice can contain.
     Cost: O(devices x requests) selector evaluations; steps grow exponentially in the worst case and end at the budget.
@@ -62,7 +66,7 @@ def allocate(
         pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
     except ValueError as err:
         return Fault(Reason(code="malformed-slice", message=f"node {given.node.name}: {err}"), 0, is_local=True)
-    search = _Search(given, pools, compiler, step_budget, is_clever=is_clever, is_brief=is_brief)
+    search = _Search(given, pools, compiler, step_budget, is_abandoned, is_clever=is_clever, is_brief=is_brief)
     try:
         return search.run()
     except FaultError as err:
@@ -112,6 +116,7 @@ class _Search:
         pools: tuple[Pool, ...],
         compiler: SelectorCompiler,
         step_budget: int,
+        is_abandoned: Callable[[], bool],
         *,
         is_clever: bool,
         is_brief: bool,
@@ -120,6 +125,7 @@ class _Search:
         self._work = 0
         self._given = given
         self._budget = step_budget
+        self._is_abandoned = is_abandoned
         self._is_clever = is_clever
         self._has_invalid = any(pool.state is PoolState.INVALID for pool in pools)
         self._is_brief = is_brief and not self._has_invalid
@@ -180,7 +186,7 @@ class _Search:
                 continue
             self.steps += 1
             self._work += 1
-            if self._work > self._budget:
+            if self._work > self._budget or (self.steps % _STEPS_BETWEEN_LOOKS == 0 and self._is_abandoned()):
                 return None, True
             stack.append(self._visit(at, is_inside=is_inside))
             answer = None
