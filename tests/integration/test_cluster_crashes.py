@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -223,6 +224,10 @@ def _most_holders(home: ClusterHome) -> int:
     return most
 
 
+def _has_written(home: ClusterHome, wanted: int) -> bool:
+    return len([one for one in home.server.requests if one.is_write]) >= wanted
+
+
 async def _spawn(home: ClusterHome, folder: Path) -> asyncio.subprocess.Process:
     """Start a controller as a process of its own."""
     environment = {
@@ -252,7 +257,7 @@ async def test_killed_replicas_leave_nothing_half_done(home: ClusterHome, tmp_pa
             home.server.generate_claims()
             if index % 3 == 2:
                 writes = len([one for one in home.server.requests if one.is_write]) + random.randrange(1, 5)
-                await home.until(lambda wanted=writes: len([one for one in home.server.requests if one.is_write]) >= wanted, "some writes")
+                await home.until(partial(_has_written, home, writes), "some writes")
                 victim = processes.pop(0)
                 victim.send_signal(signal.SIGKILL)
                 await victim.wait()
@@ -266,6 +271,21 @@ async def test_killed_replicas_leave_nothing_half_done(home: ClusterHome, tmp_pa
 
     assert all(len(holders) == 1 for holders in home.holders().values())
     assert _most_holders(home) == 1
-    for one in home.server.objects("Pod"):
-        for use in one["status"].get("resourceClaimStatuses", ()):
-            assert home.users(use["resourceClaimName"]) == [one["metadata"]["name"]]
+    for stored in home.server.objects("Pod"):
+        for use in stored["status"].get("resourceClaimStatuses", ()):
+            assert home.users(use["resourceClaimName"]) == [stored["metadata"]["name"]]
+
+
+async def test_pod_moves_as_a_whole_when_its_second_claim_was_overtaken_after_a_crash(home: ClusterHome) -> None:
+    """One claim was allocated when the replica died, and somebody else took the other's device: behind the gate the first one moves, too."""
+    home.put(claim("a"), claim("b"), pod("p", "a", "b"))
+    assert await _die_at(home, 3, is_after=True)
+    home.put(claim("theirs"))
+    result = {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": "n1-gpu-1"}
+    home.set_status("ResourceClaim", "theirs", allocation={"devices": {"results": [result]}})
+
+    async with home.controller():
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    assert home.devices("a") + home.devices("b") == ["n2-gpu-0", "n2-gpu-1"]
+    assert home.devices("theirs") == ["n1-gpu-1"]

@@ -1,9 +1,7 @@
 """The keeper of gated pods: brings each pod one write further until its claims are allocated and reserved and its gate is open, or it is told why not.
 
 The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod. Any of them may be
-the last that a replica does: whoever finds the pod reads from its claims how far it came. Two replicas cannot give a device twice: an intent counts from the
-version at which it was written, and it is acted upon only when the copy shows everything up to that version and the devices are still free of all that came before;
-of two intents the later one sees the earlier and is withdrawn. A status is written only onto the very version that has the intent.
+the last that a replica does: whoever finds the pod reads from its claims how far it came.
 
 A pod whose gate is open already is brought further too as long as it has no node and a claim of ours was taken back: then the claim is allocated elsewhere.
 """
@@ -15,28 +13,22 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
-from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.choosing import Chooser, NoNodeFits
 from topobus.controller.cluster.events import EventTeller
-from topobus.controller.cluster.informers import Informer
-from topobus.controller.cluster.ledgers import Ledgers
+from topobus.controller.cluster.intents import Intents, Progress, note_of
 from topobus.controller.cluster.writes import Writer
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import gated
-from topobus.controller.core.claims import devices_of, number_of, owner_of, with_uuids
 from topobus.controller.core.cluster_objects import has_gate, is_over, version_of
 from topobus.controller.core.cluster_world import ClusterWorld, Key
 from topobus.controller.core.gated import GateAttempt
-from topobus.controller.core.reasons import summarize
-from topobus.controller.core.refusals import Refusals
-from topobus.controller.core.scheduling import Blocked, NodeFit, PodClaim, PodPlan, explain_misses, pre_filter
+from topobus.controller.core.scheduling import Blocked, PodPlan, TakeBack, explain_misses, post_filter, pre_filter
 from topobus.controller.core.scheduling_objects import ClaimUse, claim_uses
-from topobus.controller.core.values import DeviceId
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
-from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
 __all__ = ["Gatekeeper"]
@@ -44,6 +36,9 @@ __all__ = ["Gatekeeper"]
 # Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many claims come back in the next round.
 _MOST_STEPS = 8
 _WAITING = "WaitingForClaims"
+# Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
+_REFUSALS = (400, 403, 422)
+_LONGEST_WAIT_S = 30.0
 # Times `cluster.retry_s` for which a pod may wait for its claims before it is told so.
 _PATIENCE = 5
 
@@ -74,8 +69,7 @@ class Gatekeeper:
         clock: Clock,
         world: ClusterWorld,
         writer: Writer,
-        claims: Informer,
-        ledgers: Ledgers,
+        intents: Intents,
         chooser: Chooser,
         events: EventTeller,
         metrics: ControllerMetrics,
@@ -85,15 +79,14 @@ class Gatekeeper:
         self._clock = clock
         self._world = world
         self._writer = writer
-        self._claims = claims
-        self._ledgers = ledgers
+        self._intents = intents
         self._chooser = chooser
         self._events = events
         self._metrics = metrics
         self._changed = changed
-        self._refusals: Refusals[DeviceId] = Refusals(settings.retry_s)
         self._seen: dict[str, _Seen] = {}
         self._blocked: dict[str, float] = {}
+        self._failures: dict[Key, int] = {}
         self._busy: set[Key] = set()
         self._due: dict[Key, _Due] = {}
         self._planning = asyncio.Lock()
@@ -106,7 +99,8 @@ class Gatekeeper:
         keys = [key for key, pod in self._world.pods.items() if self._is_ours(key, pod)]
         self._metrics.waiting.set(len(keys))
         self._due = {key: due for key, due in self._due.items() if key in self._world.pods}
-        waits = [self._settings.cluster.retry_s] if self._refusals.is_waiting else []
+        self._failures = {key: count for key, count in self._failures.items() if key in self._world.pods}
+        waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
         now_s = self._clock.monotonic()
         for key in sorted(keys, key=lambda one: (-_priority(self._world.pods[one]), _age(self._world.pods[one]), one)):
             if key in self._busy:
@@ -125,7 +119,8 @@ class Gatekeeper:
     def _wait(self, key: Key) -> None:
         """Look at a pod again after a while, or when something about it changes."""
         if key in self._world.pods:
-            self._due[key] = _Due(self._clock.monotonic() + self._settings.cluster.retry_s, self._sight(key))
+            wait_s = min(self._settings.cluster.retry_s * 2 ** min(self._failures.get(key, 0), 16), _LONGEST_WAIT_S)
+            self._due[key] = _Due(self._clock.monotonic() + wait_s, self._sight(key))
 
     def _is_ours(self, key: Key, pod: ApiObject) -> bool:
         """Say whether a pod is to be brought further: it waits behind our gate, or a claim that we allocated for it has lost its allocation.
@@ -139,7 +134,7 @@ class Gatekeeper:
         )
 
     def _is_lost(self, claim: ApiObject, uid: str) -> bool:
-        note = _note(claim)
+        note = note_of(claim)
         return note is not None and note.pod == uid and not claim.status.get("allocation")
 
     def _sight(self, key: Key) -> _Seen:
@@ -159,9 +154,14 @@ class Gatekeeper:
                         break
                 else:
                     self._wait(key)
+                self._failures.pop(key, None)
         except PeerUnavailable as err:
             self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
+            self._failures[key] = self._failures.get(key, 0) + 1
             self._wait(key)
+            pod = self._world.pods.get(key)
+            if pod is not None and err.facts.get("code") in _REFUSALS:
+                await self._events.warn(pod, "WriteRefused", str(err))
         except ContractError as err:
             self._metrics.malformed.inc()
             pod = self._world.pods.get(key)
@@ -190,137 +190,63 @@ class Gatekeeper:
         self._blocked.pop(_uid(pod), None)
         if plan.is_reserved:
             return await self._open(key, pod)
-        intents: list[tuple[PodClaim, GateAttempt]] = []
-        for one in plan.pending:
-            note = self._intent(key, one)
-            if note is None:
-                continue
+        if not plan.pending:
+            return await self._reserve(key, plan)
+        intents = self._intents.find(plan)
+        for one, note in intents:
             if note.pod != plan.pod.uid:
                 if self._is_alive(key, note):
                     self._seen[plan.pod.uid] = sight  # the other pod that shares the claim brings it further
                     return False
-                await self._withdraw(key, plan, (one,), is_final=True)
+                await self._intents.withdraw(plan, (one,), is_final=True)
                 return True
-            intents.append((one, note))
-        if not plan.pending:
-            return await self._reserve(key, plan)
         if not intents:
             return await self._begin(key, pod, plan, sight)
         if len(intents) < len(plan.pending) or len({note.node for _, note in intents}) > 1:
             # A crash came between two intents of one pod: they are made anew, together.
-            await self._withdraw(key, plan, tuple(one for one, _ in intents))
+            await self._intents.withdraw(plan, tuple(one for one, _ in intents))
             return True
-        return await self._commit(key, pod, plan, intents)
+        done = await self._intents.commit(plan, intents)
+        if isinstance(done, Refusal):
+            await self._tell(key, pod, "RefusedByNode", done.reasons)
+        elif done is Progress.LATER:
+            self._wait(key)
+        return done is not Progress.LATER
 
     async def _begin(self, key: Key, pod: ApiObject, plan: PodPlan, sight: _Seen) -> bool:
         """Choose a node and devices, and write the intents."""
-        for one in plan.pending:
-            if await self._ledgers.release(one.object, f"before-{number_of(one.object) + 1}") is not None:
-                self._wait(key)
-                return False
-        async with self._planning:
-            refused = self._refused_nodes(key, pod, plan)
-            excluded = self._refusals.refused(plan.pod.uid)
-            chosen = await self._chooser.choose(pod, plan, refused=refused, excluded=excluded)
-            if isinstance(chosen, NoNodeFits):
-                self._seen[plan.pod.uid] = sight
-                if refused:
-                    # Every other node was tried: those that the scheduler refused are worth another look later.
-                    await self._withdraw(key, plan, plan.pending)
-                    self._wait(key)
-                reason, reasons = explain_misses(chosen.misses)
-                self._metrics.decisions.labels("refused").inc()
-                await self._tell(key, pod, reason, reasons)
-                return False
-            return await self._intend(key, plan, chosen, refused)
-
-    async def _intend(self, key: Key, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> bool:
-        for one, result in zip(plan.pending, fit.results, strict=True):
-            claim = self._world.claims.get((key[0], one.name))
-            if claim is None:
-                return False
-            note = GateAttempt(
-                number=number_of(claim) + 1,
-                node=fit.node,
-                allocation=with_uuids(result, owner_of(claim).uid),
-                wishes=one.wishes,
-                pod=plan.pod.uid,
-                refused=refused[-gated.MAX_REFUSED_NODES :],
-            )
-            if await self._writer.claim((key[0], one.name), gated.intent_patch(claim, note)) is None:
-                return True
-        return True
-
-    async def _commit(self, key: Key, pod: ApiObject, plan: PodPlan, intents: list[tuple[PodClaim, GateAttempt]]) -> bool:
-        """Make intents true: see what came before them, have the node hold the devices, write the statuses."""
-        newest = max(version_of(self._world.claims[key[0], one.name]) for one, _ in intents)
-        if not await self._claims.reached(newest, self._settings.cluster.call_s):
+        if not await self._intents.clear(plan):
             self._wait(key)
             return False
-        node = intents[0][1].node
-        devices = {device for _, note in intents for device in _devices(note.allocation)}
-        if not await self._chooser.still_fits(plan, node, devices, self._world.later_intents(newest)):
-            self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
-            await self._withdraw(key, plan, plan.pending)
+        async with self._planning:
+            refused = self._refused_nodes(key, pod, plan)
+            excluded = self._intents.refusals.refused(plan.pod.uid)
+            chosen = await self._chooser.choose(pod, plan, refused=refused, excluded=excluded)
+            if not isinstance(chosen, NoNodeFits):
+                await self._intents.write(plan, chosen, refused)
+                return True
+        if await self._make_room(key, pod, plan, chosen):
             return True
-        for one, note in intents:
-            refusal = await self._hold(one, note)
-            if refusal is not None:
-                await self._give_way(key, pod, plan, note, refusal)
-                return True
-        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        for one, note in intents:
-            claim = self._world.claims.get((key[0], one.name))
-            if claim is None or version_of(claim) > newest or _note(claim) != note:
-                return True
-            patch = gated.allocation_patch(claim, note.allocation, plan.pod, now=now)
-            if await self._writer.claim((key[0], one.name), patch, part="status") is None:
-                return True
-            self._metrics.decisions.labels("allocated").inc()
-            names = [granted.device for granted in note.allocation.devices.results]
-            self._log.info("claim.allocated", claim=name_of(one.object), node=node, devices=names, attempt=note.number, pod=str(plan.pod))
+        self._seen[plan.pod.uid] = sight
+        if refused:
+            # Every other node was tried: those that the scheduler refused are worth another look later.
+            await self._intents.withdraw(plan, plan.pending)
+            self._wait(key)
+        reason, reasons = explain_misses(chosen.misses)
+        self._metrics.decisions.labels("refused").inc()
+        await self._tell(key, pod, reason, reasons)
+        return False
+
+    async def _make_room(self, key: Key, pod: ApiObject, plan: PodPlan, chosen: NoNodeFits) -> bool:
+        """Take back an allocation of ours that keeps the pod's other claims from fitting: behind its gate no scheduler counts on it."""
+        found = post_filter(plan, chosen.misses)
+        claim = self._world.claims.get((key[0], found.claim.name)) if isinstance(found, TakeBack) else None
+        if claim is None or not has_gate(pod) or note_of(claim) is None or not claim.status.get("allocation"):
+            return False
+        self._log.info("claim.taken-back", claim=name_of(claim), pod=str(plan.pod), why=found.why if isinstance(found, TakeBack) else "")
+        self._metrics.decisions.labels("taken-back").inc()
+        await self._writer.claim((key[0], metadata_of(claim).name), gated.deallocation_patch(claim), part="status")
         return True
-
-    async def _hold(self, one: PodClaim, note: GateAttempt) -> Refusal | None:
-        try:
-            return await self._ledgers.hold(one.object, note)
-        except PeerUnavailable as err:
-            # It may be held by now; whatever comes of it, the node's gateway lets go of what no claim's status says.
-            message = f"node {note.node}: its ledger does not answer: {err}"
-            return Refusal(reasons=(Reason(code="node-silent", message=message, facts={"node": note.node}),))
-
-    async def _give_way(self, key: Key, pod: ApiObject, plan: PodPlan, note: GateAttempt, refusal: Refusal) -> None:
-        """Take back what was begun on a node that refuses, and keep away from the devices for a while."""
-        why = summarize(refusal.reasons)
-        self._metrics.decisions.labels("refused-by-node").inc()
-        self._log.info("claim.refused", pod=str(plan.pod), node=note.node, why=why)
-        is_all = any(one.code in ("policy-forbidden", "node-silent") for one in refusal.reasons)
-        table = self._world.supply.table_of(note.node)
-        mine = [one.id for one in table.candidates if self._world.is_topobus_device(note.node, one.id)]
-        refused = mine if is_all else devices_of(note.allocation, note.node)
-        self._refusals.remember(plan.pod.uid, refused, why, now_s=self._clock.monotonic())
-        await self._withdraw(key, plan, plan.pending)
-        for one in plan.pending:
-            try:
-                await self._ledgers.release(one.object, f"refused-{note.number}")
-            except PeerUnavailable as err:
-                self._log.warning("ledger.silent", node=note.node, error=str(err))
-        await self._tell(key, pod, "RefusedByNode", refusal.reasons)
-
-    async def _withdraw(self, key: Key, plan: PodPlan, claims: tuple[PodClaim, ...], *, is_final: bool = False) -> None:
-        """Take intents back; the note of a pod whose gate is open stays, without an intent, so that its claims are still known as ours."""
-        pod = self._world.pods.get(key)
-        is_open = pod is not None and not has_gate(pod) and not is_final
-        for one in claims:
-            claim = self._world.claims.get((key[0], one.name))
-            note = _note(claim) if claim is not None else None
-            if claim is None or note is None or claim.status.get("allocation"):
-                continue
-            kept = GateAttempt(number=note.number, node="", allocation=AllocationResult(), pod=plan.pod.uid)
-            if is_open and note == kept:
-                continue
-            patch = gated.intent_patch(claim, kept) if is_open else gated.withdrawal_patch(claim)
-            await self._writer.claim((key[0], one.name), patch)
 
     async def _reserve(self, key: Key, plan: PodPlan) -> bool:
         """Reserve claims that somebody allocated before: shared ones."""
@@ -366,13 +292,6 @@ class Gatekeeper:
         claim = self._world.claims.get(key)
         return gated.without_note(claim) if claim is not None else None
 
-    def _intent(self, key: Key, one: PodClaim) -> GateAttempt | None:
-        """Read what is intended for a claim and still to be done."""
-        claim = self._world.claims.get((key[0], one.name))
-        if claim is None or not gated.is_pending(claim) or self._world.is_taken_back(claim):
-            return None
-        return _note(claim)
-
     def _is_alive(self, key: Key, note: GateAttempt) -> bool:
         """Say whether the pod of an intent is still there to make it true."""
         return any(_uid(pod) == note.pod and self._is_ours(other, pod) for other, pod in self._world.pods.items() if other[0] == key[0])
@@ -384,35 +303,23 @@ class Gatekeeper:
         found: dict[str, None] = {}
         for one in plan.pending:
             claim = self._world.claims.get((key[0], one.name))
-            note = _note(claim) if claim is not None else None
+            note = note_of(claim) if claim is not None else None
             if note is not None and note.pod == plan.pod.uid:
                 found |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
         return tuple(found)
 
     def _forgive(self) -> None:
         living = {_uid(pod) for key, pod in self._world.pods.items() if self._is_ours(key, pod)}
-        for uid in self._refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda one: one not in living):
+        for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda one: one not in living):
             self._seen.pop(str(uid), None)
 
     def _now(self) -> str:
-        return rfc3339(self._clock.now())
+        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
     """List the claims that a pod names, or that were made for it."""
     return tuple(one for one in claim_uses(pod) if one.claim)
-
-
-def _note(claim: ApiObject) -> GateAttempt | None:
-    """Read our note; one that nobody can read is somebody else's."""
-    try:
-        return gated.gate_attempt_of(claim)
-    except ContractError:
-        return None
-
-
-def _devices(allocation: AllocationResult) -> tuple[DeviceId, ...]:
-    return tuple(DeviceId(one.driver, one.pool, one.device) for one in allocation.devices.results)
 
 
 def _uid(one: ApiObject) -> str:

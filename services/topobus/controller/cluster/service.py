@@ -20,6 +20,7 @@ from topobus.controller.cluster.events import EventTeller
 from topobus.controller.cluster.gatekeeper import Gatekeeper
 from topobus.controller.cluster.housekeeping import Housekeeper
 from topobus.controller.cluster.informers import Informer, Key
+from topobus.controller.cluster.intents import Intents
 from topobus.controller.cluster.kubernetes import KubernetesApi
 from topobus.controller.cluster.ledgers import Ledgers
 from topobus.controller.cluster.takebacks import TakeBacks
@@ -101,18 +102,9 @@ class ClusterController:
         writer = Writer(api, self._world)
         ledgers = Ledgers(settings, runtime.bus, self._world)
         events = EventTeller(api, runtime.clock, f"{runtime.name}-{runtime.node}")
-        self._gates = Gatekeeper(
-            settings,
-            runtime.clock,
-            self._world,
-            writer,
-            self._informers[CLAIMS],
-            ledgers,
-            Chooser(settings, self._world, searcher),
-            events,
-            metrics,
-            self._changed.set,
-        )
+        chooser = Chooser(settings, self._world, searcher)
+        intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, metrics)
+        self._gates = Gatekeeper(settings, runtime.clock, self._world, writer, intents, chooser, events, metrics, self._changed.set)
         self._takebacks = TakeBacks(settings, runtime.clock, self._world, writer, ledgers, events, metrics)
         self._housekeeper = Housekeeper(api, runtime.clock, self._world, writer, ledgers, is_own=cluster.housekeeping == "own")
         self._planner = Planner(settings, runtime, self._nodes, metrics)

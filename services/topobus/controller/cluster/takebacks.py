@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.api import PODS
 from topobus.controller.cluster.events import EventTeller
@@ -194,7 +195,7 @@ class TakeBacks:
         try:
             note = gated.gate_attempt_of(claim)
             allocation = status_of(claim).allocation
-            if note is None or allocation is None or allocation.devices != note.allocation.devices:
+            if note is None or allocation is None or _granted(allocation) != _granted(note.allocation):
                 return None  # somebody else allocated it since
             return _Mine(key, claim, note, frozenset(one.uid for one in consumers_of(claim)))
         except ContractError:
@@ -222,6 +223,11 @@ class TakeBacks:
             claim = self._world.claims.get(key)
             if claim is not None:
                 await self._events.warn(claim, "DoubleAllocation", message)
+
+
+def _granted(allocation: AllocationResult) -> frozenset[tuple[str, str, str, str | None]]:
+    """List what was given; the rest of an allocation comes back from a server with its defaults filled in."""
+    return frozenset((one.driver, one.pool, one.device, one.share_id) for one in allocation.devices.results)
 
 
 def _is_unschedulable(pod: ApiObject) -> bool:

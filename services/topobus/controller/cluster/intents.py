@@ -1,0 +1,191 @@
+"""Intents: what is about to be allocated to a pod's claims, written down, made true, or taken back.
+
+Two replicas cannot give a device twice: an intent counts from the version at which it was written, and it is acted upon only when the copy shows everything up to that
+version and the devices are still free of all that came before; of two intents the later one sees the earlier and is withdrawn. A status is written only onto
+the very version that has the intent, so whatever somebody wrote in between is looked at first.
+
+Flows in: a pod's plan and the fit that was chosen. Flows out: writes of claims, asks to nodes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from topobus.contracts.kubernetes.objects import name_of
+from topobus.contracts.kubernetes.resource import AllocationResult
+from topobus.contracts.messages import ApiObject
+from topobus.controller.cluster.choosing import Chooser
+from topobus.controller.cluster.informers import Informer
+from topobus.controller.cluster.ledgers import Ledgers
+from topobus.controller.cluster.writes import Writer
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core import gated
+from topobus.controller.core.claims import devices_of, number_of, owner_of, with_uuids
+from topobus.controller.core.cluster_objects import has_gate, version_of
+from topobus.controller.core.cluster_world import ClusterWorld, Key
+from topobus.controller.core.gated import GateAttempt
+from topobus.controller.core.reasons import summarize
+from topobus.controller.core.refusals import Refusals
+from topobus.controller.core.scheduling import NodeFit, PodClaim, PodPlan
+from topobus.controller.core.values import DeviceId
+from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason, Refusal
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Intents", "Progress", "note_of"]
+
+
+class Progress(Enum):
+    """How a commit went."""
+
+    ON = "on"
+    """Something was written, or is another now: look again."""
+    LATER = "later"
+    """The copy is not far enough yet."""
+
+
+class Intents:
+    """Writes intents and makes them true."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        clock: Clock,
+        world: ClusterWorld,
+        writer: Writer,
+        claims: Informer,
+        ledgers: Ledgers,
+        chooser: Chooser,
+        metrics: ControllerMetrics,
+    ) -> None:
+        self.refusals: Refusals[DeviceId] = Refusals(settings.retry_s)
+        """Devices that nodes refused, by the pod's uid."""
+        self._call_s = settings.cluster.call_s
+        self._clock = clock
+        self._world = world
+        self._writer = writer
+        self._claims = claims
+        self._ledgers = ledgers
+        self._chooser = chooser
+        self._metrics = metrics
+        self._log = get_logger()
+
+    def find(self, plan: PodPlan) -> list[tuple[PodClaim, GateAttempt]]:
+        """List the pending claims for which something is intended and still to be done."""
+        found: list[tuple[PodClaim, GateAttempt]] = []
+        for one in plan.pending:
+            claim = self._world.claims.get(_key(plan, one))
+            note = note_of(claim) if claim is not None else None
+            if claim is not None and note is not None and gated.is_pending(claim) and not self._world.is_taken_back(claim):
+                found.append((one, note))
+        return found
+
+    async def clear(self, plan: PodPlan) -> bool:
+        """Have ledgers let go of what the pending claims hold from before; False when a node refuses.
+
+        Errors: raises PeerUnavailable.
+        """
+        for one in plan.pending:
+            if await self._ledgers.release(one.object, f"before-{number_of(one.object) + 1}") is not None:
+                return False
+        return True
+
+    async def write(self, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> None:
+        """Write down what each pending claim is to get; ends early when a claim is another by now."""
+        for one, result in zip(plan.pending, fit.results, strict=True):
+            claim = self._world.claims.get(_key(plan, one))
+            if claim is None:
+                return
+            note = GateAttempt(
+                number=number_of(claim) + 1,
+                node=fit.node,
+                allocation=with_uuids(result, owner_of(claim).uid),
+                wishes=one.wishes,
+                pod=plan.pod.uid,
+                refused=refused[-gated.MAX_REFUSED_NODES :],
+            )
+            if await self._writer.claim(_key(plan, one), gated.intent_patch(claim, note)) is None:
+                return
+
+    async def commit(self, plan: PodPlan, intents: list[tuple[PodClaim, GateAttempt]]) -> Progress | Refusal:
+        """Make intents true: see what came before them, have the node hold the devices, write the statuses; a Refusal is the node's."""
+        newest = max(version_of(self._world.claims[_key(plan, one)]) for one, _ in intents)
+        if not await self._claims.reached(newest, self._call_s):
+            return Progress.LATER
+        node = intents[0][1].node
+        devices = {DeviceId(one.driver, one.pool, one.device) for _, note in intents for one in note.allocation.devices.results}
+        if not await self._chooser.still_fits(plan, node, devices, self._world.later_intents(newest)):
+            self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
+            await self.withdraw(plan, plan.pending)
+            return Progress.ON
+        for one, note in intents:
+            refusal = await self._hold(one, note)
+            if refusal is not None:
+                await self._give_way(plan, note, refusal)
+                return refusal
+        now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        for one, note in intents:
+            claim = self._world.claims.get(_key(plan, one))
+            if claim is None or version_of(claim) > newest or note_of(claim) != note:
+                break
+            patch = gated.allocation_patch(claim, note.allocation, plan.pod, now=now)
+            if await self._writer.claim(_key(plan, one), patch, part="status") is None:
+                break
+            self._metrics.decisions.labels("allocated").inc()
+            names = [granted.device for granted in note.allocation.devices.results]
+            self._log.info("claim.allocated", claim=name_of(one.object), node=node, devices=names, attempt=note.number, pod=str(plan.pod))
+        return Progress.ON
+
+    async def withdraw(self, plan: PodPlan, claims: tuple[PodClaim, ...], *, is_final: bool = False) -> None:
+        """Take intents back; the note of a pod whose gate is open stays, without an intent, so that its claims are still known as ours."""
+        pod = self._world.pods.get((plan.pod.namespace, plan.pod.name))
+        is_open = pod is not None and not has_gate(pod) and not is_final
+        for one in claims:
+            claim = self._world.claims.get(_key(plan, one))
+            note = note_of(claim) if claim is not None else None
+            if claim is None or note is None or claim.status.get("allocation"):
+                continue
+            kept = GateAttempt(number=note.number, node="", allocation=AllocationResult(), pod=plan.pod.uid)
+            if is_open and note == kept:
+                continue
+            patch = gated.intent_patch(claim, kept) if is_open else gated.withdrawal_patch(claim)
+            await self._writer.claim(_key(plan, one), patch)
+
+    async def _hold(self, one: PodClaim, note: GateAttempt) -> Refusal | None:
+        try:
+            return await self._ledgers.hold(one.object, note)
+        except PeerUnavailable as err:
+            # It may be held by now; whatever comes of it, the node's gateway lets go of what no claim's status says.
+            message = f"node {note.node}: its ledger does not answer: {err}"
+            return Refusal(reasons=(Reason(code="node-silent", message=message, facts={"node": note.node}),))
+
+    async def _give_way(self, plan: PodPlan, note: GateAttempt, refusal: Refusal) -> None:
+        """Take back what was begun on a node that refuses, and keep away from the devices for a while."""
+        why = summarize(refusal.reasons)
+        self._metrics.decisions.labels("refused-by-node").inc()
+        self._log.info("claim.refused", pod=str(plan.pod), node=note.node, why=why)
+        is_all = any(one.code in ("policy-forbidden", "node-silent") for one in refusal.reasons)
+        table = self._world.supply.table_of(note.node)
+        mine = [one.id for one in table.candidates if self._world.is_topobus_device(note.node, one.id)]
+        refused = mine if is_all else devices_of(note.allocation, note.node)
+        self.refusals.remember(plan.pod.uid, refused, why, now_s=self._clock.monotonic())
+        await self.withdraw(plan, plan.pending)
+        for one in plan.pending:
+            try:
+                await self._ledgers.release(one.object, f"refused-{note.number}")
+            except PeerUnavailable as err:
+                self._log.warning("ledger.silent", node=note.node, error=str(err))
+
+
+def note_of(claim: ApiObject) -> GateAttempt | None:
+    """Read our note; one that nobody can read is somebody else's."""
+    try:
+        return gated.gate_attempt_of(claim)
+    except ContractError:
+        return None
+
+
+def _key(plan: PodPlan, one: PodClaim) -> Key:
+    return plan.pod.namespace, one.name

@@ -1,0 +1,177 @@
+"""The controller in a cluster and the ledger of a node that runs Topobus: the node has the last word, and hears when its devices are free again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.cluster_home import ClusterHome, claim, device_class, node, pod
+from support.small_topology import SmallTopology
+from topobus.contracts import catalogue
+from topobus.contracts.codec import encode
+from topobus.contracts.kubernetes.slices import slice_device
+from topobus.contracts.messages import PlanRequest
+from topobus.domain.device import Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Placement
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.runtime.bus import Bus
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.machines import build
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+NODE = "demo-node"
+DRIVER = "gpu.topobus.dev"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, Inventory]:
+    """The demo machine with its eight GPUs."""
+    root = tmp_path_factory.mktemp("dgx")
+    build("dgx", root)
+    tree = Tree(HardwareSettings(root=str(root)))
+    machine = read_machine(tree, NODE)
+    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name)
+    return machine, Inventory(node=NODE, device_class="gpu", generation=1, devices=tuple(gpus))
+
+
+def published(inventory: Inventory) -> dict[str, Any]:
+    """The slice that the node's gateway would publish."""
+    devices = [msgspec.json.decode(encode(slice_device(one))) for one in inventory.devices]
+    pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices}
+    return {"kind": "ResourceSlice", "metadata": {"name": f"{NODE}-gpu"}, "spec": spec}
+
+
+class Rig:
+    """A cluster with one node that runs Topobus."""
+
+    def __init__(self, home: ClusterHome, bus: Bus, topology: SmallTopology) -> None:
+        self.home = home
+        self.bus = bus
+        self.topology = topology
+
+    async def ledger_holds(self, *owners: str) -> None:
+        """Wait until the node's ledger holds exactly these claims' devices."""
+        async with asyncio.timeout(20):
+            while sorted(one.owner.name for one in self.topology.ledger.allocations.values()) != sorted(owners):
+                await self.bus.get(catalogue.LEDGER, node=NODE)
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, Inventory], tmp_path: Path) -> AsyncIterator[Rig]:
+    """The demo node at the API server and on the bus."""
+    machine, inventory = recorded
+    await bus.put(catalogue.MACHINE, machine, node=NODE)
+    await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class="gpu")
+    topology = SmallTopology(bus, machine, [inventory])
+    await topology.start()
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
+        home = ClusterHome(server, nats_server.url, tmp_path)
+        home.put(node(NODE), published(inventory), device_class(DRIVER, DRIVER))
+        yield Rig(home, bus, topology)
+
+
+async def test_ledger_holds_the_devices_before_the_claim_says_so(rig: Rig) -> None:
+    """The node is asked to hold exactly what the claim gets, under the claim's own name and one operation an attempt."""
+    rig.home.put(claim("c", count=2, device_class_name=DRIVER), pod("p", "c"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+
+    uid = rig.home.get("ResourceClaim", "c")["metadata"]["uid"]
+    (held,) = rig.topology.ledger.allocations.values()
+    assert [one.op_id for one in rig.topology.requests] == [f"allocate-{uid}-1"]
+    assert list(held.holdings[0].devices["gpu"]) == rig.home.devices("c")
+    assert held.owner == Owner(kind=OwnerKind.CLAIM, namespace="default", name="c", uid=uid)
+
+
+async def test_other_devices_are_tried_when_the_node_refuses(rig: Rig) -> None:
+    """A node's no takes the intent back, finalizer included, and the next one avoids those devices."""
+    rig.topology.refuse_next = 2
+    rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+
+    gpus = [one["name"] for one in rig.home.server.objects("ResourceSlice")[0]["spec"]["devices"]]
+    assert rig.home.devices("c") == [gpus[2]]
+    assert len(rig.topology.requests) == 3
+    assert {reason for reason, _ in rig.home.events("p")} == {"RefusedByNode"}
+
+
+async def test_what_a_device_plugins_pod_holds_is_not_given(rig: Rig) -> None:
+    """The ledger knows of devices that no claim has: they count as taken."""
+    request = PodRequest(
+        owner=Owner(kind=OwnerKind.POD, namespace="default", name="plain", uid="uid-plain"),
+        containers=(ContainerRequest(name="c", devices=(DeviceRequest(device_class="gpu", count=7),)),),
+    )
+    async with rig.home.controller():
+        reply = await _placed(rig, request)
+        held = {name for one in reply.containers for devices in one.devices.values() for name in devices}
+        rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"))
+        await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+
+    assert len(held) == 7
+    assert not held & set(rig.home.devices("c"))
+
+
+async def _placed(rig: Rig, request: PodRequest) -> Placement:
+    """Place a pod by a plan, which this home answers, too."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                reply = await rig.bus.ask(catalogue.PLAN, PlanRequest(op_id="plan-1", pod=request), timeout_s=10, node=catalogue.CLUSTER)
+            except PeerUnavailable:
+                continue  # not ready to plan yet
+            if reply.chosen is not None and isinstance(reply.chosen.result, Placement):
+                return reply.chosen.result
+
+
+async def test_ledger_lets_go_when_the_claim_is_deallocated(rig: Rig) -> None:
+    """When kube-controller-manager takes the devices back after the pod, or the claim goes, the node hears of it."""
+    rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("q"), "open gates")
+        for name in ("p", "q"):
+            rig.home.server.remove("Pod", name)
+        await rig.ledger_holds("c", "d")
+        rig.home.server.release_claims()
+        rig.home.server.remove("ResourceClaim", "d")
+        await rig.ledger_holds()
+        await rig.home.until(lambda: not rig.home.devices("c"), "no devices")
+
+
+async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Rig) -> None:
+    """What a crash left between the ledger and the status is completed with the same operation and the same devices."""
+    rig.home.put(claim("c", count=3, device_class_name=DRIVER), pod("p", "c"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+    devices = rig.home.devices("c")
+    rig.home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
+    stored = rig.home.get("Pod", "p")
+    rig.home.server.remove("Pod", "p")
+    again = pod("p", "c") | {"metadata": {"name": "p", "namespace": "default"}}
+    rig.home.put(again)
+    note = rig.home.get("ResourceClaim", "c")
+    text = note["metadata"]["annotations"]["topobus.dev/attempt"]
+    uid = rig.home.get("Pod", "p")["metadata"]["uid"]
+    note["metadata"]["annotations"]["topobus.dev/attempt"] = text.replace(stored["metadata"]["uid"], uid)
+    rig.home.server.put(note)
+
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+
+    assert rig.home.devices("c") == devices
+    assert len({one.op_id for one in rig.topology.requests}) == 1
+    assert len(rig.topology.ledger.allocations) == 1
