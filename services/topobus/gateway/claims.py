@@ -20,7 +20,7 @@ from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import file_name, render
-from topobus.devicekit.cdi_files import delete, find_files, write
+from topobus.devicekit.cdi_files import delete, restore_files, write, write_missing
 from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError, TopobusError
 from topobus.domain.outcome import Refusal
@@ -133,7 +133,7 @@ class ClaimPreparer:
         wanted = {_file(entry): render(entry.cdi) for entry in self._checkpoint.entries() if entry.is_running and entry.cdi is not None}
         await asyncio.to_thread(self._checkpoint.sweep)
         try:
-            written, orphans = await asyncio.to_thread(_restore_files, self._cdi_dir, wanted)
+            written, orphans = await asyncio.to_thread(restore_files, self._cdi_dir, CDI_VENDOR, wanted)
         except OSError as err:
             raise ConfigError(f"gateway: cdi_dir: cannot use {self._cdi_dir}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR") from err
         if written or orphans:
@@ -329,9 +329,13 @@ class ClaimPreparer:
             raise _ClaimFailed(_text(refusal))
 
     async def _write_cdi(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
-        if entry.cdi is None or (only_missing and await asyncio.to_thread((self._cdi_dir / _file(entry)).is_file)):
+        if entry.cdi is None:
             return
-        await asyncio.to_thread(write, self._cdi_dir, _file(entry), render(entry.cdi))
+        wanted = {_file(entry): render(entry.cdi)}
+        if only_missing:
+            await asyncio.to_thread(write_missing, self._cdi_dir, wanted)
+        else:
+            await asyncio.to_thread(write, self._cdi_dir, *wanted.popitem())
 
     @asynccontextmanager
     async def _alone_with(self, device_class: str, names: Iterable[str]) -> AsyncIterator[None]:
@@ -377,16 +381,3 @@ def _file(entry: ClaimEntry) -> str:
 
 def _text(refusal: Refusal) -> str:
     return "; ".join(one.message for one in refusal.reasons)
-
-
-def _restore_files(folder: Path, wanted: dict[str, bytes]) -> tuple[list[str], list[str]]:
-    written: list[str] = []
-    for name, data in sorted(wanted.items()):
-        path = folder / name
-        if not path.is_file() or path.read_bytes() != data:
-            write(folder, name, data)
-            written.append(name)
-    orphans = [name for name in find_files(folder, CDI_VENDOR) if name not in wanted]
-    for name in orphans:
-        delete(folder, name)
-    return written, orphans

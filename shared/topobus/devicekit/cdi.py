@@ -134,7 +134,7 @@ def render(spec: CdiSpec) -> bytes:
 
     Errors: raises ContractError with every problem when a runtime would refuse it.
     """
-    found = problems(spec)
+    found = (*problems(spec), *_start_problems(spec))
     if found:
         raise ContractError(f"CDI file of {spec.kind}: {'; '.join(found)}", next_step="mend the driver that made these edits")
     file = _File(
@@ -144,6 +144,9 @@ def render(spec: CdiSpec) -> bytes:
         container_edits=_to_wire(spec.common),
     )
     plain: dict[str, Any] = msgspec.to_builtins(file)
+    if not plain["containerEdits"]:
+        # No edits at all, and some readers take an empty object for a mistake.
+        del plain["containerEdits"]
     return (json.dumps(plain, indent=2) + "\n").encode()
 
 
@@ -195,6 +198,15 @@ def _edit_problems(where: str, edits: ContainerEdits) -> Iterable[str]:
     for mount in edits.mounts:
         if not mount.host_path or not mount.container_path:
             yield f"{where}: mount {mount.host_path!r} on {mount.container_path!r} needs both paths"
+
+
+def _start_problems(spec: CdiSpec) -> Iterable[str]:
+    """List what a runtime reads, and a container then does not start with: a path that is not absolute, a zero byte in the environment."""
+    for where, edits in (("the common edits", spec.common), *((f"device {one.name}", one.edits) for one in spec.devices)):
+        paths = [path for node in edits.device_nodes for path in (node.path, node.host_path or node.path)]
+        paths += [path for mount in edits.mounts for path in (mount.host_path, mount.container_path)]
+        yield from (f"{where}: {path!r} is no absolute path" for path in paths if path and not path.startswith("/"))
+        yield from (f"{where}: environment variable {key!r} has a zero byte" for key, value in edits.env.items() if "\x00" in key + value)
 
 
 def _to_wire(edits: ContainerEdits) -> _Edits:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["delete", "find_files", "remove_leftovers", "write"]
+__all__ = ["delete", "find_files", "remove_leftovers", "restore_files", "write", "write_missing"]
 
 
 def write(folder: Path, name: str, data: bytes) -> Path:
@@ -54,6 +55,32 @@ def find_files(folder: Path, vendor: str) -> tuple[str, ...]:
         return ()
     remove_leftovers(folder, f"{vendor}-*")
     return tuple(sorted(path.name for path in folder.glob(f"{vendor}-*_*.json")))
+
+
+def write_missing(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
+    """Write the files that are not there, or are not as they should be; their names.
+
+    Errors: raises OSError when the folder cannot be written.
+    """
+    written: list[str] = []
+    for name, data in sorted(wanted.items()):
+        path = folder / name
+        if not path.is_file() or path.read_bytes() != data:
+            write(folder, name, data)
+            written.append(name)
+    return written
+
+
+def restore_files(folder: Path, vendor: str, wanted: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+    """Make a vendor's files that live as long as a claim exactly those; the names of what was written and of what was removed.
+
+    Errors: raises OSError when the folder cannot be written.
+    """
+    written = write_missing(folder, wanted)
+    orphans = [name for name in find_files(folder, vendor) if name not in wanted]
+    for name in orphans:
+        delete(folder, name)
+    return written, orphans
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:

@@ -60,6 +60,30 @@ def test_render_writes_edits_as_objects_when_spec_is_good() -> None:
     }
 
 
+def test_render_writes_no_empty_edits_when_devices_have_nothing_in_common() -> None:
+    """Nothing is not written down: neither at the file's level nor as empty lists."""
+    written: dict[str, Any] = json.loads(render(spec()))
+
+    assert written == {"cdiVersion": "0.3.0", "kind": "topobus.dev/gpu", "devices": [{"name": "gpu-0", "containerEdits": {"env": ["A=1"]}}]}
+
+
+@pytest.mark.parametrize(
+    ("edits", "part"),
+    [
+        pytest.param(with_node("dev/x"), "device gpu-0: 'dev/x' is no absolute path", id="node"),
+        pytest.param(with_node("/dev/x", "dev/y"), "'dev/y' is no absolute path", id="host-node"),
+        pytest.param(ContainerEdits(mounts=(Mount(host_path="/a", container_path="b"),)), "'b' is no absolute path", id="mount"),
+        pytest.param(ContainerEdits(env={"A": "x\x00y"}), "'A' has a zero byte", id="zero-byte"),
+    ],
+)
+def test_render_refuses_what_no_container_would_start_with(edits: ContainerEdits, part: str) -> None:
+    """A runtime reads such a file, and the pod hangs in its creation with a text of the kernel's: here the device and the value are named."""
+    with pytest.raises(ContractError) as refused:
+        render(spec(device(edits=edits)))
+
+    assert part in refused.value.message
+
+
 def test_parse_gives_back_the_spec_when_rendered() -> None:
     """What was written is read as it was, so a file can be proven on disk."""
     wanted = spec(device(edits=with_node(host_path="/dev/y")), common=EDITS)
