@@ -17,6 +17,7 @@ import msgspec
 from lightkube.config.client_adapter import AsyncClient, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig, SingleConfig
 from lightkube.core.exceptions import ConfigError as KubeConfigError
+from yaml import YAMLError
 
 from topobus.controller.cluster.api import FIELD_MANAGER, HistoryLost, Kind, Page, Plain, Rejected, WatchEvent, WatchEventKind
 from topobus.controller.config import ClusterSettings
@@ -54,7 +55,8 @@ class KubernetesApi:
             # As other Kubernetes clients do, take the environment's proxy, but never to reach this very machine.
             params = ConnectionParams(timeout=httpx2.Timeout(settings.call_s), trust_env=not is_local)
             return cls(AsyncClient(config, params), config.cluster.server, settings.page)
-        except (KubeConfigError, OSError, KeyError, TypeError, ValueError) as err:
+        except (KubeConfigError, YAMLError, OSError, AttributeError, KeyError, TypeError, ValueError) as err:
+            # The library looks into whatever the file holds without asking what it is.
             where = settings.kubeconfig or "the pod's service account"
             raise ConfigError(
                 f"controller: cluster.kubeconfig: cannot use {where}: {err}",
