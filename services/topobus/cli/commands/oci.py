@@ -10,21 +10,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
+from msgspec import Struct
 
 from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
 from topobus.cli.manifests import parse_namespaced
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
-from topobus.contracts.catalogue import LEDGER, OBJECT, PREPARE
-from topobus.contracts.messages import ApiObject, Prepared, PrepareRequest
+from topobus.contracts.catalogue import LEDGER, OBJECT, PODS, PREPARE
+from topobus.contracts.messages import ApiObject, PodsRequest, Prepared, PrepareRequest
 from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name
 from topobus.devicekit.oci import CdiFile, PluginAnswer, device_paths, oci_spec
 from topobus.devicekit.oci_host import look_up, read_cdi_files
 from topobus.domain.device import driver_name
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.domain.idset import NodeSet
-from topobus.domain.ledger import Holding
-from topobus.domain.outcome import Refusal
+from topobus.domain.holdings import names_of
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Holding, Ledger
+from topobus.domain.outcome import MemoryBlock, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
 
@@ -37,9 +39,11 @@ _EMPTY: dict[str, Any] = {"ociVersion": "1.0.2", "process": {"env": []}, "mounts
 
 def oci(
     *,
-    claim: Annotated[str | None, Parameter(name="--claim", help="NAMESPACE/NAME of an allocated claim.")] = None,
+    claim: Annotated[
+        str | None, Parameter(name="--claim", help="NAMESPACE/NAME of an allocated claim, of the stand-alone store or of a cluster.")
+    ] = None,
     pod: Annotated[
-        str | None, Parameter(name="--pod", help="NAMESPACE/NAME of a pod that `topobus place` placed, with its claims.")
+        str | None, Parameter(name="--pod", help="NAMESPACE/NAME of a pod, placed by `topobus place` or run by kubelet, with its claims.")
     ] = None,
     container: Annotated[str | None, Parameter(name="--container", help="Which container of the pod; needed when it has several.")] = None,
     spec: Annotated[Path | None, Parameter(name="--spec", help="The config.json to merge into. Default: an empty one.")] = None,
@@ -73,8 +77,9 @@ async def _oci(
         claims = [parse_namespaced(claim)] if claim is not None else []
         if pod is not None:
             namespace, name = parse_namespaced(pod)
-            owner, holding, claims = await _pod(bus, node, namespace, name, container)
-            for device_class, names in sorted(holding.devices.items()):
+            found_pod = await _pod(bus, node, namespace, name, container)
+            holding, claims = found_pod.holding, found_pod.claims
+            for owner, device_class, names in found_pod.devices:
                 answers += _answers(device_class, await _prepare(bus, node, owner, device_class, names))
         files, problems = await asyncio.to_thread(read_cdi_files, folders)
         devices: list[str] = []
@@ -101,8 +106,18 @@ async def _oci(
     return ExitCode.NO if merged.missing else ExitCode.OK
 
 
-async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | None) -> tuple[Owner, Holding, list[tuple[str, str]]]:
-    """Find what a pod's container holds, and the claims that it uses."""
+class _Found(Struct, frozen=True, kw_only=True):
+    """What one container of a pod has."""
+
+    holding: Holding
+    """Its CPUs and memory."""
+    devices: tuple[tuple[Owner, str, tuple[str, ...]], ...] = ()
+    """Who holds them, class, names: of placed pods and of kubelet's own allocations; not of claims."""
+    claims: list[tuple[str, str]]
+
+
+async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | None) -> _Found:
+    """Find what a pod's container holds, and the claims that it uses: by the ledger and the stand-alone store, else by kubelet's word."""
     ledger = await bus.get(LEDGER, node=node)
     allocations = ledger.value.allocations.values() if ledger else ()
     found = next(
@@ -110,32 +125,81 @@ async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | 
     )
     stored = await bus.get(OBJECT, kind="pod", namespace=namespace, name=name)
     if found is None and stored is None:
-        raise NotFoundError(
-            f"node {node} holds nothing for pod {namespace}/{name}",
-            next_step="`topobus place` places a pod; what kubelet allocated by device plugins carries no pod's name",
-        )
+        return await _pod_by_kubelet(bus, node, namespace, name, container)
     holdings = {one.container: one for one in found.holdings} if found else {}
-    names = sorted({*holdings, *(_containers(stored.value) if stored else {})})
-    if container is None and len(names) != 1:
-        raise UsageError(
-            f"pod {namespace}/{name} has {len(names)} containers", next_step=f"say which one with --container: {', '.join(names)}"
-        )
-    chosen = one_of("container", container or names[0], names)
+    chosen = _choose(f"{namespace}/{name}", {*holdings, *(_containers(stored.value) if stored else {})}, container)
+    holding = holdings.get(chosen, Holding())
     owner = found.owner if found else Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid="")
     claims = _claims_of(stored.value, chosen) if stored else []
-    return owner, holdings.get(chosen, Holding()), [(namespace, one) for one in claims]
+    return _Found(
+        holding=holding,
+        devices=tuple((owner, device_class, names) for device_class, names in sorted(holding.devices.items())),
+        claims=[(namespace, one) for one in claims],
+    )
+
+
+async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, container: str | None) -> _Found:
+    """Find it as kubelet's PodResources tell the gateway: the home of pods in a cluster."""
+    try:
+        reply = await bus.ask(PODS, PodsRequest(namespace=namespace), node=node)
+        why = reply.why
+        mine = [one for one in reply.containers if (one.namespace, one.pod) == (namespace, name)]
+    except PeerUnavailable as err:
+        mine, why = [], str(err)
+    if not mine:
+        said = f"; and of kubelet nothing is known: {why}" if why else ", and kubelet lists nothing of ours in it"
+        raise NotFoundError(
+            f"node {node} holds nothing for pod {namespace}/{name}{said}", next_step="`topobus pods` lists what kubelet tells"
+        )
+    chosen = _choose(f"{namespace}/{name}", {one.container for one in mine if one.container}, container)
+    ledger = await bus.get(LEDGER, node=node)
+    holders = _holders(ledger.value) if ledger else {}
+    devices: dict[tuple[str, str], tuple[Owner, str, list[str]]] = {}
+    cpus: list[str] = []
+    memory: tuple[MemoryBlock, ...] = ()
+    claims: dict[tuple[str, str], None] = {}
+    for entry in (one for one in mine if one.container in (chosen, "")):
+        if entry.claim:
+            claims[parse_namespaced(entry.claim)] = None
+        elif entry.resource == entry.device_class:
+            # kubelet's own CPU and memory managers; no door of ours.
+            cpus += [one.name.removeprefix("cpu-") for one in entry.devices]
+            memory += entry.memory
+        else:
+            for one in entry.devices:
+                owner = holders.get((entry.device_class, one.name))
+                if owner is None:
+                    text = f"kubelet says that {namespace}/{name} has {entry.device_class} {one.name}, and the ledger gives it to nobody"
+                    raise PeerUnavailable(text, next_step="the gateway adopts it within seconds; try again")
+                devices.setdefault((owner.key, entry.device_class), (owner, entry.device_class, []))[2].append(one.name)
+    return _Found(
+        holding=Holding(container=chosen, cpus=CpuSet.parse(",".join(cpus)), memory=memory),
+        devices=tuple((owner, device_class, tuple(sorted(names))) for owner, device_class, names in devices.values()),
+        claims=list(claims),
+    )
+
+
+def _choose(pod: str, names: Iterable[str], container: str | None) -> str:
+    """Choose a container; needed only where there are several."""
+    known = sorted(names)
+    if container is None and len(known) != 1:
+        raise UsageError(f"pod {pod} has {len(known)} containers", next_step=f"say which one with --container: {', '.join(known)}")
+    return one_of("container", container or known[0], known)
+
+
+def _holders(ledger: Ledger) -> dict[tuple[str, str], Owner]:
+    return {
+        (device_class, name): one.owner
+        for one in ledger.allocations.values()
+        for device_class, names in names_of(one).items()
+        for name in names
+    }
 
 
 async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable[CdiFile]) -> list[CdiFile]:
     """Find a claim's CDI files: those that the gateway wrote for kubelet, else what it would write."""
-    entry = await bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
-    if entry is None:
-        raise NotFoundError(f"there is no claim {namespace}/{name}", next_step="`topobus claim get` lists what there is")
-    uid = str(entry.value.metadata.get("uid", ""))
-    held = _held(entry.value, node)
-    if not held:
-        raise NotFoundError(f"claim {namespace}/{name} has no devices on node {node}", next_step="`topobus claim get` tells why it waits")
-    owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid)
+    owner, held = await _claim_devices(bus, node, namespace, name)
+    uid = owner.uid
     found: list[CdiFile] = []
     for device_class, names in sorted(held.items()):
         written = [one for one in files if Path(one.path).name == file_name(_VENDOR, device_class, uid)]
@@ -147,6 +211,27 @@ async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable
         shown = CdiSpec(vendor=_VENDOR, device_class=device_class, devices=devices, common=prepared.common)
         found.append(CdiFile(path=f"of claim {namespace}/{name} ({device_class}, not written yet)", spec=shown))
     return found
+
+
+async def _claim_devices(bus: Bus, node: str, namespace: str, name: str) -> tuple[Owner, dict[str, set[str]]]:
+    """Find a claim's devices here: by the stand-alone store, else by what the gateway adopted for a claim of a cluster."""
+    entry = await bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
+    if entry is not None:
+        owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=str(entry.value.metadata.get("uid", "")))
+        held = _held(entry.value, node)
+        if not held:
+            raise NotFoundError(
+                f"claim {namespace}/{name} has no devices on node {node}", next_step="`topobus claim get` tells why it waits"
+            )
+        return owner, held
+    ledger = await bus.get(LEDGER, node=node)
+    for one in ledger.value.allocations.values() if ledger else ():
+        if (one.owner.kind, one.owner.namespace, one.owner.name) == (OwnerKind.CLAIM, namespace, name):
+            return one.owner, {device_class: set(names) for device_class, names in names_of(one).items()}
+    raise NotFoundError(
+        f"there is no claim {namespace}/{name} in the stand-alone store, and node {node} holds nothing for one of a cluster",
+        next_step="`topobus claim get` lists the store's; a cluster's claim is known here when kubelet has asked to prepare it",
+    )
 
 
 async def _prepare(bus: Bus, node: str, owner: Owner, device_class: str, names: Iterable[str]) -> Prepared:
