@@ -12,7 +12,7 @@ from topobus.contracts.kubernetes.classic_cel import selector_expression
 from topobus.contracts.kubernetes.classic_parameters import OPERATORS, ClaimParameters, DeviceSelector, check_claim_parameters
 from topobus.controller.cel import CelCompiler
 from topobus.controller.core.classic.selection import is_wanted
-from topobus.controller.core.selectors import DeviceFacts, SelectorError
+from topobus.controller.core.selectors import DeviceFacts, SelectorError, Version
 from topobus.domain.quantity import Quantity
 
 DRIVER = "gpu.topobus.dev"
@@ -66,7 +66,9 @@ texts = st.one_of(st.none(), st.sampled_from(PRODUCTS))
 anything = st.one_of(st.none(), st.booleans(), st.integers(-2, 2), st.sampled_from(PRODUCTS), st.just((0, 1)))
 
 
-version_values = st.one_of(st.none(), st.sampled_from(PUBLISHED_VERSIONS))
+version_values = st.one_of(
+    st.none(), st.sampled_from(PUBLISHED_VERSIONS), st.sampled_from((Version("535.104.5"), Version("8.0.0"), Version("1.2.3-rc.1")))
+)
 quantities = st.one_of(st.none(), st.sampled_from(AMOUNTS).map(Quantity.parse))
 
 
@@ -101,7 +103,7 @@ def devices(draw: st.DrawFn) -> DeviceFacts:
 
 
 @given(selectors, st.lists(devices(), min_size=1, max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_migrated_cel_wants_what_the_classic_selector_wants(written: dict[str, Any], found: list[DeviceFacts]) -> None:
     """Whatever is asked and whatever devices publish, both give the same verdict, and CEL never ends in an error."""
     selector = msgspec.convert(written, DeviceSelector)

@@ -30,6 +30,7 @@ _COMMANDS = (
     ("simulate", "commands.simulate:simulate", "Plan pods on a recorded machine, without any server."),
     ("release", "commands.place:release_app", "Let go of what an owner holds."),
     ("claim", "commands.claim:claim_app", "Device classes, claims and pods of the stand-alone API."),
+    ("migrate", "commands.migrate:migrate", "Turn classic DRA manifests into structured ones."),
     ("oci", "commands.oci:oci", "Print a container's OCI spec with its devices, as kubelet and a runtime would make it."),
     ("health", "commands.health:health_app", "How devices are, and how they are from now on."),
     ("decisions", "commands.decisions:decisions", "What was decided lately."),

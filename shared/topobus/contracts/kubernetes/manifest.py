@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,7 +21,7 @@ from topobus.contracts.kubernetes.shape import Problem, check_names, did_you_mea
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError, TopobusError
 
-__all__ = ["KINDS", "parse_manifest"]
+__all__ = ["KINDS", "parse_manifest", "parse_some"]
 
 # An API server takes 3 MiB at most; a manifest beyond 1 MiB would not fit a KV value either.
 _MAX_BYTES = 1 << 20
@@ -78,15 +78,31 @@ def parse_manifest(text: str, *, where: str, has_nodes: bool = False) -> tuple[A
     >>> [one.kind for one in parse_manifest("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: c}]}}", where="pod.yaml")]
     ['Pod']
     """
+
+    def choose(value: dict[str, Any]) -> dict[str, Any] | None:
+        is_node = has_nodes and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node")
+        return None if is_node else value
+
+    found = parse_some(text, where=where, choose=choose)
+    return tuple(one if isinstance(one, ApiObject) else _node(one) for one in found)
+
+
+def parse_some(
+    text: str, *, where: str, choose: Callable[[dict[str, Any]], dict[str, Any] | None]
+) -> tuple[ApiObject | dict[str, Any], ...]:
+    """Read the objects of a manifest that are wanted strictly, and leave the others as they are: not every kind of Kubernetes is ours to judge.
+
+    Shapes: choose — an object as written to what is to be read of it, None for one to be left alone. Order and errors: as `parse_manifest`.
+    """
     if len(text.encode("utf-8", "replace")) > _MAX_BYTES:
         raise ContractError(f"{where}: the manifest is larger than {_MAX_BYTES} bytes")
-    found: list[ApiObject] = []
+    found: list[ApiObject | dict[str, Any]] = []
     problems: list[str] = []
     for number, node in enumerate(_compose(text, where), start=1):
         document = _Document(node, f"{where}: document {number}")
         for path, value in document.objects():
-            is_node = has_nodes and isinstance(value, Mapping) and (value.get("apiVersion"), value.get("kind")) == ("v1", "Node")
-            one = _node(value) if is_node else document.read(path, value, problems)
+            chosen = choose(value) if isinstance(value, dict) else value
+            one = document.read(path, chosen, problems) if chosen is not None else value
             if one is not None:
                 found.append(one)
     if problems:

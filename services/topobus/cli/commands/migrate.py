@@ -1,0 +1,76 @@
+"""`topobus migrate`: classic DRA manifests as structured ones, with what could not be said told on stderr."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from cyclopts import Parameter
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode, InputError
+from topobus.cli.output import Output
+from topobus.contracts.kubernetes.classic_migration import CLASSIC_VERSION_TEXTS, Migration, Severity
+from topobus.contracts.kubernetes.classic_migration import migrate as migrate_objects
+from topobus.contracts.kubernetes.manifest import parse_some
+from topobus.contracts.kubernetes.objects import CLASSIC_VERSIONS
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import ContractError
+
+__all__ = ["migrate"]
+
+_STYLES = {Severity.INFO: "faint", Severity.LOST: "warn", Severity.OMITTED: "fail"}
+
+
+def migrate(
+    files: Annotated[
+        list[Path], Parameter(name="FILE", help="Manifests, read together; - reads standard input.", negative=(), consume_multiple=True)
+    ],
+    /,
+    *,
+    is_json: Annotated[bool, Parameter(name="--json", negative=(), help="Objects and notes as one JSON document.")] = False,
+) -> int:
+    """Turn classic DRA objects into structured ones; exits with 1 when something was lost."""
+    output = Output(is_json=is_json)
+    objects = [one for file in files for one in _read(file)]
+    done = migrate_objects(objects)
+    if output.is_json:
+        notes = [{"object": one.object, "path": one.path, "severity": one.severity.value, "message": one.message} for one in done.notes]
+        output.document({"objects": list(done.objects), "notes": notes, "isComplete": done.is_complete})
+    elif done.objects:
+        sys.stdout.write(as_yaml(done))
+    for one in done.notes:
+        output.errors.print(Text.assemble((one.severity.value, _STYLES[one.severity]), f" {one}"))
+    return ExitCode.OK if done.is_complete else ExitCode.NO
+
+
+def as_yaml(done: Migration) -> str:
+    """Write the objects as documents of one manifest, in Kubernetes' order of fields; an expression stays on one line."""
+    return "---\n".join(yaml.safe_dump(one, sort_keys=False, allow_unicode=True, width=1 << 20) for one in done.objects)
+
+
+def _read(file: Path) -> tuple[ApiObject | dict[str, Any], ...]:
+    """Read a manifest: classic objects strictly, others as they are.
+
+    Errors: raises InputError for a file that cannot be read, ContractError for one that is no manifest.
+    """
+    where = "standard input" if str(file) == "-" else str(file)
+    try:
+        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as err:
+        raise ContractError(
+            f"{where}: this is not text: {err.reason} at byte {err.start}", next_step="give a YAML or JSON manifest"
+        ) from err
+    except OSError as err:
+        raise InputError(f"cannot read {where}: {err.strerror}", next_step="give manifests with classic DRA objects") from err
+    return parse_some(text, where=where, choose=_choose)
+
+
+def _choose(value: dict[str, Any]) -> dict[str, Any] | None:
+    """Take classic objects and parameters to be read strictly; an older version of the same shape counts as the one that we read."""
+    kind, version = str(value.get("kind")), str(value.get("apiVersion"))
+    if kind in CLASSIC_VERSIONS and version in CLASSIC_VERSION_TEXTS:
+        return value | {"apiVersion": CLASSIC_VERSIONS[kind]}
+    return value if kind.endswith("Parameters") and not version.startswith("resource.k8s.io/") else None

@@ -1,0 +1,115 @@
+"""Migrated claims are accepted by strict reading, and get devices that the classic ones could have got, exactly when these could."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from property.test_classic_selector_laws import COMPILER, selectors
+from topobus.contracts.kubernetes.classic_migration import migrate
+from topobus.contracts.kubernetes.classic_parameters import ClaimParameters, DeviceClassParameters
+from topobus.contracts.kubernetes.manifest import parse_manifest
+from topobus.contracts.kubernetes.resource import DeviceClassSpec
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.controller.core.claims import read_claim
+from topobus.controller.core.classic.choosing import Wanted, choose
+from topobus.controller.core.classic.selection import is_wanted
+from topobus.controller.core.inventory import slices_from_inventory
+from topobus.controller.core.pools import gather_pools
+from topobus.controller.core.search import allocate
+from topobus.controller.core.values import ALL_GATES, Allocated, AllocationInput, ClaimToAllocate, Node
+from topobus.domain.device import Device, Inventory
+from topobus.domain.outcome import Refusal
+
+GROUP = "gpu.resource.topobus.dev"
+
+devices = st.lists(
+    st.builds(
+        lambda model, uuid, index, is_mig, version, memory: (model, uuid, index, is_mig, version, memory),
+        st.sampled_from(("NVIDIA A100-SXM4-40GB", "NVIDIA H100 80GB HBM3", "a100")),
+        st.sampled_from(("GPU-1", "a100", "")),
+        st.one_of(st.none(), st.integers(0, 2)),
+        st.one_of(st.none(), st.booleans()),
+        st.one_of(st.none(), st.sampled_from(("535.104.05", "535.104.5", "550.1.2"))),
+        st.one_of(st.none(), st.sampled_from((40 << 30, 80 << 30))),
+    ),
+    max_size=4,
+)
+sharing = st.one_of(st.none(), st.sampled_from(({"strategy": "TimeSlicing"}, {"strategy": "MPS"}, {"strategy": "Exclusive"})))
+
+
+def _device(number: int, facts: tuple[Any, ...]) -> Device:
+    model, uuid, index, is_mig, version, memory = facts
+    attributes = {"index": index, "migEnabled": is_mig, "driverVersion": version}
+    return Device(
+        name=f"gpu-{number}",
+        device_class="gpu",
+        model=model,
+        uuid=uuid,
+        attributes={name: value for name, value in attributes.items() if value is not None},
+        capacity={"memory": memory} if memory is not None else {},
+    )
+
+
+def _manifest(of_class: dict[str, Any], of_claim: dict[str, Any]) -> str:
+    objects = [
+        {
+            "apiVersion": "resource.k8s.io/v1alpha2",
+            "kind": "ResourceClass",
+            "metadata": {"name": "gpu"},
+            "driverName": "gpu.topobus.dev",
+            "parametersRef": {"apiGroup": GROUP, "kind": "DeviceClassParameters", "name": "p"},
+        },
+        {"apiVersion": f"{GROUP}/v1alpha1", "kind": "DeviceClassParameters", "metadata": {"name": "p"}, "spec": of_class},
+        {
+            "apiVersion": "resource.k8s.io/v1alpha2",
+            "kind": "ResourceClaim",
+            "metadata": {"name": "c"},
+            "spec": {"resourceClassName": "gpu", "parametersRef": {"apiGroup": GROUP, "kind": "ClaimParameters", "name": "p"}},
+        },
+        {"apiVersion": f"{GROUP}/v1alpha1", "kind": "ClaimParameters", "metadata": {"name": "p"}, "spec": of_claim},
+    ]
+    return yaml.safe_dump_all(objects, allow_unicode=True)
+
+
+@given(devices, selectors, selectors, st.integers(1, 3), sharing, sharing)
+@settings(max_examples=80, deadline=None)
+def test_migrated_claim_gets_what_the_classic_one_could_get(
+    found: list[tuple[Any, ...]],
+    of_class: dict[str, Any],
+    of_claim: dict[str, Any],
+    count: int,
+    class_sharing: dict[str, Any] | None,
+    claim_sharing: dict[str, Any] | None,
+) -> None:
+    """Written as YAML, read strictly, allocated by the structured engine: as many devices, all of them wanted, and none where the classic claim gets none."""
+    class_spec = {"shareable": True, "selector": of_class, **({"sharing": class_sharing} if class_sharing else {})}
+    claim_spec = {"count": count, "selector": of_claim, **({"sharing": claim_sharing} if claim_sharing else {})}
+    done = migrate(parse_manifest(_manifest(class_spec, claim_spec), where="classic"))
+    text = yaml.safe_dump_all(done.objects, allow_unicode=True)
+    device_class, claim = parse_manifest(text, where="migrated")
+    inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=tuple(_device(*one) for one in enumerate(found)))
+    node = Node("n1", {})
+    pools = gather_pools(slices_from_inventory(inventory), node, ALL_GATES)
+    candidates = [one for pool in pools for one in pool.candidates]
+    old_class, old_claim = msgspec.convert(class_spec, DeviceClassParameters), msgspec.convert(claim_spec, ClaimParameters)
+
+    classic = choose("n1", [Wanted("c", count, old_class.selector, old_claim.selector)], candidates, {})
+    given_input = AllocationInput(
+        node=node,
+        claims=(ClaimToAllocate("default/c", read_claim(msgspec.structs.replace(claim, metadata={**claim.metadata, "uid": "u"}))),),
+        classes={"gpu": read_as(device_class.spec, DeviceClassSpec, where="class")},
+        pools=pools,
+    )
+    structured = allocate(given_input, COMPILER)
+
+    assert isinstance(structured, Allocated) is not isinstance(classic, Refusal), (structured, classic)
+    if isinstance(structured, Allocated):
+        names = [one.device for one in structured.results[0].devices.results]
+        facts = {one.id.device: one.facts for one in candidates}
+        assert len(set(names)) == count
+        assert all(is_wanted(old_class.selector, facts[name]) and is_wanted(old_claim.selector, facts[name]) for name in names)

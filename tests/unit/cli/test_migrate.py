@@ -1,0 +1,76 @@
+"""`topobus migrate`: what stands on stdout, on stderr and in the exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from topobus.cli.application import run
+from topobus.contracts.kubernetes import parse_manifest
+
+CLASS = """\
+apiVersion: resource.k8s.io/{version}
+kind: ResourceClass
+metadata: {{name: gpu}}
+driverName: gpu.topobus.dev
+{more}
+"""
+NODES = "suitableNodes: {nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: In, values: [a]}]}]}"
+
+
+def _write(folder: Path, text: str) -> str:
+    file = folder / "classic.yaml"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
+def test_migrate_writes_a_manifest_when_all_can_be_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], version: str) -> None:
+    """Exit 0, nothing on stderr, and what is written is read strictly by ours."""
+    code = run(["migrate", _write(tmp_path, CLASS.format(version=version, more=""))])
+    written = capsys.readouterr()
+
+    (made,) = parse_manifest(written.out, where="out.yaml")
+    assert (code, written.err, made.kind, made.api_version) == (0, "", "DeviceClass", "resource.k8s.io/v1")
+
+
+def test_migrate_ends_with_no_and_tells_on_stderr_when_something_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script sees the exit code, a person the object, the field and what to do."""
+    code = run(["migrate", _write(tmp_path, CLASS.format(version="v1alpha2", more=NODES))])
+    written = capsys.readouterr()
+
+    assert code == 1
+    assert "lost ResourceClass gpu: suitableNodes: has no counterpart in a DeviceClass" in written.err
+    assert parse_manifest(written.out, where="out.yaml")
+
+
+def test_migrate_writes_one_document_when_json_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Objects and notes with their severity."""
+    code = run(["migrate", _write(tmp_path, CLASS.format(version="v1alpha2", more=NODES)), "--json"])
+    found = json.loads(capsys.readouterr().out)
+
+    assert (code, found["isComplete"]) == (1, False)
+    assert [one["kind"] for one in found["objects"]] == ["DeviceClass"]
+    assert [(one["object"], one["path"], one["severity"]) for one in found["notes"]] == [("ResourceClass gpu", "suitableNodes", "lost")]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "wanted"),
+    [
+        (CLASS.format(version="v1alpha2", more="parameterRef: {}"), 65, 'unknown field, did you mean "parametersRef"?'),
+        (": :", 65, "YAML"),
+        ("", 65, "no object"),
+    ],
+)
+def test_migrate_refuses_what_it_cannot_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, wanted: str) -> None:
+    """A typing error in a classic object is no note: it is to be corrected first."""
+    assert run(["migrate", _write(tmp_path, text)]) == code
+    assert wanted in capsys.readouterr().err
+
+
+def test_migrate_names_the_file_when_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit 66, as for every missing file."""
+    assert run(["migrate", str(tmp_path / "none.yaml")]) == 66
+    assert "none.yaml" in capsys.readouterr().err
