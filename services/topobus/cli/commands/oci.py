@@ -149,7 +149,8 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
     if not mine:
         said = f"; and of kubelet nothing is known: {why}" if why else ", and kubelet lists nothing of ours in it"
         raise NotFoundError(
-            f"node {node} holds nothing for pod {namespace}/{name}{said}", next_step="`topobus pods` lists what kubelet tells"
+            f"node {node} holds nothing for pod {namespace}/{name}{said}",
+            next_step="`topobus place` places a pod; `topobus pods` lists those of kubelet",
         )
     chosen = _choose(f"{namespace}/{name}", {one.container for one in mine if one.container}, container)
     ledger = await bus.get(LEDGER, node=node)
