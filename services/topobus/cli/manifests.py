@@ -17,7 +17,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import PodRequest
 
-__all__ = ["NamespacedName", "parse_namespaced", "read_objects", "read_pod", "read_pods"]
+__all__ = ["NamespacedName", "parse_namespaced", "read_objects", "read_pod", "read_pods", "read_stored_pod", "request_of"]
 
 NamespacedName = tuple[str, str]
 
@@ -27,8 +27,8 @@ _MANIFESTS = (".json", ".yaml", ".yml")
 _POD_SPACE = uuid.uuid5(uuid.NAMESPACE_DNS, "pods.topobus.dev")
 
 
-def read_objects(path: Path) -> tuple[ApiObject, ...]:
-    """Read all objects of a manifest; `-` is standard input.
+def read_objects(path: Path, *, has_nodes: bool = False) -> tuple[ApiObject, ...]:
+    """Read all objects of a manifest; `-` is standard input. Nodes are taken only where they are of use.
 
     Errors: raises InputError for a file that cannot be read, ContractError for one that is no manifest.
     """
@@ -43,10 +43,18 @@ def read_objects(path: Path) -> tuple[ApiObject, ...]:
         raise InputError(
             f"cannot read {where}: {err.strerror}", next_step="examples/pods and examples/claims have manifests to start from"
         ) from err
-    return parse_manifest(text, where=where)
+    return parse_manifest(text, where=where, has_nodes=has_nodes)
 
 
 def read_pod(path: Path) -> PodRequest:
+    """Read what the one pod of a manifest asks.
+
+    Errors: raises ContractError when the file holds no pod or several.
+    """
+    return request_of(read_stored_pod(path))
+
+
+def read_stored_pod(path: Path) -> ApiObject:
     """Read the one pod of a manifest.
 
     Errors: raises ContractError when the file holds no pod or several.
@@ -56,7 +64,7 @@ def read_pod(path: Path) -> PodRequest:
     if len(pods) != 1:
         kinds = ", ".join(one.kind for one in objects)
         raise ContractError(f"{path}: wanted one Pod, got {len(pods)} (the file has: {kinds})", next_step="give a file with one pod")
-    return _request(pods[0])
+    return pods[0]
 
 
 def read_pods(path: Path) -> tuple[PodRequest, ...]:
@@ -65,7 +73,7 @@ def read_pods(path: Path) -> tuple[PodRequest, ...]:
     Errors: raises InputError when there is no such file or folder, or no pod in it.
     """
     files = sorted(one for one in path.iterdir() if one.suffix in _MANIFESTS and one.is_file()) if path.is_dir() else [path]
-    pods = tuple(_request(one) for file in files for one in read_objects(file) if one.kind == "Pod")
+    pods = tuple(request_of(one) for file in files for one in read_objects(file) if one.kind == "Pod")
     if not pods:
         raise InputError(
             f"{path} holds no pod", next_step=f"give a folder with manifests of pods ({', '.join(_MANIFESTS)}), such as examples/pods"
@@ -73,7 +81,8 @@ def read_pods(path: Path) -> tuple[PodRequest, ...]:
     return pods
 
 
-def _request(pod: ApiObject) -> PodRequest:
+def request_of(pod: ApiObject) -> PodRequest:
+    """Read what a pod asks; one without a uid gets the same one each time."""
     metadata = metadata_of(pod)
     uid = metadata.uid or str(uuid.uuid5(_POD_SPACE, f"{metadata.namespace or 'default'}/{metadata.name}"))
     return pod_request(pod, uid=uid)

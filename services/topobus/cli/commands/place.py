@@ -14,11 +14,15 @@ from rich.panel import Panel
 from rich.text import Text
 
 from topobus.cli.answers import answer_view, summary
-from topobus.cli.exits import ExitCode, NotFoundError
-from topobus.cli.manifests import parse_namespaced, read_pod
+from topobus.cli.exits import ExitCode, NotFoundError, UsageError
+from topobus.cli.manifests import parse_namespaced, request_of
+from topobus.cli.manifests import read_stored_pod as read_pod
+from topobus.cli.objects import is_scheduled
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
-from topobus.contracts.catalogue import CLUSTER, LEDGER, MACHINE, PLACE, PLAN, RELEASE
-from topobus.contracts.messages import PlaceReply, PlaceRequest, PlanReply, PlanRequest, ReleaseRequest
+from topobus.contracts.catalogue import CLUSTER, LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
+from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
+from topobus.contracts.kubernetes.pod import pod_request
+from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, PlanReply, PlanRequest, ReleaseRequest
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Placement
 from topobus.domain.request import Owner, OwnerKind, PodRequest
@@ -41,13 +45,19 @@ def place(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Place a pod and say where and why, or why not and what would have to be freed."""
-    pod = read_pod(manifest)
-    return asyncio.run(_place(pod, node, dry_run, operation or str(uuid.uuid4()), options))
+    stored = read_pod(manifest)
+    return asyncio.run(_place(stored, node, dry_run, operation or str(uuid.uuid4()), options))
 
 
-async def _place(pod: PodRequest, node: str | None, is_dry_run: bool, op_id: str, options: BusOptions) -> int:
+async def _place(manifest: ApiObject, node: str | None, is_dry_run: bool, op_id: str, options: BusOptions) -> int:
     output = options.output()
+    if manifest.spec.get("resourceClaims"):
+        output.note(
+            f"{name_of(manifest)} has claims, which `place` does not allocate: `topobus apply -f FILE` schedules it with them, "
+            "`topobus allocate --dry-run -f FILE` says where they would go"
+        )
     async with open_bus(options) as bus:
+        pod = await _same_pod(bus, manifest)
         if node is not None:
             one_of("node", node, [entry.parts["node"] for entry in await bus.list(MACHINE)])
         plan: PlanReply | None = None
@@ -73,6 +83,13 @@ async def _place(pod: PodRequest, node: str | None, is_dry_run: bool, op_id: str
             f"no node answered{f': {silent} kept silent' if silent else ''}", next_step="`topobus doctor` tells what is missing"
         )
     return ExitCode.OK if reply is not None and isinstance(reply.result, Placement) else ExitCode.NO
+
+
+async def _same_pod(bus: Bus, manifest: ApiObject) -> PodRequest:
+    """Read what a pod asks; one that is stored is the same pod, so that it never holds twice what it asks once."""
+    entry = await bus.get(OBJECT, **object_parts(manifest))
+    uid = metadata_of(entry.value).uid if entry is not None else ""
+    return pod_request(manifest, uid=uid) if uid else request_of(manifest)
 
 
 def reply_view(pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False) -> RenderableType:
@@ -113,6 +130,12 @@ def release_pod(
 async def _release_pod(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
     output = options.output()
     async with open_bus(options) as bus:
+        stored = await bus.get(OBJECT, kind="pod", namespace=namespace, name=name)
+        if stored is not None and is_scheduled(stored.value):
+            raise UsageError(
+                f"pod {namespace}/{name} is stored and scheduled: letting go of its devices alone would leave it with a node and nothing there",
+                next_step=f"`topobus delete pod {name} -n {namespace}` lets go of all that it has",
+            )
         held = await _holdings_of(bus, namespace, name, node)
         if not held:
             where = f" on {node}" if node else ""

@@ -11,11 +11,11 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.commands.claim import apply_object, delete_object, is_allocated
 from topobus.cli.demo.placing import EXPECTED_DEVICES, SEQUENCER, TRAINER
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
 from topobus.cli.manifests import read_objects, read_pod
+from topobus.cli.objects import apply_object, delete_object, is_allocated
 from topobus.contracts.catalogue import LEDGER, OBJECT
 from topobus.contracts.kubernetes.objects import metadata_of, object_parts
 from topobus.domain.edits import ContainerEdits

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from topobus.contracts.kubernetes.resource import Pool, SliceSpec
+from topobus.contracts.kubernetes.resource import CelSelector, DeviceClassSpec, Pool, Selector, SliceSpec
 from topobus.contracts.kubernetes.slices import DEVICES_PER_SLICE, slice_device
 from topobus.controller.core.values import DeviceId, Slice
 from topobus.domain.device import Device, Inventory, driver_name
@@ -16,7 +16,7 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.request import Owner
 
-__all__ = ["class_of_driver", "holders_from_ledger", "slices_from_inventory"]
+__all__ = ["built_in_class", "class_of_driver", "holders_from_ledger", "slices_from_inventory"]
 
 _SUFFIX = driver_name("")
 
@@ -55,6 +55,11 @@ def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> d
             if cpu in names:
                 held[DeviceId(driver_name("cpu"), ledger.node, names[cpu])] = allocation.owner
     return held
+
+
+def built_in_class(driver: str) -> DeviceClassSpec:
+    """Make the class that we offer for each driver of ours: all of its devices."""
+    return DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}"')),))
 
 
 def class_of_driver(driver: str) -> str | None:

@@ -1,0 +1,149 @@
+"""`topobus allocate --dry-run`: where claims would be allocated, or why not, without writing anything.
+
+The controller's engine answers, in a process of its own that needs neither NATS nor a running controller: expressions (CEL) are the controller's alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Parameter
+from rich.text import Text
+
+from topobus.cli.answers import reason_lines
+from topobus.cli.commands.objects import Files
+from topobus.cli.exits import ExitCode, InputError, UsageError
+from topobus.cli.manifests import read_objects
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.output import Output
+from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.contracts.codec import encode
+from topobus.contracts.kubernetes.objects import object_parts
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
+from topobus.domain.outcome import Reason
+
+__all__ = ["allocate"]
+
+_ASKED = ("ResourceClaim", "Pod")
+_ERRORS: dict[int, type[TopobusError]] = {65: ContractError, 69: PeerUnavailable, 78: ConfigError}
+
+
+def allocate(
+    *,
+    file: Files = (),
+    dry_run: Annotated[
+        bool, Parameter(negative="", help="Say where it would go; nothing is written. The only way so far: apply allocates.")
+    ] = False,
+    slices: Annotated[
+        tuple[Path, ...],
+        Parameter(negative="", help="ResourceSlices, DeviceClasses, allocated claims and Nodes, as `kubectl get -o yaml` writes them."),
+    ] = (),
+    cluster: Annotated[bool, Parameter(negative="", help="Take them from the cluster of a kubeconfig.")] = False,
+    kubeconfig: Annotated[Path | None, Parameter(help="Default: $KUBECONFIG, ~/.kube/config, else the pod's service account.")] = None,
+    context: Annotated[str, Parameter(help="Context of the kubeconfig. Default: its current one.")] = "",
+    mode: Annotated[
+        Literal["corrected", "compatible"], Parameter(help="Where kube-scheduler has a defect: answer right, or as it does.")
+    ] = "corrected",
+    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Say where claims and pods of a manifest would be allocated, or why not and what would fit; without --slices and --cluster, in the running system."""
+    if not file:
+        raise UsageError("say what to allocate: -f FILE")
+    if not dry_run:
+        raise UsageError("nothing was allocated: this is for dry runs", next_step="add --dry-run, or allocate with `topobus apply -f FILE`")
+    if slices and cluster:
+        raise UsageError("say one of --slices and --cluster")
+    objects = [one for path in file for one in read_objects(path)]
+    if not any(one.kind in _ASKED for one in objects):
+        kinds = ", ".join(dict.fromkeys(one.kind for one in objects))
+        raise ContractError(f"{', '.join(map(str, file))}: wanted a ResourceClaim or a Pod, got {kinds}")
+    return asyncio.run(
+        _allocate(objects, slices, cluster, kubeconfig, context, mode, Output(is_json=options.json or output == "json"), options)
+    )
+
+
+async def _allocate(
+    objects: list[ApiObject],
+    slices: tuple[Path, ...],
+    is_cluster: bool,
+    kubeconfig: Path | None,
+    context: str,
+    mode: str,
+    output: Output,
+    options: BusOptions,
+) -> int:
+    situation: dict[str, Any] = {"wanted": objects, "objects": [one for one in objects if one.kind not in _ASKED], "mode": mode}
+    arguments: list[str] = []
+    if slices:
+        situation["objects"] += [one for path in slices for one in read_objects(path, has_nodes=True)]
+    elif is_cluster:
+        arguments = ["--cluster", "--kubeconfig", str(_kubeconfig(kubeconfig) or ""), "--context", context]
+    else:
+        async with open_bus(options) as bus:
+            given = [object_parts(one) for one in objects]
+            situation["objects"] += [entry.value for entry in await bus.list(OBJECT) if entry.parts not in given]
+            situation["machines"] = [entry.value for entry in await bus.list(MACHINE)]
+            situation["inventories"] = [entry.value for entry in await bus.list(INVENTORY)]
+            situation["ledgers"] = [entry.value for entry in await bus.list(LEDGER)]
+    answers = await _ask(situation, arguments)
+    if output.is_json:
+        output.document({"answers": answers})
+    for one in answers:
+        _show(output, one)
+    return ExitCode.OK if all(one["condition"] == "Allocated" for one in answers) else ExitCode.NO
+
+
+async def _ask(situation: dict[str, Any], arguments: list[str]) -> list[dict[str, Any]]:
+    """Run the controller's engine once.
+
+    Errors: raises what it says, as the same error; ConfigError when it is not installed here.
+    """
+    command = (sys.executable, "-m", "topobus.controller.dry_runs", *arguments)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    told, complaint = await process.communicate(encode(situation))
+    if process.returncode == 0:
+        answers: list[dict[str, Any]] = msgspec.json.decode(told)["answers"]
+        return answers
+    if b"ModuleNotFoundError" in complaint:
+        raise ConfigError(
+            "a dry run needs the controller's packages, which are not installed", next_step="pip install 'topobus[controller]'"
+        )
+    try:
+        said = msgspec.json.decode(complaint.strip().splitlines()[-1])
+        error = _ERRORS.get(process.returncode or 0, TopobusError)(said["error"], next_step=said["next_step"])
+    except (msgspec.DecodeError, IndexError, KeyError, TypeError) as err:
+        raise TopobusError(f"the dry run ended with {process.returncode}: {complaint.decode(errors='replace')[-2000:]}") from err
+    raise error
+
+
+def _show(output: Output, one: dict[str, Any]) -> None:
+    name = Text(one["name"], "name")
+    if one["condition"] == "Allocated":
+        output.show(Text.assemble(name, (f" would be allocated on node {one['node']}", "ok")))
+        for claim, allocation in one.get("allocations", {}).items():
+            for result in allocation["devices"]["results"]:
+                of = f"{claim} " if len(one["allocations"]) > 1 else ""
+                output.show(Text(f"  {of}{result['request']}: {result['device']}  ({result['driver']}, pool {result['pool']})"))
+        return
+    output.show(Text.assemble(name, (f" would wait: {one['condition']}", "fail")))
+    output.show(*reason_lines(msgspec.convert(one.get("reasons", []), list[Reason])))
+
+
+def _kubeconfig(given: Path | None) -> Path | None:
+    """Find the kubeconfig as kubectl does: the option, $KUBECONFIG, the home folder; None is the pod's own account."""
+    named = given or (Path(first) if (first := os.environ.get("KUBECONFIG", "").split(os.pathsep)[0]) else None)
+    if named is not None:
+        if not named.is_file():
+            raise InputError(f"there is no kubeconfig {named}", next_step="name one with --kubeconfig FILE or KUBECONFIG")
+        return named
+    usual = Path.home() / ".kube" / "config"
+    return usual if usual.is_file() else None

@@ -1,0 +1,56 @@
+"""`topobus describe`: one object with its devices, its users, what was decided of it, and why it waits."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from topobus.cli.commands.objects import Namespace, plain_object
+from topobus.cli.describing import describe as put_together
+from topobus.cli.describing import view
+from topobus.cli.exits import ExitCode, UsageError
+from topobus.cli.kinds import plural_of, read_target
+from topobus.cli.objects import find_object, parts_of
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.output import Output
+from topobus.cli.presence import as_of_now
+from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER
+from topobus.contracts.messages import DecisionEvent
+
+__all__ = ["describe"]
+
+# Decisions looked through for those of one object: as many as a busy system makes in some minutes.
+_LOOKED_THROUGH = 2000
+
+
+def describe(
+    *target: Annotated[str, Parameter(name="KIND NAME", help="Such as claim fast, pod trainer, deviceclass gpu.example.com.")],
+    namespace: Namespace = "default",
+    output: Annotated[Literal["text", "json"], Parameter(name=("--output", "-o"), help="How to print.")] = "text",
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Show all about one object: state, devices with NUMA node and health, users, decisions, and why a claim or pod waits."""
+    kinds, names = read_target(target, verb="describe")
+    if len(kinds) != 1 or len(names) != 1:
+        raise UsageError("say which one to describe", next_step=f"write `topobus describe {plural_of(kinds[0])[:-1]} NAME`")
+    return asyncio.run(_describe(kinds[0], namespace, names[0], options, is_json=options.json or output == "json"))
+
+
+async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *, is_json: bool) -> int:
+    async with open_bus(options) as bus:
+        one = await find_object(bus, parts_of(kind, namespace, name))
+        plain = plain_object(one)
+        nodes = {device.pool for device in put_together(one, plain, (), (), ()).devices}
+        inventories = await as_of_now(bus, [entry.value for entry in await bus.list(INVENTORY) if entry.parts["node"] in nodes])
+        ledgers = [entry.value for entry in await bus.list(LEDGER)]
+        events: list[DecisionEvent] = [received.value for received in await bus.last(DECISION, limit=_LOOKED_THROUGH)]
+    found = put_together(one, plain, inventories, ledgers, events)
+    output = Output(is_json=is_json)
+    if is_json:
+        output.document(asdict(found) | {"reasons": found.reasons, "decisions": found.decisions})
+    else:
+        output.show(view(one, found))
+    return ExitCode.OK

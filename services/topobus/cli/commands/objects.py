@@ -1,0 +1,201 @@
+"""`topobus apply`, `get` and `delete`: objects of the stand-alone API, in Kubernetes' YAML as it is."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from cyclopts import Parameter
+from rich.text import Text
+
+from topobus.cli.exits import ExitCode, NotFoundError, UsageError
+from topobus.cli.kinds import plural_of, read_target
+from topobus.cli.manifests import read_objects
+from topobus.cli.objects import (
+    CONDITIONS,
+    WRONG,
+    Applied,
+    apply_objects,
+    delete_object,
+    find_object,
+    first_word,
+    parts_of,
+    word_of,
+)
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.output import Output
+from topobus.cli.tables import object_table
+from topobus.contracts.catalogue import CLUSTER, OBJECT
+from topobus.contracts.kubernetes.classic import is_classic, unfold_class
+from topobus.contracts.kubernetes.objects import is_of_cluster, metadata_of, name_of, object_parts
+from topobus.contracts.messages import ApiObject
+
+__all__ = ["Files", "Format", "Namespace", "apply", "apply_files", "delete", "delete_places", "get", "plain_object"]
+
+# The controller answers within milliseconds; five seconds are a busy machine, or no controller.
+_WORD_S = 5.0
+
+Files = Annotated[
+    tuple[Path, ...],
+    Parameter(name=("--file", "-f"), help="A manifest, or several; - reads standard input.", negative="", allow_leading_hyphen=True),
+]
+Namespace = Annotated[str, Parameter(name=("--namespace", "-n"), help="The namespace.")]
+Format = Annotated[Literal["table", "wide", "yaml", "json", "name"], Parameter(name=("--output", "-o"), help="How to print.")]
+
+
+def apply(
+    *,
+    file: Files = (),
+    waits: Annotated[
+        bool, Parameter(name="--wait", negative="--no-wait", help="Wait for the controller's first word on each object.")
+    ] = True,
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Create or replace the objects of manifests, all or none of them, and say what the controller says of them."""
+    if not file:
+        raise UsageError("say what to apply: -f FILE", next_step="examples/claims and examples/pods have manifests to start from")
+    return asyncio.run(apply_files(file, options, waits=waits))
+
+
+def get(
+    *target: Annotated[
+        str, Parameter(name="KIND [NAME...]", help="Such as claims, pods, deviceclasses, claim/fast; several kinds with commas.")
+    ],
+    namespace: Namespace = "default",
+    all_namespaces: Annotated[bool, Parameter(name=("--all-namespaces", "-A"), negative="", help="Of all namespaces.")] = False,
+    output: Format = "table",
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """List objects, or show those named."""
+    kinds, names = read_target(target, verb="get")
+    return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, "json" if options.json else output, options))
+
+
+def delete(
+    *target: Annotated[str, Parameter(name="KIND NAME...", help="Such as claim fast, or claim/fast.")],
+    file: Files = (),
+    namespace: Namespace = "default",
+    options: BusOptions = BUS_DEFAULTS,
+) -> int:
+    """Delete objects; what holds devices lets go of them first."""
+    if bool(target) == bool(file):
+        raise UsageError("say what to delete: either KIND NAME or -f FILE")
+    if file:
+        # What names others goes before what is named: the reverse of the order in which a manifest lists them.
+        places = [object_parts(one) for path in reversed(file) for one in reversed(read_objects(path))]
+    else:
+        kinds, names = read_target(target, verb="delete")
+        if len(kinds) != 1 or not names:
+            raise UsageError("say which one to delete", next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`")
+        places = [parts_of(kinds[0], namespace, name) for name in names]
+    return asyncio.run(delete_places(places, options))
+
+
+async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bool) -> int:
+    """Apply manifests and print what came of it."""
+    output = options.output()
+    objects = [one for path in files for one in read_objects(path)]
+    async with open_bus(options) as bus:
+        applied = await apply_objects(bus, objects)
+        async with asyncio.TaskGroup() as group:
+            words = [group.create_task(first_word(bus, one.stored, _WORD_S)) for one in applied if waits]
+    heard = [word.result() for word in words] or [one.stored for one in applied]
+    if output.is_json:
+        output.document({"applied": [plain_object(one) for one in heard]})
+    return max((_told(output, one, now, waits=waits) for one, now in zip(applied, heard, strict=True)), default=ExitCode.OK)
+
+
+async def delete_places(places: list[dict[str, str]], options: BusOptions) -> int:
+    """Delete objects by their places; those that are not there are told after the others are done."""
+    output = options.output()
+    gone: list[ApiObject] = []
+    missing: list[NotFoundError] = []
+    async with open_bus(options) as bus:
+        for parts in places:
+            try:
+                gone.append(await delete_object(bus, parts))
+            except NotFoundError as err:
+                missing.append(err)
+    if output.is_json:
+        output.document({"deleted": [object_parts(one) for one in gone]})
+    for one in gone:
+        output.show(Text.assemble((name_of(one), "name"), " deletion asked" if metadata_of(one).finalizers else " deleted"))
+    for error in missing:
+        output.error(error)
+    return ExitCode.NO if missing else ExitCode.OK
+
+
+def plain_object(one: ApiObject) -> dict[str, Any]:
+    """Write an object as Kubernetes does: what is empty is left out, and a classic class has no spec."""
+    if is_classic(one) and one.kind == "ResourceClass":
+        return unfold_class(one)
+    parts = {"spec": one.spec, "status": one.status}
+    return {
+        "apiVersion": one.api_version,
+        "kind": one.kind,
+        "metadata": one.metadata,
+        **{key: value for key, value in parts.items() if value},
+    }
+
+
+async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, form: str, options: BusOptions) -> int:
+    async with open_bus(options) as bus:
+        if names:
+            found = {kinds[0]: [await find_object(bus, parts_of(kinds[0], namespace or "default", name)) for name in names]}
+        else:
+            found = {}
+            for kind in kinds:
+                inside = CLUSTER if is_of_cluster(kind) else namespace
+                parts = {"kind": kind.lower()} | ({"namespace": inside} if inside else {})
+                found[kind] = [entry.value for entry in await bus.list(OBJECT, **parts)]
+    output = Output(is_json=form == "json")
+    everything = [one for objects in found.values() for one in objects]
+    if form in ("json", "yaml"):
+        plain = [plain_object(one) for one in everything]
+        document = plain[0] if len(names) == 1 else {"apiVersion": "v1", "kind": "List", "items": plain}
+        if form == "json":
+            output.document(document)
+        else:
+            print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120), end="")
+        return ExitCode.OK
+    if form == "name":
+        for one in everything:
+            print(f"{one.kind.lower()}/{metadata_of(one).name}")
+        return ExitCode.OK
+    for kind, objects in found.items():
+        if objects:
+            if len(found) > 1:
+                output.show(Text(plural_of(kind), "title"))
+            now = datetime.now(UTC)
+            output.show(object_table(kind, objects, now=now, has_namespace=not namespace, is_wide=form == "wide"))
+        elif len(found) == 1:
+            where = f" in namespace {namespace}" if namespace and not is_of_cluster(kind) else ""
+            output.note(f"there are no {plural_of(kind)}{where}" + ("; -A looks into all" if where else ""))
+    return ExitCode.OK
+
+
+def _told(output: Output, one: Applied, now: ApiObject, *, waits: bool) -> ExitCode:
+    """Say what became of one object, and what the controller said."""
+    name = name_of(one.stored)
+    output.show(Text.assemble((name, "name"), f" {one.verb}"))
+    word = word_of(now) if waits else None
+    if word is None:
+        if waits and now.kind in CONDITIONS and not is_classic(now):
+            output.note(
+                f"{name}: no word from the controller within {_WORD_S:g} s; is it running? `topobus get {now.kind.lower()}` shows it later"
+            )
+        return ExitCode.OK
+    if word.get("reason") in WRONG:
+        output.show(Text.assemble("  ", (str(word.get("reason")), "fail")))
+        way = (
+            "correct the manifest and apply it again" if now.kind == "DeviceClass" else "delete it, correct the manifest and apply it again"
+        )
+        output.error(NotFoundError(f"{name} cannot be used: {word.get('message')}", next_step=way))
+        return ExitCode.NO
+    if now.kind != "DeviceClass":
+        style = "ok" if word.get("status") == "True" else "warn"
+        output.show(Text.assemble("  ", (str(word.get("reason")), style), f": {word.get('message')}"))
+    return ExitCode.OK

@@ -1,0 +1,56 @@
+"""What a dry run needs to know of a cluster, listed once.
+
+Flows in: a kubeconfig. Flows out: a Situation with the cluster's slices, classes, templates, claims and nodes added. It only reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from topobus.contracts.kubernetes.objects import metadata_of
+from topobus.contracts.messages import ApiObject
+from topobus.controller.cluster.api import CLAIMS, CLASSES, NODES, SLICES, TEMPLATES, HistoryLost, Kind
+from topobus.controller.cluster.kubernetes import KubernetesApi
+from topobus.controller.config import ClusterSettings
+from topobus.controller.core.cluster_objects import read_object
+from topobus.controller.core.dry_run import Situation
+from topobus.domain.errors import PeerUnavailable
+
+__all__ = ["list_situation"]
+
+_KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, NODES)
+
+
+async def list_situation(situation: Situation, kubeconfig: Path | None, context: str) -> Situation:
+    """Add what the API server lists to a situation; objects of the situation stand for those of the same name.
+
+    Errors: raises ConfigError for a configuration that cannot be used, PeerUnavailable for a server that does not answer or forbids a list.
+    """
+    api = KubernetesApi.open(ClusterSettings(kubeconfig=str(kubeconfig or ""), context=context))
+    try:
+        listed = [one for kind in _KINDS for one in await _list(api, kind)]
+    finally:
+        await api.close()
+    given = {(one.kind, metadata_of(one).namespace or "default", metadata_of(one).name) for one in situation.objects}
+    added = tuple(one for one in listed if (one.kind, metadata_of(one).namespace or "default", metadata_of(one).name) not in given)
+    return msgspec.structs.replace(situation, objects=(*situation.objects, *added))
+
+
+async def _list(api: KubernetesApi, kind: Kind) -> list[ApiObject]:
+    version = await api.version_of(kind)
+    if not version:
+        raise PeerUnavailable(
+            f"API server {api.server}: it serves no {kind.plural} in a version that we can read",
+            next_step="Dynamic Resource Allocation must be enabled there (Kubernetes 1.32 or newer)",
+        )
+    found: list[ApiObject] = []
+    try:
+        async for page in api.pages(kind):
+            found.extend(one for plain in page.items if (one := read_object(kind.name, version, plain)) is not None)
+    except HistoryLost as err:
+        raise PeerUnavailable(
+            f"API server {api.server}: the list of {kind.plural} became too old while it was read", next_step="try again"
+        ) from err
+    return found

@@ -1,0 +1,144 @@
+"""Dry runs and their advice: where claims would go, what comes nearest, and what would fit, each piece proved by a search."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.advice import nearest, would_fit
+from topobus.controller.core.dry_run import DryAnswer, Situation, dry_run
+from topobus.controller.core.values import Allocated, NoFit
+from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Reason
+from unit.controller.allocation import COMPILER, claim, given, gpus, request, slice_of, solve
+
+ROOT = "resource.kubernetes.io/pcieRoot"
+
+
+def _slice(node: str, count: int) -> ApiObject:
+    devices = [{"name": f"gpu-{index}"} for index in range(count)]
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.example.com", "pool": pool, "nodeName": node, "devices": devices}
+    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={"name": node}, spec=spec)
+
+
+def _claim(name: str, count: int, **status: Any) -> ApiObject:
+    asked = {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "count": count}}]}}
+    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": name}, spec=asked, status=status)
+
+
+CLASS = ApiObject(
+    api_version="resource.k8s.io/v1",
+    kind="DeviceClass",
+    metadata={"name": "gpu"},
+    spec={"selectors": [{"cel": {"expression": 'device.driver == "gpu.example.com"'}}]},
+)
+NODES = (_slice("n1", 2), _slice("n2", 4), CLASS)
+
+
+def _run(*wanted: ApiObject, objects: tuple[ApiObject, ...] = NODES) -> tuple[DryAnswer, ...]:
+    return dry_run(Situation(wanted=wanted, objects=objects), COMPILER)
+
+
+def _devices(answer: DryAnswer) -> list[str]:
+    return [one.device for result in answer.allocations.values() for one in result.devices.results]
+
+
+def test_dry_run_names_node_and_devices_when_a_claim_fits() -> None:
+    """Claims are answered one after the other: the second sees what the first would take."""
+    first, second, third = _run(_claim("a", 2), _claim("b", 3), _claim("c", 1))
+
+    assert (first.condition, first.node, _devices(first)) == ("Allocated", "n1", ["gpu-0", "gpu-1"])
+    assert (second.node, _devices(second)) == ("n2", ["gpu-0", "gpu-1", "gpu-2"])
+    assert (third.node, _devices(third)) == ("n2", ["gpu-3"])
+
+
+def test_dry_run_says_nearest_miss_and_what_would_fit_when_nothing_does() -> None:
+    """Each node is told, then the one that lacks least, then what was found to fit there."""
+    (answer,) = _run(_claim("big", 5))
+
+    codes = [one.code for one in answer.reasons]
+    assert codes == ["too-few-devices", "too-few-devices", "nearest-miss", "would-fit"]
+    assert answer.reasons[2].message == "nearest miss: node n2 has 4 of 5 devices for request r"
+    assert answer.reasons[3].message == "would fit on node n2 with 4 devices instead of 5 for request r"
+    assert answer.reasons[3].facts["count"] == 4
+
+
+def test_dry_run_names_who_would_have_to_let_go_when_devices_are_held() -> None:
+    """Claims that are allocated in the file hold their devices; only those in the way are named."""
+    results = [{"request": "r", "driver": "gpu.example.com", "pool": "n2", "device": f"gpu-{index}"} for index in (0, 1)]
+    taker = _claim("taker", 2, allocation={"devices": {"results": results}})
+    (answer,) = _run(_claim("all", 4), objects=(*NODES, taker))
+
+    freed = [one for one in answer.reasons if one.facts.get("change") == "free"]
+    assert [one.message for one in freed] == ["would fit on node n2 when claim default/taker (2 devices) lets go"]
+
+
+def test_dry_run_puts_claims_of_one_pod_on_one_node() -> None:
+    """A pod's claims, named and by template, are answered together; the template's claim is named after pod and entry."""
+    template = ApiObject(
+        api_version="resource.k8s.io/v1", kind="ResourceClaimTemplate", metadata={"name": "t"}, spec={"spec": _claim("x", 2).spec}
+    )
+    pod = ApiObject(
+        api_version="v1",
+        kind="Pod",
+        metadata={"name": "p"},
+        spec={
+            "containers": [{"name": "c"}],
+            "resourceClaims": [{"name": "a", "resourceClaimName": "one"}, {"name": "b", "resourceClaimTemplateName": "t"}],
+        },
+    )
+    (answer,) = _run(pod, _claim("one", 1), objects=(*NODES, template))
+
+    assert answer.name == "Pod default/p"
+    assert answer.node == "n2"
+    assert sorted(answer.allocations) == ["default/one", "default/p-b"]
+    assert len(set(_devices(answer))) == 3
+
+
+def test_dry_run_says_what_is_missing_when_a_pod_names_it() -> None:
+    """A pod whose claim is nowhere is bad content with a way on."""
+    pod = ApiObject(
+        api_version="v1", kind="Pod", metadata={"name": "p"}, spec={"resourceClaims": [{"name": "a", "resourceClaimName": "gone"}]}
+    )
+    with pytest.raises(ContractError, match="there is no ResourceClaim default/gone") as raised:
+        _run(pod)
+
+    assert "same manifest" in raised.value.next_step
+
+
+def test_nearest_prefers_fewest_lacking_then_order_when_nodes_miss() -> None:
+    """Lacking one of two is nearer than lacking three of eight; among equals the first node stays."""
+
+    def miss(wanted: int, found: int) -> NoFit:
+        return NoFit((Reason(code="too-few-devices", message="", facts={"wanted": wanted, "found": found, "request": "r"}),), 1)
+
+    found = nearest(["n1", "n2", "n3"], [miss(8, 5), miss(2, 1), miss(2, 1)])
+
+    assert found is not None
+    assert found[0] == "n2"
+    assert nearest(["n1"], [Allocated((), 1)]) is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "asked", "changes"),
+    [
+        (gpus(2, **{ROOT: ["a", "b"]}), claim(request(count=2), constraints=[{"matchAttribute": ROOT}]), ["count", "constraint"]),
+        (gpus(2, model=["x", "x"]), claim(request(where=["device.attributes['gpu.example.com'].model == 'y'"])), ["selector"]),
+        ([{"name": "d", "taints": [{"key": "k", "effect": "NoSchedule"}]}], claim(request()), ["tolerations"]),
+    ],
+    ids=["constraint", "selector", "taint"],
+)
+def test_advice_is_what_the_search_finds_when_the_claim_is_changed_so(devices: list[Any], asked: Any, changes: list[str]) -> None:
+    """Every piece of advice names one change under which there is a fit, and no other."""
+    situation = given([slice_of(devices)], asked)
+    assert isinstance(solve(situation), NoFit)
+
+    assert [one.facts["change"] for one in would_fit(situation, solve)] == changes
+
+
+def test_advice_is_none_when_no_one_change_helps() -> None:
+    """A class without devices is not talked around."""
+    assert would_fit(given([slice_of(gpus(1))], claim(request(device_class="nic", count=2))), solve) == ()
