@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 from hypothesis import given as for_all
 from hypothesis import settings
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from topobus.contracts.kubernetes.resource import ClaimSpec, SliceSpec
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
+from topobus.controller.core import search
 from topobus.controller.core.claims import Attempt, with_allocation, with_attempt
 from topobus.controller.core.judgements import Judgements
 from topobus.controller.core.pools import Pool, gather_pools
@@ -196,22 +198,22 @@ def test_judgements_give_what_fresh_searches_give(
         claim = _object("ResourceClaim", f"c{number}", raw, "default")
         spec = read_as(raw, ClaimSpec, where="claim")
 
-        def search(node: str, claim: ApiObject = claim, spec: ClaimSpec = spec) -> Outcome:
+        def find(node: str, claim: ApiObject = claim, spec: ClaimSpec = spec) -> Outcome:
             return allocate(world.input_for(node, [(claim, spec)], mode=mode), COMPILER)
 
         question = judgements.question([spec])
-        fresh = {node: search(node) for node in NODES}
+        fresh = {node: find(node) for node in NODES}
         first = next((node for node in NODES if isinstance(fresh[node], Allocated)), None)
         found = None
         for node in judgements.open_nodes(question):
-            if isinstance(judgements.look(question, node, partial(search, node)), Allocated):
+            if isinstance(judgements.look(question, node, partial(find, node)), Allocated):
                 found = node
                 break
             judgements.close(question, node)
 
         assert found == first
         for node in NODES:
-            assert _plain(judgements.look(question, node, partial(search, node))) == _plain(fresh[node])
+            assert _plain(judgements.look(question, node, partial(find, node))) == _plain(fresh[node])
         outcome = fresh[first] if first is not None else None
         if isinstance(outcome, Allocated) and first is not None:
             attempted = with_attempt(claim, Attempt(number=1, node=first, allocation=outcome.results[0]))
@@ -221,3 +223,22 @@ def test_judgements_give_what_fresh_searches_give(
         if gives_back and held:
             gone = held.pop(0)
             world.drop_object(ObjectKey("resourceclaim", "default", gone.metadata["name"]))
+
+
+@settings(deadline=None, max_examples=400)
+@for_all(clusters(), st.lists(wanted(), min_size=1, max_size=3), st.sampled_from(Mode))
+def test_search_leaves_out_only_what_must_fail_when_devices_share(
+    slices: list[dict[str, Any]], asked: list[dict[str, Any]], mode: Mode
+) -> None:
+    """With counters, shares and lists, too, going back past choices that have no part in a miss loses no solution and finds none that is not there."""
+    world = _world(slices)
+    objects = [_object("ResourceClaim", f"c{number}", raw, "default") for number, raw in enumerate(asked)]
+    specs = [(one, read_as(one.spec, ClaimSpec, where="claim")) for one in objects]
+    given = world.input_for("n1", specs, mode=mode)
+
+    plain = allocate(given, COMPILER, is_clever=False)
+    with patch.object(search, "_HARD_STEPS", 0):
+        clever = allocate(given, COMPILER)
+
+    assert _plain(clever) == _plain(plain)
+    assert clever.steps <= plain.steps

@@ -9,8 +9,9 @@ import pytest
 from topobus.contracts.kubernetes.resource import DeviceClassSpec
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.controller.core.reasons import summarize
-from topobus.controller.core.values import Allocated, Fault, Gate, GaveUp, Mode, NoFit
-from unit.controller.allocation import NODE, claim, device, devices_of, given, gpus, request, slice_of, solve
+from topobus.controller.core.search import allocate
+from topobus.controller.core.values import Allocated, AllocationInput, Fault, Gate, GaveUp, Mode, NoFit
+from unit.controller.allocation import COMPILER, NODE, claim, device, devices_of, given, gpus, request, slice_of, solve
 
 ROOT = "resource.kubernetes.io/pcieRoot"
 NIC_NAMES = ["nic-0", "nic-1"]
@@ -423,3 +424,69 @@ def test_allocate_keeps_counters_of_a_refused_device_only_in_mode_compatible() -
 
     assert devices_of(corrected) == [["b-well"]]
     assert isinstance(compatible, NoFit)
+
+
+def _thrashing(count: int) -> AllocationInput:
+    """Give a claim whose last request cannot be served, after `count` devices that it does not mind: every one of them is another as far as constraints tell."""
+    counters = [{"name": "card", "counters": {"parts": {"value": "5"}}}]
+    plain = [device(f"a-{index:02d}", attributes={"model": "a", "side": index}) for index in range(20)]
+    takes = [{"counterSet": "card", "counters": {"parts": {"value": "2"}}}]
+    parts = [device(f"b-{index}", attributes={"model": "b", "side": 0}, consumesCounters=takes) for index in range(4)]
+    hopeless = claim(
+        request("a", count=count, where=["device.attributes['gpu.example.com'].model == 'a'"]),
+        request("b", count=3, where=["device.attributes['gpu.example.com'].model == 'b'"]),
+        constraints=[{"requests": ["b"], "matchAttribute": "gpu.example.com/side"}],
+    )
+    return given([slice_of([*plain, *parts], count=2, name="a"), slice_of([], count=2, name="b", sharedCounters=counters)], hopeless)
+
+
+def test_allocate_goes_back_past_choices_that_have_no_part_in_a_miss() -> None:
+    """Twenty devices that the last request does not mind make 38,760 combinations of six; none of them is tried twice over for its sake."""
+    outcome = solve(_thrashing(6), step_budget=2000)
+
+    assert isinstance(outcome, NoFit)
+    assert isinstance(allocate(_thrashing(6), COMPILER, step_budget=30_000, is_clever=False), GaveUp)
+
+
+def test_allocate_gives_up_when_nobody_waits_any_more() -> None:
+    """A search that is abandoned ends within some steps, and says so by its own outcome, not by "does not fit"."""
+    asked = 0
+
+    def is_abandoned() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked == 3
+
+    outcome = allocate(_thrashing(6), COMPILER, is_clever=False, is_abandoned=is_abandoned)
+
+    assert isinstance(outcome, GaveUp)
+    assert (asked, outcome.steps < 1000) == (3, True)
+
+
+@pytest.mark.parametrize("count", [33, 128])
+def test_allocate_counts_before_it_searches_when_many_are_wanted(count: int) -> None:
+    """n+1 of n is known from a count alone: not one step is made when nobody reads the reasons, and one way down when somebody does."""
+    slices = [slice_of(gpus(count)[start : start + 64], name=f"s-{start}", count=-(-count // 64)) for start in range(0, count, 64)]
+    claims = [claim(request(count=min(32, count + 1 - start)), name=f"a/{start}") for start in range(0, count + 1, 32)]
+
+    brief = allocate(given(slices, *claims), COMPILER, is_brief=True)
+    spoken = allocate(given(slices, *claims), COMPILER)
+
+    assert brief == NoFit((), 0)
+    assert isinstance(spoken, NoFit)
+    assert spoken.steps <= count + 2 * len(claims)
+    assert spoken.reasons[0].code == "too-few-devices"
+
+
+def test_allocate_sees_that_values_do_not_go_round_before_it_searches() -> None:
+    """Two requests that must match and share no value with enough devices are refused by matching values, not by trying devices."""
+    devices = gpus(24, model=["a", "b"] * 12, side=[index // 2 if index % 2 else 100 + index for index in range(24)])
+    apart = claim(
+        request("a", count=4, where=["device.attributes['gpu.example.com'].model == 'a'"]),
+        request("b", count=4, where=["device.attributes['gpu.example.com'].model == 'b'"]),
+        constraints=[{"matchAttribute": "gpu.example.com/side"}],
+    )
+
+    outcome = solve(given([slice_of(devices)], apart), step_budget=100)
+
+    assert isinstance(outcome, NoFit)

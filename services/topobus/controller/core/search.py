@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Hashable
 from dataclasses import dataclass
 from enum import Enum
+from functools import reduce
+from operator import or_
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes.limits import MAX_LIST
+from topobus.controller.core.blame import ANYTHING, Suspects, blames, without
 from topobus.controller.core.checks import Checks
 from topobus.controller.core.lookahead import Lookahead
 from topobus.controller.core.pools import Candidate, Pool, PoolState, gather_pools
@@ -141,6 +144,8 @@ class _Search:
         self._lookahead: Lookahead | None = None
         self._can_look_ahead = False
         self._failed: dict[Hashable, _End] = {}
+        self._blame = ANYTHING
+        """Which choices the newest miss is to be blamed on."""
 
     def run(self) -> Outcome:
         """Search until done, exhausted, or out of budget."""
@@ -198,7 +203,7 @@ class _Search:
             return _End.DONE
         is_hard = self._is_hard()
         if is_hard and self._is_hopeless(at):
-            return _End.MISS
+            return self._miss(ANYTHING)
         if at.device or is_inside or not is_hard:
             return (yield from self._serve(at, is_inside=is_inside))
         symmetry = self._symmetry_now()
@@ -210,6 +215,7 @@ class _Search:
         )
         known = self._failed.get(key)
         if known is not None:
+            self._blame = ANYTHING
             return known
         end = yield from self._serve(at, is_inside=False)
         if end is not _End.DONE and len(self._failed) < _REMEMBERED:
@@ -221,14 +227,14 @@ class _Search:
         if at.request == len(requests):
             end = yield _At(claim=at.claim + 1), False
             # Fewer devices for an earlier claim do not help a later one's limit, but another choice there might.
-            return _End.MISS if end is _End.TOO_LARGE else end
+            return self._miss(ANYTHING) if end is _End.TOO_LARGE else end
         alternatives = requests[at.request]
         if not is_inside and alternatives[0].alternative:
             return (yield from self._try_alternatives(at, len(alternatives)))
         request = alternatives[at.alternative]
         if request.everything is not None and not request.everything:
             self._note_miss(request, 0)
-            return _End.MISS
+            return self._miss(0)
         if at.device >= request.count:
             return (yield _At(claim=at.claim, request=at.request + 1), False)
         if len(self._checks.grants[at.claim]) + request.count - at.device > MAX_LIST:
@@ -239,13 +245,15 @@ class _Search:
 
     def _try_alternatives(self, at: _At, count: int) -> _Visit:
         is_all_too_large = True
+        blame = 0
         for index in range(count):
             self._chosen[at.claim, at.request] = index
             end = yield at._replace(alternative=index), True
             if end is _End.DONE:
                 return end
             is_all_too_large = is_all_too_large and end is _End.TOO_LARGE
-        return _End.TOO_LARGE if is_all_too_large else _End.MISS
+            blame |= self._blame if end is _End.MISS else ANYTHING
+        return _End.TOO_LARGE if is_all_too_large else self._miss(blame)
 
     def _take_all(self, at: _At, request: PreparedRequest, candidate: Candidate, *, is_inside: bool) -> _Visit:
         blocker = self._checks.take(request, candidate)
@@ -259,16 +267,24 @@ class _Search:
                     )
                 )
             self._note_miss(request, at.device)
-            return _End.MISS
+            return self._miss(Suspects(request, self._checks.grants).refusing(candidate) if self._is_hard() else ANYTHING)
+        level = self._level()
         self._checks.grant(at.claim, request, candidate)
         end = yield at._replace(device=at.device + 1), is_inside
         if end is not _End.DONE:
             self._checks.take_back(at.claim, request, candidate)
+            self._blame = without(self._blame, level)
         return end
 
     def _take_one(self, at: _At, request: PreparedRequest, *, is_inside: bool) -> _Visit:
         missing = self._count_missing(at, request) if self._can_prune else 0
         failed: set[int | None] = set()
+        level = self._level()
+        suspects = Suspects(request, self._checks.grants) if self._is_hard() else None
+        # The devices before `start` were passed by with the request's device before this one.
+        blame = ANYTHING if suspects is None else 1 << level - 1 if at.device else 0
+        if suspects is not None and missing:
+            blame |= self._blame_for_too_few(at, request, suspects)
         for index in range(at.start, 0 if missing else len(self._candidates)):
             candidate = self._candidates[index]
             if (
@@ -276,10 +292,13 @@ class _Search:
                 or not self._checks.is_selected(request, candidate)
                 or not self._checks.is_large_enough(request, candidate)
             ):
+                if suspects is not None and self._checks.would_select(request, candidate):
+                    blame |= suspects.holding(candidate)
                 continue
             if failed and self._symmetry_now().class_of(at.claim, at.request, candidate) in failed:
                 continue
             if self._checks.take(request, candidate) is not None:
+                blame |= suspects.refusing(candidate) if suspects is not None else 0
                 continue
             self._checks.grant(at.claim, request, candidate)
             end = yield at._replace(device=at.device + 1, start=index + 1), is_inside
@@ -288,10 +307,27 @@ class _Search:
             self._checks.take_back(at.claim, request, candidate)
             if end is _End.TOO_LARGE:
                 return end
+            if self._can_look_ahead and not blames(self._blame, level):
+                return end  # no other device here would have helped
+            blame |= without(self._blame, level)
             if self._is_hard():
                 failed.add(self._symmetry_now().class_of(at.claim, at.request, candidate))
         self._note_miss(request, request.count - missing if missing else at.device)
+        return self._miss(blame)
+
+    def _miss(self, blame: int) -> _End:
+        """End a part of the search, and say which earlier choices are to blame."""
+        self._blame = blame
         return _End.MISS
+
+    def _level(self) -> int:
+        """Number the next choice."""
+        return sum(len(one) for one in self._checks.grants)
+
+    def _blame_for_too_few(self, at: _At, request: PreparedRequest, suspects: Suspects) -> int:
+        """Blame those that hold what the request could have had."""
+        wanted = (one for one in self._candidates[at.start :] if self._checks.would_select(request, one))
+        return reduce(or_, map(suspects.holding, wanted), 0)
 
     def _count_missing(self, at: _At, request: PreparedRequest) -> int:
         """Count how many devices the request lacks however they are combined; 0 when that cannot be told.
