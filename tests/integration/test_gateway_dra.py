@@ -25,6 +25,7 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.silence import SilenceSettings
+from topobus.gateway import boot
 from topobus.kubeletpb.dra.v1beta1 import api_pb2 as dra_beta
 from topobus.kubeletpb.dra.v1beta1 import api_pb2_grpc as dra_beta_rpc
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
@@ -211,6 +212,30 @@ async def test_gateway_writes_files_again_and_removes_orphans_when_started_after
     assert again == prepared
     assert (orphan.exists(), foreign.exists()) == (False, True)
     assert len(rig.plane.requests("adopt")) == 1
+
+
+async def test_gateway_makes_devices_ready_again_when_the_machine_was_rebooted(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reboot undoes what a driver did and numbers devices anew: kubelet's next prepare gets what is true now, the ledger still knows the claim."""
+    async with rig.kubelet, rig.gateway():
+        before = await prepare(rig)
+        again = await prepare(rig)
+    other = tmp_path / "boot_id"
+    other.write_text("another-boot\n")
+    monkeypatch.setattr(boot, "BOOT_ID", other)
+    rig.plane.renumbered = {"gpu-0": "/dev/gpu-7"}
+    async with rig.kubelet, rig.gateway():
+        after = await prepare(rig)
+        nodes = [node.path for one in parse(cdi_file(rig).read_bytes()).devices for node in one.edits.device_nodes]
+        asked = [one.op_id for one in rig.plane.requests("prepare")]
+        await prepare(rig)
+
+    assert before == again == after
+    assert nodes == ["/dev/gpu-7", "/dev/gpu-1"]
+    assert len(asked) == len(set(asked)) == 2
+    assert len(rig.plane.requests("prepare")) == 2
+    assert len(rig.plane.ledger.allocations) == 1
 
 
 async def test_gateway_keeps_a_claims_devices_when_it_is_unprepared_but_still_allocated(rig: Rig) -> None:

@@ -13,7 +13,7 @@ import pytest_asyncio
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import device
 from topobus.domain.errors import ConfigError
-from topobus.gateway import given
+from topobus.gateway import boot
 from topobus.gateway.given import GivenStore
 from topobus.testing.kubelet import Admission, Container, Pod
 from topobus.testing.nats import NatsServer
@@ -56,7 +56,7 @@ def rebooted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     with monkeypatch.context() as patch:
         other = tmp_path / "boot_id"
         other.write_text("another-boot\n")
-        patch.setattr(given, "_BOOT_ID", other)
+        patch.setattr(boot, "BOOT_ID", other)
         yield
 
 

@@ -114,7 +114,9 @@ class ClaimPreparer:
         cdi_dir: Path,
         deadlines: DeadlineSettings,
         settler: Settler | None = None,
+        boot_id: str = "",
     ) -> None:
+        self._boot_id = boot_id
         self._state = state
         self._asks = asks
         self._reader = reader
@@ -189,7 +191,7 @@ class ClaimPreparer:
 
     async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
         entry = self._checkpoint.get(claim.uid, device_class)
-        if entry is not None and entry.is_running:
+        if entry is not None and entry.is_running and entry.boot_id == self._boot_id:
             await self._write_cdi(entry, only_missing=True)
             return _answer(entry)
         found = allocation_of(
@@ -211,20 +213,21 @@ class ClaimPreparer:
             entry = ClaimEntry(
                 namespace=claim.namespace, name=claim.name, uid=claim.uid, device_class=device_class, attempt=uuid.uuid4().hex
             )
-        entry = msgspec.structs.replace(entry, devices=found.devices)
-        await self._checkpoint.put(entry)
+        if not entry.is_running:
+            entry = msgspec.structs.replace(entry, devices=found.devices)
+            await self._checkpoint.put(entry)
         entry = await self._adopt(entry, claim, found)
         looked_at = [one.device for one in found.devices if one.is_shared]
         async with self._alone_with(device_class, found.names):
-            prepared = await self._asks.prepare(
-                f"{entry.attempt}-prepare", claim.owner, device_class, found.names, found.config, sorted(set(looked_at))
-            )
+            # After a reboot the devices are made ready once more, by another operation.
+            op_id = f"{entry.attempt}-prepare" + (f"-{self._boot_id[:8]}" if entry.is_running else "")
+            prepared = await self._asks.prepare(op_id, claim.owner, device_class, found.names, found.config, sorted(set(looked_at)))
         if isinstance(prepared, Refusal):
             raise _ClaimFailed(_text(prepared))
         missing = sorted(set(found.names) - prepared.edits.keys())
         if missing:
             raise _ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
-        entry = msgspec.structs.replace(entry, is_prepared=True, cdi=cdi_spec(claim.uid, device_class, prepared))
+        entry = msgspec.structs.replace(entry, is_prepared=True, boot_id=self._boot_id, cdi=cdi_spec(claim.uid, device_class, prepared))
         await self._write_cdi(entry)
         await self._checkpoint.put(entry)
         where = f"{claim.namespace}/{claim.name}"

@@ -17,11 +17,11 @@ from topobus.contracts.codec import decode, encode
 from topobus.devicekit.cdi_files import remove_leftovers, write
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import ConfigError, ContractError
+from topobus.gateway.boot import boot_id
 
 __all__ = ["GivenStore"]
 
 _VERSION = 1
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Given(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class GivenStore:
         Errors: raises ConfigError as the constructor does.
         """
         remove_leftovers(path.parent, path.name)
-        return cls(path, is_holder, boot_id=_BOOT_ID.read_text(encoding="ascii").strip() if _BOOT_ID.exists() else "")
+        return cls(path, is_holder, boot_id=boot_id())
 
     def note(self, owner_key: str, edits: ContainerEdits) -> None:
         """Remember an answer of Allocate; it is newer than whatever is stored."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from topobus.contracts.catalogue import PODS, PREPARE
 from topobus.devicekit.rollcall import RollCall
 from topobus.gateway.asks import NodeAsks
+from topobus.gateway.boot import boot_id
 from topobus.gateway.checkpoint import Checkpoint
 from topobus.gateway.claim_desk import ClaimDesk
 from topobus.gateway.claim_settling import ClaimSettler
@@ -37,6 +38,8 @@ from topobus.runtime.service import Runtime
 
 __all__ = ["serve"]
 
+# kubelet itself would wait for ever; all admissions of the node wait with it.
+_FOREIGN_PREFER_S = 1.0
 # Where installers put CDI files; of lower priority than our own folder.
 _STATIC_CDI_DIR = Path("/etc/cdi")
 # How long a gateway that stands by waits for its drivers to be registered before it is ready; kubelet looks every second.
@@ -155,6 +158,7 @@ class _Gateway:
             cdi_dir=Path(settings.cdi_dir),
             deadlines=settings.deadlines,
             settler=settler,
+            boot_id=boot_id(),
         )
         await preparer.restore()
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
@@ -249,7 +253,7 @@ class _Gateway:
     def _make_plugin(self, offer: Offer, given: GivenStore) -> PluginRegistrar:
         is_foreign = self._foreign is not None and bool(self._foreign.resource_of(offer.device_class))
         if self._foreign is not None and is_foreign:
-            self._asks.preferences[offer.device_class] = self._foreign.preference(offer.device_class, self._settings.deadlines.prefer_s)
+            self._asks.preferences[offer.device_class] = self._foreign.preference(offer.device_class, _FOREIGN_PREFER_S)
         return PluginRegistrar(
             offer,
             watch=self._plugin_watch,
