@@ -1,0 +1,88 @@
+"""A third party's classic driver keeps the contract, and is found by its entry point."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any
+
+import pytest
+
+from support.licence_driver import GROUP, LicenceDriver, LicenceServer
+from topobus.contracts.kubernetes import classic
+from topobus.contracts.messages import ApiObject
+from topobus.devicekit.classic import ClassicContext, ClassicDriver
+from topobus.devicekit.classic_registry import GROUP as ENTRY_POINTS
+from topobus.devicekit.classic_registry import load_classic_drivers
+from topobus.domain.errors import ConfigError
+from topobus.testing.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
+
+
+def _object(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:
+    return ApiObject(api_version=version, kind=kind, metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"}, spec=spec)
+
+
+def _claim(name: str, parameters: str = "") -> ApiObject:
+    reference = {"parametersRef": {"apiGroup": GROUP, "kind": "LicenceParameters", "name": parameters}} if parameters else {}
+    return _object("ResourceClaim", name, {"resourceClassName": "licence", **reference})
+
+
+SCENE = ClassicScene(
+    resource_class=_object("ResourceClass", "licence", {"driverName": GROUP}),
+    parameters=(
+        _object("LicenceParameters", "two", {"seats": 2}, f"{GROUP}/v1"),
+        _object("LicenceParameters", "many", {"seats": 99}, f"{GROUP}/v1"),
+    ),
+    claims=(_claim("a"), _claim("b", "two"), _claim("c")),
+    too_big=_claim("d", "many"),
+    nodes=("n1", "n2"),
+)
+
+
+class TestLicenceDriver(ClassicDriverContract):
+    """Seats that are the same on every node."""
+
+    @pytest.fixture(autouse=True)
+    def server(self) -> LicenceServer:
+        """Give a server of each test's own."""
+        self._server = LicenceServer(4)
+        return self._server
+
+    def make_driver(self, context: ClassicContext) -> ClassicDriver:
+        """Make one, by the same server."""
+        return LicenceDriver(context, self._server)
+
+    def make_scene(self) -> ClassicScene:
+        """Four seats."""
+        return SCENE
+
+
+def _line(value: str, name: str = "licence") -> EntryPoint:
+    return EntryPoint(name=name, value=value, group=ENTRY_POINTS)
+
+
+def test_registry_makes_drivers_and_skips_what_is_none() -> None:
+    """One package that cannot be used never takes the others down, and it is told why."""
+    lines = [
+        _line("support.licence_driver:LicenceDriver"),
+        _line("support.licence_driver:broken", "broken"),
+        _line("support.licence_driver:Half", "half"),
+        _line("support.licence_driver:OursByName", "ours"),
+        _line("support.nowhere:Driver", "nowhere"),
+    ]
+
+    found = load_classic_drivers(SceneContext(SCENE), entry_points=lines)
+
+    assert [one.name for one in found.drivers] == [GROUP]
+    why = {one.name: one.why for one in found.skipped}
+    assert "no licence file" in why["broken"]
+    assert "it lacks get_class_parameters" in why["half"]
+    assert "drivers of topobus.dev are Topobus' own" in why["ours"]
+    assert "nowhere" in why["nowhere"]
+
+
+def test_registry_refuses_two_drivers_of_one_name() -> None:
+    """Nobody could say whose a class's driverName is."""
+    lines = [_line("support.licence_driver:LicenceDriver"), _line("support.licence_driver:LicenceDriver", "again")]
+
+    with pytest.raises(ConfigError, match=r"two classic drivers are named 'licence\.example\.com'"):
+        load_classic_drivers(SceneContext(SCENE), entry_points=lines)

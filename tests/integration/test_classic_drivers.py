@@ -1,0 +1,206 @@
+"""Classic drivers on a real server: our own one keeps the contract that third parties keep, and a third party's serves pods beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from importlib import metadata
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from support.classic_home import SETTINGS, ClassicPlace, classic_place, controller
+from support.licence_driver import GROUP, SERVER, LicenceDriver
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import classic
+from topobus.contracts.messages import ApiObject
+from topobus.controller.classic.own_driver import OwnDriver
+from topobus.controller.core.world import World
+from topobus.devicekit.classic import ClaimWork, ClassicDriver
+from topobus.devicekit.classic_registry import GROUP as ENTRY_POINTS
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+GPU_GROUP = "gpu.resource.topobus.dev"
+
+
+def _object(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:
+    return ApiObject(api_version=version, kind=kind, metadata={"name": name, "namespace": "default", "uid": f"uid-{name}"}, spec=spec)
+
+
+def _claim(name: str, parameters: str = "") -> ApiObject:
+    reference = {"parametersRef": {"apiGroup": GPU_GROUP, "kind": "ClaimParameters", "name": parameters}} if parameters else {}
+    return _object("ResourceClaim", name, {"resourceClassName": "gpu", **reference})
+
+
+class _SeenBus:
+    """A bus whose asks the world learns of at once, as a controller's watch does a moment later."""
+
+    def __init__(self, bus: Bus, world: World) -> None:
+        self._bus = bus
+        self._world = world
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def ask(self, *arguments: Any, **parts: Any) -> Any:
+        """Ask, and read the ledger."""
+        reply = await self._bus.ask(*arguments, **parts)
+        entry = await self._bus.get(catalogue.LEDGER, node=parts["node"])
+        if entry is not None:
+            self._world.put_ledger(entry.value)
+        return reply
+
+
+class TestOwnDriver(ClassicDriverContract):
+    """Our driver of GPUs, on the ledgers of two nodes."""
+
+    @pytest.fixture
+    def scene(self) -> ClassicScene:
+        """Four GPUs a node."""
+        return ClassicScene(
+            resource_class=_object("ResourceClass", "gpu", {"driverName": "gpu.topobus.dev"}),
+            parameters=(
+                _object("ClaimParameters", "two", {"count": 2}, f"{GPU_GROUP}/v1alpha1"),
+                _object("ClaimParameters", "many", {"count": 9}, f"{GPU_GROUP}/v1alpha1"),
+            ),
+            claims=(_claim("a"), _claim("b", "two"), _claim("c")),
+            too_big=_claim("d", "many"),
+            nodes=("n1", "n2"),
+        )
+
+    @pytest_asyncio.fixture
+    async def make(self, bus: Bus, nats_server: NatsServer, scene: ClassicScene) -> AsyncIterator[Callable[[], ClassicDriver]]:
+        """Make drivers over one world."""
+        async with classic_place(bus, nats_server.url):
+            world = World()
+            for machine in await bus.list(catalogue.MACHINE):
+                world.put_machine(machine.value)
+            for inventory in await bus.list(catalogue.INVENTORY):
+                world.put_inventory(inventory.value)
+            runtime = Runtime(
+                name="controller",
+                node="central",
+                bus=_SeenBus(bus, world),  # type: ignore[arg-type]  # a bus in all but name
+                clock=SystemClock(),
+                readiness=Readiness(),
+                registry=CollectorRegistry(),
+            )
+            yield lambda: OwnDriver("gpu", SETTINGS, runtime, world, SceneContext(scene))
+
+
+MANIFEST = f"""
+apiVersion: resource.k8s.io/v1alpha2
+kind: ResourceClass
+metadata: {{name: licence}}
+driverName: {GROUP}
+---
+apiVersion: resource.k8s.io/v1alpha2
+kind: ResourceClass
+metadata: {{name: gpu}}
+driverName: gpu.topobus.dev
+---
+apiVersion: {GROUP}/v1
+kind: LicenceParameters
+metadata: {{name: three}}
+spec: {{seats: 3}}
+---
+apiVersion: resource.k8s.io/v1alpha2
+kind: ResourceClaim
+metadata: {{name: seats}}
+spec: {{resourceClassName: licence, parametersRef: {{apiGroup: {GROUP}, kind: LicenceParameters, name: three}}}}
+---
+apiVersion: resource.k8s.io/v1alpha2
+kind: ResourceClaim
+metadata: {{name: gpu}}
+spec: {{resourceClassName: gpu}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: solver}}
+spec:
+  containers: [{{name: main}}]
+  resourceClaims: [{{name: a, source: {{resourceClaimName: seats}}}}, {{name: b, source: {{resourceClaimName: gpu}}}}]
+"""
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install the third party's package, as far as the controller can tell."""
+    SERVER.taken.clear()
+    line = metadata.EntryPoint(name="licence", value="support.licence_driver:LicenceDriver", group=ENTRY_POINTS)
+    real = metadata.entry_points
+    monkeypatch.setattr(metadata, "entry_points", lambda **wanted: [line] if wanted.get("group") == ENTRY_POINTS else real(**wanted))
+
+
+@pytest_asyncio.fixture
+async def place(bus: Bus, nats_server: NatsServer) -> AsyncIterator[ClassicPlace]:
+    """Two nodes, no controller."""
+    async with classic_place(bus, nats_server.url) as made:
+        yield made
+
+
+@pytest.mark.usefixtures("installed")
+async def test_third_partys_claims_are_negotiated_beside_ours(place: ClassicPlace) -> None:
+    """One pod with a claim of each driver: both allocated, its handle as the driver wrote it, and both given back with the pod."""
+    async with controller(place.url):
+        await place.apply(MANIFEST)
+        await place.scheduled("solver")
+        seats = await place.allocated("seats")
+
+        assert seats.status["allocation"]["resourceHandles"] == [{"driverName": GROUP, "data": "seats=3"}]
+        assert seats.metadata["finalizers"] == [f"{GROUP}/deletion-protection"]
+        assert SERVER.free == 1
+
+        await place.delete("pod", "solver")
+        await place.until("resourceclaim", "seats", lambda one: one is not None and "allocation" not in one.status)
+        assert SERVER.free == 4
+
+
+@pytest.mark.usefixtures("installed")
+async def test_hung_driver_never_holds_up_its_neighbours(place: ClassicPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims of other drivers go on while one driver does not answer, and the hung one's are tried again."""
+    answer = asyncio.Event()
+    real = LicenceDriver.allocate
+
+    async def hang(self: LicenceDriver, claims: list[ClaimWork], node: str) -> Any:
+        await answer.wait()
+        return await real(self, claims, node)
+
+    monkeypatch.setattr(LicenceDriver, "allocate", hang)
+    async with controller(place.url):
+        await place.apply(
+            MANIFEST.partition("---\napiVersion: v1\n")[0].replace("{resourceClassName", "{allocationMode: Immediate, resourceClassName")
+        )
+        await place.allocated("gpu")
+        assert "allocation" not in (await place.claim("seats")).status
+
+        answer.set()
+        await place.allocated("seats")
+
+
+@pytest.mark.usefixtures("installed")
+async def test_failing_driver_is_asked_again(place: ClassicPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception in a vendor's code is that vendor's trouble: nothing crashes, and the claim is allocated once it works."""
+    real = LicenceDriver.allocate
+    failures = [RuntimeError("boom"), KeyError("x")]
+
+    async def fail(self: LicenceDriver, claims: list[ClaimWork], node: str) -> Any:
+        if failures:
+            raise failures.pop()
+        return await real(self, claims, node)
+
+    monkeypatch.setattr(LicenceDriver, "allocate", fail)
+    async with controller(place.url):
+        await place.apply(MANIFEST)
+        await place.scheduled("solver")
+
+    assert failures == []
