@@ -155,7 +155,7 @@ def test_gateway_may_write_where_its_settings_say() -> None:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_container_has_no_right_that_it_does_not_need(service: str) -> None:
-    """No capability, no escalation, a read-only root, nobody's user (root for the gateway alone), and a token for the gateway alone."""
+    """No capability, no escalation, a read-only root, nobody's user (root for the gateway alone), and a token for the gateway and the controller alone."""
     pod, container = _container(service)
     rights = {**pod["securityContext"], **container["securityContext"]}
     has_token = _mounted(container, "/var/run/secrets/kubernetes.io/serviceaccount/token") is not None
@@ -164,4 +164,4 @@ def test_container_has_no_right_that_it_does_not_need(service: str) -> None:
     assert (rights["allowPrivilegeEscalation"], rights["readOnlyRootFilesystem"]) == (False, True)
     assert (rights["runAsUser"] == 0) is (service == "gateway")
     assert pod["automountServiceAccountToken"] is False
-    assert has_token is (service == "gateway")
+    assert has_token is (service in ("gateway", "controller"))

@@ -218,7 +218,7 @@ def _event(kind: Kind, line: str) -> WatchEvent:
 def _refused(kind: Kind, answer: Rejected) -> PeerUnavailable:
     return PeerUnavailable(
         f"API server: {kind.plural}: {answer.code} {answer.message}",
-        next_step="check the controller's rights in the cluster (deploy/kubernetes/controller-cluster.yaml)",
+        next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml)",
         code=answer.code,
     )
 

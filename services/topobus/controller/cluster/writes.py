@@ -56,7 +56,7 @@ class Writer:
             if not written.is_conflict:
                 raise PeerUnavailable(
                     f"API server: {kind.name} {key[0]}/{key[1]}: {written.code} {written.message}",
-                    next_step="check the controller's rights in the cluster (deploy/kubernetes/controller-cluster.yaml)",
+                    next_step="check the controller's rights in the cluster (deploy/kubernetes/controller.yaml)",
                     code=written.code,
                 )
             get_logger().debug("write.lost", kind=kind.name, namespace=key[0], name=key[1], why=written.message)

@@ -130,8 +130,8 @@ def unreservation_patch(claim: ApiObject, uids: frozenset[str]) -> dict[str, Any
 
 
 def deallocation_patch(claim: ApiObject) -> dict[str, Any]:
-    """Take an allocation back: no devices, no reservation, no driver's word about devices that are not the claim's any more."""
-    return _patch(claim, status={"allocation": None, "reservedFor": None, "devices": None})
+    """Take an allocation back: no devices, no reservation. What drivers said about the devices the server drops by itself."""
+    return _patch(claim, status={"allocation": None, "reservedFor": None})
 
 
 def protection_patch(claim: ApiObject) -> dict[str, Any]:
