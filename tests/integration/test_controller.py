@@ -294,7 +294,7 @@ async def test_controller_allocates_waiting_claim_when_devices_become_free(serve
     ("one", "reason", "wanted"),
     [
         pytest.param(
-            claim("bad", expression="device.drivr == 1"), "Invalid", ("line 1, column 7", "device.drivr"), id="cel-does-not-compile"
+            claim("bad", expression="device.drivr == 1"), "Invalid", ("line 1, column 7", "undefined field 'drivr'"), id="cel-does-not-compile"
         ),
         pytest.param(
             claim("bad", expression='device.attributes["gpu.topobus.dev"].colour == "red"'),

@@ -9,6 +9,7 @@ from msgspec import Meta, Struct
 from topobus.controller.core.scheduling_objects import AllocationMode
 from topobus.controller.core.values import Mode
 from topobus.domain.errors import ConfigError
+from topobus.domain.silence import SilenceSettings
 from topobus.runtime.config import ServiceSettings
 
 __all__ = ["ClusterSettings", "ControllerSettings", "check"]
@@ -63,6 +64,9 @@ class ControllerSettings(ServiceSettings, frozen=True, kw_only=True, forbid_unkn
     """How long one node may take to answer. 2 s: several times a node's p99, and a plan over silent nodes still ends within its own 10 s."""
     parallel_asks: Annotated[int, Meta(ge=1, le=1024)] = 32
     """Nodes asked at the same time for one plan. 32 keeps one plan from flooding the bus in a large cluster."""
+    silence: SilenceSettings = SilenceSettings(every_s=3.0)
+    """When a device service that does not answer makes its devices Unknown here: nothing is allocated on them, and nothing is let go. One small message a class and
+    node every three seconds, `parallel_asks` at a time; each node's topology judges for itself and sooner."""
     classic_call_s: Annotated[float, Meta(gt=0, le=300)] = 10.0
     """How long one call of a classic driver may take before it is cancelled and tried again later. 10 s: a driver may have to ask its nodes."""
     retry_s: Annotated[float, Meta(gt=0, le=300)] = 2.0

@@ -20,12 +20,14 @@ from topobus.controller.classkeeper import ClassKeeper
 from topobus.controller.config import ControllerSettings
 from topobus.controller.consumers import Consumers
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.evictor import Evictor
 from topobus.controller.finding import Finder
 from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
 from topobus.controller.podkeeper import PodKeeper
 from topobus.controller.podscheduler import PodScheduler
+from topobus.controller.presence import Presence
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
@@ -59,6 +61,7 @@ class _Controller:
         finder = Finder(settings, runtime, self._world, compiler, metrics)
         self._consumers = Consumers(self._world)
         self._keeper = ClaimKeeper(settings, runtime, self._world, finder, self._consumers, metrics)
+        self._evictor = Evictor(runtime, self._world, self._keeper)
         self._pods = PodKeeper(runtime, self._world)
         self._planner = Planner(settings, runtime, self._world, metrics)
         self._classic = ClassicScheduler(runtime, self._world)
@@ -67,6 +70,7 @@ class _Controller:
         )
         self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
+        self._presence = Presence(settings.silence, settings.parallel_asks, runtime, self._world, self._changed.set)
         self._gone: list[ApiObject] = []
         self._missing = set(_PARTS)
         self._drivers = ClassicHome(settings, runtime, self._world, metrics, lambda: not self._missing)
@@ -83,6 +87,7 @@ class _Controller:
             group.create_task(self._follow("objects", bus.watch(catalogue.OBJECT), self._on_object))
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
+            group.create_task(self._presence.run())
 
     async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], Awaitable[None]]) -> None:
         """Keep one copy up to date."""
@@ -165,6 +170,7 @@ class _Controller:
                 get_logger().info("controller.ready", nodes=len(self._world.nodes()), objects=len(self._world.objects))
             is_due = await self._release_gone()
             is_due = await self._classes.reconcile_all() or is_due
+            is_due = await self._evictor.reconcile_all() or is_due
             is_due = await self._pods.reconcile_all() or is_due
             self._consumers.update()
             is_due = await self._classic.reconcile_all() or is_due

@@ -135,6 +135,10 @@ class State(Noun, Generic[M]):
         self.key(**parts)
         return parts
 
+    def read_as(self, message: type[Q]) -> State[Q]:
+        """The same bucket for a reader that needs only some of the fields: what it does not name is skipped, not decoded."""
+        return State(**{**vars(self), "message": message})
+
     def check_place(self, value: object, parts: dict[str, str]) -> None:
         """Refuse a value that says of itself that it belongs elsewhere: readers keep values by the names inside, and would mix up two nodes.
 
@@ -316,7 +320,8 @@ HINTS = Ask(
     # The architecture's budget for a provider with custom hints; later it counts as "no opinion, said so".
     timeout_s=0.02,
     writer=_CLASS_SERVERS,
-    readers=("topology", "cli"),
+    # The controller asks for no hints: it only looks whether anybody would answer.
+    readers=("topology", "controller", "cli"),
     description="Hints of one class, by the device service itself.",
 )
 PREPARE = Ask(

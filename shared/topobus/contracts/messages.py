@@ -87,7 +87,7 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
 
     id: str
     verb: str
-    """`place`, `adopt`, `release` or `allocate`."""
+    """`place`, `adopt`, `release`, `allocate`, `schedule` or `evict`."""
     node: str
     op_id: str
     time: str

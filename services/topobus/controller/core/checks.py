@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 
-from topobus.contracts.kubernetes.resource import Taint, Toleration
 from topobus.controller.core.capacity import CounterBook, amounts_taken, fits_capacity
 from topobus.controller.core.constraints import ActiveConstraint, DistinctAttribute, make_constraint
 from topobus.controller.core.pools import Candidate, Pool
@@ -16,9 +15,11 @@ from topobus.controller.core.reasons import OTHER_CLASS, Blocker
 from topobus.controller.core.requests import FaultError, PreparedRequest
 from topobus.controller.core.results import Grant
 from topobus.controller.core.selectors import Selector, SelectorCompiler, SelectorError
+from topobus.controller.core.taints import SILENT_TAINT, tolerates
 from topobus.controller.core.values import AllocationInput, DeviceId, Gate, Mode
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
+from topobus.domain.silence import SERVICE_SILENT
 
 __all__ = ["Checks"]
 
@@ -190,7 +191,10 @@ class Checks:
         if not self._has[Gate.DEVICE_TAINTS]:
             return None
         for taint in candidate.device.taints:
-            if taint.effect in ("NoSchedule", "NoExecute") and not any(_tolerates(one, taint) for one in request.tolerations):
+            if taint.key == SILENT_TAINT:
+                since = f" since {taint.value}" if taint.value else ""
+                return Blocker(SERVICE_SILENT, f"their service does not answer{since}: whether they are well is unknown")
+            if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(one, taint) for one in request.tolerations):
                 return Blocker("tainted", f"tainted {taint.key}={taint.value}:{taint.effect}")
         return None
 
@@ -267,18 +271,3 @@ def _has_lists(candidate: Candidate) -> bool:
     return any(
         values is not None for one in candidate.device.attributes.values() for values in (one.ints, one.bools, one.strings, one.versions)
     )
-
-
-def _tolerates(one: Toleration, taint: Taint) -> bool:
-    """Say whether a toleration bears a taint. Source: k8s.io/dynamic-resource-allocation/resourceclaim, ToleratesTaint."""
-    if one.effect and one.effect != taint.effect:
-        return False
-    if one.key and one.key != taint.key:
-        return False
-    match one.operator:
-        case "" | "Equal":
-            return one.value == taint.value
-        case "Exists":
-            return True
-        case _:
-            return False

@@ -19,7 +19,9 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import allocation_of, owner_of
 from topobus.controller.core.inventory import slices_from_inventory
 from topobus.controller.core.pods import claim_names
+from topobus.controller.core.slicebook import Origin
 from topobus.controller.core.supply import Supply, node_of
+from topobus.controller.core.taints import TaintBook, TaintRule, read_rule, silenced
 from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Slice
 from topobus.domain.alignment.view import node_view
 from topobus.domain.device import Device, Inventory, driver_name
@@ -27,6 +29,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.silence import unheard
 from topobus.domain.view import AlignmentOptions, NodeView
 
 __all__ = ["ObjectKey", "Stored", "World"]
@@ -56,6 +59,7 @@ class World:
         self.ledgers: dict[str, Ledger] = {}
         self.objects: dict[ObjectKey, Stored] = {}
         self.stock = Supply()
+        self.taints = TaintBook()
         self.class_epoch = 0
         self._classes: dict[str, DeviceClassSpec] = {}
         self._built_in: dict[str, DeviceClassSpec] = {}
@@ -66,6 +70,7 @@ class World:
         self._classic: set[ObjectKey] = set()
         self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
         self._users: dict[tuple[str, str], set[ObjectKey]] = {}
+        self._silent: dict[tuple[str, str], str] = {}
 
     @property
     def supply(self) -> int:
@@ -102,7 +107,7 @@ class World:
         self._inventories_of.setdefault(node, {})[device_class] = inventory
         if device_class == "cpu":
             self.stock.put_cpus(node, inventory.devices)
-        self.stock.put_slices((0, (node, device_class)), slices_from_inventory(inventory))
+        self._publish(inventory)
         name = driver_name(device_class)
         if name not in self._built_in:
             self._built_in[name] = _built_in_class(name)
@@ -117,11 +122,37 @@ class World:
         self._nodes = None
         if device_class == "cpu":
             self.stock.put_cpus(node, ())
-        self.stock.put_slices((0, (node, device_class)), ())
+        self._put_slices((0, (node, device_class)), ())
         name = driver_name(device_class)
         if name in self._built_in and not any(one == device_class for _, one in self.inventories):
             del self._built_in[name]
             self.class_epoch += 1
+
+    def classes_on(self, node: str) -> tuple[str, ...]:
+        """List the classes whose inventories a node published."""
+        return tuple(self._inventories_of.get(node, ()))
+
+    def note_silence(self, silent: Mapping[tuple[str, str], str]) -> None:
+        """Learn which services do not answer, by node and class, and since when: their devices are Unknown, and are not allocated."""
+        before, self._silent = self._silent, dict(silent)
+        for place in sorted(before.keys() ^ self._silent.keys()):
+            if place in self.inventories:
+                self._publish(self.inventories[place])
+
+    def _publish(self, inventory: Inventory) -> None:
+        place = (inventory.node, inventory.device_class)
+        since = self._silent.get(place)
+        slices = (
+            slices_from_inventory(inventory) if since is None else silenced(slices_from_inventory(unheard(inventory, since=since)), since)
+        )
+        self._put_slices((0, place), slices)
+
+    def _put_slices(self, origin: Origin, slices: tuple[Slice, ...]) -> None:
+        self.stock.put_slices(origin, self.taints.put(origin, slices))
+
+    def _put_rule(self, key: ObjectKey, rule: TaintRule | None) -> None:
+        for origin, slices in self.taints.put_rule(key, rule).items():
+            self.stock.put_slices(origin, slices)
 
     def put_ledger(self, ledger: Ledger) -> None:
         """Take in a ledger."""
@@ -141,7 +172,7 @@ class World:
     def put_object(self, key: ObjectKey, stored: Stored) -> None:
         """Take in an object.
 
-        Errors: raises ContractError for a class or slice that nobody can read; it counts as absent then.
+        Errors: raises ContractError for a class, slice or rule that nobody can read; it counts as absent then.
         """
         self._forget_kind(key)
         self.objects[key] = stored
@@ -167,7 +198,14 @@ class World:
             spec = read_as(stored.value.spec, SliceSpec, where=where)
             # One wrong amount in a slice would end every search that meets it.
             _refuse(limits.check_slice(spec), where)
-            self.stock.put_slices((1, key), (Slice(key.name, spec),))
+            self._put_slices((1, key), (Slice(key.name, spec),))
+        elif key.kind == "devicetaintrule":
+            try:
+                rule = read_rule(stored.value)
+            except ContractError:
+                self._put_rule(key, None)
+                raise
+            self._put_rule(key, rule)
 
     def _forget_kind(self, key: ObjectKey) -> None:
         """Forget what was made of a class or slice."""
@@ -176,7 +214,7 @@ class World:
             self.class_epoch += 1
             self.stock.free(None)
         elif key.kind == "resourceslice":
-            self.stock.put_slices((1, key), ())
+            self._put_slices((1, key), ())
         elif key.kind == "resourceclass" or key.kind.endswith("parameters"):
             self.stock.free(None)
 
@@ -198,6 +236,8 @@ class World:
             self._classic.discard(key)
         elif key.kind == "pod":
             self._put_pod(key, None)
+        elif key.kind == "devicetaintrule":
+            self._put_rule(key, None)
         return self.objects.pop(key, None)
 
     def forget_objects(self) -> None:
@@ -274,7 +314,9 @@ class World:
         machine = self.machines.get(node)
         if machine is None:
             return None
-        return node_view(machine, self._inventories_of.get(node, {}), self.ledgers.get(node), AlignmentOptions(), CpuSet())
+        silent = {device_class: since for (there, device_class), since in self._silent.items() if there == node}
+        inventories = self._inventories_of.get(node, {})
+        return node_view(machine, inventories, self.ledgers.get(node), AlignmentOptions(), CpuSet(), unheard_classes=silent)
 
     def devices_of(self, node: str) -> tuple[DeviceId, ...]:
         """List the devices that a node publishes itself."""

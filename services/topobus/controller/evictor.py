@@ -1,0 +1,166 @@
+"""The evictor: lets go of claims whose devices carry a taint that they do not tolerate, and tells their pods.
+
+Flows in: the world's taints (drivers' and rules') and allocated claims. Flows out: an event that names the pods, pods marked for deletion with a condition as
+Kubernetes' device taint eviction writes it, claims marked to be taken back, and each rule's condition. Silence is no evidence: a service that does not answer makes
+nothing go. Every step may be repeated: the event's id follows from the claim's allocation, the marks are read off the objects.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.objects import ask_deletion, metadata_of, name_of
+from topobus.contracts.kubernetes.resource import AllocationResult, Taint
+from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.controller.core import claims
+from topobus.controller.core.eviction import Eviction, next_eviction, reason_of, rule_condition
+from topobus.controller.core.scheduling_objects import Consumer, consumers_of
+from topobus.controller.core.taints import TaintRule
+from topobus.controller.core.values import DeviceId
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.keeper import ClaimKeeper
+from topobus.controller.pen import Pen
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason, Refusal
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["Evictor"]
+
+_DISRUPTION = "DisruptionTarget"
+_BY_TAINT = "DeletionByDeviceTaintManager"
+_IN_PROGRESS = "EvictionInProgress"
+
+
+class Evictor:
+    """Looks at all allocated claims while any device carries a taint that evicts."""
+
+    def __init__(self, runtime: Runtime, world: World, keeper: ClaimKeeper) -> None:
+        self._runtime = runtime
+        self._world = world
+        self._keeper = keeper
+        self._pen = Pen(runtime.bus, world)
+        self._first_seen: dict[tuple[DeviceId, str, str, str], datetime] = {}
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> bool:
+        """Evict what is due; True says that something is due later, or that a write was not confirmed."""
+        rules = self._world.taints.rules
+        if not rules and not self._world.taints.may_evict:
+            self._first_seen.clear()
+            return False
+        is_due = False
+        held = [(key, stored, allocation) for key, stored in self._world.claims() if (allocation := _allocation(stored.value)) is not None]
+        pending: dict[str, int] = {}
+        for key, stored, allocation in held:
+            eviction = next_eviction(allocation, self._world.taints.evicting, self._since)
+            if eviction is None:
+                continue
+            if eviction.due > self._runtime.clock.now():
+                is_due = True
+                continue
+            if eviction.rule:
+                pending[eviction.rule] = pending.get(eviction.rule, 0) + 1
+            try:
+                await self._evict(key, stored, eviction)
+            except PeerUnavailable as err:
+                self._log.warning("claim.eviction-delayed", claim=name_of(stored.value), error=str(err))
+                is_due = True
+        for rule_key, rule in tuple(rules.items()):
+            is_due = await self._tell_rule(rule_key, rule, pending.get(rule.name, 0), held) or is_due
+        return is_due
+
+    def _since(self, device: DeviceId, taint: Taint) -> datetime:
+        """Say since when a taint is there; one without a time counts from when we saw it first."""
+        written = _moment(taint.time_added)
+        key = (device, taint.key, taint.value, taint.effect)
+        return written if written is not None else self._first_seen.setdefault(key, self._runtime.clock.now())
+
+    async def _evict(self, key: ObjectKey, stored: Stored, eviction: Eviction) -> None:
+        """Tell first, then mark the pods, then the claim: after a crash in between the claim is still there to be found."""
+        claim = stored.value
+        if claims.deallocation_of(claim) or metadata_of(claim).deletion_timestamp:
+            return
+        users = _users(claim)
+        reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{one.name}" for one in users])
+        await self._announce(claim, eviction, reason)
+        for one in users:
+            await self._mark_pod(ObjectKey("pod", key.namespace, one.name), one.uid, reason)
+        self._log.warning("claim.evicted", claim=name_of(claim), device=str(eviction.device), rule=eviction.rule, why=reason.message)
+        await self._keeper.deallocate(key, stored, reason.message)
+
+    async def _mark_pod(self, key: ObjectKey, uid: str, reason: Reason) -> None:
+        known = self._world.objects.get(key)
+        if known is None or metadata_of(known.value).uid != uid or metadata_of(known.value).deletion_timestamp:
+            return
+        now = rfc3339(self._runtime.clock.now())
+        told = claims.with_condition(known.value, is_true=True, reason=_BY_TAINT, message=reason.message, now=now, kind=_DISRUPTION)
+        marked = ask_deletion(told, now=now)
+        if marked is not None:
+            await self._pen.write(key, known.revision, marked)
+        elif await self._pen.write(key, known.revision, told) is not None:
+            # Nothing holds it: it may go at once.
+            await self._runtime.bus.delete(catalogue.OBJECT, **key._asdict())
+            self._world.drop_object(key)
+
+    async def _announce(self, claim: ApiObject, eviction: Eviction, reason: Reason) -> None:
+        op_id = f"evict-{metadata_of(claim).uid}-{claims.number_of(claim)}"
+        node = eviction.device.pool if eviction.device.pool in self._world.nodes() else catalogue.CLUSTER
+        event = DecisionEvent(
+            id=op_id,
+            verb="evict",
+            node=node,
+            op_id=op_id,
+            time=rfc3339(self._runtime.clock.now()),
+            owner=claims.owner_of(claim),
+            outcome=Refusal(reasons=(reason,)),
+        )
+        try:
+            await self._runtime.bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
+        except PeerUnavailable as err:
+            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+
+    async def _tell_rule(self, key: object, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]) -> bool:
+        """Write how far a rule's evictions are into its status, when that changed."""
+        stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
+        if stored is None or not isinstance(key, ObjectKey):
+            return False
+        allocations = [(allocation, [f"{at.namespace}/{one.name}" for one in _users(claim.value)]) for at, claim, allocation in held]
+        published = self._world.taints.count(rule)
+        is_true, reason, message = rule_condition(rule, published=published, pending=pending, allocations=allocations)
+        now = rfc3339(self._runtime.clock.now())
+        told = claims.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)
+        if told.status == stored.value.status:
+            return False
+        try:
+            await self._pen.write(key, stored.revision, told)
+        except PeerUnavailable as err:
+            self._log.warning("rule.untold", rule=rule.name, error=str(err))
+            return True
+        return False
+
+
+def _allocation(claim: ApiObject) -> AllocationResult | None:
+    try:
+        return claims.status_of(claim).allocation
+    except ContractError:
+        return None  # told so by the keeper of claims
+
+
+def _users(claim: ApiObject) -> tuple[Consumer, ...]:
+    try:
+        return tuple(one for one in consumers_of(claim) if one.resource == "pods")
+    except ContractError:
+        return ()
+
+
+def _moment(text: str | None) -> datetime | None:
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

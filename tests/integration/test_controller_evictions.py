@@ -1,0 +1,142 @@
+"""Evictions on a real server: a taint that a claim does not tolerate lets it go, tells its pods, and nobody else's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from integration.test_controller import NODE, Home, claim, home, recorded, served  # noqa: F401  # fixtures
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import admit
+from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.domain.device import Inventory
+from topobus.domain.health import DeviceHealth, HealthState
+from topobus.domain.outcome import Refusal
+from topobus.runtime.bus import Start
+from topobus.testing.reading import Reader
+
+pytestmark = pytest.mark.integration
+
+
+def rule(device: str, effect: str = "NoExecute") -> ApiObject:
+    """Taint one GPU of the node."""
+    one = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="DeviceTaintRule",
+        metadata={"name": "maintenance"},
+        spec={
+            "deviceSelector": {"driver": "gpu.topobus.dev", "pool": NODE, "device": device},
+            "taint": {"key": "example.com/maintenance", "effect": effect},
+        },
+    )
+    return admit(one, uid="uid-maintenance", now="2026-01-01T00:00:00Z")
+
+
+def tolerant(name: str, *tolerations: dict[str, Any]) -> ApiObject:
+    """Make a claim for one GPU with tolerations."""
+    one = claim(name)
+    one.spec["devices"]["requests"][0]["exactly"]["tolerations"] = list(tolerations)
+    return one
+
+
+def pod(name: str, claim_name: str) -> ApiObject:
+    """Make a pod that uses a claim."""
+    spec = {"containers": [{"name": "c"}], "resourceClaims": [{"name": "gpu", "resourceClaimName": claim_name}]}
+    return admit(ApiObject(api_version="v1", kind="Pod", metadata={"name": name}, spec=spec), uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+
+
+def conditions(one: ApiObject | None, kind: str) -> dict[str, Any]:
+    """Find a condition."""
+    found = (one.status.get("conditions") if one is not None else None) or []
+    return next((dict(item) for item in found if item.get("type") == kind), {})
+
+
+async def until(home: Home, kind: str, name: str, is_enough: Any) -> ApiObject | None:  # noqa: F811
+    """Wait until the newest version of an object satisfies the test; None stands for a deleted one."""
+
+    def newest(items: Any) -> list[Any]:
+        return [one for one in items if (one.parts.get("kind"), one.parts.get("name")) == (kind, name)][-1:]
+
+    await home.objects.until(lambda items: any(is_enough(one.value) for one in newest(items)))
+    found: ApiObject | None = newest(home.objects.items)[0].value
+    return found
+
+
+async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:  # noqa: F811
+    """The event names the pod; the pod is deleted; the claim gets another device; a claim on another device stays; the rule tells how far it is."""
+    await served.apply(claim("job"))
+    await served.apply(claim("other"))
+    (mine,), (others,) = await served.allocated("job"), await served.allocated("other")
+    await served.apply(pod("trainer", "job"))
+    await until(served, "pod", "trainer", lambda one: conditions(one, "PodScheduled").get("status") == "True")
+
+    async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
+        await served.apply(rule(mine["device"]))
+        events = await decisions.until(lambda items: any(event.value.verb == "evict" for event in items))
+    gone = await until(served, "pod", "trainer", lambda one: one is None)
+    moved = await served.until("job", lambda one: one is not None and _devices(one) not in ([], [mine["device"]]))
+    told = await until(
+        served, "devicetaintrule", "maintenance", lambda one: conditions(one, "EvictionInProgress").get("reason") == "Completed"
+    )
+
+    assert gone is None
+    assert moved is not None
+    event: DecisionEvent = next(event.value for event in events if event.value.verb == "evict")
+    assert isinstance(event.outcome, Refusal)
+    (reason,) = event.outcome.reasons
+    assert (event.node, event.owner.name, reason.code) == (NODE, "job", "evicted")
+    assert "pod default/trainer" in reason.message
+    assert "DeviceTaintRule maintenance" in reason.message
+    stays = await served.until("other", lambda one: one is not None)
+    assert _devices(stays) == [others["device"]]
+    assert "1 published devices selected" in conditions(told, "EvictionInProgress")["message"]
+
+
+async def test_claim_stays_when_it_tolerates_the_rule(served: Home) -> None:  # noqa: F811
+    """A claim that tolerates the taint keeps its device, and says so by staying while its neighbour goes."""
+    bears = {"key": "example.com/maintenance", "operator": "Exists"}
+    await served.apply(tolerant("bears", bears))
+    (mine,) = await served.allocated("bears")
+    await served.apply(rule(mine["device"]))
+
+    await until(served, "devicetaintrule", "maintenance", lambda one: conditions(one, "EvictionInProgress").get("reason") == "Completed")
+
+    stays = await served.until("bears", lambda one: one is not None)
+    assert _devices(stays) == [mine["device"]]
+
+
+async def test_claim_goes_after_its_seconds_when_it_tolerates_for_a_while(served: Home) -> None:  # noqa: F811
+    """A toleration of some seconds that are over since the taint came holds nothing off."""
+    await served.apply(tolerant("while", {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5}))
+    (mine,) = await served.allocated("while")
+
+    await served.apply(rule(mine["device"]))  # it came in January
+
+    await served.until("while", lambda one: one is not None and _condition(one).get("reason") == "TakenBack")
+
+
+async def test_sick_device_evicts_its_claim(served: Home) -> None:  # noqa: F811
+    """A device whose driver has evidence of a fault loses its claim, which gets a healthy one."""
+    await served.apply(claim("job"))
+    (mine,) = await served.allocated("job")
+    gpus = next(one for one in served.inventories if one.device_class == "gpu")
+    sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-01T00:00:00Z")
+    devices = tuple(msgspec.structs.replace(one, health=sick) if one.name == mine["device"] else one for one in gpus.devices)
+
+    await served.bus.put(
+        catalogue.INVENTORY, Inventory(node=NODE, device_class="gpu", generation=2, devices=devices), node=NODE, device_class="gpu"
+    )
+
+    moved = await served.until("job", lambda one: one is not None and _devices(one) not in ([], [mine["device"]]))
+    assert moved is not None
+
+
+def _condition(one: ApiObject) -> dict[str, Any]:
+    return conditions(one, "Allocated")
+
+
+def _devices(one: ApiObject | None) -> list[str]:
+    allocation = (one.status.get("allocation") if one is not None else None) or {}
+    return [result["device"] for result in allocation.get("devices", {}).get("results", [])]

@@ -1,0 +1,60 @@
+"""A device service that does not answer: its devices are allocated to nobody, what is held stays held, and its first answer ends that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from integration.test_controller import NODE, SETTINGS, Home, claim, home, recorded  # noqa: F401  # fixtures
+from topobus.contracts import catalogue
+from topobus.contracts.messages import HintsReply, HintsRequest
+from topobus.controller.service import serve
+from topobus.domain.silence import SilenceSettings
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+QUICK = msgspec.structs.replace(SETTINGS, silence=SilenceSettings(every_s=0.05, timeout_s=0.2, gone_s=0.1, hung_s=0.2))
+
+
+@pytest_asyncio.fixture
+async def watched(home: Home, nats_server: NatsServer) -> AsyncIterator[Home]:  # noqa: F811
+    """The demo node with a controller that finds silence quickly, and no device service."""
+    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
+        runtime = Runtime(
+            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+        )
+        task = asyncio.create_task(serve(QUICK, runtime))
+        yield home
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _hints(request: HintsRequest) -> HintsReply:
+    raise AssertionError("nobody asks for hints here")
+
+
+async def test_claim_waits_for_a_silent_service_and_is_served_when_it_speaks(watched: Home) -> None:
+    """The reason says that the service does not answer; as soon as it does, the claim gets its devices."""
+    # More than there are: it is told again whenever the reasons change, until silence is among them.
+    await watched.apply(claim("probe", count=9))
+    await watched.until(
+        "probe", lambda one: one is not None and "service does not answer" in str(one.status.get("conditions", [{}])[0].get("message"))
+    )
+    await watched.apply(claim("job"))
+    message = await watched.told("job", "DoesNotFit")
+
+    await watched.bus.answer(catalogue.HINTS, _hints, node=NODE, device_class="gpu")
+
+    assert "8 devices: their service does not answer since" in message
+    assert len(await watched.allocated("job")) == 1
