@@ -111,7 +111,7 @@ def _without_numbers(described: Any) -> object:
 @st.composite
 def clusters(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Draw nodes of two kinds: one slice each, or a slice with partitions and one with the counters that they share."""
-    first = draw(st.lists(devices(), min_size=1, max_size=4))
+    first = draw(st.lists(devices(), min_size=1, max_size=5))
     # The other kind differs in little, for that is where two nodes may wrongly be taken for alike.
     place, root = draw(st.integers(0, len(first) - 1)), draw(st.sampled_from([{"int": 1}, {"int": 2}, {"int": 3}, {"ints": [1, 2]}]))
     changed = draw(st.sampled_from([first[place] | {"attributes": first[place]["attributes"] | {"root": root}}, draw(devices())]))

@@ -8,6 +8,7 @@ import pytest
 
 from topobus.contracts.kubernetes.resource import DeviceClassSpec
 from topobus.contracts.kubernetes.shape import read_as
+from topobus.controller.core import search
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.search import allocate
 from topobus.controller.core.values import Allocated, AllocationInput, Fault, Gate, GaveUp, Mode, NoFit
@@ -490,3 +491,14 @@ def test_allocate_sees_that_values_do_not_go_round_before_it_searches() -> None:
     outcome = solve(given([slice_of(devices)], apart), step_budget=100)
 
     assert isinstance(outcome, NoFit)
+
+
+def test_allocate_meets_the_broken_constraint_of_all_devices_when_equal_ones_were_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the second of two equal devices taken "all" breaks its constraint, with the first it only lacks one: that is no reason to leave the second out."""
+    monkeypatch.setattr(search, "_HARD_STEPS", 0)
+    everything = claim(request(allocationMode="All"), name="default/all", constraints=[{"matchAttribute": "gpu.example.com/root"}])
+
+    outcome = solve(given([slice_of(gpus(3))], claim(request()), everything))
+
+    assert isinstance(outcome, Fault)
+    assert outcome.reason.code == "constraint-on-all"

@@ -139,6 +139,7 @@ class _Search:
         self._best = _Best()
         self._requests: tuple[tuple[Alternatives, ...], ...] = ()
         self._can_prune = False
+        self._may_conclude = False
         self._symmetry: Symmetry | None = None
         self._total = 0
         self._lookahead: Lookahead | None = None
@@ -152,7 +153,10 @@ class _Search:
         self._requests = prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough)
         self._can_prune = self._is_clever and self._checks.is_reversible
         self._total = sum(len(requests) for requests in self._requests)
-        wanted = self._count_wanted() if self._can_prune else 0
+        requests = [one for claim in self._requests for alternatives in claim for one in alternatives]
+        # A constraint that "all devices" break ends a search where it is met: with another of two equal devices taken before, it may not be.
+        self._may_conclude = self._can_prune and not any(one.everything is not None and one.constraints for one in requests)
+        wanted = self._count_wanted() if self._may_conclude else 0
         if wanted > _MANY_DEVICES and self._is_brief and self._is_hopeless(_At()):
             return NoFit((), 0)
         end, is_complete = self._walk(stops_at_miss=wanted > 1)
@@ -349,7 +353,7 @@ class _Search:
         return sum(min(one.count for one in alternatives) for claim in self._requests for alternatives in claim)
 
     def _is_hard(self) -> bool:
-        return self._can_prune and self.steps > _HARD_STEPS
+        return self._may_conclude and self.steps > _HARD_STEPS
 
     def _is_hopeless(self, at: _At) -> bool:
         """Look ahead, where that may be done at all."""
