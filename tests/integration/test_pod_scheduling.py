@@ -22,9 +22,10 @@ from topobus.controller.core.scheduling_objects import AllocationMode
 from topobus.controller.service import serve
 from topobus.domain.device import Inventory
 from topobus.domain.machine import Machine
+from topobus.domain.outcome import Refusal
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
-from topobus.runtime.bus import Bus, Change, Conflict
+from topobus.runtime.bus import Bus, Change, Conflict, Start
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
@@ -398,3 +399,21 @@ async def _settled(home: Place) -> list[ApiObject]:
 
     await home.objects.until(is_settled, timeout_s=20)
     return newest(home.objects.items, "pod")
+
+
+async def test_claim_is_advised_when_it_does_not_fit(served: Place) -> None:
+    """Beside the reasons stands the nearest miss and what would fit, in a condition of its own and in the event; it goes when the claim is allocated."""
+    await served.apply(claim("taker", 6, allocation_mode="Immediate"))
+    await served.until("resourceclaim", "taker", lambda value: value is not None and bool(value.status.get("allocation")))
+    async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
+        await served.apply(claim("greedy", 9))
+        await served.told("resourceclaim", "greedy", "DoesNotFit")
+        events = await decisions.until(lambda items: any(isinstance(one.value.outcome, Refusal) for one in items))
+
+    advice = (await served.claim("greedy")).status["conditions"][1]
+    assert (advice["type"], advice["reason"]) == ("Advice", "NearestMiss")
+    assert advice["message"] == (
+        "nearest miss: node n2 has 8 of 9 devices for request r; would fit on node n2 with 8 devices instead of 9 for request r"
+    )
+    refusal = next(one.value.outcome for one in events if isinstance(one.value.outcome, Refusal))
+    assert [one.code for one in refusal.reasons] == ["too-few-devices", "too-few-devices", "nearest-miss", "would-fit"]

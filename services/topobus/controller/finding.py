@@ -15,6 +15,7 @@ from topobus.contracts.kubernetes.resource import ClaimSpec
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
+from topobus.controller.core.advice import nearest
 from topobus.controller.core.answers import SHOWN_NODES
 from topobus.controller.core.claims import owner_of
 from topobus.controller.core.judgements import Judgements, Question
@@ -129,6 +130,16 @@ class Finder:
         for index, node in enumerate(nodes[: min(SHOWN_NODES, len(outcomes))]):
             if isinstance(outcomes[index], NoFit):
                 outcomes[index] = await self.search(node, members)
+
+    async def advise(self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]) -> tuple[Reason, ...]:
+        """Name the nearest miss, and what would fit there instead; claims with wishes of their alignment are only told the first."""
+        found = nearest(nodes, outcomes)
+        if found is None:
+            return ()
+        node, reason = found
+        if any(one.wishes is not None for one in members):
+            return (reason,)
+        return reason, *await self._searcher.advise(self._input(node, members))
 
     def _input(self, node: str, members: Sequence[Member]) -> AllocationInput:
         excluded = {device: why for one in members for device, why in self.refusals.refused(one.key).items()}

@@ -7,7 +7,7 @@ else's is dropped, for the watch brings the newer object.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from topobus.contracts import catalogue
@@ -35,6 +35,9 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["ClaimKeeper"]
+
+# Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for one device nobody reads the advice of each.
+_MOST_ADVICE = 16
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,14 @@ class ClaimKeeper:
         self._consumers = consumers
         self._metrics = metrics
         self._pen = Pen(runtime.bus, world)
+        self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
         """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
         self._forgive()
+        self._advice_left = _MOST_ADVICE
         is_due = False
         waiting = 0
         for key, _ in self._world.claims():
@@ -190,7 +195,7 @@ class ClaimKeeper:
         await self._finder.refresh(nodes, refused, members)
         self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
-        await self.tell(key, stored, reason, reasons)
+        await self.tell(key, stored, reason, reasons, lambda: self._finder.advise(nodes, refused, members))
         return None
 
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
@@ -335,24 +340,38 @@ class ClaimKeeper:
         told = claims.with_condition(stored.value, is_true=False, reason="Prepared", message=message, now=now, kind=claims.RELEASED)
         await self._pen.write(key, stored.revision, told)
 
-    async def tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: tuple[Reason, ...]) -> None:
-        """Put the reasons into the claim's condition, once."""
+    async def tell(
+        self,
+        key: ObjectKey,
+        stored: Stored,
+        reason: str,
+        reasons: tuple[Reason, ...],
+        advise: Callable[[], Awaitable[tuple[Reason, ...]]] | None = None,
+    ) -> None:
+        """Put the reasons into the claim's condition, once.
+
+        Shapes: advise — finds the nearest miss and what would fit; asked only when there is something new to tell.
+        """
         claim = stored.value
         message = "; ".join(one.message for one in reasons)
         if claims.has_condition(claim, reason=reason, message=message):
             return
+        self._advice_left -= advise is not None
+        advice = await advise() if advise is not None and self._advice_left >= 0 else ()
         self._metrics.decisions.labels("refused").inc()
         if reason == "Malformed":
             self._metrics.malformed.inc()
         self._log.info("claim.waiting", claim=name_of(claim), reason=reason, why=message)
         now = rfc3339(self._runtime.clock.now())
         told = claims.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
+        told = claims.with_advice(told, message="; ".join(one.message for one in advice), now=now)
         written = await self._pen.write(key, stored.revision, told)
         if written is None:
             return
         if key in self._settled:
             self._settled[key] = _Seen(written.revision, self._settled[key].supply)
-        await self._announce(claim, catalogue.CLUSTER, f"refuse-{metadata_of(claim).uid}-{written.revision}", Refusal(reasons=reasons), 0)
+        refusal = Refusal(reasons=(*reasons, *advice))
+        await self._announce(claim, catalogue.CLUSTER, f"refuse-{metadata_of(claim).uid}-{written.revision}", refusal, 0)
 
     async def _announce(self, claim: ApiObject, node: str, op_id: str, outcome: Placement | Refusal | None, sequence: int) -> None:
         """Publish the decision; the claim itself is the truth, so an event that cannot be published is only logged."""

@@ -359,11 +359,13 @@ class PodScheduler:
             return False
         condition, reasons = explain_misses(misses)
         await self._tell(key, stored, "Unschedulable", reasons)
+        members = self._members(plan)
+        nodes, outcomes = [one.node for one in misses], [one.outcome for one in misses]
         for one in plan.pending:
             claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
             known = self._world.objects.get(claim_key)
             if known is not None:
-                await self._keeper.tell(claim_key, known, condition, reasons)
+                await self._keeper.tell(claim_key, known, condition, reasons, lambda: self._finder.advise(nodes, outcomes, members))
         return False
 
     async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from topobus.controller.config import ControllerSettings
+from topobus.controller.core.advice import would_fit
 from topobus.controller.core.nearness import Wished, allocate_near
 from topobus.controller.core.search import allocate
 from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.values import AllocationInput, GaveUp, Outcome
 from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.outcome import Reason
 from topobus.domain.view import NodeView
 from topobus.runtime.clock import Clock
 
@@ -23,6 +25,8 @@ __all__ = ["Searcher"]
 
 # Some ten milliseconds of search.
 _QUICK_STEPS = 1000
+# Advice is worth a few milliseconds a try: what needs more work than that is not advised.
+_ADVICE_STEPS = 500
 
 
 class Searcher:
@@ -58,6 +62,14 @@ class Searcher:
         finally:
             abandoned.set()
         return self._measured(outcome, started)
+
+    async def advise(self, given: AllocationInput) -> tuple[Reason, ...]:
+        """Find out what would fit; some dozen short searches, in a thread."""
+
+        def search(changed: AllocationInput) -> Outcome:
+            return allocate(changed, self._compiler, step_budget=_ADVICE_STEPS, is_brief=True)
+
+        return await asyncio.to_thread(would_fit, given, search)
 
     def _measured(self, outcome: Outcome, started: float) -> Outcome:
         self._metrics.searches.observe(self._clock.monotonic() - started)

@@ -35,6 +35,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 
 __all__ = [
+    "ADVICE",
     "RELEASED",
     "Attempt",
     "allocation_of",
@@ -48,6 +49,7 @@ __all__ = [
     "placement_request",
     "read_claim",
     "status_of",
+    "with_advice",
     "with_allocation",
     "with_attempt",
     "with_condition",
@@ -57,6 +59,8 @@ __all__ = [
     "without_protection",
 ]
 
+ADVICE = "Advice"
+"""The condition of a waiting claim that names the nearest miss and what would fit."""
 ALLOCATED = "Allocated"
 RELEASED = "Released"
 
@@ -200,7 +204,11 @@ def with_allocation(one: ApiObject, allocation: AllocationResult, *, now: str) -
     done = _replace(one, metadata={**one.metadata, "annotations": annotations}, status={**one.status, "allocation": _wire(stamped)})
     devices = len(allocation.devices.results)
     return with_condition(
-        done, is_true=True, reason="Allocated", message=f"{devices} device{'s' if devices != 1 else ''} allocated", now=now
+        with_advice(done, message="", now=now),
+        is_true=True,
+        reason="Allocated",
+        message=f"{devices} device{'s' if devices != 1 else ''} allocated",
+        now=now,
     )
 
 
@@ -214,22 +222,29 @@ def without_protection(one: ApiObject) -> ApiObject:
 def with_condition(one: ApiObject, *, is_true: bool, reason: str, message: str, now: str, kind: str = ALLOCATED) -> ApiObject:
     """Tell the claim's user how it stands; the time changes only when the status does."""
     status = "True" if is_true else "False"
-    others: list[Any] = []
-    since = now
-    for old in _conditions(one):
-        if old.get("type") == kind:
-            since = str(old.get("lastTransitionTime") or now) if old.get("status") == status else now
-        else:
-            others.append(old)
-    made = Condition(
-        type=kind,
-        status=status,
-        reason=reason,
-        message=_shorten(message),
-        last_transition_time=since,
-        observed_generation=metadata_of(one).generation or None,
+    known = _conditions(one)
+    old = next((other for other in known if other.get("type") == kind), {})
+    since = str(old.get("lastTransitionTime") or now) if old.get("status") == status else now
+    made = _wire(
+        Condition(
+            type=kind,
+            status=status,
+            reason=reason,
+            message=_shorten(message),
+            last_transition_time=since,
+            observed_generation=metadata_of(one).generation or None,
+        )
     )
-    return _replace(one, status={**one.status, "conditions": [*others, _wire(made)]})
+    conditions = [made if other is old else other for other in known] if old else [*known, made]
+    return _replace(one, status={**one.status, "conditions": conditions})
+
+
+def with_advice(one: ApiObject, *, message: str, now: str) -> ApiObject:
+    """Say beside why a claim waits what comes nearest and what would fit; an empty message takes that away again."""
+    if message:
+        return with_condition(one, is_true=True, reason="NearestMiss", message=message, now=now, kind=ADVICE)
+    kept = [other for other in _conditions(one) if other.get("type") != ADVICE]
+    return one if len(kept) == len(_conditions(one)) else _replace(one, status={**one.status, "conditions": kept})
 
 
 def has_condition(one: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED) -> bool:
