@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -9,9 +11,12 @@ import pytest
 import pytest_asyncio
 
 from support.classic_home import ClassicPlace, classic_place, controller, devices_of, node_of
+from topobus.cli.application import run
+from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.classic import life
+from topobus.domain.ledger import Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
 from topobus.testing.nats import NatsServer
@@ -334,3 +339,41 @@ async def test_claim_that_nobody_can_read_is_deleted_with_what_it_holds(served: 
 
     await served.gone("resourceclaim", "now")
     assert served.held("n1") == {}
+
+
+async def test_claim_goes_elsewhere_when_its_node_does_not_answer(served: ClassicPlace) -> None:
+    """Silence is neither yes nor no: the pod is not held up by it, and nothing is handed out twice."""
+    machine = await served.bus.get(catalogue.MACHINE, node="n1")
+    inventory = await served.bus.get(catalogue.INVENTORY, node="n1", device_class="gpu")
+    assert machine is not None
+    assert inventory is not None
+    await served.bus.put(catalogue.MACHINE, msgspec.structs.replace(machine.value, node="a0"), node="a0")
+    await served.bus.put(catalogue.INVENTORY, msgspec.structs.replace(inventory.value, node="a0"), node="a0", device_class="gpu")
+    await served.apply(claim("first", mode="Immediate"))
+    assert node_of(await served.allocated("first")) == "n1"  # a0 has no ledger: it is not ready
+
+    await served.bus.put(catalogue.LEDGER, Ledger(node="a0"), node="a0")
+    await served.apply(claim("second") + pod("silent", "second"))
+    assert await served.scheduled("silent") == "n1"
+    selected = [one.spec.get("selectedNode") for one in served.versions("podschedulingcontext", "silent") if one is not None]
+    assert selected[0] == "a0"
+    await served.check()
+
+
+async def test_node_allocation_state_shows_what_is_allocated_and_prepared(served: ClassicPlace, capsys: pytest.CaptureFixture[str]) -> None:
+    """One view of inventories and ledger, by the command line."""
+    await served.apply(claim("now", mode="Immediate"))
+    done = await served.allocated("now")
+    owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="now", uid=done.metadata["uid"])
+    await served.nodes["n1"].set_prepared(owner, is_prepared=True)
+
+    code = await asyncio.to_thread(run, ["nodeallocationstates", "n1", "--nats", served.url, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert (found["kind"], found["metadata"]["name"], found["status"]) == ("NodeAllocationState", "n1", {"state": "Ready"})
+    assert [one["name"] for one in found["spec"]["allocatableDevices"]][:4] == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+    held = {"namespace": "default", "name": "now", "devices": {"gpu": ["gpu-0"]}}
+    assert found["spec"]["allocatedClaims"] == found["spec"]["preparedClaims"] == {owner.uid: held}
+
+    assert await asyncio.to_thread(run, ["nodeallocationstates", "--nats", served.url]) == 0
+    assert "default/now: gpu-0" in capsys.readouterr().out

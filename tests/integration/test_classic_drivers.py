@@ -86,6 +86,8 @@ class TestOwnDriver(ClassicDriverContract):
                 world.put_machine(machine.value)
             for inventory in await bus.list(catalogue.INVENTORY):
                 world.put_inventory(inventory.value)
+            for ledger in await bus.list(catalogue.LEDGER):
+                world.put_ledger(ledger.value)
             runtime = Runtime(
                 name="controller",
                 node="central",

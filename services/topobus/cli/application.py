@@ -35,6 +35,11 @@ _COMMANDS = (
     ("delete", "commands.objects:delete", "Delete objects; what holds devices lets go of them first."),
     ("allocate", "commands.allocate:allocate", "Say where claims would be allocated, or why not, without writing anything."),
     ("claim", "commands.claim:claim_app", "Short for apply, get and delete of claims."),
+    (
+        "nodeallocationstates",
+        "commands.nodeallocationstates:nodeallocationstates",
+        "Allocatable, allocated and prepared devices, as classic DRA has it.",
+    ),
     ("migrate", "commands.migrate:migrate", "Turn classic DRA manifests into structured ones."),
     ("oci", "commands.oci:oci", "Print a container's OCI spec with its devices, as kubelet and a runtime would make it."),
     ("health", "commands.health:health_app", "How devices are, and how they are from now on."),

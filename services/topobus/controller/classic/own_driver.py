@@ -36,7 +36,7 @@ from topobus.controller.core.values import DeviceId
 from topobus.controller.core.world import World
 from topobus.devicekit.classic import ClaimWork, ClassicContext
 from topobus.domain.device import driver_name
-from topobus.domain.errors import ContractError
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, PodRequest, Policy
@@ -174,6 +174,9 @@ class OwnDriver:
     def _choose(self, node: str, claims: Sequence[ClaimWork]) -> tuple[tuple[str, ...], ...] | Refusal:
         if not claims:
             return ()
+        if node not in self._world.ledgers:
+            message = f"node {node} is not ready: its topology has written no ledger"
+            return Refusal(reasons=(Reason(code="node-not-ready", message=message, facts={"node": node}),))
         for one in claims:
             suitable = life.read_class(one.resource_class).suitable_nodes
             if suitable is not None and not node_matches(node_of(node), None, suitable, is_everywhere=False):
@@ -205,9 +208,16 @@ class OwnDriver:
         )
         digest = hashlib.sha256("/".join((node, *devices)).encode()).hexdigest()[:12]
         op_id = f"classic-{uid}-{life.attempt_of(one.claim).number}-{digest}-{self._refusals.count(uid)}"
-        reply = await self._bus.ask(
-            catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=node
-        )
+        ids = [DeviceId(self.name, node, device) for device in devices]
+        try:
+            reply = await self._bus.ask(
+                catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=node
+            )
+        except PeerUnavailable as err:
+            # Neither done nor undone. The claim may go elsewhere, for no result is written: what it got here is given back once the node is seen again.
+            ids = list(self._world.devices_of(node))
+            self._refusals.remember(uid, ids, f"it did not answer: {err.message}", now_s=self._clock.monotonic())
+            raise
         if isinstance(reply.result, Placement):
             self._forgive(done=uid)
             return self._result(one, node, devices)
@@ -218,7 +228,6 @@ class OwnDriver:
             return self._result(one, node, held)
         why = summarize(reply.result.reasons)
         get_logger().info("claim.refused", claim=name_of(one.claim), node=node, op_id=op_id, why=why)
-        ids = [DeviceId(self.name, node, device) for device in devices]
         self._refusals.remember(uid, ids, why, now_s=self._clock.monotonic())
         return reply.result
 

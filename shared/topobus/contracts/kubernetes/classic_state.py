@@ -1,0 +1,66 @@
+"""The node allocation state of classic DRA drivers: allocatable, allocated and prepared devices of one node, as one object.
+
+Flows in: the node's inventories and its ledger. Flows out: a NodeAllocationState. It is a view that is computed whenever it is asked for and never stored: each of its
+parts has its one writer already (device services publish what is allocatable, `topology` writes what is allocated and, by the gateway's word, prepared), and a
+stored copy would be a second one. The shape follows the objects of that name that classic drivers kept (nas.gpu.resource.nvidia.com/v1alpha1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from topobus.contracts.codec import to_builtins
+from topobus.domain.device import Device, Inventory
+from topobus.domain.holdings import names_of
+from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.request import OwnerKind
+
+__all__ = ["API_VERSION", "KIND", "node_allocation_state"]
+
+API_VERSION = "nas.topobus.dev/v1alpha1"
+KIND = "NodeAllocationState"
+
+
+def node_allocation_state(node: str, inventories: Iterable[Inventory], ledger: Ledger | None) -> dict[str, Any]:
+    """Show one node.
+
+    Shapes: allocatedClaims and preparedClaims — claim uid to namespace, name and devices by class; what pods and device plugins hold stands beside them in
+            otherHolders, for it is taken from claims, too.
+    Order:  devices by class and name, claims by uid.
+    """
+    mine = sorted((one for one in inventories if one.node == node), key=lambda one: one.device_class)
+    held = sorted((ledger.allocations if ledger is not None else {}).items())
+    claims = {one.owner.uid: _holding(one) for _, one in held if one.owner.kind is OwnerKind.CLAIM}
+    prepared = {one.owner.uid: _holding(one) for _, one in held if one.owner.kind is OwnerKind.CLAIM and one.is_prepared}
+    others = [{"kind": one.owner.kind.value, **_holding(one)} for _, one in held if one.owner.kind is not OwnerKind.CLAIM]
+    why = _why_not_ready(mine, ledger)
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": node},
+        "spec": {
+            "allocatableDevices": [_device(device) for one in mine for device in one.devices],
+            "allocatedClaims": claims,
+            "preparedClaims": prepared,
+            "otherHolders": others,
+        },
+        "status": {"state": "NotReady", "reason": why} if why else {"state": "Ready"},
+    }
+
+
+def _device(one: Device) -> dict[str, Any]:
+    shown: dict[str, Any] = {"class": one.device_class, "name": one.name, "health": one.health.state.value}
+    told = {"model": one.model, "uuid": one.uuid, "parent": one.parent}
+    shown |= {key: value for key, value in told.items() if value}
+    return shown | ({"capacity": dict(sorted(one.capacity.items()))} if one.capacity else {})
+
+
+def _holding(one: Allocation) -> dict[str, Any]:
+    return {"namespace": one.owner.namespace, "name": one.owner.name, "devices": to_builtins(names_of(one))}
+
+
+def _why_not_ready(inventories: list[Inventory], ledger: Ledger | None) -> str:
+    if not inventories:
+        return "no device service has published an inventory"
+    return "" if ledger is not None else "topology has written no ledger"
