@@ -204,10 +204,12 @@ class LedgerModel(RuleBasedStateMachine):
             await instance.book._reload()
 
     @staticmethod
-    async def _announce(instance: Instance) -> None:
+    async def _announce(instance: Instance, *, is_quiet: bool = True) -> None:
         if instance.book._is_known:
             await instance.announcer._recall()
             await instance.announcer._publish_all()
+            if is_quiet:
+                await instance.book.write_marks()
 
     def _learn(self) -> None:
         """Apply to the model what has newly happened, oldest first."""
@@ -300,10 +302,10 @@ class LedgerModel(RuleBasedStateMachine):
     def lose(self, operation: tuple[str, Any]) -> None:
         """A message never arrives (again)."""
 
-    @rule(which=st.integers(0, 1), fates=FATES)
-    def announce(self, which: int, fates: list[str]) -> None:
-        """An instance publishes what is to be told."""
-        self._on(which, self._announce, fates)
+    @rule(which=st.integers(0, 1), fates=FATES, is_quiet=st.booleans())
+    def announce(self, which: int, fates: list[str], is_quiet: bool) -> None:
+        """An instance publishes what is to be told; when nothing else comes, it marks that, too."""
+        self._on(which, lambda instance: self._announce(instance, is_quiet=is_quiet), fates)
 
     @rule(which=st.integers(0, 1), fates=FATES)
     def look(self, which: int, fates: list[str]) -> None:

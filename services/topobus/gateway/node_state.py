@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Inventory
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.request import Owner
 from topobus.domain.silence import unheard
@@ -74,7 +74,7 @@ class NodeState:
         self._bus = bus
         self._own_resource = own_resource
         self._inventories: dict[str, Inventory] = {}
-        self._ledger: Ledger | None = None
+        self._ledger: Holders | None = None
         self._handed_out: dict[str, dict[str, tuple[Owner, int]]] = {}
         self._hand_outs: dict[str, int] = {}
         self._lists: dict[str, _List] = {}
@@ -88,7 +88,7 @@ class NodeState:
         return self._bus.is_connected
 
     @property
-    def ledger(self) -> Ledger | None:
+    def ledger(self) -> Holders | None:
         """The ledger as last seen."""
         return self._ledger
 
@@ -192,13 +192,13 @@ class NodeState:
 
     async def follow_ledger(self) -> None:
         """Keep the ledger, for ever."""
-        async for change in self._bus.watch(LEDGER, node=self.node):
+        async for change in self._bus.watch(LEDGER.read_as(Holders), node=self.node):
             if change.kind is ChangeKind.SNAPSHOT_END:
                 self._seen["ledger"].set()
             elif change.kind is ChangeKind.PUT and change.value is not None:
                 self.take_ledger(change.value)
 
-    def take_ledger(self, ledger: Ledger) -> None:
+    def take_ledger(self, ledger: Holders) -> None:
         """Take over the ledger."""
         self._ledger = ledger
         self._forget_confirmed(ledger)
@@ -207,7 +207,7 @@ class NodeState:
             held.add("cpu")
         self._refresh_holders({*held, *self._holders, *self._inventories})
 
-    def _forget_confirmed(self, ledger: Ledger) -> None:
+    def _forget_confirmed(self, ledger: Holders) -> None:
         for device_class, mine in self._handed_out.items():
             self._handed_out[device_class] = {name: one for name, one in mine.items() if one[1] > ledger.sequence}
         # Else every claim that ever was would be remembered.

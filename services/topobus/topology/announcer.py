@@ -1,7 +1,8 @@
 """Decision events: each goes out exactly once, also when the process dies between the ledger's write and the event.
 
 The ledger keeps what an event needs until it is marked as announced. At start, and after every decision, what is unannounced is published in order; what
-the stream holds already (the process died between the event and the mark) is only marked.
+the stream holds already (the process died between the event and the mark) is only marked. A mark is written with the next decision; alone only when none
+comes for a while, for each write of the ledger goes to every service of the node.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ __all__ = ["Announcer"]
 # Events read back at start to find those that are out already; far more than one process can leave unmarked.
 _LOOK_BACK = 64
 _RETRY_S = 1.0
+# Without a decision for so long, marks are written alone. The stream knows an event for two minutes, so a crash before that repeats none.
+_QUIET_S = 1.0
 
 
 class Announcer:
@@ -51,15 +54,28 @@ class Announcer:
         await self._recall()
         self._wake.set()
         while True:
-            await self._wake.wait()
-            self._wake.clear()
+            is_quiet = not await self._wait()
             try:
-                await self._publish_all()
+                if is_quiet:
+                    await self._book.write_marks()
+                else:
+                    await self._publish_all()
+                self._metrics.unannounced.set(self._count_waiting())
             except (PeerUnavailable, ContractError) as err:
                 # Also when the store holds no ledger any more: an event that waits must not end the service that can write it back.
                 get_logger().warning("decision.event-delayed", error=str(err))
                 self._wake.set()
                 await asyncio.sleep(_RETRY_S)
+
+    async def _wait(self) -> bool:
+        """Wait for something to announce; False: nothing came for a while, and there are marks to be written."""
+        try:
+            async with asyncio.timeout(_QUIET_S if self._book.has_marks else None):
+                await self._wake.wait()
+        except TimeoutError:
+            return False
+        self._wake.clear()
+        return True
 
     async def _recall(self) -> None:
         """Find out which unannounced decisions are in the stream already."""
@@ -79,18 +95,18 @@ class Announcer:
             await self._publish(self._dry_runs[0])
             self._dry_runs.pop(0)
         waiting = unannounced(self._book.ledger)
-        self._metrics.unannounced.set(len(waiting))
-        done: list[str] = []
+        self._metrics.unannounced.set(self._count_waiting())
+        # What is no longer there is marked in the bucket.
+        self._out &= {record.decision_id for _, record in waiting}
         for op_id, record in waiting:
             event = event_of(self._node, op_id, record)
             if event is not None and record.decision_id not in self._out:
                 await self._publish(event)
                 self._out.add(record.decision_id)
-            done.append(op_id)
-        if done:
-            await self._book.mark_announced(done)
-            self._out -= {record.decision_id for _, record in waiting}
-            self._metrics.unannounced.set(len(unannounced(self._book.ledger)))
+            self._book.mark_announced([op_id])
+
+    def _count_waiting(self) -> int:
+        return sum(record.decision_id not in self._out for _, record in unannounced(self._book.ledger))
 
     async def _publish(self, event: DecisionEvent) -> None:
         await self._bus.publish(DECISION, event, event_id=event.id, node=self._node)

@@ -84,9 +84,17 @@ class Book:
                 f"ledger of {self._node}: others wrote {_ROUNDS} times in a row", next_step="run one topology service a node"
             )
 
-    async def mark_announced(self, op_ids: Iterable[str]) -> None:
-        """Remember that these decisions' events are out; written with the next change, or now when nothing else is under way."""
+    @property
+    def has_marks(self) -> bool:
+        """Say whether decisions are announced and not marked so in the bucket."""
+        return bool(self._announced)
+
+    def mark_announced(self, op_ids: Iterable[str]) -> None:
+        """Remember that these decisions' events are out; written with the next change."""
         self._announced |= set(op_ids)
+
+    async def write_marks(self) -> None:
+        """Write the marks now, for no change may come for long."""
         async with self._lock:
             for _ in range(_ROUNDS):
                 if not self._announced or (self._is_known and await self._write(self.ledger)):

@@ -29,7 +29,7 @@ from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, He
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.health import HealthState, Observation
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Holders
 from topobus.domain.machine import Machine
 from topobus.domain.request import Owner
 from topobus.runtime.bus import ChangeKind, Entry
@@ -163,8 +163,8 @@ class _DeviceHost:
                 self._log.info("machine.missing", node=self._node, next_step="start topobus-discovery on this node")
 
     async def _watch_ledger(self) -> None:
-        ledger: Ledger | None = None
-        async for change in self._bus.watch(LEDGER, node=self._node):
+        ledger: Holders | None = None
+        async for change in self._bus.watch(LEDGER.read_as(Holders), node=self._node):
             if change.kind is ChangeKind.RESET:
                 # Until the snapshot is complete nobody is known to hold nothing.
                 self._owners = None
@@ -353,7 +353,7 @@ class _DeviceHost:
         return HintsReply(hints=hints_of(machine, devices, request.available, request.count), inventory_generation=generation)
 
 
-def _owners(ledger: Ledger | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
+def _owners(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:
     """Turn a ledger into device name -> who holds it. CPUs stand as ids in the ledger and are devices named `cpu-<id>`."""
     held: dict[str, tuple[Owner, ...]] = {}
     for _, allocation in sorted((ledger.allocations if ledger else {}).items()):

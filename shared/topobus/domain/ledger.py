@@ -15,7 +15,7 @@ from topobus.domain.outcome import MemoryBlock, Placement, Refusal
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.view import NodeView
 
-__all__ = ["Allocation", "AllocationPhase", "Holding", "Ledger", "OperationRecord", "PendingDecision"]
+__all__ = ["Allocation", "AllocationPhase", "Holders", "Holding", "Ledger", "OperationRecord", "PendingDecision"]
 
 
 class AllocationPhase(StrEnum):
@@ -82,13 +82,21 @@ class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True once the decision event is known to be in its stream; a start emits what is missing, once."""
 
 
-class Ledger(Struct, frozen=True, kw_only=True):
-    """One node's ledger. `epoch` changes when the store was lost and the ledger rebuilt; `sequence` grows with every write."""
+class Holders(Struct, frozen=True, kw_only=True):
+    """Who holds what on one node: all of a ledger that its readers need.
+
+    `epoch` changes when the store was lost and the ledger rebuilt; `sequence` grows with every write.
+    """
 
     node: str
     epoch: Generation = 1
     sequence: Generation = 0
     allocations: dict[str, Allocation] = {}
     """Owner key to allocation."""
+
+
+class Ledger(Holders, frozen=True, kw_only=True):
+    """One node's ledger, as its writer keeps it. The stored answers are the most of it, so whoever follows it reads it as `Holders`."""
+
     operations: dict[str, OperationRecord] = {}
     """Operation id to stored answer; the newest 256 (by `number`) are kept."""

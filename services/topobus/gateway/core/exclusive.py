@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from topobus.contracts.messages import Disagreement
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.ledger import Allocation, Holders
 from topobus.domain.outcome import MemoryBlock
 from topobus.domain.request import Owner, OwnerKind
 
@@ -43,7 +43,7 @@ class ExclusiveUse(Struct, frozen=True, kw_only=True):
         return f"{who} {self.namespace}/{self.pod} (kubelet's CPU manager)"
 
 
-def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Ledger | None) -> tuple[tuple[ExclusiveUse, ...], tuple[Disagreement, ...]]:
+def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> tuple[tuple[ExclusiveUse, ...], tuple[Disagreement, ...]]:
     """Find what the ledger has to be told, without the CPUs that somebody else holds there, and these as disagreements.
 
     A pod that was placed through `place` holds its CPUs as itself: for it both say the same. CPUs that only another container is said to hold are kubelet's to
@@ -79,7 +79,7 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Ledger | None) -> tu
     return tuple(lacking), tuple(disagreements)
 
 
-def idle_containers(ledger: Ledger, uses: Iterable[ExclusiveUse]) -> tuple[Allocation, ...]:
+def idle_containers(ledger: Holders, uses: Iterable[ExclusiveUse]) -> tuple[Allocation, ...]:
     """Find what the ledger holds for containers of which kubelet says nothing any more."""
     known = {one.owner.key for one in uses}
     return tuple(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.ledger import Allocation, Holders
 from topobus.domain.request import OwnerKind
 
 __all__ = ["idle_allocations"]
 
 
-def idle_allocations(ledger: Ledger, in_use: Mapping[str, frozenset[str]]) -> tuple[Allocation, ...]:
+def idle_allocations(ledger: Holders, in_use: Mapping[str, frozenset[str]]) -> tuple[Allocation, ...]:
     """Find device plugin allocations of which no device is in use; one device in use keeps all of them.
 
     Shapes: in_use — resource name to device ids. The owner's name is the resource.

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import HealthState
-from topobus.domain.ledger import Ledger
+from topobus.domain.ledger import Holders
 from topobus.domain.names import is_dns_label
 from topobus.domain.pools import resource_split
 from topobus.domain.request import Owner, OwnerKind
@@ -59,7 +59,7 @@ class HealthEntry(Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
-def holders_of(ledger: Ledger | None, device_class: str) -> dict[str, Owner]:
+def holders_of(ledger: Holders | None, device_class: str) -> dict[str, Owner]:
     """Find who holds which device of a class; CPUs by their device names."""
     holders: dict[str, Owner] = {}
     if ledger is None:
