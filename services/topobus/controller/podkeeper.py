@@ -9,7 +9,9 @@ from __future__ import annotations
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.objects import ask_deletion, metadata_of, name_of
 from topobus.contracts.messages import ApiObject
+from topobus.controller.core.extended import claim_of_pod, extended_claim, extended_claim_name, with_extended_status
 from topobus.controller.core.pods import claim_from_template, owner_pod_uid, wanted_claims, with_claim_names
+from topobus.controller.core.scheduling_objects import is_bound
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.bus import Conflict
@@ -70,10 +72,23 @@ class PodKeeper:
             claim = claim_from_template(pod, one, template.value, now=rfc3339(self._runtime.clock.now()))
             if await self._write(claim_key, 0, claim):
                 get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=one.template)
-        named = with_claim_names(pod, wanted)
+        named = await self._with_extended(key, with_claim_names(pod, wanted))
         if named != pod:
             await self._write(key, stored.revision, named)
         self._told.pop(key, None)
+
+    async def _with_extended(self, key: ObjectKey, pod: ApiObject) -> ApiObject:
+        """Make the special claim that serves the pod's extended resources, once."""
+        if extended_claim_name(pod) or is_bound(pod):
+            return pod
+        wanted = extended_claim(pod, self._world.class_names())
+        if wanted is None:
+            return pod
+        claim = claim_of_pod(pod, wanted, now=rfc3339(self._runtime.clock.now()))
+        claim_key = ObjectKey("resourceclaim", key.namespace, metadata_of(claim).name)
+        if claim_key not in self._world.objects and await self._write(claim_key, 0, claim):
+            get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template="")
+        return with_extended_status(pod, claim_key.name, wanted)
 
     async def _end(self, key: ObjectKey, stored: Stored) -> None:
         marked = ask_deletion(stored.value, now=rfc3339(self._runtime.clock.now()))

@@ -19,6 +19,7 @@ from topobus.contracts.kubernetes.pod import PodSpec
 from topobus.contracts.kubernetes.resource import ClaimTemplateSpec
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
+from topobus.controller.core.extended import extended_claim_name
 from topobus.domain.errors import ContractError
 
 __all__ = ["POD_CLAIM_NAME", "WantedClaim", "claim_from_template", "claim_names", "owner_pod_uid", "wanted_claims", "with_claim_names"]
@@ -50,13 +51,14 @@ def wanted_claims(pod: ApiObject) -> tuple[WantedClaim, ...]:
 
 
 def claim_names(pod: ApiObject) -> tuple[str, ...]:
-    """List all claims of a pod: those that it names, and those made for it.
+    """List all claims of a pod: those that it names, and those made for it, the one for its extended resources last.
 
     Errors: raises ContractError for a pod that nobody can read.
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     made = {one.entry: one.name for one in wanted_claims(pod)}
-    return tuple(name for one in spec.resource_claims if (name := one.claim_name or made.get(one.name, "")))
+    names = (one.claim_name or made.get(one.name, "") for one in spec.resource_claims)
+    return tuple(name for name in (*names, extended_claim_name(pod)) if name)
 
 
 def claim_from_template(pod: ApiObject, wanted: WantedClaim, template: ApiObject, *, now: str) -> ApiObject:

@@ -18,6 +18,7 @@ from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import status_of, with_allocation, with_condition, without_attempt
+from topobus.controller.core.extended import extended_claim_name
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 
@@ -119,6 +120,9 @@ def claim_uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
                 found.append(ClaimUse(one.name, made, is_generated=True, template=one.template_name))
         else:
             found.append(ClaimUse(one.name, "", is_generated=True, template=one.template_name))
+    special = extended_claim_name(pod)
+    if special:
+        found.append(ClaimUse("", special, is_generated=True))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.classic import is_classic
 from topobus.contracts.kubernetes.classic_handles import as_structured
@@ -17,6 +18,7 @@ from topobus.contracts.kubernetes.resource import CelSelector, ClaimSpec, Device
 from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import allocation_of, owner_of
+from topobus.controller.core.extended import ClassName
 from topobus.controller.core.inventory import slices_from_inventory
 from topobus.controller.core.pods import claim_names
 from topobus.controller.core.slicebook import Origin
@@ -358,6 +360,17 @@ class World:
         if self._all_classes is None or self._all_classes[0] != self.class_epoch:
             self._all_classes = self.class_epoch, self._built_in | self._classes
         return self._all_classes[1]
+
+    def class_names(self) -> tuple[ClassName, ...]:
+        """List the classes by name, with the extended resources that they serve."""
+        return tuple(
+            ClassName(name, spec.extended_resource_name or "", self._created(ObjectKey("deviceclass", CLUSTER, name)))
+            for name, spec in sorted(self.classes.items())
+        )
+
+    def _created(self, key: ObjectKey) -> str:
+        stored = self.objects.get(key)
+        return metadata_of(stored.value).creation_timestamp if stored is not None else ""
 
     def holds_devices(self, claim: ApiObject) -> bool:
         """Say whether a ledger shows devices of the claim, whatever its status says."""

@@ -1,0 +1,43 @@
+"""Extended resources on a real server: a pod that asks for `example.com/gpu` gets devices by a claim that nobody wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from integration.test_controller import Home, home, recorded, served  # noqa: F401  # fixtures
+from integration.test_controller_evictions import conditions, until
+from topobus.contracts.kubernetes import admit, parse_manifest
+
+pytestmark = pytest.mark.integration
+
+MANIFEST = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: example-gpu}
+spec:
+  extendedResourceName: example.com/gpu
+  selectors:
+  - cel: {expression: 'device.driver == "gpu.topobus.dev"'}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: trainer}
+spec:
+  containers:
+  - name: main
+    resources: {limits: {example.com/gpu: 2}}
+"""
+
+
+async def test_pod_with_an_extended_resource_is_scheduled_with_a_claim(served: Home) -> None:  # noqa: F811
+    """The claim is made, allocated, reserved for the pod, and goes with it."""
+    for one in parse_manifest(MANIFEST, where="pod.yaml"):
+        await served.apply(admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z"))
+
+    pod = await until(served, "pod", "trainer", lambda one: conditions(one, "PodScheduled").get("status") == "True")
+
+    assert pod is not None
+    status = pod.status["extendedResourceClaimStatus"]
+    assert [one["requestName"] for one in status["requestMappings"]] == ["container-0-request-0"]
+    results = await served.allocated(status["resourceClaimName"])
+    assert [(one["request"], one["driver"]) for one in results] == [("container-0-request-0", "gpu.topobus.dev")] * 2
