@@ -242,8 +242,8 @@ def test_world_counts_intents_and_allocations_as_taken() -> None:
 
     taken = world.supply.usage_for("n1", [], {}).holders
     assert sorted(one.device for one in taken) == ["d0", "d1"]
-    assert world.later_intents(2) == {"uid-a"}
-    assert world.later_intents(3) == frozenset()
+    assert world.book.later_intents(2) == {"uid-a"}
+    assert world.book.later_intents(3) == frozenset()
 
 
 def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() -> None:
@@ -252,7 +252,7 @@ def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() 
     world.put("ResourceClaim", "v1", plain_claim("a", 3, note=note(1, "d0"), devices=("d0",)))
     world.put("ResourceClaim", "v1", plain_claim("a", 4, note=note(1, "d0")))
 
-    assert world.is_taken_back(world.claims["default", "a"])
+    assert world.is_taken_back(("default", "a"))
     assert world.supply.usage_for("n1", [], {}).holders == {}
     assert list(world.let_go) == [("default", "a")]
 

@@ -16,7 +16,7 @@ from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.choosing import Chooser, NoNodeFits
 from topobus.controller.cluster.events import EventTeller
-from topobus.controller.cluster.intents import Intents, Progress, note_of
+from topobus.controller.cluster.intents import Intents, Progress
 from topobus.controller.cluster.writes import Writer
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import gated
@@ -24,7 +24,6 @@ from topobus.controller.core.cluster_objects import has_gate, is_over, version_o
 from topobus.controller.core.cluster_world import ClusterWorld, Key
 from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.scheduling import Blocked, PodPlan, TakeBack, explain_misses, post_filter, pre_filter
-from topobus.controller.core.scheduling_objects import ClaimUse, claim_uses
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
@@ -57,7 +56,8 @@ class _Due:
     """When a pod is to be looked at again although nothing may have changed."""
 
     at_s: float
-    sight: _Seen
+    sight: _Seen | None
+    """A change ends the wait; None: nothing does."""
 
 
 class Gatekeeper:
@@ -96,7 +96,7 @@ class Gatekeeper:
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
         """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
         self._forgive()
-        keys = [key for key, pod in self._world.pods.items() if self._is_ours(key, pod)]
+        keys = self._ours()
         self._metrics.waiting.set(len(keys))
         self._due = {key: due for key, due in self._due.items() if key in self._world.pods}
         self._failures = {key: count for key, count in self._failures.items() if key in self._world.pods}
@@ -106,12 +106,12 @@ class Gatekeeper:
             if key in self._busy:
                 continue
             sight, due = self._sight(key), self._due.get(key)
-            if due is not None and due.sight == sight and due.at_s > now_s:
+            if due is not None and due.sight in (None, sight) and due.at_s > now_s:
                 waits.append(due.at_s - now_s)
             elif due is not None or self._seen.get(_uid(self._world.pods[key])) != sight:
                 self._busy.add(key)
                 group.create_task(self._work(key))
-        living = {_uid(pod) for pod in self._world.pods.values()}
+        living = {_uid(self._world.pods[key]) for key in keys}
         self._seen = {uid: seen for uid, seen in self._seen.items() if uid in living}
         self._blocked = {uid: since for uid, since in self._blocked.items() if uid in living}
         return min(waits, default=None)
@@ -129,17 +129,18 @@ class Gatekeeper:
         """
         if is_over(pod) or metadata_of(pod).deletion_timestamp:
             return False
-        return has_gate(pod) or any(
-            (claim := self._world.claims.get((key[0], use.claim))) is not None and self._is_lost(claim, _uid(pod)) for use in _uses(pod)
-        )
+        return has_gate(pod) or any(self._is_lost(claim, _uid(pod)) for claim in self._world.claims_of(key))
 
-    def _is_lost(self, claim: ApiObject, uid: str) -> bool:
-        note = note_of(claim)
-        return note is not None and note.pod == uid and not claim.status.get("allocation")
+    def _is_lost(self, key: Key, uid: str) -> bool:
+        claim, note = self._world.claims.get(key), self._world.book.note(key)
+        return claim is not None and note is not None and note.pod == uid and not claim.status.get("allocation")
+
+    def _ours(self) -> list[Key]:
+        return [key for key in self._world.book.waiting() if key in self._world.pods and self._is_ours(key, self._world.pods[key])]
 
     def _sight(self, key: Key) -> _Seen:
         pod = self._world.pods[key]
-        claims = [self._world.claims.get((key[0], one.claim)) for one in _uses(pod)]
+        claims = [self._world.claims.get(one) for one in self._world.claims_of(key)]
         versions = tuple((_uid(one), version_of(one)) for one in claims if one is not None)
         return _Seen(version_of(pod), versions, (self._world.supply.count, len(self._world.classes)))
 
@@ -231,7 +232,7 @@ class Gatekeeper:
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later.
             await self._intents.withdraw(plan, plan.pending)
-            self._wait(key)
+            self._due[key] = _Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         await self._tell(key, pod, reason, reasons)
@@ -241,7 +242,12 @@ class Gatekeeper:
         """Take back an allocation of ours that keeps the pod's other claims from fitting: behind its gate no scheduler counts on it."""
         found = post_filter(plan, chosen.misses)
         claim = self._world.claims.get((key[0], found.claim.name)) if isinstance(found, TakeBack) else None
-        if claim is None or not has_gate(pod) or note_of(claim) is None or not claim.status.get("allocation"):
+        if (
+            claim is None
+            or not has_gate(pod)
+            or self._world.book.note((key[0], metadata_of(claim).name)) is None
+            or not claim.status.get("allocation")
+        ):
             return False
         self._log.info("claim.taken-back", claim=name_of(claim), pod=str(plan.pod), why=found.why if isinstance(found, TakeBack) else "")
         self._metrics.decisions.labels("taken-back").inc()
@@ -282,8 +288,8 @@ class Gatekeeper:
             # Only our own write is no news; what came meanwhile is.
             self._seen[_uid(pod)] = replace(self._seen[_uid(pod)], pod=version_of(told))
         await self._events.warn(pod, reason, message)
-        for use in _uses(pod):
-            claim = self._world.claims.get((key[0], use.claim))
+        for one in self._world.claims_of(key):
+            claim = self._world.claims.get(one)
             if claim is not None and not claim.status.get("allocation"):
                 await self._events.warn(claim, reason, message)
 
@@ -294,7 +300,8 @@ class Gatekeeper:
 
     def _is_alive(self, key: Key, note: GateAttempt) -> bool:
         """Say whether the pod of an intent is still there to make it true."""
-        return any(_uid(pod) == note.pod and self._is_ours(other, pod) for other, pod in self._world.pods.items() if other[0] == key[0])
+        other = self._world.book.pod_of(note.pod)
+        return other is not None and other[0] == key[0] and other in self._world.pods and self._is_ours(other, self._world.pods[other])
 
     def _refused_nodes(self, key: Key, pod: ApiObject, plan: PodPlan) -> tuple[str, ...]:
         """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
@@ -302,24 +309,18 @@ class Gatekeeper:
             return ()
         found: dict[str, None] = {}
         for one in plan.pending:
-            claim = self._world.claims.get((key[0], one.name))
-            note = note_of(claim) if claim is not None else None
+            note = self._world.book.note((key[0], one.name))
             if note is not None and note.pod == plan.pod.uid:
                 found |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
         return tuple(found)
 
     def _forgive(self) -> None:
-        living = {_uid(pod) for key, pod in self._world.pods.items() if self._is_ours(key, pod)}
+        living = {_uid(self._world.pods[key]) for key in self._ours()}
         for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda one: one not in living):
             self._seen.pop(str(uid), None)
 
     def _now(self) -> str:
         return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
-    """List the claims that a pod names, or that were made for it."""
-    return tuple(one for one in claim_uses(pod) if one.claim)
 
 
 def _uid(one: ApiObject) -> str:

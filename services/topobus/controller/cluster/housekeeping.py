@@ -45,15 +45,15 @@ class Housekeeper:
 
     async def reconcile_all(self) -> float | None:
         """Look at every claim; gives after how many seconds another look is due."""
-        pods = {metadata_of(pod).uid: pod for pod in self._world.pods.values()}
         orphans: dict[str, float] = {}
         is_due = False
-        for key, claim in sorted(self._world.claims.items()):
+        for key in self._world.book.noted() if self._is_own else self._world.book.unallocated():
+            claim, note = self._world.claims.get(key), self._world.book.note(key)
+            if claim is None or note is None:
+                continue
             try:
-                note = gated.gate_attempt_of(claim)
-                if note is None:
-                    continue
-                pod = pods.get(note.pod)
+                other = self._world.book.pod_of(note.pod)
+                pod = self._world.pods.get(other) if other is not None else None
                 if not claim.status.get("allocation") and (pod is None or is_over(pod)):
                     uid = metadata_of(claim).uid
                     orphans[uid] = self._orphans.get(uid, self._clock.monotonic())
@@ -61,7 +61,7 @@ class Housekeeper:
                         self._log.info("claim.withdrawn", claim=name_of(claim), why="its pod is gone")
                         await self._writer.claim(key, gated.withdrawal_patch(claim))
                 elif self._is_own:
-                    await self._end(key, claim, pods)
+                    await self._end(key, claim)
             except PeerUnavailable as err:
                 self._log.warning("housekeeping.peer-silent", claim=name_of(claim), error=str(err))
                 is_due = True
@@ -70,7 +70,7 @@ class Housekeeper:
         self._orphans = orphans
         if self._is_own:
             is_due = await self._make_all() or is_due
-            is_due = await self._finish_all(pods) or is_due
+            is_due = await self._finish_all() or is_due
         return 1.0 if orphans or is_due else None
 
     async def _make_all(self) -> bool:
@@ -130,10 +130,10 @@ class Housekeeper:
                 return name
         return ""
 
-    async def _end(self, key: Key, claim: ApiObject, pods: dict[str, ApiObject]) -> None:
+    async def _end(self, key: Key, claim: ApiObject) -> None:
         """Prune reservations of pods that ended; when none is left, take the devices back."""
         users = consumers_of(claim)
-        gone = frozenset([one.uid for one in users if await self._has_ended(key[0], one, pods)])
+        gone = frozenset([one.uid for one in users if await self._has_ended(key[0], one)])
         is_unused = len(gone) == len(users) and (bool(gone) or bool(metadata_of(claim).deletion_timestamp))
         if is_unused:
             self._log.info("claim.deallocated", claim=name_of(claim), why="its pods have ended" if gone else "it is being deleted")
@@ -141,16 +141,17 @@ class Housekeeper:
         elif gone:
             await self._writer.claim(key, gated.unreservation_patch(claim, gone), part="status")
 
-    async def _has_ended(self, namespace: str, user: Consumer, pods: dict[str, ApiObject]) -> bool:
+    async def _has_ended(self, namespace: str, user: Consumer) -> bool:
         """Say whether a user of a claim is a pod that has ended; one that our copy lacks is asked for."""
         if user.resource != "pods" or user.api_group:
             return False
-        known = pods.get(user.uid)
+        key = self._world.book.pod_of(user.uid)
+        known = self._world.pods.get(key) if key is not None else None
         if known is None:
             known = await self._writer.refresh(PODS, (namespace, user.name))
         return known is None or metadata_of(known).uid != user.uid or is_over(known)
 
-    async def _finish_all(self, pods: dict[str, ApiObject]) -> bool:
+    async def _finish_all(self) -> bool:
         """Delete claims made for pods that have ended, and let go of deleted ones that hold nothing."""
         is_due = False
         for key, claim in sorted(self._world.claims.items()):
@@ -163,9 +164,8 @@ class Housekeeper:
                 owner = owner_pod_uid(claim)
                 if owner is None or not gated.was_ours(claim):
                     continue
-                pod = pods.get(owner)
                 name = next((str(one.get("name")) for one in metadata.owner_references if one.get("uid") == owner), "")
-                if await self._has_ended(key[0], Consumer("pods", name, owner), {owner: pod} if pod is not None else {}):
+                if await self._has_ended(key[0], Consumer("pods", name, owner)):
                     await self._api.delete(CLAIMS, *key, uid=metadata.uid)
                     self._log.info("claim.deleted", claim=name_of(claim), why="the pod that it was made for has ended")
             except PeerUnavailable as err:

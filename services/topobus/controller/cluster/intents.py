@@ -13,7 +13,6 @@ from enum import Enum
 
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.kubernetes.resource import AllocationResult
-from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.choosing import Chooser
 from topobus.controller.cluster.informers import Informer
 from topobus.controller.cluster.ledgers import Ledgers
@@ -29,12 +28,12 @@ from topobus.controller.core.refusals import Refusals
 from topobus.controller.core.scheduling import NodeFit, PodClaim, PodPlan
 from topobus.controller.core.values import DeviceId
 from topobus.controller.metrics import ControllerMetrics
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
-__all__ = ["Intents", "Progress", "note_of"]
+__all__ = ["Intents", "Progress"]
 
 
 class Progress(Enum):
@@ -76,9 +75,8 @@ class Intents:
         """List the pending claims for which something is intended and still to be done."""
         found: list[tuple[PodClaim, GateAttempt]] = []
         for one in plan.pending:
-            claim = self._world.claims.get(_key(plan, one))
-            note = note_of(claim) if claim is not None else None
-            if claim is not None and note is not None and gated.is_pending(claim) and not self._world.is_taken_back(claim):
+            note = self._world.book.note(_key(plan, one))
+            if note is not None and note.node and not self._world.is_taken_back(_key(plan, one)):
                 found.append((one, note))
         return found
 
@@ -116,7 +114,7 @@ class Intents:
             return Progress.LATER
         node = intents[0][1].node
         devices = {DeviceId(one.driver, one.pool, one.device) for _, note in intents for one in note.allocation.devices.results}
-        if not await self._chooser.still_fits(plan, node, devices, self._world.later_intents(newest)):
+        if not await self._chooser.still_fits(plan, node, devices, self._world.book.later_intents(newest)):
             self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
             await self.withdraw(plan, plan.pending)
             return Progress.ON
@@ -128,7 +126,7 @@ class Intents:
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         for one, note in intents:
             claim = self._world.claims.get(_key(plan, one))
-            if claim is None or version_of(claim) > newest or note_of(claim) != note:
+            if claim is None or version_of(claim) > newest or self._world.book.note(_key(plan, one)) != note:
                 break
             patch = gated.allocation_patch(claim, note.allocation, plan.pod, now=now)
             if await self._writer.claim(_key(plan, one), patch, part="status") is None:
@@ -144,7 +142,7 @@ class Intents:
         is_open = pod is not None and not has_gate(pod) and not is_final
         for one in claims:
             claim = self._world.claims.get(_key(plan, one))
-            note = note_of(claim) if claim is not None else None
+            note = self._world.book.note(_key(plan, one))
             if claim is None or note is None or claim.status.get("allocation"):
                 continue
             kept = GateAttempt(number=note.number, node="", allocation=AllocationResult(), pod=plan.pod.uid)
@@ -177,14 +175,6 @@ class Intents:
                 await self._ledgers.release(one.object, f"refused-{note.number}")
             except PeerUnavailable as err:
                 self._log.warning("ledger.silent", node=note.node, error=str(err))
-
-
-def note_of(claim: ApiObject) -> GateAttempt | None:
-    """Read our note; one that nobody can read is somebody else's."""
-    try:
-        return gated.gate_attempt_of(claim)
-    except ContractError:
-        return None
 
 
 def _key(plan: PodPlan, one: PodClaim) -> Key:

@@ -25,7 +25,7 @@ from topobus.controller.core.claims import status_of
 from topobus.controller.core.cluster_objects import has_gate, is_over
 from topobus.controller.core.cluster_world import ClusterWorld, Key
 from topobus.controller.core.gated import GateAttempt
-from topobus.controller.core.scheduling_objects import claim_uses, consumers_of, pod_ref
+from topobus.controller.core.scheduling_objects import consumers_of, pod_ref
 from topobus.controller.core.values import DeviceId
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import ContractError, PeerUnavailable
@@ -73,9 +73,10 @@ class TakeBacks:
         doubles = self._yielding()
         waits: list[float] = []
         seen: set[tuple[str, str, int]] = set()
-        for key, pod in sorted(self._world.pods.items()):
-            mine = self._allocated_for(key, pod)
-            if not mine or is_over(pod):
+        for key in sorted(self._world.book.placeless()):
+            pod = self._world.pods.get(key)
+            mine = self._allocated_for(key, pod) if pod is not None else []
+            if pod is None or not mine or is_over(pod):
                 continue
             try:
                 if pod.spec.get("nodeName"):
@@ -167,7 +168,7 @@ class TakeBacks:
             if (
                 now is not None
                 and is_same
-                and (now.status.get("allocation") or (gated.is_pending(now) and not self._world.is_taken_back(now)))
+                and (now.status.get("allocation") or (gated.is_pending(now) and not self._world.is_taken_back(key)))
             ):
                 # It has devices again, or is about to: what is held for it is its own affair.
                 del self._world.let_go[key]
@@ -184,7 +185,7 @@ class TakeBacks:
     def _allocated_for(self, key: Key, pod: ApiObject) -> list[_Mine]:
         """List the claims of a pod that we allocated for it."""
         uid = metadata_of(pod).uid
-        found = [self._mine((key[0], use.claim)) for use in claim_uses(pod) if use.claim]
+        found = [self._mine(one) for one in self._world.claims_of(key)]
         return [one for one in found if one is not None and one.note.pod == uid]
 
     def _mine(self, key: Key) -> _Mine | None:
@@ -193,7 +194,7 @@ class TakeBacks:
         if claim is None or not claim.status.get("allocation") or metadata_of(claim).deletion_timestamp:
             return None
         try:
-            note = gated.gate_attempt_of(claim)
+            note = self._world.book.note(key)
             allocation = status_of(claim).allocation
             if note is None or allocation is None or _granted(allocation) != _granted(note.allocation):
                 return None  # somebody else allocated it since

@@ -8,7 +8,7 @@ the copy itself, owned by the shell's one loop.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct, structs
 
@@ -19,7 +19,8 @@ from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import owner_of, status_of
 from topobus.controller.core.cluster_objects import read_object, version_of
-from topobus.controller.core.gated import RESERVED_TAINT, gate_attempt_of, is_pending, without_note
+from topobus.controller.core.gate_book import GateBook
+from topobus.controller.core.gated import RESERVED_TAINT, without_note
 from topobus.controller.core.inventory import class_of_driver
 from topobus.controller.core.node_fit import NodeFacts, node_facts
 from topobus.controller.core.scheduling_objects import claim_uses
@@ -60,13 +61,6 @@ class _Rule(Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
 
-class _Taken(NamedTuple):
-    """A claim whose allocation somebody took back, by the attempt that had made it."""
-
-    uid: str
-    number: int
-
-
 class ClusterWorld:
     """All copies. `supply` grows with every change that may let a waiting pod fit."""
 
@@ -86,8 +80,9 @@ class ClusterWorld:
         self._rules: dict[str, _Rule] = {}
         self._devices: dict[Key, frozenset[DeviceId]] = {}
         self._holders: dict[DeviceId, set[Key]] = {}
-        self._taken: set[_Taken] = set()
-        self._users: dict[Key, set[Key]] = {}
+        self.book = GateBook()
+        self._doubles: set[DeviceId] = set()
+        self._taken: dict[str, int] = {}
         self._uses: dict[Key, tuple[Key, ...]] = {}
 
     def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
@@ -136,11 +131,13 @@ class ClusterWorld:
                     self.supply.outdate(key[1])
             case "Pod":
                 self.pods.pop(key, None)
-                self._link(key, ())
+                self._uses.pop(key, None)
+                self.book.put_pod(key, None)
             case "ResourceClaim":
                 gone = self.claims.pop(key, None)
                 if gone is not None:
                     self._note_loss(key, gone, None)
+                    self._taken.pop(owner_of(gone).uid, None)
                     self._hold(key, None)
             case "ResourceClaimTemplate":
                 self.templates.pop(key, None)
@@ -158,8 +155,10 @@ class ClusterWorld:
         known = self.pods.get(key)
         if known is not None and _is_older(pod, known):
             return
+        uses = tuple((key[0], one.claim) for one in claim_uses(pod) if one.claim)
         self.pods[key] = pod
-        self._link(key, tuple((key[0], one.claim) for one in claim_uses(pod) if one.claim))
+        self._uses[key] = uses
+        self.book.put_pod(key, pod)
 
     def put_claim(self, key: Key, claim: ApiObject) -> None:
         """Take in a claim."""
@@ -171,14 +170,14 @@ class ClusterWorld:
         self.claims[key] = claim
         self._hold(key, claim)
 
-    def users_of(self, key: Key) -> tuple[ApiObject, ...]:
-        """List the known pods that use a claim, by name."""
-        return tuple(self.pods[one] for one in sorted(self._users.get(key, ())) if one in self.pods)
+    def claims_of(self, pod: Key) -> tuple[Key, ...]:
+        """List the claims that a pod names, or that were made for it."""
+        return self._uses.get(pod, ())
 
-    def is_taken_back(self, claim: ApiObject) -> bool:
-        """Say whether somebody took back the allocation that the claim's note tells of: the note is history then, no intent."""
-        note = _note_of(claim)
-        return note is not None and _Taken(owner_of(claim).uid, note[0]) in self._taken
+    def is_taken_back(self, key: Key) -> bool:
+        """Say whether somebody took back the allocation that a claim's note tells of: the note is history then, no intent."""
+        claim, note = self.claims.get(key), self.book.note(key)
+        return claim is not None and note is not None and self._taken.get(owner_of(claim).uid) == note.number
 
     def is_topobus_device(self, node: str, device: DeviceId) -> bool:
         """Say whether a node's own ledger has the last word on a device."""
@@ -186,7 +185,7 @@ class ClusterWorld:
 
     def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
         """List devices that two claims or more have been given whole: two writers allocated at one moment."""
-        return tuple((device, tuple(sorted(keys))) for device, keys in sorted(self._holders.items()) if len(keys) > 1)
+        return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
 
     def view_of(self, node: str) -> NodeView | None:
         """Show a node that runs Topobus as an alignment sees it; None when it has published no machine."""
@@ -244,10 +243,6 @@ class ClusterWorld:
             mode=mode,
         )
 
-    def later_intents(self, version: int) -> frozenset[str]:
-        """Name the claims (by uid) with an intent that was written after a version: they must see the ones before, not the other way round."""
-        return frozenset(owner_of(one).uid for one in self.claims.values() if version_of(one) > version and is_pending(one))
-
     def _describe(self, name: str) -> Node:
         known = self.nodes.get(name)
         return known.node if known is not None else Node(name)
@@ -280,7 +275,8 @@ class ClusterWorld:
 
     def _hold(self, key: Key, claim: ApiObject | None) -> None:
         """Remember what a claim holds, allocated or about to be."""
-        counted = without_note(claim) if claim is not None and self.is_taken_back(claim) else claim
+        self.book.put_claim(key, claim)
+        counted = without_note(claim) if claim is not None and self.is_taken_back(key) else claim
         self.supply.put_claim(ObjectKey("resourceclaim", *key), counted)
         before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
         if after:
@@ -291,30 +287,19 @@ class ClusterWorld:
                 del self._holders[device]
         for device in after:
             self._holders.setdefault(device, set()).add(key)
+        for device in before ^ after:
+            if len(self._holders.get(device, ())) > 1:
+                self._doubles.add(device)
+            else:
+                self._doubles.discard(device)
 
     def _note_loss(self, key: Key, before: ApiObject, after: ApiObject | None) -> None:
         """Notice that somebody took an allocation of ours back: the note that stays tells of the past from now on."""
-        is_same = after is not None and owner_of(after).uid == owner_of(before).uid
-        note = _note_of(before)
-        if note is None or not before.status.get("allocation") or (is_same and after is not None and after.status.get("allocation")):
-            return
-        self._taken.add(_Taken(owner_of(before).uid, note[0]))
-        self.let_go[key] = before
-
-    def forget_history(self) -> None:
-        """Forget which allocations were taken back of claims that are gone."""
-        living = {owner_of(one).uid for one in self.claims.values()}
-        self._taken = {one for one in self._taken if one.uid in living}
-
-    def _link(self, pod: Key, claims: tuple[Key, ...]) -> None:
-        for one in self._uses.pop(pod, ()):
-            self._users[one].discard(pod)
-            if not self._users[one]:
-                del self._users[one]
-        if claims:
-            self._uses[pod] = claims
-            for one in claims:
-                self._users.setdefault(one, set()).add(pod)
+        note, uid = self.book.note(key), owner_of(before).uid
+        keeps = after is not None and owner_of(after).uid == uid and bool(after.status.get("allocation"))
+        if note is not None and before.status.get("allocation") and not keeps:
+            self._taken[uid] = note.number
+            self.let_go[key] = before
 
 
 def _key_of(plain: Mapping[str, Any]) -> Key:
@@ -326,15 +311,6 @@ def _key_of(plain: Mapping[str, Any]) -> Key:
 def _is_older(one: ApiObject, known: ApiObject) -> bool:
     """Say whether this is late news of the same object."""
     return one.metadata.get("uid") == known.metadata.get("uid") and version_of(one) < version_of(known)
-
-
-def _note_of(claim: ApiObject) -> tuple[int, str] | None:
-    """Give the number and pod of our note in a claim; None when there is none that can be read."""
-    try:
-        note = gate_attempt_of(claim)
-    except ContractError:
-        return None
-    return (note.number, note.pod) if note is not None else None
 
 
 def _devices_of(claim: ApiObject | None) -> frozenset[DeviceId]:

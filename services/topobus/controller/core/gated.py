@@ -37,6 +37,7 @@ __all__ = [
     "is_pending",
     "protection_patch",
     "reservation_patch",
+    "reserved_uids",
     "unreservation_patch",
     "was_ours",
     "withdrawal_patch",
@@ -81,6 +82,11 @@ def is_pending(claim: ApiObject) -> bool:
     except ContractError:
         return False
     return note is not None and bool(note.node) and not claim.status.get("allocation")
+
+
+def reserved_uids(claim: ApiObject) -> frozenset[str]:
+    """Name who has reserved a claim, by uid."""
+    return frozenset(str(one.get("uid", "")) for one in _reserved(claim))
 
 
 def was_ours(claim: ApiObject) -> bool:
