@@ -50,8 +50,9 @@ def _environment(container: Manifest) -> dict[str, str]:
     for source in container.get("envFrom", ()):
         given |= _named("ConfigMap", source["configMapRef"]["name"])["data"]
     for one in container.get("env", ()):
-        # The one value that the cluster fills in is the node's name.
-        given[one["name"]] = one["value"] if "value" in one else {"spec.nodeName": "worker-1"}[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        # What the cluster fills in: the node's name and the pod's uid.
+        filled = {"spec.nodeName": "worker-1", "metadata.uid": "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"}
+        given[one["name"]] = one["value"] if "value" in one else filled[one["valueFrom"]["fieldRef"]["fieldPath"]]
     return given
 
 
@@ -151,6 +152,33 @@ def test_gateway_may_write_where_its_settings_say() -> None:
         assert not mount.get("readOnly", False), folder
         assert volumes[mount["name"]]["hostPath"]["path"] == mount["mountPath"]
     assert _mounted(container, settings.pod_resources_socket) is not None
+
+
+def test_gateway_is_replaced_without_a_gap_when_it_is_updated() -> None:
+    """The new pod first, on sockets of its own; what finds and places devices is never there twice."""
+    gateway, node = _named("DaemonSet", "topobus-gateway")["spec"], _named("DaemonSet", "topobus-node")["spec"]
+    settings = _settings("gateway")
+    assert isinstance(settings, GatewaySettings)
+
+    assert gateway["updateStrategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert node["updateStrategy"]["rollingUpdate"] == {"maxUnavailable": 1}
+    assert settings.instance
+    for one in (gateway, node):
+        pod = one["template"]["spec"]
+        assert (pod["priorityClassName"], pod["tolerations"]) == ("system-node-critical", [{"operator": "Exists"}])
+
+
+def test_slices_are_bound_to_the_tokens_node_by_a_policy() -> None:
+    """The policy is about our gateway's account and is in force; both expressions name the fields that they compare."""
+    policy = _named("ValidatingAdmissionPolicy", "topobus-gateway")["spec"]
+    binding = _named("ValidatingAdmissionPolicyBinding", "topobus-gateway")["spec"]
+    account = _named("ServiceAccount", "topobus-gateway")["metadata"]
+    (condition,) = policy["matchConditions"]
+
+    assert (binding["policyName"], binding["validationActions"]) == ("topobus-gateway", ["Deny"])
+    assert f"'system:serviceaccount:{account['namespace']}:{account['name']}'" in condition["expression"]
+    assert policy["matchConstraints"]["resourceRules"][0]["operations"] == ["CREATE", "UPDATE", "DELETE"]
+    assert {one["name"] for one in policy["variables"]} == {"tokenNode", "sliceNode"}
 
 
 @pytest.mark.parametrize("service", SERVICES)

@@ -1,0 +1,92 @@
+"""The rights in deploy/kubernetes against what the gateway really asks of an API server: each is granted, and none is granted for nothing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+from msgspec import structs
+
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, device
+from topobus.gateway.config import ClusterSettings
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.kubelet import ClaimReference
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+USER = "system:serviceaccount:topobus:topobus-gateway"
+DRIVER = "gpu.topobus.dev"
+_MANIFEST = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes" / "gateway.yaml"
+_ROLES = ("ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding")
+
+
+def roles() -> list[dict[str, Any]]:
+    """The role objects as they are deployed."""
+    return [one for one in yaml.safe_load_all(_MANIFEST.read_text(encoding="utf-8")) if one["kind"] in _ROLES]
+
+
+@pytest.fixture
+def server_with_roles() -> ApiServerSimulator:
+    """A server that knows our roles, a node, and a claim."""
+    server = ApiServerSimulator(token="admin", bookmark_s=0.5)
+    for one in roles():
+        server.put(one)
+    server.put({"kind": "Node", "metadata": {"name": NODE}})
+    return server
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer, server_with_roles: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+    """A gateway with its deployed account's token."""
+    server = server_with_roles
+    async with server, make_rig(nats_server.url, wipe_slices=lambda driver: server.wipe_slices(NODE, driver)) as made:
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig", user=USER)
+        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=str(kubeconfig), publish_delay_s=0.01)
+        made.settings = structs.replace(made.settings, cluster=cluster)
+        yield made
+
+
+async def test_gateway_needs_every_right_that_it_has_and_no_other(rig: Rig, server_with_roles: ApiServerSimulator) -> None:
+    """A life in a cluster: publish, change, split and shrink, publish again after kubelet's wipe, prepare and undo a claim, start again."""
+    server = server_with_roles
+    many = [device(f"gpu-{index}", 0) for index in range(140)]
+
+    def slices(count: int) -> bool:
+        return len(server.objects("ResourceSlice", fields=f"spec.driver={DRIVER}")) == count
+
+    async with rig.kubelet:
+        await rig.plane.show("gpu", device("gpu-0", 0))
+        async with rig.gateway():
+            await server.until(lambda: slices(1), what="one slice")
+            await rig.plane.show("gpu", *many)
+            await server.until(lambda: slices(2), what="a second slice")
+            await rig.plane.show("gpu", device("gpu-0", 0))
+            await server.until(lambda: slices(1), what="one slice again")
+            await rig.plane.show("gpu", device("gpu-0", 1))
+            await server.until(lambda: [one for one in server.requests if one.method == "PUT"], what="an update")
+            await rig.kubelet.restart()
+            await server.until(lambda: slices(1), what="a slice after the wipe")
+            results = [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}]
+            requests = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
+            claim = server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": requests})
+            status = {"allocation": {"devices": {"results": results}}}
+            server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": requests, "status": status})
+            reference = ClaimReference(name="c", uid=claim["metadata"]["uid"], drivers=(DRIVER,))
+            await rig.kubelet.wait_for_driver(DRIVER)
+            (prepared,) = await rig.kubelet.prepare_claims([reference])
+            errors = await rig.kubelet.unprepare_claims([reference])
+        async with rig.gateway():
+            await rig.kubelet.wait_for_driver(DRIVER)
+            await server.until(lambda: slices(1), what="the slice")
+
+    assert prepared.error == ""
+    assert errors == {}
+    assert [(one.method, one.path) for one in server.requests if one.code in (401, 403)] == []
+    assert {str(one) for one in server.rights_unused(USER)} == set()
+    assert {one.user for one in server.requests} == {USER}
