@@ -10,6 +10,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 __all__ = [
+    "ClaimUse",
     "ContainerKind",
     "ContainerRequest",
     "DeviceRequest",
@@ -130,6 +131,14 @@ class ContainerRequest(Struct, frozen=True, kw_only=True):
     devices: tuple[DeviceRequest, ...] = ()
 
 
+class ClaimUse(Struct, frozen=True, kw_only=True):
+    """A claim of a pod that holds its devices already, by the owner's key."""
+
+    owner_key: str
+    containers: tuple[str, ...] = ()
+    """The containers that use it, in the pod's order; none: nobody does, and with scope container it is aligned with nothing."""
+
+
 class PodRequest(Struct, frozen=True, kw_only=True):
     """What a pod (or a claim, as one nameless container) wants, with its own policy and scope when it has them."""
 
@@ -141,3 +150,5 @@ class PodRequest(Struct, frozen=True, kw_only=True):
     """None: the node's scope."""
     locality: tuple[Locality, ...] = ()
     """Each level once at most. With scope pod the pod as a whole stays within the domain, else each container by itself."""
+    claims: tuple[ClaimUse, ...] = ()
+    """Claims of the pod whose devices and CPUs are to be aligned together with what it gets, as if it had asked for exactly these; they stay the claims'."""

@@ -21,6 +21,7 @@ from topobus.domain.alignment.planner import GaveUp, Steps, search
 from topobus.domain.alignment.refusals import Conflict, explain_conflict
 from topobus.domain.alignment.resources import has_pools, placed_by_class, request_by_resource, view_by_resource
 from topobus.domain.alignment.room import Room
+from topobus.domain.alignment.together import join_claims, leave_claims
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.domain.alignment.wants import read_wants
 from topobus.domain.idset import CpuSet
@@ -36,6 +37,9 @@ _HINT_STEPS = 200
 
 def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     """Place all containers of a pod, or say why not and what would have to be freed."""
+    if request.claims:
+        outcome = place(*join_claims(view, request))
+        return leave_claims(view, request, outcome) if isinstance(outcome, Placement) else outcome
     if not has_pools(view):
         return _place(view, request)
     outcome = _place(view_by_resource(view), request_by_resource(view, request))
@@ -47,6 +51,9 @@ def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pla
 
     `steps`, when given, is the budget of the search in mode corrected instead of the node's own.
     """
+    if request.claims:
+        joined = plan(*join_claims(view, request), steps)
+        return leave_claims(view, request, joined) if isinstance(joined, Placement) else joined
     if not has_pools(view):
         return _plan(view, request, steps)
     outcome = _plan(view_by_resource(view), request_by_resource(view, request), steps)

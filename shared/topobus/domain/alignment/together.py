@@ -1,0 +1,76 @@
+"""A pod's claims and the pod itself, aligned as one: the claims' devices count as wanted by name by the containers that use them.
+
+Flows in: a view in which the claims hold their devices, and a request that names the claims. Flows out: the same as if the pod had asked for exactly these
+devices and nobody held them; and from the placement of that, what is the pod's own. So there is one engine and one set of rules for devices of claims and of
+pods, and without claims nothing here runs.
+"""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from topobus.domain.alignment.view import CPU_CLASS, cpu_name, without_owners
+from topobus.domain.idset import CpuSet
+from topobus.domain.outcome import ContainerPlacement, Placement
+from topobus.domain.request import ClaimUse, ContainerRequest, DeviceRequest, PodRequest, Scope
+from topobus.domain.view import NodeView
+
+__all__ = ["join_claims", "leave_claims", "with_claim_held"]
+
+
+def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodRequest]:
+    """Hand the claims' devices to the containers that use them.
+
+    A claim that several containers use is aligned with the first of them. One that none uses counts for the pod as a whole when that is aligned (scope pod).
+    """
+    is_pod = (request.scope or view.options.scope) is Scope.POD
+    owners: dict[str, list[str]] = {}
+    for use in request.claims:
+        container = _container_of(use, request, is_pod=is_pod)
+        if container is not None:
+            owners.setdefault(container, []).append(use.owner_key)
+    joined = tuple(_with_devices(one, view, owners.get(one.name, [])) for one in request.containers)
+    keys = frozenset(key for found in owners.values() for key in found)
+    return without_owners(view, keys), structs.replace(request, containers=joined, claims=())
+
+
+def leave_claims(view: NodeView, request: PodRequest, placement: Placement) -> Placement:
+    """Take what the claims hold out of a placement; where it lies stays said."""
+    keys = {use.owner_key for use in request.claims}
+    cpus = CpuSet()
+    for key in keys:
+        cpus |= view.held_cpus.get(key, CpuSet())
+    devices = {(name, device) for name, held in view.held_devices.items() for device, owner in held.items() if owner in keys}
+    return structs.replace(placement, containers=tuple(_without_devices(one, cpus, devices) for one in placement.containers))
+
+
+def with_claim_held(view: NodeView, owner_key: str, devices: dict[str, tuple[str, ...]], cpus: CpuSet) -> NodeView:
+    """The same node when a claim holds these devices, too: what will be once it is allocated."""
+    held = {name: dict(owners) for name, owners in view.held_devices.items()}
+    for name, found in devices.items():
+        held.setdefault(name, {}).update(dict.fromkeys(found, owner_key))
+    held_cpus = view.held_cpus | ({owner_key: view.held_cpus.get(owner_key, CpuSet()) | cpus} if cpus else {})
+    return structs.replace(view, held_devices=held, held_cpus=held_cpus)
+
+
+def _container_of(use: ClaimUse, request: PodRequest, *, is_pod: bool) -> str | None:
+    known = [one.name for one in request.containers]
+    users = [one for one in known if one in use.containers]
+    return users[0] if users else known[0] if is_pod and known else None
+
+
+def _with_devices(one: ContainerRequest, view: NodeView, owners: list[str]) -> ContainerRequest:
+    wanted: list[DeviceRequest] = []
+    for device_class, held in sorted(view.held_devices.items()):
+        names = tuple(sorted(device for device, owner in held.items() if owner in owners))
+        if names:
+            wanted.append(DeviceRequest(device_class=device_class, count=len(names), names=names))
+    cpus = tuple(cpu_name(cpu) for owner in owners for cpu in view.held_cpus.get(owner, CpuSet()))
+    if cpus:
+        wanted.append(DeviceRequest(device_class=CPU_CLASS, count=len(cpus), names=cpus))
+    return structs.replace(one, devices=(*one.devices, *wanted)) if wanted else one
+
+
+def _without_devices(one: ContainerPlacement, cpus: CpuSet, devices: set[tuple[str, str]]) -> ContainerPlacement:
+    left = {name: tuple(device for device in found if (name, device) not in devices) for name, found in one.devices.items()}
+    return structs.replace(one, cpus=one.cpus - cpus, devices={name: found for name, found in left.items() if found})
