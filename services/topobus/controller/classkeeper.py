@@ -83,8 +83,9 @@ def judge(one: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
         return "Malformed", "; ".join(problems)
     wrong = []
     for number, selector in enumerate(spec.selectors):
-        found = compiler.compile(selector.cel.expression) if selector.cel is not None else None
-        if isinstance(found, SelectorError):
+        compiled = compiler.compile(selector.cel.expression) if selector.cel is not None else None
+        found = compiled if isinstance(compiled, SelectorError) or compiled is None else compiled.objection
+        if found is not None:
             where = f" (line {found.line}, column {found.column})" if found.line else ""
             wrong.append(f"spec.selectors[{number}].cel.expression: {found.message}{where}")
     return ("Invalid", "; ".join(wrong)) if wrong else (VALID, f"{len(spec.selectors)} selectors compile")

@@ -15,6 +15,7 @@ from topobus.contracts.kubernetes.resource import ClaimSpec
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
+from topobus.controller.core.admission import admin_problem, asks_admin, costly_selector
 from topobus.controller.core.advice import nearest
 from topobus.controller.core.answers import SHOWN_NODES
 from topobus.controller.core.claims import owner_of
@@ -58,6 +59,7 @@ class Finder:
     ) -> None:
         self._settings = settings
         self._world = world
+        self._compiler = compiler
         self._searcher = Searcher(settings, runtime.clock, compiler, metrics)
         self._judgements = Judgements(world.stock, world.nodes, lambda: world.classes, compiler, settings.mode)
         self._asked: tuple[Sequence[Member], int, Question | None] = (), -1, None
@@ -104,15 +106,31 @@ class Finder:
             self._asked = members, self._world.class_epoch, known
         return known
 
+    def _wrong(self, members: Sequence[Member]) -> Fault | None:
+        """Say what an API server would have refused of these claims: admin access outside of a namespace for it, a selector that may cost too much."""
+        for one in members:
+            reason = admin_problem(one.spec, one.key.namespace, self._world.labels_of) or costly_selector(
+                one.spec, name_of(one.stored.value), self._compiler
+            )
+            if reason is not None:
+                return Fault(reason, 0)
+        return None
+
     def _are_plain(self, members: Sequence[Member]) -> bool:
         """Say whether nothing tells these claims from others with the same specs."""
         return not any(
-            one.wishes is not None or self.refusals.refused(one.key) or not self._world.stock.is_new(one.key, owner_of(one.stored.value))
+            one.wishes is not None
+            or asks_admin(one.spec)
+            or self.refusals.refused(one.key)
+            or not self._world.stock.is_new(one.key, owner_of(one.stored.value))
             for one in members
         )
 
     async def search(self, node: str, members: Sequence[Member], *, is_brief: bool = False) -> Outcome:
         """Search one node now, whatever is remembered of it; what would break a limit of the API is no fit."""
+        wrong = self._wrong(members)
+        if wrong is not None:
+            return wrong
         given = self._input(node, members)
         if all(one.wishes is None for one in members):
             outcome = await self._searcher.search(given, is_brief=is_brief)

@@ -63,6 +63,11 @@ class Selector(Protocol):
         """Say what it reads: devices that agree on that get the same verdict. None when it cannot be told."""
         ...
 
+    @property
+    def objection(self) -> SelectorError | None:
+        """Say why an API server would refuse the expression, though it compiles."""
+        ...
+
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
         """Say whether the device is wanted. Cost: bounded, whatever the expression is."""
         ...

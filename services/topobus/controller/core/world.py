@@ -217,7 +217,7 @@ class World:
             self.stock.free(None)
         elif key.kind == "resourceslice":
             self._put_slices((1, key), ())
-        elif key.kind == "resourceclass" or key.kind.endswith("parameters"):
+        elif key.kind in ("resourceclass", "namespace") or key.kind.endswith("parameters"):
             self.stock.free(None)
 
     def _put_pod(self, key: ObjectKey, pod: ApiObject | None) -> None:
@@ -311,6 +311,14 @@ class World:
             self._nodes = tuple(sorted(self.machines.keys() | self._inventories_of.keys()))
         return self._nodes
 
+    def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
+        """Take in how a node aligns, or that it does not say so any more."""
+        if alignment is None:
+            self.alignments.pop(node, None)
+        else:
+            self.alignments[node] = alignment
+        self.stock.free(node)
+
     def view_of(self, node: str) -> NodeView | None:
         """Show a node as a plan sees it; None when it has published no machine. Its settings are its own to apply: these are the defaults."""
         machine = self.machines.get(node)
@@ -367,6 +375,11 @@ class World:
             ClassName(name, spec.extended_resource_name or "", self._created(ObjectKey("deviceclass", CLUSTER, name)))
             for name, spec in sorted(self.classes.items())
         )
+
+    def labels_of(self, namespace: str) -> Mapping[str, str]:
+        """Give the labels of a namespace; none when nobody stored it."""
+        stored = self.objects.get(ObjectKey("namespace", CLUSTER, namespace))
+        return metadata_of(stored.value).labels if stored is not None else {}
 
     def _created(self, key: ObjectKey) -> str:
         stored = self.objects.get(key)
