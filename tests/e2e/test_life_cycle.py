@@ -145,15 +145,17 @@ async def test_twin_is_named_in_both_logs_when_topology_runs_twice(server: NatsS
 
 
 async def test_gateway_waits_when_another_one_runs_on_the_node(server: NatsServer, client: Bus, short_folder: Path) -> None:
-    """Two gateways never share a checkpoint: the second waits, not ready and saying so, and takes over when the first is killed."""
+    """Two gateways never share a checkpoint: the second stands by, ready to go on and saying so, and takes over when the first is killed."""
     async with all_services(server.url, short_folder) as running:
         await until_all_ready(running)
         async with service("gateway", server.url, system_settings(short_folder)) as second:
             told = await second.logged("twin.found")
-            was_ready = await second.is_ready()
+            await second.until_ready()
+            has_begun = [one for one in second.lines if one.get("event") == "twin.gone"]
             running["gateway"].process.kill()
+            await second.logged("twin.gone")
             await second.until_ready()
 
     assert told["process"] == str(running["gateway"].process.pid)
-    assert not was_ready
+    assert has_begun == []
     assert client.is_connected
