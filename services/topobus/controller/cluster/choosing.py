@@ -1,25 +1,29 @@
 """Where a gated pod's claims are to be allocated: nodes in order, each looked at by the one engine, the first that fits, or the best of a few.
 
-Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks. Nothing is written.
+Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks and what would fit. Nothing is written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes import limits
+from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.config import ControllerSettings
+from topobus.controller.core.advice import nearest
 from topobus.controller.core.answers import SHOWN_NODES
+from topobus.controller.core.claims import owner_of
 from topobus.controller.core.cluster_world import ClusterWorld
-from topobus.controller.core.misses import KnownMisses
+from topobus.controller.core.judgements import Judgements, Question
 from topobus.controller.core.nearness import Wished
-from topobus.controller.core.node_fit import NodeFacts, Placing, preference_of, read_placing, why_not
+from topobus.controller.core.node_fit import NodeFacts, Placing, has_preferences, preference_of, read_placing, why_not
 from topobus.controller.core.scheduling import NodeFit, NodeMiss, PodPlan, judge_node, look_at_node
 from topobus.controller.core.scheduling_score import rank, score_node
-from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, Mode, NoFit, Outcome
+from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, NoFit, Outcome
+from topobus.controller.core.world import ObjectKey
 from topobus.controller.searching import Searcher
 from topobus.domain.outcome import Reason
 
@@ -31,58 +35,53 @@ _COMPARED = 16
 
 @dataclass(frozen=True)
 class NoNodeFits:
-    """What stands in the way, the nodes that were searched first."""
+    """What stands in the way, the nodes that were searched first, and what would fit."""
 
     misses: tuple[NodeMiss, ...]
+    advice: tuple[Reason, ...] = ()
 
 
 class Chooser:
     """Chooses nodes."""
 
-    def __init__(self, settings: ControllerSettings, world: ClusterWorld, searcher: Searcher) -> None:
+    def __init__(self, settings: ControllerSettings, world: ClusterWorld, searcher: Searcher, compiler: SelectorCompiler) -> None:
         self._mode = settings.mode
         self._world = world
         self._searcher = searcher
-        self._misses = KnownMisses()
+        self._judgements = Judgements(world.supply, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
 
     async def choose(
-        self, pod: ApiObject, plan: PodPlan, *, refused: Collection[str], excluded: Mapping[DeviceId, str]
+        self, pod: ApiObject, plan: PodPlan, *, refused: Collection[str], excluded: Mapping[DeviceId, str], is_brief: bool = False
     ) -> NodeFit | NoNodeFits:
         """Find a node on which all pending claims of a pod fit together and onto which kube-scheduler would let the pod.
 
-        Shapes:  refused — nodes on which it could not place the pod; excluded — devices that they must not get now, and why.
+        Shapes:  refused — nodes on which it could not place the pod; excluded — devices that they must not get now, and why; is_brief — leave out what
+                 stands in the way.
         Errors:  raises ContractError for a pod that nobody can read.
         Order:   most preferred nodes first (preferred node affinity), then by name.
         """
         placing = read_placing(pod)
-        unfit: list[NodeMiss] = []
-        searched: list[NodeMiss] = []
-        fits: list[NodeFit] = []
+        question = self._judgements.question([one.spec for one in plan.pending]) if self._is_plain(plan, excluded) else None
         has_alternatives = any(request.first_available for one in plan.pending for request in one.spec.devices.requests)
-        for at in self._in_order(placing):
-            missed = self._at_first_sight(placing, plan, at, refused)
-            if missed is not None:
-                unfit.append(missed)
+        fits: list[NodeFit] = []
+        for name, is_open in self._in_order(placing, question):
+            at = self._world.nodes.get(name)
+            if at is None or self._at_first_sight(placing, plan, at, refused) is not None:
                 continue
-            found = (
-                judge_node(plan, at.node.name, await self._look(at.node.name, plan, excluded)) if plan.pending else NodeFit(at.node.name)
-            )
+            outcome = await self._look(name, plan, excluded, question)
+            found = judge_node(plan, name, outcome)
             if isinstance(found, NodeFit):
                 fits.append(found)
                 if not has_alternatives or len(fits) >= _COMPARED:
                     break
-            else:
-                searched.append(found)
-                if found.is_everywhere:
-                    return NoNodeFits((found,))
+            elif found.is_everywhere:
+                return NoNodeFits((found,))
+            elif is_open and question is not None and isinstance(outcome, NoFit):
+                self._judgements.close(question, name)
         if fits:
             best = rank([score_node(plan, one) for one in fits])[0]
             return next(one for one in fits if one.node == best)
-        for index, one in enumerate(searched[:SHOWN_NODES]):
-            if isinstance(one.outcome, NoFit):
-                # What is remembered may be another claim's miss, of some time ago: people are told how it is for this one, now.
-                searched[index] = NodeMiss(one.node, await self._search(one.node, plan, excluded))
-        return NoNodeFits((*searched, *unfit))
+        return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded)
 
     async def still_fits(self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str]) -> bool:
         """Say whether the very devices that were chosen may be had when all intents of before ours are counted, and those of after (`later`) are not."""
@@ -90,11 +89,23 @@ class Chooser:
             return False
         given = self._input(node, plan, {}, ignoring=later)
         others = {one.id: "not chosen" for pool in given.pools or () for one in pool.candidates if one.id not in devices}
-        return isinstance(await self._searcher.search(self._input(node, plan, others, ignoring=later)), Allocated)
+        return isinstance(await self._searcher.search(self._input(node, plan, others, ignoring=later), is_brief=True), Allocated)
 
-    def _in_order(self, placing: Placing) -> list[NodeFacts]:
-        nodes = self._world.nodes.values()
-        return sorted(nodes, key=lambda at: (-preference_of(placing, at.node), at.node.name))
+    def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
+        """Say whether nothing tells these claims from others with the same specs."""
+        return not excluded and all(
+            one.wishes is None and self._world.supply.is_new(ObjectKey("resourceclaim", plan.pod.namespace, one.name), owner_of(one.object))
+            for one in plan.pending
+        )
+
+    def _in_order(self, placing: Placing, question: Question | None) -> Iterable[tuple[str, bool]]:
+        """List the nodes to try, with whether one that does not fit may be closed to the like of these claims."""
+        if has_preferences(placing):
+            nodes = sorted(self._world.nodes.values(), key=lambda at: (-preference_of(placing, at.node), at.node.name))
+            return ((at.node.name, False) for at in nodes)
+        if question is None:
+            return ((name, False) for name in self._world.node_names)
+        return ((name, True) for name in self._judgements.open_nodes(question))
 
     def _at_first_sight(self, placing: Placing, plan: PodPlan, at: NodeFacts, refused: Collection[str]) -> NodeMiss | None:
         """Rule a node out without a search."""
@@ -104,29 +115,51 @@ class Chooser:
             why = Reason(code="unschedulable", message=message, facts={"node": at.node.name})
         return look_at_node(plan, at.node, refused=why)
 
-    async def _look(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> Outcome:
-        """Search one node, unless the like of these claims is known not to fit there."""
-        is_plain = self._mode is Mode.CORRECTED and not excluded and all(one.wishes is None for one in plan.pending)
-        asked = tuple(encode(one.spec) for one in plan.pending)
-        freedom = self._world.supply.freedom_of(node)
-        known = self._misses.find(asked, node, freedom) if is_plain else None
-        if known is not None:
-            return known
-        outcome = await self._search(node, plan, excluded)
+    async def _look(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], question: Question | None) -> Outcome:
+        """Search one node, unless it is known what the like of these claims gets there."""
+        if question is None:
+            return await self._search(node, plan, excluded, is_brief=True)
+        ticket = self._judgements.ticket(question, node)
+        outcome = self._judgements.recall(ticket)
+        if outcome is None:
+            outcome = await self._search(node, plan, excluded, is_brief=True)
+            self._judgements.remember(ticket, outcome)
+        return outcome
+
+    async def _explain(self, placing: Placing, plan: PodPlan, refused: Collection[str], excluded: Mapping[DeviceId, str]) -> NoNodeFits:
+        """Say what the nodes lack now, those first on which devices are what is missing, and what comes nearest."""
+        unfit: list[NodeMiss] = []
+        searched: list[NodeMiss] = []
+        for name in self._world.node_names:
+            missed = self._at_first_sight(placing, plan, self._world.nodes[name], refused)
+            if missed is not None:
+                unfit.append(missed)
+            elif len(searched) < SHOWN_NODES:
+                searched.append(NodeMiss(name, await self._search(name, plan, excluded)))
+            else:
+                searched.append(NodeMiss(name, NoFit((), 0)))
+        found = nearest([one.node for one in searched], [one.outcome for one in searched])
+        if found is None:
+            return NoNodeFits((*searched, *unfit))
+        node, reason = found
+        if any(one.wishes is not None for one in plan.pending):
+            return NoNodeFits((*searched, *unfit), (reason,))
+        return NoNodeFits((*searched, *unfit), (reason, *await self._searcher.advise(self._input(node, plan, excluded))))
+
+    async def _search(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, is_brief: bool = False) -> Outcome:
+        """Search one node now; what would break a limit of the API is no fit."""
+        given = self._input(node, plan, excluded)
+        if all(one.wishes is None for one in plan.pending):
+            outcome = await self._searcher.search(given, is_brief=is_brief)
+        else:
+            wished = [Wished(one.object, one.wishes) for one in plan.pending]
+            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node))
         if isinstance(outcome, Allocated):
             problem = next((str(one) for result in outcome.results for one in limits.check_allocation(result)), None)
             if problem is not None:
-                return Fault(Reason(code="result-too-large", message=f"node {node}: {problem}"), outcome.steps)
-        if is_plain and isinstance(outcome, NoFit):
-            self._misses.remember(asked, node, freedom, outcome)
+                where = ", ".join(name_of(one.object) for one in plan.pending)
+                return Fault(Reason(code="result-too-large", message=f"node {node}: {where}: {problem}"), outcome.steps)
         return outcome
-
-    async def _search(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> Outcome:
-        given = self._input(node, plan, excluded)
-        if all(one.wishes is None for one in plan.pending):
-            return await self._searcher.search(given)
-        wished = [Wished(one.object, one.wishes) for one in plan.pending]
-        return await self._searcher.search_near(given, wished, self._world.view_of(node))
 
     def _input(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> AllocationInput:
         wanted = [(one.object, one.spec) for one in plan.pending]

@@ -9,6 +9,7 @@ A pod whose gate is open already is brought further too as long as it has no nod
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
@@ -38,7 +39,7 @@ _WAITING = "WaitingForClaims"
 # Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
 _REFUSALS = (400, 403, 422)
 _LONGEST_WAIT_S = 30.0
-# Times `cluster.retry_s` for which a pod may wait for its claims before it is told so.
+# Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between two explanations of why it does not fit.
 _PATIENCE = 5
 
 
@@ -87,6 +88,7 @@ class Gatekeeper:
         self._seen: dict[str, _Seen] = {}
         self._blocked: dict[str, float] = {}
         self._failures: dict[Key, int] = {}
+        self._told: dict[str, float] = {}
         self._busy: set[Key] = set()
         self._due: dict[Key, _Due] = {}
         self._planning = asyncio.Lock()
@@ -114,6 +116,7 @@ class Gatekeeper:
         living = {_uid(self._world.pods[key]) for key in keys}
         self._seen = {uid: seen for uid, seen in self._seen.items() if uid in living}
         self._blocked = {uid: since for uid, since in self._blocked.items() if uid in living}
+        self._told = {uid: at for uid, at in self._told.items() if uid in living}
         return min(waits, default=None)
 
     def _wait(self, key: Key) -> None:
@@ -222,12 +225,20 @@ class Gatekeeper:
         async with self._planning:
             refused = self._refused_nodes(key, pod, plan)
             excluded = self._intents.refusals.refused(plan.pod.uid)
-            chosen = await self._chooser.choose(pod, plan, refused=refused, excluded=excluded)
+            again_s = self._told.get(plan.pod.uid, -math.inf) + _PATIENCE * self._settings.cluster.retry_s - self._clock.monotonic()
+            is_brief = again_s > 0 and not plan.allocated and not refused
+            chosen = await self._chooser.choose(pod, plan, refused=refused, excluded=excluded, is_brief=is_brief)
             if not isinstance(chosen, NoNodeFits):
                 await self._intents.write(plan, chosen, refused)
                 return True
+        if is_brief:
+            # Explaining costs many searches: a pod that was told a moment ago is told again after a while, not at each change of the cluster.
+            self._seen[plan.pod.uid] = sight
+            self._due[key] = _Due(self._clock.monotonic() + again_s, sight)
+            return False
         if await self._make_room(key, pod, plan, chosen):
             return True
+        self._told[plan.pod.uid] = self._clock.monotonic()
         self._seen[plan.pod.uid] = sight
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later.
@@ -235,7 +246,7 @@ class Gatekeeper:
             self._due[key] = _Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
-        await self._tell(key, pod, reason, reasons)
+        await self._tell(key, pod, reason, (*reasons, *chosen.advice))
         return False
 
     async def _make_room(self, key: Key, pod: ApiObject, plan: PodPlan, chosen: NoNodeFits) -> bool:

@@ -35,6 +35,7 @@ from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Change, ChangeKind
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -43,7 +44,7 @@ __all__ = ["ClusterController", "serve_cluster"]
 
 M = TypeVar("M")
 
-_BUS_PARTS = ("machines", "inventories", "ledgers")
+_BUS_PARTS = ("machines", "inventories", "ledgers", "alignments")
 
 
 async def serve_cluster(settings: ControllerSettings, runtime: Runtime) -> None:
@@ -98,11 +99,12 @@ class ClusterController:
             )
             for kind in WATCHED
         }
-        searcher = Searcher(settings, runtime.clock, CelCompiler(), metrics)
+        compiler = CelCompiler()
+        searcher = Searcher(settings, runtime.clock, compiler, metrics)
         writer = Writer(api, self._world)
         ledgers = Ledgers(settings, runtime.bus, self._world)
         events = EventTeller(api, runtime.clock, f"{runtime.name}-{runtime.node}")
-        chooser = Chooser(settings, self._world, searcher)
+        chooser = Chooser(settings, self._world, searcher, compiler)
         intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, metrics)
         self._gates = Gatekeeper(settings, runtime.clock, self._world, writer, intents, chooser, events, metrics, self._changed.set)
         self._takebacks = TakeBacks(settings, runtime.clock, self._world, writer, ledgers, events, metrics)
@@ -118,6 +120,7 @@ class ClusterController:
             group.create_task(self._follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
             group.create_task(self._follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
             group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
+            group.create_task(self._follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
             for informer in self._informers.values():
                 group.create_task(informer.run())
             await self._reconcile(group)
@@ -167,6 +170,13 @@ class ClusterController:
         elif change.value is not None:
             self._world.put_ledger(change.value.node, change.value)
             self._nodes.put_ledger(change.value)
+
+    async def _on_alignment(self, change: Change[NodeAlignment]) -> None:
+        # A reset changes nothing: what nodes publish again is what they published before.
+        if change.kind is ChangeKind.DELETE:
+            self._world.put_alignment(change.parts["node"], None)
+        elif change.value is not None:
+            self._world.put_alignment(change.value.node, change.value)
 
     async def _reconcile(self, group: asyncio.TaskGroup) -> None:
         """Work whenever something changed, and after a while where something waits for time."""

@@ -27,13 +27,12 @@ from topobus.controller.core.scheduling_objects import claim_uses
 from topobus.controller.core.supply import Supply
 from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice
 from topobus.controller.core.world import ObjectKey
-from topobus.domain.alignment.view import node_view
+from topobus.domain.alignment.view import aligned_view
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError
-from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
-from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.domain.view import NodeAlignment, NodeView
 
 __all__ = ["ClusterWorld", "Key"]
 
@@ -66,6 +65,8 @@ class ClusterWorld:
 
     def __init__(self) -> None:
         self.nodes: dict[str, NodeFacts] = {}
+        self.node_names: tuple[str, ...] = ()
+        """All nodes, by name; the same tuple as long as they are the same."""
         self.pods: dict[Key, ApiObject] = {}
         self.claims: dict[Key, ApiObject] = {}
         self.templates: dict[Key, ApiObject] = {}
@@ -73,6 +74,7 @@ class ClusterWorld:
         self.machines: dict[str, Machine] = {}
         self.inventories: dict[tuple[str, str], Inventory] = {}
         self.ledgers: dict[str, Ledger] = {}
+        self.alignments: dict[str, NodeAlignment] = {}
         self.supply = Supply(self._describe)
         self.let_go: dict[Key, ApiObject] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
@@ -128,6 +130,7 @@ class ClusterWorld:
         match kind:
             case "Node":
                 if self.nodes.pop(key[1], None) is not None:
+                    self.node_names = tuple(sorted(self.nodes))
                     self.supply.outdate(key[1])
             case "Pod":
                 self.pods.pop(key, None)
@@ -193,7 +196,14 @@ class ClusterWorld:
         if machine is None:
             return None
         inventories = {device_class: one for (there, device_class), one in self.inventories.items() if there == node}
-        return node_view(machine, inventories, self.ledgers.get(node), AlignmentOptions(), CpuSet())
+        return aligned_view(machine, inventories, self.ledgers.get(node), self.alignments.get(node, NodeAlignment(node=node)))
+
+    def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
+        """Take in how a node aligns, or that it does not say so any more."""
+        if self.alignments.get(node) == alignment:
+            return
+        self.alignments[node] = alignment or NodeAlignment(node=node)
+        self.supply.free(node)
 
     def put_ledger(self, node: str, ledger: Ledger | None) -> None:
         """Take in a node's ledger, or that it has none any more."""
@@ -252,6 +262,8 @@ class ClusterWorld:
         known = self.nodes.get(facts.node.name)
         if known != facts:
             self.nodes[facts.node.name] = facts
+            if known is None:
+                self.node_names = tuple(sorted(self.nodes))
             self.supply.outdate(facts.node.name)
 
     def _show_all(self) -> None:

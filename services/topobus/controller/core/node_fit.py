@@ -19,7 +19,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core.values import Node
 from topobus.domain.outcome import Reason
 
-__all__ = ["NodeFacts", "Placing", "node_facts", "preference_of", "read_placing", "why_not"]
+__all__ = ["NodeFacts", "Placing", "has_preferences", "node_facts", "preference_of", "read_placing", "why_not"]
 
 _UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 
@@ -109,6 +109,12 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
     if required is not None and not any(_term_matches(one, node) for one in required.node_selector_terms):
         return _reason("node-affinity", node, "it matches none of the terms of the pod's required node affinity")
     return None
+
+
+def has_preferences(pod: Placing) -> bool:
+    """Say whether a pod prefers some nodes to others."""
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    return affinity is not None and bool(affinity.preferred_during_scheduling_ignored_during_execution)
 
 
 def preference_of(pod: Placing, node: Node) -> int:
