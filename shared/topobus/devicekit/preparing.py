@@ -15,6 +15,7 @@ import msgspec
 from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, UnprepareReply, UnprepareRequest
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
+from topobus.devicekit.sharing import refuse_sharing
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.health import HealthState
@@ -116,6 +117,9 @@ class Preparer:
         for name, mine in self._by_driver(devices).items():
             isolated = self._drivers[name]
             driver = isolated.driver
+            unshared = refuse_sharing(driver, mine, context)
+            if unshared is not None:
+                return unshared
             try:
                 answer = await isolated.call("prepare", partial(driver.prepare, self._tree, mine, context))
             except (DriverFailed, DriverHung) as err:

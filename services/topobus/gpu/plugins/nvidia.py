@@ -19,6 +19,7 @@ from topobus.devicekit.pci import (
     pci_folder,
     select_functions,
 )
+from topobus.devicekit.sharing import sharing_of
 from topobus.domain.device import AttributeValue, Device, Link, LinkClass
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -26,6 +27,7 @@ from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
+from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
 from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, NvmlUnavailable, load_nvml
 from topobus.gpu.products import ProductTable
 from topobus.sysfs.drm import function_drm_nodes
@@ -48,6 +50,7 @@ class NvidiaDriver:
 
     name = "nvidia"
     device_class = "gpu"
+    sharing_strategies = STRATEGIES
 
     def __init__(self, nvml: Nvml | None = None) -> None:
         self.warnings: tuple[str, ...] = ()
@@ -76,6 +79,10 @@ class NvidiaDriver:
         """Give each GPU's nodes, the driver's shared nodes, and the variable that NVIDIA's container runtime reads."""
         if (refusal := gone(tree, devices)) is not None:
             return refusal
+        sharing = sharing_of(devices, context)
+        shares = sharing if isinstance(sharing, Refusal) else sharing_edits(tree, sharing, len(devices))
+        if isinstance(shares, Refusal):
+            return shares
         edits: dict[str, ContainerEdits] = {}
         uuids: list[str] = []
         is_cuda = False
@@ -94,7 +101,8 @@ class NvidiaDriver:
             )
         shared = [one for one in _SHARED_NODES if is_cuda and (tree.exists(f"dev/{one}") or (not tree.is_live and one in _ALWAYS_SHARED))]
         env = {"NVIDIA_VISIBLE_DEVICES": ",".join(uuids)} if len(uuids) == len(devices) else {}
-        return {**edits, "": ContainerEdits(env=env, device_nodes=tuple(device_node(one) for one in shared))}
+        common = ContainerEdits(env={**env, **shares.env}, device_nodes=tuple(device_node(one) for one in shared), mounts=shares.mounts)
+        return {**edits, "": common}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the GPU."""

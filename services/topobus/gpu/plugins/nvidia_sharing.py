@@ -1,0 +1,74 @@
+"""Sharing strategies on NVIDIA GPUs: what a container is told, and what must run on the node already.
+
+TimeSlicing with the default slice is what a GPU does by itself. Other slices are a setting of the GPU that only `nvidia-smi compute-policy` makes, and MPS needs
+its control daemon: this driver starts no processes, so it serves MPS where an operator runs the daemon, and refuses by name what it cannot do.
+Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS control daemon" (default folder /tmp/nvidia-mps); nvidia-smi(1), compute-policy.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts.kubernetes.classic_parameters import MPS, TIME_SLICING, Sharing
+from topobus.domain.edits import ContainerEdits, Mount
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.quantity import Quantity
+from topobus.sysfs.tree import Tree
+
+__all__ = ["STRATEGIES", "sharing_edits"]
+
+STRATEGIES = frozenset({TIME_SLICING, MPS})
+
+# The control daemon's name as the kernel cuts it (15 characters); the server that it starts has the same.
+_DAEMON = b"nvidia-cuda-mps"
+_PIPES_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+# Where the daemon listens unless its environment says otherwise; its clients and it exchange data by files in /dev/shm, too.
+_PIPES = "/tmp/nvidia-mps"
+# A process's environment beyond this is cut; the variable stands in front in any daemon's that was started by hand or by a unit.
+_ENVIRONMENT_BYTES = 1 << 16
+_SHARED_MEMORY = "/dev/shm"
+_WRITABLE = ("rw", "nosuid", "nodev", "bind")
+_MIB = 1 << 20
+
+
+def sharing_edits(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
+    """Say what a container of a claim with `count` GPUs needs to share them so."""
+    if sharing.strategy == TIME_SLICING:
+        interval = sharing.time_slicing_config.interval if sharing.time_slicing_config is not None else "Default"
+        if interval == "Default":
+            return ContainerEdits()
+        message = f"a time slice of {interval} is set by nvidia-smi compute-policy, which this driver does not run: ask for Default, and set it on the node"
+        return _refuse("time-slice-unsupported", message, interval=interval)
+    if sharing.strategy == MPS:
+        return _mps(tree, sharing, count)
+    return ContainerEdits()
+
+
+def _mps(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
+    pipes = _find_daemon(tree)
+    if pipes is None:
+        return _refuse("mps-not-running", "no MPS control daemon runs on this node: run nvidia-cuda-mps-control -d there")
+    env = {_PIPES_VARIABLE: pipes}
+    config = sharing.mps_config
+    if config is not None and config.default_active_thread_percentage is not None:
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(config.default_active_thread_percentage)
+    if config is not None and config.default_pinned_device_memory_limit is not None:
+        # By the ordinals that the container sees; in MiB, rounded down, for a limit must not be exceeded.
+        mib = Quantity.parse(config.default_pinned_device_memory_limit).units // _MIB
+        env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{index}={mib}M" for index in range(count))
+    folders = (pipes, _SHARED_MEMORY)
+    return ContainerEdits(env=env, mounts=tuple(Mount(host_path=one, container_path=one, options=_WRITABLE) for one in folders))
+
+
+def _find_daemon(tree: Tree) -> str | None:
+    """Find the folder where the node's MPS control daemon listens; None when none runs."""
+    for name in tree.names("proc"):
+        # A process may end at any time, and another user's environment cannot be read: then it listens where it does by default, or its clients will tell.
+        if not name.isdecimal() or (tree.read_bytes(f"proc/{name}/comm") or b"").strip() != _DAEMON:
+            continue
+        environment = (tree.read_bytes(f"proc/{name}/environ", _ENVIRONMENT_BYTES) or b"").decode("utf-8", "replace")
+        found = dict(one.partition("=")[::2] for one in environment.split("\0"))
+        return found.get(_PIPES_VARIABLE) or _PIPES
+    return None
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -1,0 +1,84 @@
+"""How the containers of one claim share its devices: the strategy in a claim's opaque configuration, read once for all drivers.
+
+Flows in: the configuration that `prepare` got, and what the driver can do. Flows out: the strategy, or why it cannot be had. The claim has its devices alone either
+way: a strategy says what its containers may do with them. A driver that does not say that it knows a strategy is never asked for one; nothing is ignored silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from topobus.contracts.kubernetes.classic_parameters import EXCLUSIVE, SHARING_KIND, SHARING_VERSION, Sharing, check_sharing
+from topobus.contracts.kubernetes.shape import check_names, read_as
+from topobus.devicekit.driver import DeviceDriver, PrepareContext
+from topobus.domain.device import Device
+from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Reason, Refusal
+
+__all__ = ["SharingDriver", "read_sharing", "refuse_sharing", "sharing_of"]
+
+
+@runtime_checkable
+class SharingDriver(DeviceDriver, Protocol):
+    """A driver that knows sharing strategies; in `prepare` it reads the one that is asked for by `sharing_of`."""
+
+    sharing_strategies: frozenset[str]
+    """Besides Exclusive: `TimeSlicing`, `MPS`."""
+
+
+def read_sharing(config: Sequence[Mapping[str, Any]]) -> Sharing | Refusal | None:
+    """Find the strategy in opaque configurations; the last one wins, for claims come after classes. None when none is asked for.
+
+    >>> read_sharing([{"apiVersion": "topobus.dev/v1", "kind": "SharingParameters", "strategy": "MPS"}]).strategy
+    'MPS'
+    """
+    found = [one for one in config if one.get("kind") == SHARING_KIND]
+    if not found:
+        return None
+    one = {key: value for key, value in found[-1].items() if key not in ("apiVersion", "kind")}
+    if found[-1].get("apiVersion") != SHARING_VERSION:
+        return _refuse("sharing-malformed", f"{SHARING_KIND}.apiVersion is {found[-1].get('apiVersion')!r}, wanted {SHARING_VERSION!r}")
+    problems: list[Any] = []
+    check_names(one, Sharing, SHARING_KIND, {}, problems)
+    try:
+        sharing = read_as(one, Sharing, where=SHARING_KIND)
+    except ContractError as err:
+        return _refuse("sharing-malformed", err.message)
+    problems.extend(check_sharing(sharing, SHARING_KIND))
+    return _refuse("sharing-malformed", "; ".join(str(problem) for problem in problems)) if problems else sharing
+
+
+def sharing_of(devices: Sequence[Device], context: PrepareContext) -> Sharing | Refusal:
+    """Find the one strategy for all of a driver's devices in a claim; Exclusive when none is asked for.
+
+    Errors: refuses a malformed one, and two that differ: one process cannot keep to both.
+    """
+    found: dict[str, Sharing] = {}
+    for device in devices:
+        sharing = read_sharing(context.config_of(device.name))
+        if isinstance(sharing, Refusal):
+            return sharing
+        found[device.name] = sharing or Sharing()
+    different = sorted({str(one) for one in found.values()})
+    if len(different) > 1:
+        named = ", ".join(f"{name}: {one.strategy}" for name, one in sorted(found.items()))
+        return _refuse("sharing-differs", f"devices of one claim are to be shared in different ways: {named}")
+    return next(iter(found.values()), Sharing())
+
+
+def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
+    """Say why a driver cannot share its devices as it is asked to; None when it can, or is not asked to."""
+    sharing = sharing_of(devices, context)
+    if isinstance(sharing, Refusal):
+        return sharing
+    known = driver.sharing_strategies if isinstance(driver, SharingDriver) else frozenset()
+    if sharing.strategy == EXCLUSIVE or sharing.strategy in known:
+        return None
+    able = ", ".join((EXCLUSIVE, *sorted(known)))
+    message = f"driver {driver.name} cannot share devices by {sharing.strategy}: it knows {able}"
+    return _refuse("sharing-unsupported", message, driver=driver.name, strategy=sharing.strategy)
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))
