@@ -26,7 +26,7 @@ from topobus.contracts.messages import (
 from topobus.domain import transitions
 from topobus.domain.alignment.place import place, prefer
 from topobus.domain.alignment.resources import class_of_resource
-from topobus.domain.alignment.view import CPU_CLASS
+from topobus.domain.alignment.view import CPU_CLASS, cpu_name
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
@@ -128,7 +128,7 @@ class Answers:
             made = decision_id(ledger, asked.op_id)
             request = request_of_devices(asked.owner, asked.devices, is_shared=asked.is_shared)
             pending = self._pending(ledger, asked.owner, request, None)
-            unknown = self._unknown(self._facts.view(ledger), asked.devices)
+            unknown = self._unknown(self._facts.bare_view(), asked.devices)
             step: Step | Refusal = unknown or transitions.adopt(
                 ledger,
                 op_id=asked.op_id,
@@ -334,13 +334,15 @@ class Answers:
     def _unknown(self, view: NodeView, devices: Mapping[str, tuple[str, ...]]) -> Refusal | None:
         """Refuse what no inventory lists; CPUs are checked against the machine."""
         reasons: list[Reason] = []
-        cpus = {f"cpu-{cpu}" for core in view.cores for cpu in core.cpus}
         for device_class, names in sorted(devices.items()):
             if device_class != CPU_CLASS and device_class not in view.devices:
                 message = f"no device service on node {self._node} offers class {device_class!r}"
                 reasons.append(Reason(code="unknown-class", message=message, facts={"resource": device_class}))
                 continue
-            known = cpus if device_class == CPU_CLASS else {one.name for one in view.devices[device_class]}
+            if device_class == CPU_CLASS:
+                known = {cpu_name(cpu) for core in view.cores for cpu in core.cpus}
+            else:
+                known = {one.name for one in view.devices[device_class]}
             reasons += [
                 Reason(
                     code="unknown-device",

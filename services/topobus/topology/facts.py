@@ -64,6 +64,13 @@ class Facts:
 
         Errors: raises PeerUnavailable before discovery and the inventories have been heard.
         """
+        return with_ledger(self.bare_view(), ledger)
+
+    def bare_view(self) -> NodeView:
+        """The node as it would be with nothing held.
+
+        Errors: raises PeerUnavailable as `view` does.
+        """
         if self.machine is None or not self._has_inventories:
             what = "the machine" if self.machine is None else "the inventories"
             raise PeerUnavailable(
@@ -80,7 +87,7 @@ class Facts:
                 reserved_memory=self._reserved_memory,
             )
             self._warn_about_reserved(self._static)
-        return with_ledger(self._static, ledger)
+        return self._static
 
     async def _watch_machine(self) -> None:
         async with aclosing(self._bus.watch(MACHINE, node=self._node)) as changes:

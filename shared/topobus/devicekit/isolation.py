@@ -1,15 +1,18 @@
-"""One driver behind a wall: each call in a thread of its own, one at a time, with a time limit.
+"""One driver behind a wall: its calls in a thread of its own, one at a time, with a time limit.
 
-A call that hangs leaves its thread behind and makes the driver "hung": further calls fail at once, without a new thread, until the old one comes back.
-Whatever a vendor's code raises comes out as HardwareError. Threads are daemons: a hung vendor library never keeps the process from ending.
+A call that hangs keeps the thread and makes the driver "hung": further calls fail at once until the old one comes back. It is one thread for all calls:
+to start one costs a loaded machine milliseconds, in the middle of kubelet's Allocate. Whatever a vendor's code raises comes out as HardwareError. The
+thread is a daemon: a hung vendor library never keeps the process from ending.
 """
 
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from topobus.devicekit.driver import DeviceDriver
 from topobus.domain.errors import HardwareError
@@ -36,6 +39,8 @@ class IsolatedDriver:
         self._timeout_s = timeout_s
         self._lock = asyncio.Lock()
         self._left_behind: _Call[object] | None = None
+        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._has_thread = False
 
     @property
     def is_hung(self) -> bool:
@@ -64,8 +69,12 @@ class IsolatedDriver:
         if self.is_hung:
             raise DriverHung(f"driver {self.name}: an earlier call has not come back yet", driver=self.name, verb=verb)
         call = _Call(function, asyncio.get_running_loop())
-        thread = threading.Thread(target=call.run, name=f"driver-{self.name}-{verb}", daemon=True)
-        thread.start()
+        if not self._has_thread:
+            self._has_thread = True
+            threading.Thread(target=_work, args=(self._calls,), name=f"driver-{self.name}", daemon=True).start()
+            # The thread ends with whoever gives it work.
+            weakref.finalize(self, self._calls.put, None)
+        self._calls.put(call)
         try:
             await asyncio.shield(call.done)
         except asyncio.CancelledError:
@@ -78,6 +87,13 @@ class IsolatedDriver:
                 verb=verb,
             ) from call.error
         return call.result[0]
+
+
+def _work(calls: queue.SimpleQueue[_Call[Any] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call.run()
+        # Else the last call's result would be kept until the next one.
+        del call
 
 
 class _Call(Generic[T]):

@@ -41,6 +41,10 @@ _MEMORY = "memory"
 OPERATIONS_KEPT = 256
 """Answers kept for askers that ask again; an asker gives up long before so many others came."""
 
+# Of these, answers about allocations of kubelet's own that are kept: such an operation has an id of its own for each call, and nobody asks it again. A node
+# makes one for each container, so they would be most of a ledger that every service of the node reads.
+_PLUGIN_OPERATIONS = 32
+_PLUGIN_KEYS = f"{OwnerKind.DEVICE_PLUGIN}/"
 
 # Answers kept with their reasons: an asker asks again within seconds. The others are answered from the allocation: the
 # ledger is written with every operation and read by every service of the node, so it must stay small.
@@ -331,7 +335,10 @@ def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapp
     operations = {**ledger.operations, op_id: structs.replace(record, number=ledger.sequence + 1)}
     # By number: a stored ledger comes back with its keys sorted by name.
     ages = sorted(operations, key=lambda key: operations[key].number)
-    for key in ages[: max(0, len(ages) - OPERATIONS_KEPT)]:
+    plugins = [key for key in ages if operations[key].owner_key.startswith(_PLUGIN_KEYS)]
+    # What is not announced yet waits for its event.
+    over = [key for key in plugins[: max(0, len(plugins) - _PLUGIN_OPERATIONS)] if operations[key].is_announced]
+    for key in {*ages[: max(0, len(ages) - OPERATIONS_KEPT)], *over}:
         del operations[key]
     # One record grows old with each operation, so one is slimmed down each time.
     if len(ages) > _FULL_OPERATIONS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -50,11 +51,23 @@ async def test_call_gives_up_when_the_driver_hangs_and_recovers_when_it_returns(
         await isolated.call("discover", lambda: 1)
     assert started.is_set()
     hang.set()
-    for thread in threading.enumerate():
-        if thread.name == "driver-toy-discover":
-            thread.join(5)
+    async with asyncio.timeout(5):
+        while isolated.is_hung:  # noqa: ASYNC110  (the call ends in its thread, which tells nobody)
+            await asyncio.sleep(0.001)
 
     assert await isolated.call("discover", lambda: 1) == 1
+
+
+async def test_calls_share_one_thread_which_ends_with_the_driver() -> None:
+    """No thread is made in the middle of an allocation, and none is left behind."""
+    isolated = _isolated()
+    threads = {await isolated.call("prepare", threading.current_thread) for _ in range(20)}
+    (thread,) = threads
+    del isolated
+    gc.collect()
+    await asyncio.to_thread(thread.join, 5)
+
+    assert not thread.is_alive()
 
 
 async def test_calls_run_one_at_a_time_when_many_come() -> None:
