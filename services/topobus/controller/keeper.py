@@ -104,7 +104,8 @@ class ClaimKeeper:
 
         def is_done(key: Hashable) -> bool:
             found = stored.get(key) if isinstance(key, ObjectKey) else None
-            return found is None or self._is_allocated(found.value)
+            # What is being taken back is on its way to be tried again.
+            return found is None or (self._is_allocated(found.value) and not claims.deallocation_of(found.value))
 
         for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}

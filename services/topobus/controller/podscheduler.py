@@ -18,6 +18,7 @@ from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.kubernetes.objects import PLACEMENT_PROTECTION, metadata_of, name_of
 from topobus.contracts.kubernetes.resource import NodeRequirement, NodeSelector, NodeSelectorTerm
 from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.controller.binder import Binder
 from topobus.controller.classic.scheduling import ClassicScheduler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.consumers import Consumers
@@ -86,8 +87,10 @@ class PodScheduler:
         planner: Planner,
         classic: ClassicScheduler,
         metrics: ControllerMetrics,
+        binder: Binder,
     ) -> None:
         self._settings = settings
+        self._binder = binder
         self._classic = classic
         self._runtime = runtime
         self._bus = runtime.bus
@@ -373,6 +376,10 @@ class PodScheduler:
         return await self._pen.write(key, stored.revision, with_retreat(stored.value))
 
     async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> bool:
+        unready = self._binder.wait_for(tuple(self._claim_keys(key).values()))
+        if unready is not None:
+            await self._tell(key, stored, "WaitsForBinding", (unready,))
+            return True
         if await self._pen.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
             self._metrics.pods.labels("scheduled").inc()
             self._log.info("pod.scheduled", pod=name_of(stored.value), node=node)

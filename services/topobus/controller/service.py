@@ -13,6 +13,7 @@ from typing import TypeVar
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.messages import ApiObject, PlanReply, PlanRequest
+from topobus.controller.binder import Binder
 from topobus.controller.cel import CelCompiler
 from topobus.controller.classic.home import ClassicHome
 from topobus.controller.classic.scheduling import ClassicScheduler
@@ -62,11 +63,12 @@ class _Controller:
         self._consumers = Consumers(self._world)
         self._keeper = ClaimKeeper(settings, runtime, self._world, finder, self._consumers, metrics)
         self._evictor = Evictor(runtime, self._world, self._keeper)
+        self._binder = Binder(settings.binding_timeout_s, runtime, self._world, finder, self._keeper)
         self._pods = PodKeeper(runtime, self._world)
         self._planner = Planner(settings, runtime, self._world, metrics)
         self._classic = ClassicScheduler(runtime, self._world)
         self._scheduler = PodScheduler(
-            settings, runtime, self._world, finder, self._consumers, self._keeper, self._planner, self._classic, metrics
+            settings, runtime, self._world, finder, self._consumers, self._keeper, self._planner, self._classic, metrics, self._binder
         )
         self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
@@ -171,6 +173,7 @@ class _Controller:
             is_due = await self._release_gone()
             is_due = await self._classes.reconcile_all() or is_due
             is_due = await self._evictor.reconcile_all() or is_due
+            is_due = await self._binder.reconcile_all() or is_due
             is_due = await self._pods.reconcile_all() or is_due
             self._consumers.update()
             is_due = await self._classic.reconcile_all() or is_due

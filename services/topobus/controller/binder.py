@@ -1,0 +1,72 @@
+"""The binder: gives back devices whose binding failed or took too long, and says of which claims a pod has to wait.
+
+Flows in: allocated claims. Flows out: claims marked to be taken back, their devices refused for a while so that others are tried. A driver's word stands in the
+claim's status; nothing here is remembered that a restart would lose, but for the refusals.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.controller.core import claims
+from topobus.controller.core.binding import BindingFailed, BindingState, BindingWaits, binding_state
+from topobus.controller.core.values import DeviceId
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.finding import Finder
+from topobus.controller.keeper import ClaimKeeper
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["Binder"]
+
+
+class Binder:
+    """Looks at allocated claims whose devices have binding conditions."""
+
+    def __init__(self, timeout_s: float, runtime: Runtime, world: World, finder: Finder, keeper: ClaimKeeper) -> None:
+        self._timeout_s = timeout_s
+        self._clock = runtime.clock
+        self._world = world
+        self._finder = finder
+        self._keeper = keeper
+
+    async def reconcile_all(self) -> bool:
+        """Give back what failed; True says that some claim waits, whose time may run out."""
+        is_due = False
+        for key, stored in self._world.claims():
+            state = self._state(stored)
+            if isinstance(state, BindingFailed) and not metadata_of(stored.value).deletion_timestamp:
+                try:
+                    await self._give_back(key, stored, state)
+                except PeerUnavailable as err:
+                    get_logger().warning("claim.give-back-delayed", claim=name_of(stored.value), error=str(err))
+                    is_due = True
+            is_due = is_due or isinstance(state, BindingWaits)
+        return is_due
+
+    def wait_for(self, keys: tuple[ObjectKey, ...]) -> Reason | None:
+        """Say for which claim a pod has to wait; None when all are ready."""
+        for key in keys:
+            stored = self._world.objects.get(key)
+            state = self._state(stored) if stored is not None else None
+            if isinstance(state, BindingWaits | BindingFailed):
+                what = ", ".join(state.missing) if isinstance(state, BindingWaits) else state.why
+                message = f"claim {key.namespace}/{key.name} waits for its devices: {what}"
+                return Reason(code="waits-for-binding", message=message, facts={"claim": key.name, "conditions": what})
+        return None
+
+    def _state(self, stored: Stored) -> BindingState | None:
+        if not stored.value.status.get("allocation") or claims.deallocation_of(stored.value):
+            return None
+        try:
+            return binding_state(claims.status_of(stored.value), now=self._clock.now(), timeout_s=self._timeout_s)
+        except ContractError:
+            return None  # told so by the keeper of claims
+
+    async def _give_back(self, key: ObjectKey, stored: Stored, state: BindingFailed) -> None:
+        allocation = claims.status_of(stored.value).allocation
+        results = allocation.devices.results if allocation is not None else ()
+        devices = [DeviceId(one.driver, one.pool, one.device) for one in results if one.binding_conditions]
+        self._finder.refusals.remember(key, devices, f"binding failed: {state.why}", now_s=self._clock.monotonic())
+        await self._keeper.deallocate(key, stored, f"binding failed: {state.why}")

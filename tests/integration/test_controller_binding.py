@@ -1,0 +1,87 @@
+"""Binding conditions on a real server: a pod waits for its devices, and gets others when they fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from integration.test_controller import NODE, Home, home, recorded, served  # noqa: F401  # fixtures
+from integration.test_controller_evictions import conditions, pod, until
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
+from topobus.contracts.messages import ApiObject
+from topobus.runtime.bus import Conflict
+
+pytestmark = pytest.mark.integration
+
+MANIFEST = f"""
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {{name: fabric}}
+spec:
+  driver: fabric.example.com
+  pool: {{name: fabric, resourceSliceCount: 1}}
+  nodeSelector:
+    nodeSelectorTerms:
+    - matchFields: [{{key: metadata.name, operator: In, values: [{NODE}]}}]
+  devices:
+  - {{name: card-0, bindsToNode: true, bindingConditions: [attached], bindingFailureConditions: [broken]}}
+  - {{name: card-1, bindsToNode: true, bindingConditions: [attached], bindingFailureConditions: [broken]}}
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {{name: fabric}}
+spec:
+  selectors: [{{cel: {{expression: 'device.driver == "fabric.example.com"'}}}}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: card}}
+spec:
+  devices: {{requests: [{{name: r, exactly: {{deviceClassName: fabric}}}}]}}
+"""
+
+
+async def say(home: Home, device: str, condition: str) -> None:  # noqa: F811
+    """Report a condition of a device, as its driver does."""
+    parts = {"kind": "resourceclaim", "namespace": "default", "name": "card"}
+    while True:
+        entry = await home.bus.get(catalogue.OBJECT, **parts)
+        assert entry is not None
+        said = {
+            "driver": "fabric.example.com",
+            "pool": "fabric",
+            "device": device,
+            "conditions": [{"type": condition, "status": "True", "message": "said so"}],
+        }
+        told = msgspec.structs.replace(entry.value, status={**entry.value.status, "devices": [said]})
+        if not isinstance(await home.bus.compare_and_set(catalogue.OBJECT, told, entry.revision, **object_parts(told)), Conflict):
+            return
+
+
+def _device(one: ApiObject | None) -> str:
+    allocation: dict[str, Any] = (one.status.get("allocation") if one is not None else None) or {}
+    results = allocation.get("devices", {}).get("results", [])
+    return str(results[0]["device"]) if results else ""
+
+
+async def test_pod_waits_for_binding_and_gets_another_device_when_it_fails(served: Home) -> None:  # noqa: F811
+    """The pod is told what it waits for; a failure gives the device back and another is tried; its condition lets the pod go on."""
+    for one in parse_manifest(MANIFEST, where="fabric.yaml"):
+        await served.apply(admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z"))
+    await served.apply(pod("user", "card"))
+
+    waits = await until(served, "pod", "user", lambda one: conditions(one, "PodScheduled").get("reason") == "WaitsForBinding")
+    await say(served, "card-0", "broken")
+    moved = await served.until("card", lambda one: _device(one) == "card-1")
+    await say(served, "card-1", "attached")
+    bound = await until(served, "pod", "user", lambda one: conditions(one, "PodScheduled").get("status") == "True")
+
+    assert "card-0: attached" in conditions(waits, "PodScheduled")["message"]
+    assert moved is not None
+    granted = moved.status["allocation"]["devices"]["results"][0]
+    assert (granted["bindingConditions"], granted["bindingFailureConditions"]) == (["attached"], ["broken"])
+    assert bound is not None
+    assert bound.spec["nodeName"] == NODE
