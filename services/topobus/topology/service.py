@@ -7,6 +7,7 @@ import asyncio
 from topobus.contracts.catalogue import ADOPT, COMMIT, HINTS, PLACE, PREFER, RELEASE
 from topobus.devicekit.rollcall import RollCall
 from topobus.domain.idset import CpuSet
+from topobus.domain.view import NodeAlignment
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 from topobus.topology.announcer import Announcer
@@ -15,6 +16,7 @@ from topobus.topology.book import Book
 from topobus.topology.config import TopologySettings
 from topobus.topology.facts import Facts
 from topobus.topology.metrics import TopologyMetrics
+from topobus.topology.options import publish_options
 from topobus.topology.reservations import Reservations
 
 __all__ = ["serve"]
@@ -25,12 +27,14 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     bus, node = runtime.bus, runtime.node
     metrics = TopologyMetrics(runtime.registry)
     options = settings.alignment.options()
+    reserved = CpuSet.parse(settings.alignment.reserved_cpus)
+    reserved_memory: dict[str, int] = dict(settings.alignment.memory.reserved_bytes)
     facts = Facts(
         bus,
         node=node,
         options=options,
-        reserved_cpus=CpuSet.parse(settings.alignment.reserved_cpus),
-        reserved_memory={int(key): size for key, size in settings.alignment.memory.reserved_bytes.items()},
+        reserved_cpus=reserved,
+        reserved_memory={int(key): size for key, size in reserved_memory.items()},
         readiness=runtime.readiness,
     )
     book = Book(bus, node=node, readiness=runtime.readiness, metrics=metrics)
@@ -70,6 +74,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(announcer.run())
         group.create_task(reservations.run())
         group.create_task(rollcall.run())
+        group.create_task(publish_options(bus, NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory)))
         await bus.answer(PLACE, answers.place, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)
         await bus.answer(ADOPT, answers.adopt, node=node)

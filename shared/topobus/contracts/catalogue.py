@@ -16,9 +16,11 @@ from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.view import NodeAlignment
 
 __all__ = [
     "ADOPT",
+    "ALIGNMENT",
     "ALL",
     "ASKS",
     "CLUSTER",
@@ -217,6 +219,15 @@ LEDGER = State(
     history=16,
     max_value_bytes=900 * 1024,
 )
+ALIGNMENT = State(
+    name="alignment",
+    parts=("node",),
+    bucket="topobus_alignments",
+    message=NodeAlignment,
+    writer=("topology",),
+    readers=("topology", "controller", "cli"),
+    description="How one node aligns: policy, scope, mode, reserved CPUs and memory, as its operator set them.",
+)
 OBJECT = State(
     name="object",
     parts=("kind", "namespace", "name"),
@@ -366,7 +377,13 @@ PODS = Ask(
     description="Which containers have which devices, as kubelet tells it, and where the ledger says something else.",
 )
 
-STATES: tuple[State[Machine] | State[Inventory] | State[Ledger] | State[m.ApiObject], ...] = (MACHINE, INVENTORY, LEDGER, OBJECT)
+STATES: tuple[State[Machine] | State[Inventory] | State[Ledger] | State[NodeAlignment] | State[m.ApiObject], ...] = (
+    MACHINE,
+    INVENTORY,
+    LEDGER,
+    ALIGNMENT,
+    OBJECT,
+)
 EVENTS: tuple[Event[m.HealthEvent] | Event[m.DecisionEvent] | Event[m.DisagreementEvent], ...] = (HEALTH, DECISION, DISAGREEMENT)
 ASKS = (PLACE, PREFER, ADOPT, COMMIT, RELEASE, HINTS, PREPARE, UNPREPARE, PLAN, PODS)
 ALL: tuple[Noun, ...] = (*STATES, *EVENTS, *ASKS)

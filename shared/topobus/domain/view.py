@@ -14,7 +14,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import MemoryBlock
 from topobus.domain.request import Policy, Scope
 
-__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "KubeletVersion", "NodeView", "NumaMemory", "PlanMode"]
+__all__ = ["AlignmentOptions", "CoreView", "CpuOptions", "KubeletVersion", "NodeAlignment", "NodeView", "NumaMemory", "PlanMode"]
 
 
 class KubeletVersion(StrEnum):
@@ -81,6 +81,17 @@ class AlignmentOptions(Struct, frozen=True, kw_only=True):
     """kubelet's `max-allowable-numa-nodes`: a machine with more is refused, unless the policy is none. 0: no limit, for ours needs none."""
     allow_request_policy: bool = True
     """Whether a pod may ask for a policy, scope or locality other than the node's."""
+
+
+class NodeAlignment(Struct, frozen=True, kw_only=True):
+    """How one node aligns, as its operator set it: with it others judge what the node itself would say."""
+
+    node: str
+    options: AlignmentOptions = AlignmentOptions()
+    reserved_cpus: CpuSet = CpuSet()
+    """Never given exclusively."""
+    reserved_memory: dict[str, int] = {}
+    """Bytes of ordinary memory by NUMA node that are never handed out; keys are node ids."""
 
 
 class NumaMemory(Struct, frozen=True, kw_only=True):

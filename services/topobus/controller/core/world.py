@@ -25,14 +25,13 @@ from topobus.controller.core.slicebook import Origin
 from topobus.controller.core.supply import Supply, node_of
 from topobus.controller.core.taints import TaintBook, TaintRule, read_rule, silenced
 from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Slice
-from topobus.domain.alignment.view import node_view
+from topobus.domain.alignment.view import aligned_view
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
-from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.silence import unheard
-from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.domain.view import NodeAlignment, NodeView
 
 __all__ = ["ObjectKey", "Stored", "World"]
 
@@ -59,6 +58,7 @@ class World:
         self.machines: dict[str, Machine] = {}
         self.inventories: dict[tuple[str, str], Inventory] = {}
         self.ledgers: dict[str, Ledger] = {}
+        self.alignments: dict[str, NodeAlignment] = {}
         self.objects: dict[ObjectKey, Stored] = {}
         self.stock = Supply()
         self.taints = TaintBook()
@@ -313,20 +313,20 @@ class World:
 
     def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
         """Take in how a node aligns, or that it does not say so any more."""
-        if alignment is None:
-            self.alignments.pop(node, None)
-        else:
-            self.alignments[node] = alignment
+        if self.alignments.get(node) == alignment:
+            return
+        self.alignments[node] = alignment or NodeAlignment(node=node)
         self.stock.free(node)
 
     def view_of(self, node: str) -> NodeView | None:
-        """Show a node as a plan sees it; None when it has published no machine. Its settings are its own to apply: these are the defaults."""
+        """Show a node as a plan sees it; None when it has published no machine. A node that does not say how it aligns has kubelet's defaults."""
         machine = self.machines.get(node)
         if machine is None:
             return None
         silent = {device_class: since for (there, device_class), since in self._silent.items() if there == node}
         inventories = self._inventories_of.get(node, {})
-        return node_view(machine, inventories, self.ledgers.get(node), AlignmentOptions(), CpuSet(), unheard_classes=silent)
+        asked = self.alignments.get(node, NodeAlignment(node=node))
+        return aligned_view(machine, inventories, self.ledgers.get(node), asked, unheard_classes=silent)
 
     def devices_of(self, node: str) -> tuple[DeviceId, ...]:
         """List the devices that a node publishes itself."""

@@ -12,9 +12,9 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, NumaNode
 from topobus.domain.outcome import MemoryBlock
 from topobus.domain.silence import unheard
-from topobus.domain.view import AlignmentOptions, CoreView, NodeView, NumaMemory
+from topobus.domain.view import AlignmentOptions, CoreView, NodeAlignment, NodeView, NumaMemory
 
-__all__ = ["CPU_CLASS", "MEMORY", "cpu_name", "cpu_of_name", "node_view", "with_ledger", "without_owners"]
+__all__ = ["CPU_CLASS", "MEMORY", "aligned_view", "cpu_name", "cpu_of_name", "node_view", "with_ledger", "without_owners"]
 
 CPU_CLASS = "cpu"
 """The class whose devices are logical CPUs."""
@@ -101,6 +101,27 @@ def node_view(
         custom_hints=dict(custom_hints or {}),
     )
     return with_ledger(empty, ledger) if ledger is not None else empty
+
+
+def aligned_view(
+    machine: Machine,
+    inventories: Mapping[str, Inventory],
+    ledger: Ledger | None,
+    alignment: NodeAlignment,
+    *,
+    unheard_classes: Mapping[str, str] | None = None,
+) -> NodeView:
+    """Put together what the node's own plan would see, from what it publishes."""
+    reserved = {int(node): size for node, size in alignment.reserved_memory.items() if node.isascii() and node.isdecimal()}
+    return node_view(
+        machine,
+        inventories,
+        ledger,
+        alignment.options,
+        alignment.reserved_cpus,
+        unheard_classes=unheard_classes,
+        reserved_memory=reserved,
+    )
 
 
 def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:

@@ -1,0 +1,51 @@
+"""The node's own options for alignment, published for those who judge in its stead.
+
+Flows in: settings. Flows out: one state of the catalogue. What another instance of this service writes, with other settings during a rolling update, is left alone:
+the newest start wins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+
+from topobus.contracts.catalogue import ALIGNMENT
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.view import NodeAlignment
+from topobus.runtime.bus import AmbiguousWrite, Bus
+from topobus.runtime.logging import get_logger
+from topobus.runtime.state import ChangeKind
+
+__all__ = ["publish_options"]
+
+# Between two tries to write: nobody waits for it, and the controller's defaults are kubelet's.
+_RETRY_S = 1.0
+
+
+async def publish_options(bus: Bus, mine: NodeAlignment) -> None:
+    """Keep the options published, for ever: written at the start when others stand there, and again when they were lost."""
+    known: NodeAlignment | None = None
+    async with aclosing(bus.watch(ALIGNMENT, node=mine.node)) as changes:
+        async for change in changes:
+            match change.kind:
+                case ChangeKind.PUT:
+                    known = change.value
+                case ChangeKind.RESET:
+                    known = None
+                case ChangeKind.DELETE | ChangeKind.SNAPSHOT_END:
+                    known = None if change.kind is ChangeKind.DELETE else known
+                    if known != mine:
+                        await _write(bus, mine)
+                        known = mine
+
+
+async def _write(bus: Bus, mine: NodeAlignment) -> None:
+    while True:
+        try:
+            await bus.put(ALIGNMENT, mine, node=mine.node)
+        except (PeerUnavailable, AmbiguousWrite) as err:
+            get_logger().warning("alignment.unpublished", error=str(err))
+            await asyncio.sleep(_RETRY_S)
+        else:
+            get_logger().info("alignment.published", policy=mine.options.policy.value, scope=mine.options.scope.value)
+            return
