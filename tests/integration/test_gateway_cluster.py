@@ -301,6 +301,25 @@ async def test_claim_is_read_from_the_api_server_when_kubelet_prepares_it(rig: R
     assert "does not exist" in missing.error
 
 
+async def test_claim_is_tried_again_when_the_api_server_is_troubled_for_a_moment(rig: Rig, server: ApiServerSimulator) -> None:
+    """Errors, too many requests: kubelet gets its answer in one call, for its own next try comes after a minute; what lasts longer is told."""
+    training = allocated(server, "training", "gpu-0")
+    patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
+    async with rig.gateway(deadlines=patient), rig.kubelet:
+        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        server.refuse("GET", "resourceclaims", code=500, times=2)
+        server.refuse("GET", "resourceclaims", code=429, retry_after_s=1)
+        (prepared,) = await rig.kubelet.prepare_claims([training])
+    async with rig.gateway(deadlines=msgspec.structs.replace(patient, claim_retry_s=0.0)), rig.kubelet:
+        await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+        server.refuse("GET", "resourceclaims", code=500)
+        (failed,) = await rig.kubelet.prepare_claims([allocated(server, "other", "gpu-1")])
+
+    assert prepared.error == ""
+    assert [one.code for one in server.requests if one.path.endswith("/resourceclaims/training")] == [500, 500, 429, 200]
+    assert "API server answered 500" in failed.error
+
+
 async def test_device_is_free_for_the_next_claim_when_the_scheduler_took_the_first_one_back(rig: Rig, server: ApiServerSimulator) -> None:
     """Unprepared and deallocated, a claim no longer stands in the ledger's way, without waiting for a period."""
     first = allocated(server, "first", "gpu-0")

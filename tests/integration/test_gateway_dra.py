@@ -351,6 +351,22 @@ async def test_gateway_prepares_other_claims_when_one_hangs_in_its_driver(rig: R
     assert good.error == ""
 
 
+async def test_gateway_waits_for_a_device_service_that_restarts_when_a_claim_needs_it(rig: Rig) -> None:
+    """Nobody there for a moment is no failed pod: the claim is tried again within kubelet's call, under the same operation."""
+    await rig.plane.show("fpga", device("fpga-0", 0))
+    await rig.plane.store(claim("late", "u-late", "fpga-0"))
+    late = ClaimReference(name="late", uid="u-late", drivers=("fpga.topobus.dev",))
+    patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
+    async with rig.kubelet, rig.gateway(deadlines=patient):
+        preparing = asyncio.create_task(prepare(rig, late))
+        await rig.plane.wait_for("adopt", 2)
+        await rig.plane.start(classes=("fpga",))
+        answer = await preparing
+
+    assert answer.error == ""
+    assert len({one.op_id for one in rig.plane.requests("adopt")}) == 1
+
+
 async def test_gateway_streams_health_when_a_device_gets_sick_and_recovers(rig: Rig) -> None:
     """Kubelet sees a device Unhealthy with the reason, and Healthy again."""
     async with rig.kubelet, rig.gateway():

@@ -28,7 +28,15 @@ from topobus.testing.kubelet import KubeletSimulator
 
 # Short where a test waits for it, long where a busy machine must not matter.
 DEADLINES = DeadlineSettings(
-    retry_s=0.05, watchdog_s=0.1, first_list_s=5.0, prefer_s=1.0, adopt_s=1.0, prepare_s=1.0, reconcile_s=0.1, kubelet_grace_s=0.0
+    retry_s=0.05,
+    watchdog_s=0.1,
+    first_list_s=5.0,
+    prefer_s=1.0,
+    adopt_s=1.0,
+    prepare_s=1.0,
+    reconcile_s=0.1,
+    kubelet_grace_s=0.0,
+    claim_retry_s=0.3,
 )
 
 

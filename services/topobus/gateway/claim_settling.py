@@ -14,7 +14,7 @@ from topobus.domain.errors import TopobusError
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.checkpoint import Checkpoint
-from topobus.gateway.claims import ClaimReader
+from topobus.gateway.claim_reading import ClaimReader
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.claims import is_allocated_here
 from topobus.gateway.node_state import NodeState

@@ -8,32 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
 
-from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.kubernetes.classic_handles import as_structured
-from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import file_name, render
 from topobus.devicekit.cdi_files import delete, restore_files, write, write_missing
 from topobus.domain.device import driver_name
-from topobus.domain.errors import ConfigError, TopobusError
+from topobus.domain.errors import ConfigError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claim_reading import ClaimReader
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.claims import CDI_VENDOR, ClaimAllocation, allocation_of, cdi_device_name, cdi_spec, is_allocated_here
 from topobus.gateway.node_state import NodeState
-from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 
-__all__ = ["BusClaims", "ClaimKey", "ClaimPreparer", "ClaimReader", "PreparedDevice", "Settler"]
+__all__ = ["ClaimKey", "ClaimPreparer", "PreparedDevice", "Settler"]
+
+
+T = TypeVar("T")
+
+# Pauses between the tries of a claim whose peer is not there.
+_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
 class ClaimKey(Struct, frozen=True, kw_only=True):
@@ -59,17 +62,6 @@ class PreparedDevice(Struct, frozen=True, kw_only=True):
     share_id: str = ""
 
 
-class ClaimReader(Protocol):
-    """Where claims are read: the stand-alone store, or a cluster's API server."""
-
-    async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read a claim; None when there is none.
-
-        Errors: raises PeerUnavailable or ContractError.
-        """
-        ...
-
-
 class Settler(Protocol):
     """Lets go of claims that are over, where nobody else does: a cluster's scheduler writes no ledger."""
 
@@ -80,21 +72,6 @@ class Settler(Protocol):
     async def settle(self) -> bool:
         """Release what is over; True when something was."""
         ...
-
-
-class BusClaims:
-    """Claims of the stand-alone store."""
-
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-
-    async def read(self, namespace: str, name: str) -> ApiObject | None:
-        """Read a claim from the bucket; one of classic DRA in the shape of structured ones.
-
-        Errors: raises ContractError for a classic claim whose handles are not ours to have written.
-        """
-        entry = await self._bus.get(OBJECT, kind="resourceclaim", namespace=namespace, name=name)
-        return as_structured(entry.value) if entry else None
 
 
 class _ClaimFailed(Exception):
@@ -163,8 +140,7 @@ class ClaimPreparer:
     async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
         """Prepare a claim's devices of one class; the text is the claim's error."""
         try:
-            async with asyncio.timeout(self._deadlines.claim_s), self._one_at_a_time(claim.uid):
-                return await self._prepare(device_class, claim)
+            return await self._patiently(claim, lambda: self._prepare(device_class, claim))
         except (_ClaimFailed, TopobusError) as err:
             error = str(err)
         except TimeoutError:
@@ -177,9 +153,8 @@ class ClaimPreparer:
     async def unprepare(self, device_class: str, claim: ClaimKey) -> str:
         """Undo a claim; empty when done. A claim that is not known here was undone before."""
         try:
-            async with asyncio.timeout(self._deadlines.claim_s), self._one_at_a_time(claim.uid):
-                await self._unprepare(device_class, claim)
-                return ""
+            await self._patiently(claim, lambda: self._unprepare(device_class, claim))
+            return ""
         except (_ClaimFailed, TopobusError) as err:
             error = str(err)
         except TimeoutError:
@@ -188,6 +163,25 @@ class ClaimPreparer:
             error = f"cannot write {err.filename}: {err.strerror}"
         get_logger().warning("claim.unprepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
         return f"claim {claim.namespace}/{claim.name}: {error}"
+
+    async def _patiently(self, claim: ClaimKey, work: Callable[[], Awaitable[T]]) -> T:
+        """Do a claim's work, again for a while when a peer is not there: kubelet itself comes back only after a minute and more.
+
+        Errors: raises what the last try raised, and TimeoutError when the claim's whole time is over.
+        """
+        now = asyncio.get_running_loop().time
+        until, pause_s = now() + self._deadlines.claim_retry_s, _PAUSE_S
+        async with asyncio.timeout(self._deadlines.claim_s):
+            while True:
+                try:
+                    async with self._one_at_a_time(claim.uid):
+                        return await work()
+                except PeerUnavailable as err:
+                    if now() + pause_s > until:
+                        raise
+                    get_logger().info("claim.waits", claim_uid=claim.uid, pause_s=pause_s, error=str(err))
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
         entry = self._checkpoint.get(claim.uid, device_class)

@@ -69,6 +69,9 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A device service's prepare or unprepare, drivers included."""
     claim_s: Seconds = 40.0
     """All of one claim; below kubelet's 45 s, so that our error arrives and not a broken call."""
+    claim_retry_s: Annotated[float, Meta(ge=0)] = 10.0
+    """How long a claim is tried again while somebody it needs is not there: a service that restarts, NATS, the API server. kubelet itself would come
+    back only after a minute and more; a peer that hangs uses this up with its first answer that does not come."""
     health_refresh_s: Annotated[float, Meta(gt=0, lt=30)] = 10.0
     """How often DRA health is sent again without news. kubelet calls a device Unknown after 30 s."""
     reconcile_s: Seconds = 10.0

@@ -19,8 +19,9 @@ from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
 from topobus.gateway.checkpoint import Checkpoint
 from topobus.gateway.claim_desk import ClaimDesk
+from topobus.gateway.claim_reading import BusClaims, ClaimReader
 from topobus.gateway.claim_settling import ClaimSettler
-from topobus.gateway.claims import BusClaims, ClaimPreparer, ClaimReader
+from topobus.gateway.claims import ClaimPreparer
 from topobus.gateway.cluster import Cluster, ClusterClaims
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.dra_plugin import DraDriver
