@@ -6,9 +6,9 @@ Flows in: the object, inventories, ledgers, decision events. Flows out: a Descri
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -17,6 +17,7 @@ from rich.text import Text
 from topobus.cli.answers import reason_lines, short_time, summary
 from topobus.cli.leaves import HEALTH_STYLES, short_address
 from topobus.cli.tables import state_of
+from topobus.contracts.kubernetes.classic_handles import shown
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Device, Inventory, driver_name
@@ -31,8 +32,7 @@ _SHOWN_DECISIONS = 8
 _COMPARED = 1000
 
 
-@dataclass(frozen=True, kw_only=True)
-class Granted:
+class Granted(Struct, frozen=True, kw_only=True):
     """A device of a claim with what its node says of it."""
 
     request: str
@@ -48,8 +48,7 @@ class Granted:
     """The worst condition; empty when it is well."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Held:
+class Held(Struct, frozen=True, kw_only=True):
     """What one node's ledger holds for the object."""
 
     node: str
@@ -58,8 +57,7 @@ class Held:
     is_prepared: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Description:
+class Description(Struct, frozen=True, kw_only=True):
     """All about one object."""
 
     object: dict[str, Any]
@@ -244,7 +242,7 @@ def _held(node: str, allocation: Allocation) -> Held:
 
 
 def _results(one: ApiObject) -> list[dict[str, Any]]:
-    allocation = one.status.get("allocation")
+    allocation = shown(one).status.get("allocation")
     devices = allocation.get("devices") if isinstance(allocation, dict) else None
     return _dicts(devices.get("results")) if isinstance(devices, dict) else []
 

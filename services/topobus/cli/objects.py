@@ -114,8 +114,8 @@ async def apply_object(bus: Bus, wanted: ApiObject) -> tuple[ApiObject, str]:
     raise PeerUnavailable(f"{name_of(wanted)}: somebody else keeps changing it", next_step="try again")
 
 
-async def delete_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
-    """Ask for an object's end, or end it when nothing holds it.
+async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = False) -> ApiObject:
+    """Ask for an object's end, or end it when nothing holds it, or by force whatever holds it.
 
     Errors: raises NotFoundError when there is none.
     """
@@ -124,7 +124,7 @@ async def delete_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
         if found is None:
             raise not_found(parts)
         marked = ask_deletion(found.value, now=rfc3339(SystemClock().now()))
-        if marked is None:
+        if marked is None or is_forced:
             await bus.delete(OBJECT, **parts)
             return found.value
         if not isinstance(await bus.compare_and_set(OBJECT, marked, found.revision, **parts), Conflict):

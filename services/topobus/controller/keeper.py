@@ -110,17 +110,6 @@ class ClaimKeeper:
         for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}
 
-    async def release_gone(self, gone: ApiObject) -> bool:
-        """Let go of what a claim held that somebody deleted without asking; the deletion is the evidence.
-
-        Gives False when a node still has it prepared: to be tried again when the ledger changes.
-        Errors: raises PeerUnavailable.
-        """
-        owner = claims.owner_of(gone)
-        held = [(node, ledger) for node, ledger in sorted(self._world.ledgers.items()) if owner.key in ledger.allocations]
-        answers = [await self._release(owner, node, f"release-{owner.uid}-gone-{ledger.sequence}") for node, ledger in held]
-        return not any(answers)
-
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
         claim = stored.value
         if object_parts(claim) != key._asdict():

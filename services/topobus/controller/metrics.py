@@ -23,5 +23,8 @@ class ControllerMetrics:
         self.pods = Counter(
             "topobus_controller_pods_total", "Stored pods that got a node, or were told why not.", ["outcome"], registry=registry
         )
+        self.quarantined = Gauge(
+            "topobus_controller_owners_quarantined", "Deleted claims and pods whose devices a node has not let go of.", registry=registry
+        )
         self.waiting = Gauge("topobus_controller_claims_waiting", "Claims that are not allocated.", registry=registry)
         self.malformed = Counter("topobus_controller_objects_malformed_total", "Stored objects that nobody can read.", registry=registry)

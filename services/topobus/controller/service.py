@@ -25,6 +25,7 @@ from topobus.controller.evictor import Evictor
 from topobus.controller.finding import Finder
 from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.orphans import Orphans
 from topobus.controller.planner import Planner
 from topobus.controller.podkeeper import PodKeeper
 from topobus.controller.podscheduler import PodScheduler
@@ -33,6 +34,7 @@ from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.view import NodeAlignment
 from topobus.runtime.bus import Change, ChangeKind
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -41,7 +43,7 @@ __all__ = ["serve"]
 
 M = TypeVar("M")
 
-_PARTS = ("machines", "inventories", "ledgers", "objects")
+_PARTS = ("machines", "inventories", "ledgers", "alignments", "objects")
 
 
 async def serve(settings: ControllerSettings, runtime: Runtime) -> None:
@@ -73,7 +75,7 @@ class _Controller:
         self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
         self._presence = Presence(settings.silence, settings.parallel_asks, runtime, self._world, self._changed.set)
-        self._gone: list[ApiObject] = []
+        self._orphans = Orphans(settings, runtime, self._world, finder, metrics)
         self._missing = set(_PARTS)
         self._drivers = ClassicHome(settings, runtime, self._world, metrics, lambda: not self._missing)
         for part in _PARTS:
@@ -86,6 +88,7 @@ class _Controller:
             group.create_task(self._follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
             group.create_task(self._follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
             group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
+            group.create_task(self._follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
             group.create_task(self._follow("objects", bus.watch(catalogue.OBJECT), self._on_object))
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
@@ -131,9 +134,17 @@ class _Controller:
         elif change.value is not None:
             self._world.put_ledger(change.value)
 
+    async def _on_alignment(self, change: Change[NodeAlignment]) -> None:
+        # A reset changes nothing: what nodes publish again is what they published before.
+        if change.kind is ChangeKind.DELETE:
+            self._world.put_alignment(change.parts["node"], None)
+        elif change.value is not None:
+            self._world.put_alignment(change.value.node, change.value)
+
     async def _on_object(self, change: Change[ApiObject]) -> None:
         if change.kind is ChangeKind.RESET:
             self._world.forget_objects()
+            self._orphans.forget()
             return
         if change.kind is ChangeKind.SNAPSHOT_END:
             return
@@ -142,9 +153,7 @@ class _Controller:
         if known is not None and known.revision >= change.revision:
             return  # our own write, which the world learned when it was made
         if change.kind is ChangeKind.DELETE or change.value is None:
-            gone = self._world.drop_object(key)
-            if gone is not None and key.kind == "resourceclaim":
-                self._gone.append(gone.value)
+            self._orphans.note(self._world.drop_object(key))
             return
         try:
             self._world.put_object(key, Stored(change.revision, change.value))
@@ -170,7 +179,7 @@ class _Controller:
                 await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=catalogue.CLUSTER)
                 is_planning = True
                 get_logger().info("controller.ready", nodes=len(self._world.nodes()), objects=len(self._world.objects))
-            is_due = await self._release_gone()
+            is_due = await self._orphans.reconcile_all()
             is_due = await self._classes.reconcile_all() or is_due
             is_due = await self._evictor.reconcile_all() or is_due
             is_due = await self._binder.reconcile_all() or is_due
@@ -184,15 +193,3 @@ class _Controller:
         if self._missing:
             raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
         return await self._planner.plan(request)
-
-    async def _release_gone(self) -> bool:
-        """Let go of what deleted claims held; True when a node was silent."""
-        waiting, self._gone = self._gone, []
-        for one in waiting:
-            try:
-                if not await self._keeper.release_gone(one):
-                    self._gone.append(one)
-            except PeerUnavailable as err:
-                get_logger().warning("claim.peer-silent", claim=name_of(one), error=str(err))
-                self._gone.append(one)
-        return bool(self._gone)

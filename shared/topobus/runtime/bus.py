@@ -177,9 +177,12 @@ class Bus:
         """Read all entries that match, sorted by key."""
         return await self._states.list(state, parts)
 
-    async def history(self, state: State[M], **parts: str) -> tuple[Entry[M], ...]:
-        """Read the older values of one key that the bucket has kept, oldest first: what to fall back to when the newest is garbage."""
-        return await self._states.history(state, parts)
+    async def history(self, state: State[M], *, has_deleted: bool = False, **parts: str) -> tuple[Entry[M], ...]:
+        """Read the older values of one key that the bucket has kept, oldest first: what to fall back to when the newest is garbage.
+
+        Shapes: has_deleted — those from before a deletion as well; without it a deleted key has no history.
+        """
+        return await self._states.history(state, parts, has_deleted=has_deleted)
 
     def watch(self, state: State[M], **parts: str) -> AsyncGenerator[Change[M], None]:
         """Tell the present entries, SNAPSHOT_END, then every change; heals by itself; RESET when history was lost."""

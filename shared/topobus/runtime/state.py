@@ -136,8 +136,11 @@ class States:
                     found.pop(key, None)
         return tuple(found[key] for key in sorted(found))
 
-    async def history(self, state: State[M], parts: dict[str, str]) -> tuple[Entry[M], ...]:
-        """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out."""
+    async def history(self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False) -> tuple[Entry[M], ...]:
+        """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out.
+
+        Shapes: has_deleted — those from before a deletion as well: evidence of what was there.
+        """
         key = state.key(**parts)
         found: list[Entry[M]] = []
         patience = Patience(f"read {state.bucket}/{key}", limit_s=self._connection.settings.timeout_s)
@@ -148,7 +151,8 @@ class States:
                 if item is Mark.CAUGHT_UP:
                     return tuple(found)
                 if not isinstance(item, Delivery) or _OPERATION in item.headers:
-                    found.clear()
+                    if not (has_deleted and isinstance(item, Delivery)):
+                        found.clear()
                     continue
                 try:
                     value = decode(item.data, state.message, where=f"{state.bucket}/{key}")

@@ -55,11 +55,11 @@ def allocate(
 ) -> int:
     """Say where claims and pods of a manifest would be allocated, or why not and what would fit; without --slices and --cluster, in the running system."""
     if not file:
-        raise UsageError("say what to allocate: -f FILE")
+        raise UsageError("say what to allocate: -f FILE", next_step="examples/claims has manifests to start from")
     if not dry_run:
         raise UsageError("nothing was allocated: this is for dry runs", next_step="add --dry-run, or allocate with `topobus apply -f FILE`")
     if slices and cluster:
-        raise UsageError("say one of --slices and --cluster")
+        raise UsageError("say one of --slices and --cluster", next_step="--slices reads a file, --cluster asks an API server")
     objects = [one for path in file for one in read_objects(path)]
     if not any(one.kind in _ASKED for one in objects):
         kinds = ", ".join(dict.fromkeys(one.kind for one in objects))

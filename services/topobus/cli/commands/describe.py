@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
@@ -50,7 +49,7 @@ async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *
     found = put_together(one, plain, inventories, ledgers, events)
     output = Output(is_json=is_json)
     if is_json:
-        output.document(asdict(found) | {"reasons": found.reasons, "decisions": found.decisions})
+        output.document(found)
     else:
         output.show(view(one, found))
     return ExitCode.OK

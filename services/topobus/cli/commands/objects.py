@@ -78,11 +78,17 @@ def delete(
     *target: Annotated[str, Parameter(name="KIND NAME...", help="Such as claim fast, or claim/fast.")],
     file: Files = (),
     namespace: Namespace = "default",
+    force: Annotated[
+        bool,
+        Parameter(
+            negative="", help="Remove objects past their finalizers. Their devices stay in quarantine until the node has let go of them."
+        ),
+    ] = False,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Delete objects; what holds devices lets go of them first."""
     if bool(target) == bool(file):
-        raise UsageError("say what to delete: either KIND NAME or -f FILE")
+        raise UsageError("say what to delete: either KIND NAME or -f FILE", next_step="such as `topobus delete claim fast`")
     if file:
         # What names others goes before what is named: the reverse of the order in which a manifest lists them.
         places = [object_parts(one) for path in reversed(file) for one in reversed(read_objects(path))]
@@ -91,7 +97,7 @@ def delete(
         if len(kinds) != 1 or not names:
             raise UsageError("say which one to delete", next_step=f"write `topobus delete {plural_of(kinds[0])[:-1]} NAME`")
         places = [parts_of(kinds[0], namespace, name) for name in names]
-    return asyncio.run(delete_places(places, options))
+    return asyncio.run(delete_places(places, options, is_forced=force))
 
 
 async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bool) -> int:
@@ -108,7 +114,7 @@ async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bo
     return max((_told(output, one, now, waits=waits) for one, now in zip(applied, heard, strict=True)), default=ExitCode.OK)
 
 
-async def delete_places(places: list[dict[str, str]], options: BusOptions) -> int:
+async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is_forced: bool = False) -> int:
     """Delete objects by their places; those that are not there are told after the others are done."""
     output = options.output()
     gone: list[ApiObject] = []
@@ -116,13 +122,17 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions) -> in
     async with open_bus(options) as bus:
         for parts in places:
             try:
-                gone.append(await delete_object(bus, parts))
+                gone.append(await delete_object(bus, parts, is_forced=is_forced))
             except NotFoundError as err:
                 missing.append(err)
     if output.is_json:
         output.document({"deleted": [object_parts(one) for one in gone]})
     for one in gone:
-        output.show(Text.assemble((name_of(one), "name"), " deletion asked" if metadata_of(one).finalizers else " deleted"))
+        holds = bool(metadata_of(one).finalizers)
+        verb = "deletion asked" if holds and not is_forced else "deleted by force" if holds else "deleted"
+        output.show(Text.assemble((name_of(one), "name"), f" {verb}"))
+        if holds and is_forced:
+            output.note(f"{name_of(one)}: what it holds stays in quarantine until its node has let go; `topobus decisions` tells")
     for error in missing:
         output.error(error)
     return ExitCode.NO if missing else ExitCode.OK

@@ -1,0 +1,326 @@
+"""`topobus apply`, `get`, `describe`, `delete` and `allocate` against the whole system, and what a forced deletion leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from topobus.contracts.catalogue import ADOPT, LEDGER, RELEASE
+from topobus.contracts.messages import AdoptRequest, ReleaseRequest
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+
+pytestmark = pytest.mark.integration
+
+_TOPOBUS = (sys.executable, "-m", "topobus.cli.main")
+_LIMIT_S = 60.0
+_NODE = "demo-node"
+
+
+@dataclass(kw_only=True)
+class System:
+    """A `topobus up` that is ready."""
+
+    process: subprocess.Popen[str]
+    nats_url: str = ""
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def next_line(self) -> dict[str, Any]:
+        """Wait for the next status line."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "topobus up ended"
+        found: dict[str, Any] = json.loads(line)
+        if found.get("pid"):
+            self.pids[found["service"]] = found["pid"]
+        return found
+
+    def run(self, *arguments: object, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run one command against the system and check its exit code."""
+        environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": self.nats_url}
+        done = subprocess.run(
+            [*_TOPOBUS, *map(str, arguments)], env=environment, input=stdin, capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+        assert "Traceback" not in done.stderr
+        assert done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *arguments: object, code: int = 0, stdin: str = "") -> Any:
+        """Run one command with --json and read its answer."""
+        return json.loads(self.run(*arguments, "--json", code=code, stdin=stdin).stdout)
+
+    def until(self, is_enough: Callable[[Any], bool], *arguments: object) -> Any:
+        """Ask again until the answer satisfies the test; the deadline is far beyond what it takes."""
+        deadline = time.monotonic() + _LIMIT_S
+        while not is_enough(found := self.json(*arguments)):
+            assert time.monotonic() < deadline, found
+        return found
+
+    def with_bus(self, work: Callable[[Bus], Any]) -> Any:
+        """Do something on the bus as a node's gateway would."""
+
+        async def session() -> Any:
+            async with Bus.session(NatsSettings(url=self.nats_url), name="test") as bus:
+                return await work(bus)
+
+        return asyncio.run(session())
+
+
+@pytest.fixture(scope="module")
+def system() -> Iterator[System]:
+    """Run the system on the recorded dgx. Not below pytest's folders: unix socket paths are short."""
+    state = Path(tempfile.mkdtemp(prefix="tb-", dir="/tmp"))
+    process = subprocess.Popen([*_TOPOBUS, "up", "--dir", str(state), "--json"], stdout=subprocess.PIPE, text=True)
+    running = System(process=process)
+    try:
+        while (line := running.next_line()).get("system") != "ready":
+            pass
+        running.nats_url = line["nats"]
+        yield running
+    finally:
+        process.terminate()
+        process.communicate(timeout=_LIMIT_S)
+        shutil.rmtree(state, ignore_errors=True)
+
+
+@pytest.fixture
+def clean(system: System) -> Iterator[System]:
+    """The system with nothing stored, before and after."""
+    yield system
+    for kind in ("pods", "claims", "templates", "classes"):
+        names = system.run("get", kind, "-o", "name").stdout.split()
+        if names:
+            system.run("delete", *names)
+        system.until(lambda found: not found["items"], "get", kind)
+
+
+def claim(name: str, count: int, device_class: str = "gpu.topobus.dev") -> str:
+    """Write a claim for some devices."""
+    return (
+        f"apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}}}\n"
+        f"spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {device_class}, count: {count}}}}}]}}}}\n"
+    )
+
+
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: trainer}
+spec:
+  containers: [{name: main, resources: {limits: {cpu: "2", topobus.dev/gpu: 1}, claims: [{name: cards}]}}]
+  resourceClaims: [{name: cards, resourceClaimTemplateName: two-gpus}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: two-gpus}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.topobus.dev, count: 2}}]}}}
+"""
+
+
+def test_pod_is_applied_shown_described_and_deleted(clean: System) -> None:
+    """A new user's first walk: apply a pod with a template, see where it went, and get everything back."""
+    done = clean.run("apply", "-f", "-", stdin=POD)
+    assert "Pod default/trainer created" in done.stdout
+    assert "Scheduled: scheduled on node demo-node" in done.stdout
+
+    (made,) = clean.json("get", "claims")["items"]
+    assert made["metadata"]["ownerReferences"][0]["name"] == "trainer"
+    assert made["status"]["reservedFor"][0]["name"] == "trainer"
+    table = clean.run("get", "claims,pods").stdout
+    assert "allocated,reserved" in table
+    assert "scheduled" in table
+    described = clean.json("describe", "claim", made["metadata"]["name"])
+    assert {(one["numa_nodes"], one["health"]) for one in described["devices"]} <= {("0", "healthy"), ("1", "healthy")}
+    assert described["held"][0]["node"] == _NODE
+    assert described["decisions"]
+    assert "reserved for: trainer" in clean.run("describe", "claim", made["metadata"]["name"]).stdout
+    assert "container main: cpu: 2, topobus.dev/gpu: 1" in clean.run("describe", "pod/trainer").stdout
+
+    clean.run("delete", "-f", "-", stdin=POD)
+    clean.until(lambda found: not found["items"], "get", "claims,pods")
+    assert clean.with_bus(lambda bus: bus.get(LEDGER, node=_NODE)).value.allocations == {}
+
+
+def test_get_writes_manifests_that_apply_takes_again(clean: System) -> None:
+    """`get -o yaml` is Kubernetes' own shape: applied again it changes nothing."""
+    clean.run("apply", "-f", "-", stdin=claim("fast", 1))
+
+    text = clean.run("get", "claim", "fast", "-o", "yaml").stdout
+    document = yaml.safe_load(text)
+
+    assert (document["apiVersion"], document["kind"]) == ("resource.k8s.io/v1", "ResourceClaim")
+    assert "unchanged" in clean.run("apply", "-f", "-", stdin=text).stdout
+    assert clean.run("get", "claims", "-o", "name").stdout == "resourceclaim/fast\n"
+
+
+def test_apply_writes_nothing_when_one_document_is_wrong(clean: System) -> None:
+    """Bad content names document, line and path, and the good documents before it are not stored either."""
+    wrong = claim("good", 1) + "---\n" + claim("bad", 1).replace("deviceClassName", "deviceClasName")
+
+    done = clean.run("apply", "-f", "-", stdin=wrong, code=65)
+
+    assert "document 2" in done.stderr
+    assert "spec.devices.requests[0].exactly.deviceClasName" in done.stderr
+    assert 'did you mean "deviceClassName"' in done.stderr
+    assert clean.json("get", "claims")["items"] == []
+
+
+def test_apply_writes_nothing_when_a_stored_spec_would_change(clean: System) -> None:
+    """A claim's spec is immutable: the manifest is refused as a whole, with what to do."""
+    clean.run("apply", "-f", "-", stdin=claim("fast", 1))
+
+    done = clean.run("apply", "-f", "-", stdin=claim("another", 1) + "---\n" + claim("fast", 2), code=65)
+
+    assert "ResourceClaim default/fast: its spec cannot be changed" in done.stderr
+    assert "nothing was applied" in done.stderr
+    assert [one["metadata"]["name"] for one in clean.json("get", "claims")["items"]] == ["fast"]
+
+
+def test_describe_tells_nearest_miss_and_what_would_fit_when_a_claim_waits(clean: System) -> None:
+    """Text and JSON have the grouped reasons, the nearest miss and what would fit; the wait itself is no error."""
+    clean.run("apply", "-f", "-", stdin=claim("taker", 5))
+    clean.run("apply", "-f", "-", stdin=claim("greedy", 6))
+
+    reasons = {one["code"]: one for one in clean.json("describe", "claim", "greedy")["reasons"]}
+    shown = clean.run("describe", "claim", "greedy").stdout
+
+    assert "5 devices: held by claim default/taker" in reasons["too-few-devices"]["message"]
+    assert reasons["nearest-miss"]["facts"] == {"node": _NODE, "request": "r", "wanted": 6, "found": 3, "lacking": 3}
+    assert "claim default/taker" in reasons["would-fit"]["message"] or reasons["would-fit"]["facts"]["count"] == 3
+    assert "nearest miss" in shown
+    assert "would fit on node demo-node" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["get"], 2, "KIND is one of"),
+        (["get", "claimz"], 2, "did you mean"),
+        (["get", "claim", "nothing"], 1, "default/nothing"),
+        (["describe", "pod", "nothing"], 1, "topobus get pod"),
+        (["describe", "claims"], 2, "describe resourceclaim NAME"),
+        (["delete", "claim", "nothing"], 1, "default/nothing"),
+        (["delete", "claims"], 2, "delete resourceclaim NAME"),
+        (["delete"], 2, "KIND NAME or -f FILE"),
+        (["apply"], 2, "-f FILE"),
+        (["apply", "-f", "/nowhere.yaml"], 66, "/nowhere.yaml"),
+        (["allocate", "-f", "/nowhere.yaml", "--dry-run"], 66, "/nowhere.yaml"),
+        (["allocate"], 2, "-f FILE"),
+    ],
+)
+def test_bad_words_end_with_a_next_step(system: System, arguments: list[str], code: int, said: str) -> None:
+    """Whatever is mistyped is named on stderr with a way on, and nothing is printed to stdout."""
+    done = system.run(*arguments, code=code)
+
+    assert said in done.stderr
+    assert "next:" in done.stderr
+    assert done.stdout == ""
+
+
+def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> None:
+    """What would fit is a yes with devices, what would not is a no with reasons; nothing is stored or held by either."""
+    clean.run("apply", "-f", "-", stdin=claim("taker", 6))
+
+    yes = clean.json("allocate", "--dry-run", "-f", "-", stdin=claim("small", 2))["answers"][0]
+    no = clean.run("allocate", "--dry-run", "-f", "-", stdin=claim("big", 3), code=1).stdout
+
+    assert (yes["condition"], yes["node"]) == ("Allocated", _NODE)
+    assert "ResourceClaim default/big would wait: DoesNotFit" in no
+    assert "6 devices: held by claim default/taker" in no.replace("\n   ", " ")
+    assert [one["metadata"]["name"] for one in clean.json("get", "claims")["items"]] == ["taker"]
+
+
+def test_dry_run_reads_slices_from_a_file_without_any_server(tmp_path: Path) -> None:
+    """With --slices neither NATS nor a controller is needed; a Node gives its labels to node selectors."""
+    slices = """
+apiVersion: v1
+kind: List
+items:
+- apiVersion: v1
+  kind: Node
+  metadata: {name: n1, labels: {zone: a}}
+- apiVersion: resource.k8s.io/v1
+  kind: DeviceClass
+  metadata: {name: gpu}
+  spec: {selectors: [{cel: {expression: 'device.driver == "gpu.example.com" && device.attributes["gpu.example.com"].model == "big"'}}]}
+- apiVersion: resource.k8s.io/v1
+  kind: ResourceSlice
+  metadata: {name: net}
+  spec:
+    driver: gpu.example.com
+    pool: {name: net, generation: 1, resourceSliceCount: 1}
+    nodeSelector: {nodeSelectorTerms: [{matchExpressions: [{key: zone, operator: In, values: [a]}]}]}
+    devices: [{name: d0, attributes: {model: {string: big}}}, {name: d1, attributes: {model: {string: small}}}]
+"""
+    (tmp_path / "slices.yaml").write_text(slices)
+    (tmp_path / "claim.yaml").write_text(claim("one", 1, "gpu") + "---\n" + claim("two", 1, "gpu"))
+    command = [*_TOPOBUS, "allocate", "--dry-run", "-f", tmp_path / "claim.yaml", "--slices", tmp_path / "slices.yaml", "-o", "json"]
+    environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": "nats://127.0.0.1:1"}
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False, env=environment)
+
+    first, second = json.loads(done.stdout)["answers"]
+    assert done.returncode == 1
+    assert first["allocations"]["default/one"]["devices"]["results"][0]["device"] == "d0"
+    assert [one["code"] for one in second["reasons"]][:2] == ["too-few-devices", "nearest-miss"]
+
+
+def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(clean: System) -> None:
+    """A node that does not answer frees nothing: not for a new claim, not after the controller was killed; once it answers, all is free."""
+    clean.run("apply", "-f", "-", stdin=claim("lost", 8))
+    os.kill(clean.pids["topology"], signal.SIGSTOP)
+    try:
+        clean.run("delete", "claim", "lost", "--force")
+        clean.run("apply", "-f", "-", "--no-wait", stdin=claim("next", 1))
+        told = clean.until(_is_quarantined, "describe", "claim", "next")
+        assert "quarantined: claim default/lost was deleted by force, and node demo-node has not let go of it" in json.dumps(told)
+
+        os.kill(clean.pids["controller"], signal.SIGKILL)
+        clean.run("apply", "-f", "-", "--no-wait", stdin=claim("later", 1))
+        clean.until(_is_quarantined, "describe", "claim", "later")
+        decisions = clean.json("decisions", "--limit", 200)["decisions"]
+        assert any(one["verb"] == "quarantine" and one["outcome"]["reasons"][0]["code"] == "node-silent" for one in decisions)
+    finally:
+        os.kill(clean.pids["topology"], signal.SIGCONT)
+
+    for name in ("next", "later"):
+        clean.until(lambda found: bool(found.get("status", {}).get("allocation")), "get", "claim", name)
+
+
+def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(clean: System) -> None:
+    """The node's topology itself refuses while a container may use the devices; the gateway's word that it is undone frees them."""
+    clean.run("apply", "-f", "-", stdin=claim("used", 8))
+    stored = clean.json("get", "claim", "used")
+    owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="used", uid=stored["metadata"]["uid"])
+    devices = {"gpu": tuple(sorted(one["device"] for one in stored["status"]["allocation"]["devices"]["results"]))}
+    adopted = AdoptRequest(op_id="adopt-used", owner=owner, devices=devices, is_prepared=True)
+    clean.with_bus(lambda bus: bus.ask(ADOPT, adopted, node=_NODE))
+
+    clean.run("delete", "claim", "used", "--force")
+    clean.run("apply", "-f", "-", "--no-wait", stdin=claim("next", 1))
+    clean.until(_is_quarantined, "describe", "claim", "next")
+    ledger = clean.with_bus(lambda bus: bus.get(LEDGER, node=_NODE)).value
+    assert owner.key in ledger.allocations
+
+    clean.with_bus(lambda bus: bus.ask(RELEASE, ReleaseRequest(op_id="undo-used", owner=owner, is_undone=True), node=_NODE))
+
+    clean.until(lambda found: bool(found.get("status", {}).get("allocation")), "get", "claim", "next")
+
+
+def _is_quarantined(described: Any) -> bool:
+    return "quarantined" in json.dumps(described["reasons"])
