@@ -55,7 +55,7 @@ class NodeTable:
     def is_own(self) -> bool:
         """Say whether all that the node can reach is its own, and whole."""
         name = self.node.name
-        return all(pool.state is PoolState.READY and not pool.elsewhere for pool in self.pools) and all(
+        return all(pool.state in (PoolState.READY, PoolState.OBSOLETE) and not pool.elsewhere for pool in self.pools) and all(
             one.slice.node_name == name and not one.slice.per_device_node_selection for one in self.candidates
         )
 

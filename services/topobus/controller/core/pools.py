@@ -1,6 +1,6 @@
 """Which devices a node can reach, pool by pool, in the order in which the search tries them.
 
-Flows in: slices as published. Flows out: pools told apart as complete, incomplete or invalid; obsolete ones are gone. Only the newest generation of a pool
+Flows in: slices as published. Flows out: pools told apart as complete, incomplete, invalid or obsolete. Only the newest generation of a pool
 counts. Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by object name and devices as listed.
 Source: knowledge note dynamic-resource-allocation, 2.1; k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
@@ -27,6 +27,8 @@ class PoolState(StrEnum):
     INCOMPLETE = "incomplete"
     """Slices of the newest generation are missing: the driver is publishing."""
     INVALID = "invalid"
+    OBSOLETE = "obsolete"
+    """Another node's slices are of a newer generation: what this node sees is over. It counts as absent, and is told."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +91,12 @@ def gather_pools(slices: Sequence[Slice], node: Node, gates: frozenset[Gate]) ->
             known.append(one)
     plain: list[Pool] = []
     binding: list[Pool] = []
+    obsolete: list[Pool] = []
     for pool_id in sorted(newest):
         pool = _build(pool_id, newest[pool_id], slices, has_partitions=has_partitions)
-        if pool is not None:
-            (binding if any(one.device.binding_conditions for one in pool.candidates) else plain).append(pool)
-    return tuple(_number(index, pool) for index, pool in enumerate((*plain, *binding)))
+        has_binding = any(one.device.binding_conditions for one in pool.candidates)
+        (obsolete if pool.state is PoolState.OBSOLETE else binding if has_binding else plain).append(pool)
+    return tuple(_number(index, pool) for index, pool in enumerate((*plain, *binding, *obsolete)))
 
 
 def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *, is_everywhere: bool) -> bool:
@@ -143,8 +146,8 @@ def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:
     )
 
 
-def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, has_partitions: bool) -> Pool | None:
-    """Make one pool; None when a newer generation exists on other nodes, so this one is obsolete."""
+def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, has_partitions: bool) -> Pool:
+    """Make one pool."""
     wanted = relevant[0].spec.pool.resource_slice_count
     generation = relevant[0].spec.pool.generation
     others: list[Slice] = []
@@ -154,7 +157,8 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
             if one.spec.driver != pool_id.driver or one.spec.pool.name != pool_id.pool or id(one) in mine:
                 continue
             if one.spec.pool.generation > generation:
-                return None
+                why = f"generation {generation} is published here, {one.spec.pool.generation} elsewhere"
+                return Pool(pool_id, PoolState.OBSOLETE, why)
             if one.spec.pool.generation == generation:
                 others.append(one)
         if len(relevant) + len(others) != wanted:

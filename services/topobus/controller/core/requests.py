@@ -185,6 +185,8 @@ def _collect(
     """Find all devices of an `All` request; a pool that is not whole makes "all" unknown."""
     everything: list[Candidate] = []
     for pool in pools:
+        if pool.state is PoolState.OBSOLETE:
+            continue
         if pool.state is not PoolState.READY:
             raise FaultError(
                 Reason(
