@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
-from support.node_plane import claim, device
+from support.node_plane import NODE, claim, device
 from topobus.gateway.checkpoint import Checkpoint
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
 from topobus.testing.nats import NatsServer
@@ -177,6 +178,24 @@ async def test_kubelet_goes_on_with_the_old_gateway_when_the_new_one_ends_first(
     assert passed_on.error == ""
     assert left == ["gpu.topobus.dev-pod-1-reg.sock"]
     assert held == [{"gpu": ("gpu-0",)}]
+
+
+async def test_health_is_told_again_when_a_new_gateway_has_the_turn(rig: Rig) -> None:
+    """Kubelet forgets a driver's health with the stream of the one that ends: the other says it again at once, and not after its ten seconds."""
+    events = ("NodeWatchResources.closed", "NodeWatchResources.send")
+    slow = msgspec.structs.replace(rig.settings.deadlines, health_refresh_s=29.0)
+    rig.settings = msgspec.structs.replace(rig.settings, deadlines=slow)
+    async with overlapping(rig) as old:
+        await until_both_are_registered(rig)
+        await rig.kubelet.wait_for_event("NodeWatchResources.send", subject=DRIVER, count=2)
+        await end(old)
+        async with asyncio.timeout(10):
+            await until(
+                lambda: [one.event for one in rig.kubelet.events if one.event in events and one.subject == DRIVER][-2:] == list(events)
+            )
+        found = rig.kubelet.device_health(DRIVER, NODE, "gpu-0")
+
+    assert found.state == "Healthy"
 
 
 async def test_stop_lets_a_claim_come_to_its_end_when_one_is_under_way(rig: Rig) -> None:

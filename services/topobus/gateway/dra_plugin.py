@@ -72,6 +72,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
         self._registry = Path(sockets.registration)
         self._service = Path(sockets.service)
         self._calls = 0
+        self._tellings = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._watch = watch
@@ -94,14 +95,20 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 self._say(str(err))
             await asyncio.sleep(self._deadlines.retry_s)
 
-    async def remove_dead(self) -> None:
+    async def take_over(self) -> None:
+        """Clear up after the gateway that had the turn. kubelet forgot the health of the driver's devices with its stream, so all of it is told again."""
+        await self._remove_dead()
+        self._tellings += 1
+        self._state.changed.announce()
+
+    async def _remove_dead(self) -> None:
         """Remove sockets of this driver's on which nobody listens: a gateway that was killed could not, and kubelet dials a dead one again and again."""
         for path, pattern in zip((self._service, self._registry), stale_patterns(self.driver), strict=True):
             for name in (path.name, pattern):
                 await asyncio.to_thread(remove_stale, path.parent, name)
 
     async def _serve_once(self) -> None:
-        await self.remove_dead()
+        await self._remove_dead()
         # The service first: kubelet dials it as soon as it has read the registration socket.
         async with (
             serving(self._service, self._add_services),
@@ -206,6 +213,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
     ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
         """Send the complete health at once, after every change, and again before kubelet would call it Unknown."""
         sent: tuple[HealthEntry, ...] | None = None
+        telling = self._tellings
         seen_at = int(self._clock.now().timestamp())
         deadline = 0.0
         while True:
@@ -213,8 +221,8 @@ class DraDriver(registration_rpc.RegistrationServicer):
             entries = self._state.health(self.device_class)
             if self._state.is_connected:
                 seen_at = int(self._clock.now().timestamp())
-            if entries != sent or self._clock.monotonic() >= deadline:
-                sent = entries
+            if entries != sent or telling != self._tellings or self._clock.monotonic() >= deadline:
+                sent, telling = entries, self._tellings
                 deadline = self._clock.monotonic() + self._deadlines.health_refresh_s
                 yield health.NodeWatchResourcesResponse(devices=[self._to_wire(one, seen_at) for one in entries])
             try:

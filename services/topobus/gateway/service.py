@@ -189,7 +189,7 @@ class _Gateway:
                 await self._turn.begin()
                 work = await self._begin()
                 for driver in tuple(self._drivers.values()):
-                    await driver.remove_dead()
+                    await driver.take_over()
                 self._state.changed.announce()
             group.create_task(work.preparer.undo_unknown())
             group.create_task(Reconciler(work.pods, self._state, self._asks, self._settings.deadlines).run())
