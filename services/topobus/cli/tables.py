@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.objects import WRONG, is_allocated, word_of
+from topobus.contracts.kubernetes.classic_handles import shown
 from topobus.contracts.kubernetes.objects import is_of_cluster, metadata_of
 from topobus.contracts.messages import ApiObject
 
@@ -119,7 +120,7 @@ def _requests(spec: dict[str, Any]) -> str:
 
 
 def _results(one: ApiObject) -> list[dict[str, Any]]:
-    allocation = one.status.get("allocation")
+    allocation = shown(one).status.get("allocation")
     devices = allocation.get("devices") if isinstance(allocation, dict) else None
     return _dicts(devices.get("results")) if isinstance(devices, dict) else []
 

@@ -18,6 +18,7 @@ from topobus.cli.objects import find_object
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.tables import state_of
 from topobus.contracts.catalogue import OBJECT
+from topobus.contracts.kubernetes.classic_handles import shown
 from topobus.contracts.kubernetes.objects import name_of, object_parts
 from topobus.contracts.messages import ApiObject
 
@@ -88,7 +89,7 @@ def _table(objects: list[ApiObject]) -> Table:
     for title in ("object", "state", "node", "devices"):
         table.add_column(title, overflow="fold")
     for one in objects:
-        allocation = one.status.get("allocation") or {}
+        allocation = shown(one).status.get("allocation") or {}
         results = (allocation.get("devices") or {}).get("results") or []
         nodes = sorted({str(result.get("pool", "")) for result in results}) or [str(one.spec.get("nodeName") or "-")]
         devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)

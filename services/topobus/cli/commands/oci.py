@@ -16,6 +16,7 @@ from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
 from topobus.cli.manifests import parse_namespaced
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
 from topobus.contracts.catalogue import LEDGER, OBJECT, PODS, PREPARE
+from topobus.contracts.kubernetes.classic_handles import shown
 from topobus.contracts.messages import ApiObject, PodsRequest, Prepared, PrepareRequest
 from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name
 from topobus.devicekit.oci import CdiFile, PluginAnswer, device_paths, oci_spec
@@ -252,7 +253,7 @@ def _answers(device_class: str, prepared: Prepared) -> list[PluginAnswer]:
 
 def _held(claim: ApiObject, node: str) -> dict[str, set[str]]:
     """Class to devices of ours that a claim has on a node."""
-    allocation = claim.status.get("allocation") or {}
+    allocation = shown(claim).status.get("allocation") or {}
     suffix = driver_name("")
     held: dict[str, set[str]] = {}
     for one in (allocation.get("devices") or {}).get("results") or ():

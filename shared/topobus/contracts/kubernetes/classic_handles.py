@@ -20,7 +20,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.device import driver_name
 from topobus.domain.errors import ContractError
 
-__all__ = ["REQUEST", "DeviceHandle", "as_structured", "class_of", "device_handles", "only_node", "write_handle"]
+__all__ = ["REQUEST", "DeviceHandle", "as_structured", "class_of", "device_handles", "only_node", "shown", "write_handle"]
 
 REQUEST = "devices"
 """A classic claim has no named requests; to readers of structured ones all of its devices came of one with this name."""
@@ -70,17 +70,25 @@ def as_structured(claim: ApiObject) -> ApiObject:
     if claim.kind != "ResourceClaim" or not classic.is_classic(claim):
         return claim
     status = read_as(claim.status, classic.ClaimStatus, where=f"{name_of(claim)}: status")
-    shown = {key: value for key, value in claim.status.items() if key != "allocation"}
+    told = {key: value for key, value in claim.status.items() if key != "allocation"}
     if status.allocation is not None:
         results: list[dict[str, Any]] = []
         config: list[dict[str, Any]] = []
         for driver, handle in device_handles(status, name_of(claim)):
             results.extend({"request": REQUEST, "driver": driver, "pool": handle.node, "device": device} for device in handle.devices)
             config.extend({"source": "FromClaim", "requests": [], "opaque": {"driver": driver, "parameters": one}} for one in handle.config)
-        shown["allocation"] = {"devices": {"results": results, "config": config}}
+        told["allocation"] = {"devices": {"results": results, "config": config}}
         if status.allocation.available_on_nodes is not None:
-            shown["allocation"]["nodeSelector"] = claim.status["allocation"]["availableOnNodes"]
-    return msgspec.structs.replace(claim, api_version=API_VERSIONS["ResourceClaim"], spec={}, status=shown)
+            told["allocation"]["nodeSelector"] = claim.status["allocation"]["availableOnNodes"]
+    return msgspec.structs.replace(claim, api_version=API_VERSIONS["ResourceClaim"], spec={}, status=told)
+
+
+def shown(claim: ApiObject) -> ApiObject:
+    """Show a claim to people as a structured one; one that cannot be read so stays as it is."""
+    try:
+        return as_structured(claim)
+    except ContractError:
+        return claim
 
 
 def class_of(driver: str) -> str:

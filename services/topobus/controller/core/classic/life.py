@@ -124,7 +124,7 @@ def with_allocation(
 
 def deallocated(one: ApiObject) -> ApiObject:
     """Clear what the driver has given back: allocation, driver's name and the request for it, in one write. The attempt's number stays."""
-    gone = ("allocation", "driverName", "deallocationRequested", "reservedFor")
+    gone = ("allocation", "driverName", "deallocationRequested", "reservedFor", "conditions")
     cleared = _replace(one, status={key: value for key, value in one.status.items() if key not in gone})
     text = metadata_of(one).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
     if text is None:
