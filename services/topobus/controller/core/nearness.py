@@ -18,10 +18,12 @@ from topobus.contracts.kubernetes.wishes import PARAMETERS_KIND, Wishes, read_pa
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import owner_of, placement_request
 from topobus.controller.core.inventory import class_of_driver
+from topobus.controller.core.matches import with_matches
 from topobus.controller.core.pools import Candidate, Pool, gather_pools
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
 from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.together import groups_of, objection_of_pod
 from topobus.controller.core.values import AllocationInput, DeviceId, Fault, GaveUp, NoFit, Outcome
 from topobus.domain.alignment.domains import Domain, tiers
 from topobus.domain.alignment.place import place, plan
@@ -30,7 +32,7 @@ from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name, without_owners
 from topobus.domain.alignment.wants import DeviceWant, Want
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason, Refusal
-from topobus.domain.request import ContainerKind, Locality, LocalityLevel, Policy
+from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy
 from topobus.domain.view import NodeView
 
 __all__ = ["WISHES_DRIVER", "Wished", "allocate_near", "read_wishes"]
@@ -78,16 +80,17 @@ def allocate_near(
     view: NodeView | None,
     compiler: SelectorCompiler,
     *,
+    pod: PodRequest | None = None,
     step_budget: int = DEFAULT_STEP_BUDGET,
     is_abandoned: Callable[[], bool] = lambda: False,
 ) -> Outcome:
-    """Find devices for all claims on one node within the places that they wish for, or say why there are none.
+    """Find devices for all claims on one node within the places that they, or their pod, wish for, or say why there are none.
 
-    Shapes:  wished — one a claim of `given`; view — None when the node has published no machine; is_abandoned — asked before each place and every few steps.
+    Shapes:  pod — what a pod that wishes for its alignment asks itself, its claims named: its wishes hold for all of them and for its CPUs and memory; wished — one a claim of `given`; view — None when the node has published no machine; is_abandoned — asked before each place and every few steps.
     Order:   the places of the most local tier by id or name, then those of the next; the first find that the engine admits wins.
     Cost:    at most 512 searches of `step_budget` steps.
     """
-    if all(one.wishes is None for one in wished):
+    if pod is None and all(one.wishes is None for one in wished):
         return allocate(given, compiler, step_budget=step_budget, is_abandoned=is_abandoned)
     node = given.node.name
     if view is None:
@@ -97,7 +100,10 @@ def allocate_near(
         pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
     except ValueError as err:
         return Fault(Reason(code="malformed-slice", message=f"node {node}: {err}"), 0, is_local=True)
-    places = [_places(view, one.wishes, spec.spec) for one, spec in zip(wished, given.claims, strict=True)]
+    keys = [owner_of(one.claim).key for one in wished]
+    groups = groups_of(pod, keys, pod.scope or view.options.scope) if pod is not None else ()
+    places = [_places(view, _wishes_of(pod), [given.claims[one].spec for one in sorted(group)]) for group in groups]
+    places += [_places(view, one.wishes, [spec.spec]) for one, spec in zip(wished, given.claims, strict=True)]
     outsides: dict[int, Mapping[DeviceId, str]] = {}
     misses: list[tuple[str, str]] = []
     steps, has_given_up = 0, math.prod(len(one) for one in places) > _MOST
@@ -105,7 +111,8 @@ def allocate_near(
         if is_abandoned():
             return GaveUp(steps)
         claims = tuple(
-            replace(claim, outside=_outside(pools, view.node, domain, outsides)) for claim, domain in zip(given.claims, chosen, strict=True)
+            replace(claim, outside=_outside_of(index, groups, chosen, pools, view.node, outsides))
+            for index, claim in enumerate(given.claims)
         )
         outcome = allocate(replace(given, claims=claims, pools=pools), compiler, step_budget=step_budget, is_abandoned=is_abandoned)
         steps += outcome.steps
@@ -119,10 +126,12 @@ def allocate_near(
             misses.append((key, summarize(outcome.reasons)))
         else:
             objection = _objection(view, wished, outcome.results)
+            if objection is None and pod is not None:
+                objection = objection_of_pod(view, pod, keys, outcome.results)
             if objection is None:
-                return replace(outcome, steps=steps)
+                return replace(outcome, steps=steps, results=with_matches(view, outcome.results, groups, [one.wishes for one in wished]))
             misses.append((key, objection))
-    return GaveUp(steps) if has_given_up else NoFit(_not_met(node, wished, misses), steps)
+    return GaveUp(steps) if has_given_up else NoFit(_not_met(node, [*(one.wishes for one in wished), _wishes_of(pod)], misses), steps)
 
 
 def _is_ours(driver: str, parameters: Any) -> bool:
@@ -132,11 +141,29 @@ def _is_ours(driver: str, parameters: Any) -> bool:
     return class_of_driver(driver) is not None and isinstance(parameters, Mapping) and parameters.get("kind") == PARAMETERS_KIND
 
 
-def _places(view: NodeView, wishes: Wishes | None, spec: ClaimSpec) -> list[Domain | None]:
+def _wishes_of(pod: PodRequest | None) -> Wishes | None:
+    return Wishes(policy=pod.policy, scope=pod.scope, locality=pod.locality) if pod is not None else None
+
+
+def _outside_of(
+    index: int,
+    groups: Sequence[frozenset[int]],
+    chosen: Sequence[Domain | None],
+    pools: Sequence[Pool],
+    node: str,
+    known: dict[int, Mapping[DeviceId, str]],
+) -> Mapping[DeviceId, str]:
+    """List what a claim must not get: what lies outside of its own place, and what lies outside of that of its group."""
+    mine = [chosen[number] for number, group in enumerate(groups) if index in group] + [chosen[len(groups) + index]]
+    found = [_outside(pools, node, domain, known) for domain in mine if domain is not None]
+    return found[0] if len(found) == 1 else {device: why for one in found for device, why in one.items()}
+
+
+def _places(view: NodeView, wishes: Wishes | None, specs: Sequence[ClaimSpec]) -> list[Domain | None]:
     """List where to look, the most local first; None is the whole node."""
     localities = _localities(wishes) if wishes is not None else ()
     room = Room(view)
-    return [one for tier in tiers(room.places(), _want(view, spec), localities) for one in tier]
+    return [one for tier in tiers(room.places(), _want(view, specs), localities) for one in tier]
 
 
 def _localities(wishes: Wishes) -> tuple[Locality, ...]:
@@ -148,9 +175,10 @@ def _localities(wishes: Wishes) -> tuple[Locality, ...]:
     return (Locality(level=LocalityLevel.NUMA, is_hard=is_hard), *others)
 
 
-def _want(view: NodeView, spec: ClaimSpec) -> Want:
-    """Say which classes the claim is about, which matters for links: those its requests name, or all when a class of somebody's own is among them."""
-    exact = [alternative for one in spec.devices.requests for alternative in (one.exactly, *one.first_available) if alternative is not None]
+def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> Want:
+    """Say which classes the claims are about, which matters for links: those their requests name, or all when a class of somebody's own is among them."""
+    requests = [one for spec in specs for one in spec.devices.requests]
+    exact = [alternative for one in requests for alternative in (one.exactly, *one.first_available) if alternative is not None]
     named = {class_of_driver(one.device_class_name) for one in exact}
     known = {*view.devices, CPU_CLASS}
     classes = {one for one in named if one is not None} if named <= known else known
@@ -200,9 +228,9 @@ def _objection(view: NodeView, wished: Sequence[Wished], results: Sequence[Alloc
     return None
 
 
-def _not_met(node: str, wished: Sequence[Wished], misses: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
+def _not_met(node: str, wishes: Sequence[Wishes | None], misses: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
     """Name what is wished, where it was looked for, and what each place lacks."""
-    asked = dict.fromkeys(text for one in wished if one.wishes is not None for text in _spoken(one.wishes))
+    asked = dict.fromkeys(text for one in wishes if one is not None for text in _spoken(one))
     wish = ", ".join(asked)
     names = tuple(key for key, _ in misses)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {

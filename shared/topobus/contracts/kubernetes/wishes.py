@@ -23,6 +23,7 @@ __all__ = [
     "PARAMETERS_KIND",
     "PARAMETERS_VERSION",
     "POLICY_ANNOTATION",
+    "RESULT_KIND",
     "SCOPE_ANNOTATION",
     "AlignmentParameters",
     "Wishes",
@@ -36,6 +37,8 @@ SCOPE_ANNOTATION = "topobus.dev/scope"
 LOCALITY_ANNOTATION = "topobus.dev/locality"
 PARAMETERS_VERSION = "topobus.dev/v1"
 PARAMETERS_KIND = "AlignmentParameters"
+RESULT_KIND = "AlignmentResult"
+"""What an allocation tells of where it lies (`numaNodes`, `pcieRoots`, `pcieSwitches`), for the node's prepare."""
 
 _PREFIX = "topobus.dev/"
 _ANNOTATIONS = (POLICY_ANNOTATION, SCOPE_ANNOTATION, LOCALITY_ANNOTATION)

@@ -1,0 +1,102 @@
+"""A pod and its claims as one alignment: which claims take part, and what the node's engine says to devices that they might get.
+
+Flows in: a stored pod that wishes for policy, scope or locality in its annotations, and its claims. Flows out: the pod's request with its claims named in it, which
+the controller judges candidates with and the node places the pod by: both ask the same engine the same question. A pod without wishes is no business of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import structs
+
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.kubernetes.pod import PodSpec, pod_request
+from topobus.contracts.kubernetes.resource import AllocationResult
+from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.inventory import class_of_driver
+from topobus.controller.core.reasons import summarize
+from topobus.domain.alignment.place import place, plan
+from topobus.domain.alignment.together import with_claim_held
+from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name
+from topobus.domain.idset import CpuSet
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import ClaimUse, PodRequest, Scope
+from topobus.domain.view import NodeView
+
+__all__ = ["claim_uses", "groups_of", "objection_of_pod", "wished_request"]
+
+
+def wished_request(pod: ApiObject, owners: Mapping[str, str]) -> PodRequest | None:
+    """Read what a pod wishes, with its claims named; None when it has no claim, or says nothing of its alignment.
+
+    Shapes: owners — names of the pod's `resourceClaims` entries to their claims' owner keys.
+    Errors: raises ContractError for a pod that nobody can read.
+    """
+    if not owners:
+        return None
+    request = pod_request(pod, uid=metadata_of(pod).uid)
+    if request.policy is None and request.scope is None and not request.locality:
+        return None
+    return structs.replace(request, claims=claim_uses(pod, owners))
+
+
+def claim_uses(pod: ApiObject, owners: Mapping[str, str]) -> tuple[ClaimUse, ...]:
+    """Say which containers use which claim, in the pod's order.
+
+    Errors: raises ContractError.
+    """
+    spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
+    users: dict[str, list[str]] = {entry: [] for entry in owners}
+    for container in (*spec.init_containers, *spec.containers):
+        for use in container.resources.claims:
+            if use.name in users and container.name not in users[use.name]:
+                users[use.name].append(container.name)
+    return tuple(ClaimUse(owner_key=owners[entry], containers=tuple(found)) for entry, found in users.items())
+
+
+def groups_of(pod: PodRequest, owner_keys: Sequence[str], scope: Scope) -> tuple[frozenset[int], ...]:
+    """Say which claims lie in one place together: all of a pod that is aligned as a whole, else those that share a container.
+
+    Shapes: owner_keys — the claims to allocate; result — positions in it, the group with the first one first.
+    """
+    if scope is Scope.POD:
+        return (frozenset(range(len(owner_keys))),)
+    users = {use.owner_key: frozenset(use.containers) for use in pod.claims}
+    groups: list[tuple[frozenset[int], frozenset[str]]] = []
+    for place_, key in enumerate(owner_keys):
+        mine, containers = frozenset({place_}), users.get(key, frozenset())
+        if not containers:
+            continue
+        for other, theirs in [one for one in groups if not one[1].isdisjoint(containers)]:
+            groups.remove((other, theirs))
+            mine, containers = mine | other, containers | theirs
+        groups.append((mine, containers))
+    return tuple(sorted((members for members, _ in groups), key=min))
+
+
+def objection_of_pod(view: NodeView, pod: PodRequest, owner_keys: Sequence[str], results: Sequence[AllocationResult]) -> str | None:
+    """Say what the engine has against a pod whose claims get this; None when it admits it all: devices, CPUs and memory together."""
+    for key, result in zip(owner_keys, results, strict=True):
+        devices, cpus = _held_by(result, view.node)
+        view = with_claim_held(view, key, devices, cpus)
+    if isinstance(plan(view, pod), Placement):
+        return None
+    judged = place(view, pod)  # the same, with its reasons
+    return summarize(judged.reasons) if isinstance(judged, Refusal) else None
+
+
+def _held_by(result: AllocationResult, node: str) -> tuple[dict[str, tuple[str, ...]], CpuSet]:
+    devices: dict[str, tuple[str, ...]] = {}
+    cpus: Collection[int] = []
+    for one in result.devices.results:
+        device_class = class_of_driver(one.driver)
+        if device_class is None or one.pool != node or one.admin_access:
+            continue
+        cpu = cpu_of_name(one.device) if device_class == CPU_CLASS else None
+        if cpu is not None:
+            cpus = [*cpus, cpu]
+        else:
+            devices[device_class] = (*devices.get(device_class, ()), one.device)
+    return devices, CpuSet.of(cpus)
