@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+import yaml
 
 from support.cluster_home import ClusterHome, claim, device_class, node, pod
 from support.small_topology import SmallTopology
@@ -17,12 +18,13 @@ from topobus.contracts import catalogue
 from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes.slices import slice_device
 from topobus.contracts.messages import PlanRequest
-from topobus.domain.device import Inventory
+from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime.bus import Bus
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -34,25 +36,30 @@ pytestmark = pytest.mark.integration
 
 NODE = "demo-node"
 DRIVER = "gpu.topobus.dev"
+NEAR = Path(__file__).parents[2] / "examples" / "claims" / "gpu-nic-near.yaml"
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, Inventory]:
-    """The demo machine with its eight GPUs."""
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[Inventory]]:
+    """The demo machine with its eight GPUs and its NICs."""
     root = tmp_path_factory.mktemp("dgx")
     build("dgx", root)
     tree = Tree(HardwareSettings(root=str(root)))
     machine = read_machine(tree, NODE)
     gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name)
-    return machine, Inventory(node=NODE, device_class="gpu", generation=1, devices=tuple(gpus))
+    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda one: one.name)
+    return machine, [
+        Inventory(node=NODE, device_class="gpu", generation=1, devices=tuple(gpus)),
+        Inventory(node=NODE, device_class="nic", generation=1, devices=tuple(nics)),
+    ]
 
 
 def published(inventory: Inventory) -> dict[str, Any]:
     """The slice that the node's gateway would publish."""
     devices = [msgspec.json.decode(encode(slice_device(one))) for one in inventory.devices]
     pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
-    spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": devices}
-    return {"kind": "ResourceSlice", "metadata": {"name": f"{NODE}-gpu"}, "spec": spec}
+    spec = {"driver": driver_name(inventory.device_class), "nodeName": NODE, "pool": pool, "devices": devices}
+    return {"kind": "ResourceSlice", "metadata": {"name": f"{NODE}-{inventory.device_class}"}, "spec": spec}
 
 
 class Rig:
@@ -71,16 +78,17 @@ class Rig:
 
 
 @pytest_asyncio.fixture
-async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, Inventory], tmp_path: Path) -> AsyncIterator[Rig]:
+async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[Inventory]], tmp_path: Path) -> AsyncIterator[Rig]:
     """The demo node at the API server and on the bus."""
-    machine, inventory = recorded
+    machine, inventories = recorded
     await bus.put(catalogue.MACHINE, machine, node=NODE)
-    await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class="gpu")
-    topology = SmallTopology(bus, machine, [inventory])
+    for one in inventories:
+        await bus.put(catalogue.INVENTORY, one, node=NODE, device_class=one.device_class)
+    topology = SmallTopology(bus, machine, inventories)
     await topology.start()
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         home = ClusterHome(server, nats_server.url, tmp_path)
-        home.put(node(NODE), published(inventory), device_class(DRIVER, DRIVER))
+        home.put(node(NODE), *map(published, inventories), device_class(DRIVER, DRIVER), device_class("nic.topobus.dev", "nic.topobus.dev"))
         yield Rig(home, bus, topology)
 
 
@@ -104,7 +112,7 @@ async def test_other_devices_are_tried_when_the_node_refuses(rig: Rig) -> None:
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
-    gpus = [one["name"] for one in rig.home.server.objects("ResourceSlice")[0]["spec"]["devices"]]
+    gpus = [one["name"] for one in rig.home.get("ResourceSlice", f"{NODE}-gpu")["spec"]["devices"]]
     assert rig.home.devices("c") == [gpus[2]]
     assert len(rig.topology.requests) == 3
     assert {reason for reason, _ in rig.home.events("p")} == {"RefusedByNode"}
@@ -175,3 +183,18 @@ async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Ri
     assert rig.home.devices("c") == devices
     assert len({one.op_id for one in rig.topology.requests}) == 1
     assert len(rig.topology.ledger.allocations) == 1
+
+
+async def test_claim_with_wishes_is_served_near_and_the_node_hears_of_them(rig: Rig, recorded: tuple[Machine, list[Inventory]]) -> None:
+    """What a claim asks of its alignment is found by the node's own layout, and goes to the node with the devices."""
+    near = yaml.safe_load(NEAR.read_text(encoding="utf-8"))
+    rig.home.put(near, claim("taken", device_class_name="nic.topobus.dev"), pod("first", "taken"), pod("p", "gpu-nic-near"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("first"), "open gates")
+
+    switches = {one.name: one.pcie_switch for inventory in recorded[1] for one in inventory.devices}
+    gpu, nic = rig.home.devices("gpu-nic-near")
+    asked = next(one.pod for one in rig.topology.requests if one.pod.owner.name == "gpu-nic-near")
+    assert switches[gpu] == switches[nic]
+    assert nic not in rig.home.devices("taken")
+    assert [str(one) for one in asked.locality] == ["hard:switch"]
