@@ -152,9 +152,12 @@ class Checks:
         """Say whether several requests may have the device, by capacity."""
         return self._has[Gate.CONSUMABLE_CAPACITY] and bool(candidate.device.allow_multiple_allocations)
 
-    def _pays_counters(self, candidate: Candidate) -> bool:
-        """Say whether a grant takes counters: a shared device pays once."""
-        if not candidate.device.consumes_counters:
+    def _pays_counters(self, request: PreparedRequest, candidate: Candidate) -> bool:
+        """Say whether a grant takes counters: a shared device pays once.
+
+        kubernetes/kubernetes#140729: upstream has admin access pay, which only looks at a device; mode `compatible` does too.
+        """
+        if not candidate.device.consumes_counters or (request.is_admin and self._is_corrected):
             return False
         return not (self.is_shared(candidate) and (candidate.id in self._given.usage.consumed or self._sharing.get(candidate.id)))
 
@@ -168,7 +171,7 @@ class Checks:
             return self._explain_use(request, candidate)
         if candidate.device.consumes_counters and not self._has[Gate.PARTITIONABLE_DEVICES]:
             return Blocker("counters", f"{Gate.PARTITIONABLE_DEVICES} is off")
-        pays = self._pays_counters(candidate)
+        pays = self._pays_counters(request, candidate)
         if pays and not self._counters.take(candidate):
             return Blocker("counters", "the card's shared counters are used up")
         blocker = self._untolerated(request, candidate) or self._add_constraints(request, candidate)
@@ -228,7 +231,7 @@ class Checks:
         """
         self.grants[claim_index].pop()
         (self._sharing if self.is_shared(candidate) else self._held)[candidate.id].pop()
-        if self._pays_counters(candidate) and (self._is_corrected or not self.is_shared(candidate)):
+        if self._pays_counters(request, candidate) and (self._is_corrected or not self.is_shared(candidate)):
             self._counters.give_back(candidate)
         self._remove_constraints(request)
 
@@ -262,7 +265,7 @@ class Checks:
         blocker = self.take(request, candidate, is_trial=True)
         if blocker is None:
             self._remove_constraints(request)
-            if self._pays_counters(candidate):
+            if self._pays_counters(request, candidate):
                 self._counters.give_back(candidate)
         return blocker
 
