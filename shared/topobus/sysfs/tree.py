@@ -60,6 +60,8 @@ class Tree:
         self.settings = settings or HardwareSettings()
         self.root = Path(self.settings.root)
         self._tops = {top: self.root / str(getattr(self.settings, top)) for top in ("sys", "proc", "dev")}
+        # Text, for a path is resolved step by step and a Path object for each step costs more than the system call.
+        self._top_texts = {top: str(folder) for top, folder in self._tops.items()}
         self._folders: dict[str, list[str]] | None = None
 
     def for_scan(self) -> Tree:
@@ -75,6 +77,9 @@ class Tree:
 
     def path(self, path: str) -> Path:
         """Give the file's real path, every link resolved inside the tree (a missing tail stays as it is)."""
+        return Path(self._text(path))
+
+    def _text(self, path: str) -> str:
         parts = self._split(path)
         if self._folders is None or len(parts) == 1 or ".." in parts:
             return self._real_path(self._resolve(parts))
@@ -128,7 +133,7 @@ class Tree:
     def names(self, path: str) -> tuple[str, ...]:
         """List a folder's names in natural order; empty when absent."""
         try:
-            return tuple(sorted(os.listdir(self.path(path)), key=natural_key))  # noqa: PTH208 - names only, no Path objects per entry
+            return tuple(sorted(os.listdir(self._text(path)), key=natural_key))  # noqa: PTH208 - names only, no Path objects per entry
         except (FileNotFoundError, NotADirectoryError):
             return ()
         except OSError as err:
@@ -136,7 +141,7 @@ class Tree:
 
     def exists(self, path: str) -> bool:
         """Say whether the file or folder is there."""
-        return self.path(path).exists()
+        return os.path.exists(self._text(path))  # noqa: PTH110 - asked for many files at each look
 
     def is_link(self, path: str) -> bool:
         """Say whether the last part of the path is a link, dangling ones included."""
@@ -169,7 +174,7 @@ class Tree:
                 if len(done) > 1:
                     done.pop()
                 continue
-            here = self._real_path([*done, part])
+            here = "/".join([self._top_texts[done[0]], *done[1:], part] if done else [self._top_texts[part]])
             try:
                 target = os.readlink(here)
             except OSError:
@@ -183,9 +188,9 @@ class Tree:
                 # An absolute link of a recorded tree means "from the recorded root"; of the live one it is what it says.
                 done = []
                 if not steps or steps[0] not in self._tops:
-                    raise HardwareError(f"the link {here} leads out of the tree: {target}", path=str(here))
+                    raise HardwareError(f"the link {here} leads out of the tree: {target}", path=here)
             todo.extend(reversed(steps))
         return done
 
-    def _real_path(self, parts: list[str]) -> Path:
-        return self._tops[parts[0]].joinpath(*parts[1:]) if parts else self.root
+    def _real_path(self, parts: list[str]) -> str:
+        return "/".join([self._top_texts[parts[0]], *parts[1:]]) if parts else str(self.root)
