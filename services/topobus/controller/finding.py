@@ -28,6 +28,7 @@ from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.searching import Searcher
 from topobus.domain.outcome import Reason
+from topobus.domain.request import PodRequest
 from topobus.runtime.service import Runtime
 
 __all__ = ["Finder", "Member", "member"]
@@ -67,10 +68,13 @@ class Finder:
         self.quarantined: dict[DeviceId, str] = {}
         """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
 
-    async def look(self, node: str, members: Sequence[Member]) -> Outcome:
-        """Search one node, unless it is known what the like of these claims gets there; a miss may come without reasons (see `refresh`)."""
-        if not self._are_plain(members):
-            return await self.search(node, members)
+    async def look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None) -> Outcome:
+        """Search one node, unless it is known what the like of these claims gets there; a miss may come without reasons (see `refresh`).
+
+        Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`).
+        """
+        if pod is not None or not self._are_plain(members):
+            return await self.search(node, members, pod=pod)
         ticket = self._judgements.ticket(self._question(members), node)
         outcome = self._judgements.recall(ticket)
         if outcome is None:
@@ -126,28 +130,30 @@ class Finder:
             for one in members
         )
 
-    async def search(self, node: str, members: Sequence[Member], *, is_brief: bool = False) -> Outcome:
+    async def search(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_brief: bool = False) -> Outcome:
         """Search one node now, whatever is remembered of it; what would break a limit of the API is no fit."""
         wrong = self._wrong(members)
         if wrong is not None:
             return wrong
         given = self._input(node, members)
-        if all(one.wishes is None for one in members):
+        if pod is None and all(one.wishes is None for one in members):
             outcome = await self._searcher.search(given, is_brief=is_brief)
         else:
             wished = [Wished(one.stored.value, one.wishes) for one in members]
-            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node))
+            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)
         if isinstance(outcome, Allocated):
             problem = next((str(one) for result in outcome.results for one in limits.check_allocation(result)), None)
             if problem is not None:
                 return Fault(Reason(code="result-too-large", message=f"node {node}: {problem}"), outcome.steps)
         return outcome
 
-    async def refresh(self, nodes: Sequence[str], outcomes: list[Outcome], members: Sequence[Member]) -> None:
+    async def refresh(
+        self, nodes: Sequence[str], outcomes: list[Outcome], members: Sequence[Member], *, pod: PodRequest | None = None
+    ) -> None:
         """Look again at the first nodes that miss: what is remembered may be another claim's miss, of some time ago, and people are told how it is now."""
         for index, node in enumerate(nodes[: min(SHOWN_NODES, len(outcomes))]):
             if isinstance(outcomes[index], NoFit):
-                outcomes[index] = await self.search(node, members)
+                outcomes[index] = await self.search(node, members, pod=pod)
 
     async def advise(self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]) -> tuple[Reason, ...]:
         """Name the nearest miss, and what would fit there instead; claims with wishes of their alignment are only told the first."""

@@ -18,6 +18,7 @@ from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.values import AllocationInput, GaveUp, Outcome
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.outcome import Reason
+from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView
 from topobus.runtime.clock import Clock
 
@@ -52,10 +53,12 @@ class Searcher:
                 abandoned.set()
         return self._measured(outcome, started)
 
-    async def search_near(self, given: AllocationInput, wished: Sequence[Wished], view: NodeView | None) -> Outcome:
+    async def search_near(
+        self, given: AllocationInput, wished: Sequence[Wished], view: NodeView | None, *, pod: PodRequest | None = None
+    ) -> Outcome:
         """Search place after place; when nobody waits any more it ends with the place that it is at, so that a stop is not held up."""
         started = self._clock.monotonic()
-        near = partial(allocate_near, step_budget=self._budget)
+        near = partial(allocate_near, pod=pod, step_budget=self._budget)
         abandoned = threading.Event()
         try:
             outcome = await asyncio.to_thread(near, given, wished, view, self._compiler, is_abandoned=abandoned.is_set)

@@ -25,7 +25,7 @@ from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ClaimUse, PodRequest, Scope
 from topobus.domain.view import NodeView
 
-__all__ = ["claim_uses", "groups_of", "objection_of_pod", "wished_request"]
+__all__ = ["claim_uses", "groups_of", "objection_of_pod", "wished_request", "with_claims"]
 
 
 def wished_request(pod: ApiObject, owners: Mapping[str, str]) -> PodRequest | None:
@@ -40,6 +40,16 @@ def wished_request(pod: ApiObject, owners: Mapping[str, str]) -> PodRequest | No
     if request.policy is None and request.scope is None and not request.locality:
         return None
     return structs.replace(request, claims=claim_uses(pod, owners))
+
+
+def with_claims(wanted: PodRequest | None, pod: ApiObject, owners: Mapping[str, str]) -> PodRequest | None:
+    """Have the node place what the pod itself asks beside what its claims hold already, when the pod wishes for its alignment.
+
+    Shapes: owners — as in `wished_request`, of the claims that are allocated.
+    Errors: raises ContractError.
+    """
+    wished = wished_request(pod, owners) if wanted is not None else None
+    return structs.replace(wanted, claims=wished.claims) if wanted is not None and wished is not None else wanted
 
 
 def claim_uses(pod: ApiObject, owners: Mapping[str, str]) -> tuple[ClaimUse, ...]:
