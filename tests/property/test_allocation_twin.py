@@ -1,0 +1,179 @@
+"""The allocator against a twin that tries everything: taints, counters, shared capacity, constraints, alternatives and "all".
+
+The twin knows the rules and nothing of the search: it lists every way to give devices to a claim, in the order that the API promises, and takes the first that keeps
+all rules. Machines are small enough for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+from hypothesis import given as for_all
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from topobus.contracts.kubernetes.resource import ClaimSpec, ExactRequest, SliceDevice, SubRequest
+from topobus.controller.core.taints import tolerates
+from topobus.controller.core.values import Allocated, GaveUp
+from topobus.domain.quantity import Quantity
+from unit.controller.allocation import claim, device, given, slice_of, solve
+
+TAG = "example.com/tag"
+Way = list[tuple[str, str]]
+"""Request name and device, in order."""
+
+
+@st.composite
+def machines(draw: st.DrawFn) -> tuple[list[Any], list[str], int]:
+    """Draw the devices of one card with slots, and who holds some of them."""
+    count = draw(st.integers(1, 5))
+    slots = draw(st.integers(0, 4))
+    devices: list[dict[str, Any]] = []
+    for index in range(count):
+        fields: dict[str, Any] = {"attributes": {TAG: draw(st.sampled_from(["x", "y", ["x", "y"]]))}} if draw(st.booleans()) else {}
+        if draw(st.booleans()):
+            fields["consumesCounters"] = [{"counterSet": "card", "counters": {"slots": {"value": draw(st.integers(1, 2))}}}]
+        taint = draw(st.sampled_from([None, None, "NoSchedule", "NoExecute", "None"]))
+        if taint is not None:
+            fields["taints"] = [{"key": draw(st.sampled_from(["k", "l"])), "value": "v", "effect": taint}]
+        if draw(st.booleans()):
+            fields["allowMultipleAllocations"] = True
+        devices.append(device(f"dev-{index}", memory=str(draw(st.integers(1, 4))), **fields))
+    slices = [
+        slice_of([], name="0", count=2, sharedCounters=[{"name": "card", "counters": {"slots": {"value": slots}}}]),
+        slice_of(devices, name="1", count=2),
+    ]
+    exclusive = [one["name"] for one in devices if not one.get("allowMultipleAllocations")]
+    held = draw(st.lists(st.sampled_from(exclusive), unique=True, max_size=2)) if exclusive else []
+    return slices, held, slots
+
+
+@st.composite
+def wanted(draw: st.DrawFn) -> Any:
+    """Draw a claim of one or two requests."""
+    requests: list[dict[str, Any]] = []
+    for index in range(draw(st.integers(1, 2))):
+        if draw(st.integers(0, 3)) == 0:
+            subs = [{"name": name, "deviceClassName": "gpu", **_fields(draw, may_be_all=False)} for name in ("first", "second")]
+            requests.append({"name": f"r{index}", "firstAvailable": subs})
+        else:
+            requests.append({"name": f"r{index}", "exactly": {"deviceClassName": "gpu", **_fields(draw, may_be_all=index == 0)}})
+    has_all = any(one.get("exactly", {}).get("allocationMode") == "All" for one in requests)
+    kinds = [[], [{"matchAttribute": TAG}], [{"distinctAttribute": TAG}], [{"requests": ["r0"], "matchAttribute": TAG}]]
+    # Upstream makes a constraint that "all" breaks an error, which is another matter.
+    return claim(*requests, constraints=draw(st.sampled_from(kinds[:1] if has_all else kinds)))
+
+
+def _fields(draw: st.DrawFn, *, may_be_all: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {"count": draw(st.integers(1, 2))}
+    if may_be_all and draw(st.integers(0, 4)) == 0:
+        fields = {"allocationMode": "All"}
+    if draw(st.booleans()):
+        fields["tolerations"] = [{"key": draw(st.sampled_from(["k", "l"])), "operator": "Exists"}]
+    if draw(st.booleans()):
+        fields["capacity"] = {"requests": {"memory": str(draw(st.integers(1, 3)))}}
+    if draw(st.integers(0, 2)) == 0:
+        fields["selectors"] = [{"cel": {"expression": 'has(device.attributes["example.com"].tag)'}}]
+    return fields
+
+
+class Twin:
+    """The rules."""
+
+    def __init__(self, slices: list[Any], held: list[str], slots: int) -> None:
+        self.devices: dict[str, SliceDevice] = {one.name: one for part in slices for one in part.spec.devices}
+        self.held = set(held)
+        self.slots = slots
+
+    def first(self, spec: ClaimSpec) -> Way | None:
+        """Give the first way that keeps all rules."""
+        return next((way for way in self._ways(spec) if self._is_legal(spec, way)), None)
+
+    def _ways(self, spec: ClaimSpec, index: int = 0) -> Iterator[Way]:
+        """List every way to serve the requests from `index` on: the first request's choices change last."""
+        if index == len(spec.devices.requests):
+            yield []
+            return
+        request = spec.devices.requests[index]
+        options: list[tuple[str, ExactRequest | SubRequest]] = [(f"{request.name}/{one.name}", one) for one in request.first_available]
+        if request.exactly is not None:
+            options = [(request.name, request.exactly)]
+        for name, one in options:
+            names = [device for device in self.devices if self._is_selected(one, device)]
+            chosen = [tuple(names)] if one.allocation_mode == "All" else list(combinations(names, one.count or 1))
+            for devices in chosen:
+                if not devices:
+                    continue
+                for rest in self._ways(spec, index + 1):
+                    yield [*((name, device) for device in devices), *rest]
+
+    def _is_selected(self, one: ExactRequest | SubRequest, name: str) -> bool:
+        found = self.devices[name]
+        if one.selectors and TAG not in found.attributes:
+            return False
+        # A request for more than the device has is never served by it, whoever holds what.
+        return self._amount(one, found) <= Quantity.parse(found.capacity["memory"].value)
+
+    def _amount(self, one: ExactRequest | SubRequest, found: SliceDevice) -> Quantity:
+        asked = one.capacity.requests.get("memory") if one.capacity is not None else None
+        return Quantity.parse(asked if asked is not None else found.capacity["memory"].value)
+
+    def _is_legal(self, spec: ClaimSpec, way: Way) -> bool:
+        by_name: Mapping[str, ExactRequest | SubRequest] = {
+            **{one.name: one.exactly for one in spec.devices.requests if one.exactly is not None},
+            **{f"{one.name}/{sub.name}": sub for one in spec.devices.requests for sub in one.first_available},
+        }
+        used: dict[str, Quantity] = {}
+        seen: set[str] = set()
+        for request, name in way:
+            found = self.devices[name]
+            if name in self.held or (name in seen and not found.allow_multiple_allocations):
+                return False
+            bad = [one for one in found.taints if one.effect in ("NoSchedule", "NoExecute")]
+            if not all(any(tolerates(bears, one) for bears in by_name[request].tolerations) for one in bad):
+                return False
+            used[name] = used.get(name, Quantity(0)) + self._amount(by_name[request], found)
+            if used[name] > Quantity.parse(found.capacity["memory"].value):
+                return False
+            seen.add(name)
+        return self._has_slots(seen) and self._keeps_constraints(spec, way)
+
+    def _has_slots(self, seen: set[str]) -> bool:
+        paying = [one for name in {*seen, *self.held} for one in self.devices[name].consumes_counters]
+        total = sum(Quantity.parse(one.counters["slots"].value).units for one in paying)
+        mine = [one for name in seen for one in self.devices[name].consumes_counters]
+        return not mine or total <= self.slots
+
+    def _keeps_constraints(self, spec: ClaimSpec, way: Way) -> bool:
+        for constraint in spec.devices.constraints:
+            devices = [name for request, name in way if not constraint.requests or request.partition("/")[0] in constraint.requests]
+            values = [self._values(name) for name in devices]
+            if not all(values):
+                return False
+            if constraint.match_attribute and values and not frozenset.intersection(*values):
+                return False
+            if constraint.distinct_attribute and any(one & other for one, other in combinations(values, 2)):
+                return False
+        return True
+
+    def _values(self, name: str) -> frozenset[str]:
+        found = self.devices[name].attributes.get(TAG)
+        if found is None:
+            return frozenset()
+        return frozenset(found.strings) if found.strings is not None else frozenset({str(found.string)})
+
+
+@settings(deadline=None, max_examples=400)
+@for_all(machines(), wanted())
+def test_allocate_finds_the_first_way_that_keeps_all_rules(machine: tuple[list[Any], list[str], int], one: Any) -> None:
+    """What the twin finds first is what the search finds; where the twin finds nothing, the search finds nothing."""
+    slices, held, slots = machine
+    way = Twin(slices, held, slots).first(one.spec)
+
+    outcome = solve(given(slices, one, held=[f"gpu/{name}" for name in held]))
+
+    assert not isinstance(outcome, GaveUp)
+    found = [(grant.request, grant.device) for grant in outcome.results[0].devices.results] if isinstance(outcome, Allocated) else None
+    assert found == way
