@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from msgspec import structs
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from topobus.contracts.kubernetes.resource import SliceDevice, Taint
+from topobus.contracts.kubernetes.resource import SliceDevice, SliceSpec, Taint
+from topobus.contracts.kubernetes.slices import slice_device
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import PeerUnavailable
@@ -27,6 +28,7 @@ from topobus.gateway.core.slices import (
     has_lists,
     pool_devices,
     publishable,
+    read_slice,
     shows_silence,
     silence_taint,
     slice_plan,
@@ -88,6 +90,11 @@ class SlicePublisher:
         self._has_published = False
         self._is_judged = is_judged
         self._left_out: dict[str, dict[str, str]] = {}
+        self._shown: dict[str, tuple[Inventory, Inventory, tuple[SliceDevice, ...]]] = {}
+        """By class: the inventory, the part of it that is offered, and how that is shown."""
+        self._settled: dict[str, tuple[object, ...]] = {}
+        """By class: all that decides, when it was last found that there is nothing to write."""
+        self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
 
     async def run(self) -> None:
         """Publish for ever."""
@@ -166,18 +173,24 @@ class SlicePublisher:
             # Silence of a device service is no word about its devices.
             return ""
         else:
-            # Devices of a pool that is not offered here.
-            inventory = structs.replace(inventory, devices=tuple(filter(self._shows, inventory.devices)))
             node_uid = await self._uid_of_node()
+            devices = self._devices(device_class, inventory, present)
+            state = (node_uid, devices, present, frozenset(self._dropped))
+            if self._settled.get(device_class) == state:
+                # Most news is of other classes, or of holders who change nothing here.
+                return ""
             plan = slice_plan(
                 driver,
                 node,
                 node_uid,
-                self._publishable(device_class, inventory, present),
+                devices,
                 present,
                 dropped=self._dropped,
                 last_generation=self._generations.get(device_class, 0),
+                read=self._read,
             )
+            if plan.is_empty:
+                self._settled[device_class] = state
         if plan.is_empty:
             return ""
         self._generations[device_class] = plan.generation
@@ -188,19 +201,33 @@ class SlicePublisher:
             log.info("slices.published", devices=len(inventory.devices) if inventory else 0, **counts)
         return trouble
 
-    def _publishable(self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]) -> tuple[SliceDevice, ...]:
+    def _devices(self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]) -> tuple[SliceDevice, ...]:
         """Show what a server takes; a device that breaks a limit is left out and told once, for it would cost its neighbours their slice."""
+        known = self._shown.get(device_class)
+        if known is None or known[0] is not inventory:
+            # Devices of a pool that is not offered here are left out, too.
+            kept = structs.replace(inventory, devices=tuple(filter(self._shows, inventory.devices)))
+            good, bad = publishable(map(slice_device, kept.devices))
+            if bad != self._left_out.get(device_class, {}):
+                for name, why in bad.items():
+                    get_logger().warning("slice-device.left-out", driver=driver_name(device_class), device=name, why=why)
+            self._left_out[device_class] = bad
+            known = self._shown[device_class] = (inventory, kept, good)
         since = self._state.silent_since(device_class)
         silence: Taint | None = None
         # Freshly started we know of no silence yet, and must not open what was closed.
-        if since or (shows_silence(present) and not self._is_judged(device_class)):
+        if since or (not self._is_judged(device_class) and shows_silence(present)):
             silence = silence_taint(since, self._settings.silence_effect, present)
-        good, bad = publishable(pool_devices(inventory, self._state.holders(device_class), silence))
-        if bad != self._left_out.get(device_class, {}):
-            for name, why in bad.items():
-                get_logger().warning("slice-device.left-out", driver=driver_name(device_class), device=name, why=why)
-        self._left_out[device_class] = bad
-        return good
+        return pool_devices(known[1], self._state.holders(device_class), silence, shown=known[2])
+
+    def _read(self, one: ApiObject) -> SliceSpec | None:
+        """Read a slice once, as long as it is the same object."""
+        name = _name(one)
+        known = self._specs.get(name)
+        if known is None or known[0] is not one:
+            self._specs = {key: value for key, value in self._specs.items() if key in (self._present or {})}
+            known = self._specs[name] = (one, read_slice(one))
+        return known[1]
 
     async def _execute(self, plan: SlicePlan) -> str:
         for deletion in plan.deletes:

@@ -8,7 +8,7 @@ Source: k8s.io/dynamic-resource-allocation resourceslice controller (syncPool), 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,7 @@ __all__ = [
     "has_lists",
     "pool_devices",
     "publishable",
+    "read_slice",
     "shows_silence",
     "silence_taint",
     "slice_plan",
@@ -80,21 +81,22 @@ def class_of_slice(one: ApiObject, node: str) -> str:
     return driver.removesuffix(suffix) if driver.endswith(suffix) and one.spec.get("nodeName") == node else ""
 
 
-def pool_devices(inventory: Inventory, holders: Mapping[str, Owner], silence: Taint | None = None) -> tuple[SliceDevice, ...]:
+def pool_devices(
+    inventory: Inventory, holders: Mapping[str, Owner], silence: Taint | None = None, *, shown: Iterable[SliceDevice] | None = None
+) -> tuple[SliceDevice, ...]:
     """Show an inventory's devices; one that a pod holds outside of DRA is tainted, and while their service is silent (`silence`) so are all.
 
-    Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint.
+    Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint. `shown` is what `slice_device` gives for the inventory's
+    devices, for who knows it already: it is the dear part, and holders change far more often.
     """
+    sick = {one.name for one in inventory.devices if one.health.state is HealthState.UNHEALTHY} if silence is not None else set()
     devices = []
-    for one in inventory.devices:
-        shown = slice_device(one)
-        if silence is not None and one.health.state is not HealthState.UNHEALTHY:
-            shown = msgspec.structs.replace(shown, taints=(silence,))
+    for one in map(slice_device, inventory.devices) if shown is None else shown:
+        taints = one.taints if silence is None or one.name in sick else (silence,)
         holder = holders.get(one.name)
         if holder is not None and holder.kind is not OwnerKind.CLAIM:
-            taint = Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule")
-            shown = msgspec.structs.replace(shown, taints=(*shown.taints, taint))
-        devices.append(shown)
+            taints = (*taints, Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule"))
+        devices.append(one if taints is one.taints else msgspec.structs.replace(one, taints=taints))
     return tuple(devices)
 
 
@@ -143,17 +145,18 @@ def slice_plan(
     *,
     dropped: Iterable[str] = (),
     last_generation: int = 0,
+    read: Callable[[ApiObject], SliceSpec | None] | None = None,
 ) -> SlicePlan:
     """Decide what to write so that the pool of a driver on a node shows these devices.
 
     Shapes: present — the slices of this driver and node; dropped — fields that the server does not keep, so their absence is no difference;
-    last_generation — of what was written before, for the case that somebody has deleted all of it.
+    last_generation — of what was written before, for the case that somebody has deleted all of it; read — gives what `read_slice` gives, perhaps from memory.
     Order: deletes, updates, creates; a pool without devices keeps one empty slice, which says that there is nothing (no slice says nothing).
     """
     fields = tuple(dropped)
     chunks = [tuple(devices[start : start + DEVICES_PER_SLICE]) for start in range(0, len(devices), DEVICES_PER_SLICE)] or [()]
     found = sorted(present, key=lambda one: str(one.metadata.get("name", "")))
-    specs = {str(one.metadata.get("name", "")): _read(one) for one in found}
+    specs = {str(one.metadata.get("name", "")): (read or read_slice)(one) for one in found}
     generation = max((spec.pool.generation for spec in specs.values() if spec), default=last_generation)
     matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
     obsolete: list[ApiObject] = []
@@ -184,6 +187,15 @@ def slice_plan(
     updates = [_updated(matched[index][0], wanted(index, generation), owner) for index in sorted(matched) if index in changed or is_bumped]
     creates = [_created(index, wanted(index, generation), owner) for index in missing]
     return SlicePlan(generation=generation, deletes=tuple(map(_deletion, obsolete)), updates=tuple(updates), creates=tuple(creates))
+
+
+def read_slice(one: ApiObject) -> SliceSpec | None:
+    """Read a slice's spec; None when it cannot be read."""
+    try:
+        return read_as(one.spec, SliceSpec, where="slice")
+    except ContractError:
+        # Not readable, so not ours as it should be: it is replaced.
+        return None
 
 
 def dropped_fields(sent: ApiObject, stored: ApiObject) -> tuple[str, ...]:
@@ -218,7 +230,7 @@ def without_fields(spec: SliceSpec, fields: Iterable[str]) -> SliceSpec:
 
 def _taints_of(present: Iterable[ApiObject]) -> Iterator[Taint]:
     for one in present:
-        spec = _read(one)
+        spec = read_slice(one)
         for device in spec.devices if spec is not None else ():
             yield from device.taints
 
@@ -226,14 +238,6 @@ def _taints_of(present: Iterable[ApiObject]) -> Iterator[Taint]:
 def _is_silence(taint: Taint) -> bool:
     """Say whether a taint means a silent service."""
     return (taint.key, taint.value) == (HEALTH_TAINT, SERVICE_SILENT)
-
-
-def _read(one: ApiObject) -> SliceSpec | None:
-    try:
-        return read_as(one.spec, SliceSpec, where="slice")
-    except ContractError:
-        # Not readable, so not ours as it should be: it is replaced.
-        return None
 
 
 def _index_of(one: ApiObject) -> int:
