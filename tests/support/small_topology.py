@@ -10,14 +10,14 @@ from topobus.contracts import catalogue
 from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
 from topobus.domain import transitions
 from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import node_view, with_ledger
+from topobus.domain.alignment.view import node_view, with_devices, with_ledger
 from topobus.domain.device import Inventory
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner
-from topobus.domain.view import AlignmentOptions
+from topobus.domain.view import AlignmentOptions, NodeView
 from topobus.runtime.bus import Bus
 
 
@@ -40,13 +40,17 @@ class SmallTopology:
         await self._bus.answer(catalogue.PLACE, self._place, node=self._node)
         await self._bus.answer(catalogue.RELEASE, self._release, node=self._node)
 
+    def view(self) -> NodeView:
+        """Show the node with nothing held."""
+        return self._view
+
     async def _place(self, request: PlaceRequest) -> PlaceReply:
         async with self._turn:
             self.requests.append(request)
             record = transitions.known(self.ledger, request.op_id)
             if record is not None and record.outcome is not None:
                 return PlaceReply(decision_id=record.decision_id, node=self._node, result=record.outcome)
-            result = place(with_ledger(self._view, self.ledger), request.pod)
+            result = place(with_devices(with_ledger(self._view, self.ledger), "claim/default/planned/-", request.besides), request.pod)
             if self.refuse_next and not request.is_dry_run:
                 self.refuse_next -= 1
                 result = Refusal(reasons=(Reason(code="test", message="refused by the test"),))

@@ -7,6 +7,7 @@ listed as silent. The operation id goes through to the node, so asking again (an
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import NodeAnswer, PlaceReply, PlaceRequest, PlanReply, PlanRequest
@@ -100,13 +101,18 @@ class Planner:
         answers = tuple(NodeAnswer(node=node, result=results[node]) for node in nodes if node in results and node not in silent)
         return PlanReply(chosen=chosen, answers=answers, silent_nodes=tuple(sorted(silent)))
 
-    async def ask_node(self, node: str, op_id: str, pod: PodRequest, *, is_dry_run: bool) -> PlaceReply | None:
-        """Ask one node; None when it does not answer."""
+    async def ask_node(
+        self, node: str, op_id: str, pod: PodRequest, *, is_dry_run: bool, besides: Mapping[str, tuple[str, ...]] | None = None
+    ) -> PlaceReply | None:
+        """Ask one node; None when it does not answer.
+
+        Shapes: besides — for a dry run: devices to count as held, by class.
+        """
         async with self._free:
             try:
                 return await self._bus.ask(
                     catalogue.PLACE,
-                    PlaceRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run),
+                    PlaceRequest(op_id=op_id, pod=pod, is_dry_run=is_dry_run, besides=dict(besides or {})),
                     timeout_s=self._settings.ask_timeout_s,
                     node=node,
                 )

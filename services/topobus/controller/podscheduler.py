@@ -22,6 +22,7 @@ from topobus.controller.binder import Binder
 from topobus.controller.classic.scheduling import ClassicScheduler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.consumers import Consumers
+from topobus.controller.core.claims import devices_of, owner_of
 from topobus.controller.core.inventory import class_of_driver
 from topobus.controller.core.pools import node_matches
 from topobus.controller.core.reasons import summarize
@@ -51,6 +52,7 @@ from topobus.controller.core.scheduling_objects import (
     with_retreat,
 )
 from topobus.controller.core.scheduling_score import rank, score_node
+from topobus.controller.core.together import wished_request, with_claims
 from topobus.controller.core.values import Allocated, DeviceId, Node, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder, Member, member
@@ -165,7 +167,7 @@ class PodScheduler:
             self._settled[key] = seen
             await self._tell(key, stored, "Unschedulable", plan.reasons)
             return False
-        wanted = own_request(pod)
+        wanted = with_claims(own_request(pod), pod, {one.entry: owner_of(one.object).key for one in plan.allocated})
         placed = self._node_of(wanted.owner) if wanted is not None else None
         if placed is not None and plan.is_reserved:
             return await self._bind(key, stored, placed)
@@ -197,6 +199,7 @@ class PodScheduler:
     ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool]:
         """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not."""
         members = self._members(plan)
+        wishing = wished_request(pod, {one.entry: owner_of(one.object).key for one in plan.claims})
         refused = self._refused.refused(key)
         fits: list[NodeFit] = []
         misses: list[NodeMiss] = []
@@ -206,7 +209,7 @@ class PodScheduler:
             why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
             missed = look_at_node(plan, _node(node), refused=why)
             if missed is None:
-                outcome: Outcome = await self._finder.look(node, members) if members else Allocated((), 0)
+                outcome: Outcome = await self._finder.look(node, members, pod=wishing) if members else Allocated((), 0)
                 judged = judge_node(plan, node, outcome)
                 if isinstance(judged, NodeFit):
                     fits.append(judged)
@@ -220,7 +223,7 @@ class PodScheduler:
                 misses = [missed]
                 break
         if not fits:
-            misses = await self._as_it_is_now(misses, searched, members)
+            misses = await self._as_it_is_now(misses, searched, members, wishing)
         placements: dict[str, Placement] = {}
         by_name = {one.node: one for one in fits}
         is_due = False
@@ -235,11 +238,13 @@ class PodScheduler:
         scores = [score_node(plan, one, placement=placements.get(one.node), numa_of=self._numa_of) for one in fits]
         return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
 
-    async def _as_it_is_now(self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member]) -> list[NodeMiss]:
+    async def _as_it_is_now(
+        self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member], wishing: PodRequest | None
+    ) -> list[NodeMiss]:
         """Search again where people will read what was found: it may have been remembered."""
         again = [one for one in misses if one.node in searched]
         outcomes = [one.outcome for one in again]
-        await self._finder.refresh([one.node for one in again], outcomes, members)
+        await self._finder.refresh([one.node for one in again], outcomes, members, pod=wishing)
         newest = {one.node: NodeMiss(one.node, outcome) for one, outcome in zip(again, outcomes, strict=True)}
         return [newest.get(one.node, one) for one in misses]
 
@@ -248,7 +253,9 @@ class PodScheduler:
         async with asyncio.TaskGroup() as group:
             asked = {
                 one.node: group.create_task(
-                    self._planner.ask_node(one.node, f"schedule-{wanted.owner.uid}-try-{one.node}", wanted, is_dry_run=True)
+                    self._planner.ask_node(
+                        one.node, f"schedule-{wanted.owner.uid}-try-{one.node}", wanted, is_dry_run=True, besides=_devices_of(one)
+                    )
                 )
                 for one in fits
             }
@@ -424,7 +431,7 @@ class PodScheduler:
 
     def _members(self, plan: PodPlan) -> list[Member]:
         keys = [ObjectKey("resourceclaim", plan.pod.namespace, one.name) for one in plan.pending]
-        return [member(key, self._world.objects[key]) for key in keys]
+        return [member(key, self._world.objects[key], self._world.classes) for key in keys]
 
     def _candidates(self, pod: ApiObject, misses: list[NodeMiss]) -> list[str]:
         """List the nodes that the pod may go to by its own word; the others become misses."""
@@ -451,6 +458,17 @@ class PodScheduler:
 
     def _now(self) -> str:
         return rfc3339(self._runtime.clock.now())
+
+
+def _devices_of(fit: NodeFit) -> dict[str, tuple[str, ...]]:
+    """List the devices that the pod's claims would take on a node, by class."""
+    found: dict[str, list[str]] = {}
+    for result in fit.results:
+        for device in devices_of(result, fit.node):
+            device_class = class_of_driver(device.driver)
+            if device_class is not None:
+                found.setdefault(device_class, []).append(device.device)
+    return {device_class: tuple(sorted(names)) for device_class, names in sorted(found.items())}
 
 
 def _is_held(refusal: Refusal) -> bool:

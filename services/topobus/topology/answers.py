@@ -26,7 +26,7 @@ from topobus.contracts.messages import (
 from topobus.domain import transitions
 from topobus.domain.alignment.place import place, prefer
 from topobus.domain.alignment.resources import class_of_resource
-from topobus.domain.alignment.view import CPU_CLASS, cpu_name
+from topobus.domain.alignment.view import CPU_CLASS, cpu_name, with_devices
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
@@ -75,7 +75,7 @@ class Answers:
     async def place(self, asked: PlaceRequest) -> PlaceReply:
         """Place a pod, or say why not; a dry run writes nothing."""
         began = self._clock.monotonic()
-        _accept(complaint_of_operation(asked.op_id, asked.pod.owner) or complaint_of_pod(asked.pod))
+        _accept(complaint_of_operation(asked.op_id, asked.pod.owner) or complaint_of_pod(asked.pod) or complaint_of_devices(asked.besides))
         if asked.is_dry_run:
             return await self._dry_run(asked, began)
 
@@ -208,7 +208,8 @@ class Answers:
 
     async def _dry_run(self, asked: PlaceRequest, began: float) -> PlaceReply:
         ledger = self._book.ledger
-        view = await self._view(ledger, asked.pod)
+        who = asked.pod.owner
+        view = with_devices(await self._view(ledger, asked.pod), f"claim/{who.namespace}/claims-of-{who.name}/-", asked.besides)
         outcome = await asyncio.to_thread(place, view, asked.pod)
         made = decision_id(ledger, asked.op_id, is_dry_run=True)
         self._announcer.tell_dry_run(

@@ -110,6 +110,8 @@ class PlaceRequest(Struct, frozen=True, kw_only=True):
     is_dry_run: bool = False
     is_reservation: bool = False
     """True: hold it for now; without a `commit` in time it is let go again, `release` lets it go at once."""
+    besides: dict[str, tuple[str, ...]] = {}
+    """For a dry run: count these devices as held, too, class to names (CPUs by device name): the pod's claims are about to take them."""
 
 
 class PlaceReply(Struct, frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
@@ -14,7 +14,7 @@ from topobus.domain.outcome import MemoryBlock
 from topobus.domain.silence import unheard
 from topobus.domain.view import AlignmentOptions, CoreView, NodeAlignment, NodeView, NumaMemory
 
-__all__ = ["CPU_CLASS", "MEMORY", "aligned_view", "cpu_name", "cpu_of_name", "node_view", "with_ledger", "without_owners"]
+__all__ = ["CPU_CLASS", "MEMORY", "aligned_view", "cpu_name", "cpu_of_name", "node_view", "with_devices", "with_ledger", "without_owners"]
 
 CPU_CLASS = "cpu"
 """The class whose devices are logical CPUs."""
@@ -147,6 +147,22 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
         held_cpus=held_cpus,
         held_memory=held_memory,
     )
+
+
+def with_devices(view: NodeView, owner: str, devices: Mapping[str, Iterable[str]]) -> NodeView:
+    """The same node with more devices held by an owner; what is held already stays its holder's.
+
+    Shapes: devices — class to names, CPUs by their device names.
+    """
+    held = {name: dict(holders) for name, holders in view.held_devices.items()}
+    cpus = CpuSet()
+    for device_class, names in devices.items():
+        if device_class == CPU_CLASS:
+            cpus |= CpuSet.of(cpu for name in names if (cpu := cpu_of_name(name)) is not None)
+        else:
+            held[device_class] = dict.fromkeys(names, owner) | held.get(device_class, {})
+    held_cpus = {**view.held_cpus, owner: view.held_cpus.get(owner, CpuSet()) | cpus} if cpus else view.held_cpus
+    return structs.replace(view, held_devices={name: dict(sorted(one.items())) for name, one in sorted(held.items())}, held_cpus=held_cpus)
 
 
 def _memory(node: NumaNode, reserved: int) -> NumaMemory:
