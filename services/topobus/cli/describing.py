@@ -211,7 +211,8 @@ def _reasons(one: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, .
         told = "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
         if isinstance(event.outcome, Refusal) and told.startswith(message[:_COMPARED]):
             return event.outcome.reasons
-    return (Reason(code=str(waits[0].get("reason") or "waits"), message=message),) if message else ()
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"reason": str(waits[0].get("reason") or "")}
+    return (Reason(code="condition", message=message, facts=facts),) if message else ()
 
 
 def _granted(result: dict[str, Any], devices: dict[tuple[str, str], dict[str, Device]]) -> Granted:

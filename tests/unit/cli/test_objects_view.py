@@ -148,4 +148,4 @@ def test_description_has_the_conditions_words_when_no_event_is_left() -> None:
     """Events may be gone; what the object itself says stays."""
     found = describe(_claim(conditions=[_condition("False", "DoesNotFit", "node n1: too few")]), {}, [], [], [])
 
-    assert [(one.code, one.message) for one in found.reasons] == [("DoesNotFit", "node n1: too few")]
+    assert [(one.code, one.facts["reason"], one.message) for one in found.reasons] == [("condition", "DoesNotFit", "node n1: too few")]
