@@ -377,3 +377,57 @@ async def test_node_allocation_state_shows_what_is_allocated_and_prepared(served
 
     assert await asyncio.to_thread(run, ["nodeallocationstates", "--nats", served.url]) == 0
     assert "default/now: gpu-0" in capsys.readouterr().out
+
+
+STRUCTURED = """
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}{notes}}}
+spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {of}.topobus.dev, count: {count}}}}}]}}}}
+"""
+
+
+def structured(name: str, of: str, count: int, node: str = "") -> str:
+    """Write a structured claim."""
+    notes = f", annotations: {{topobus.dev/node: {node}}}" if node else ", annotations: {topobus.dev/allocation-mode: WaitForFirstConsumer}"
+    return STRUCTURED.format(name=name, of=of, count=count, notes=notes)
+
+
+async def test_pod_with_claims_of_both_generations_gets_both_on_one_node(served: ClassicPlace) -> None:
+    """A node on which the structured claim cannot be had is not proposed to the classic driver."""
+    await served.apply(structured("hog", "nic", 1, "n1"))
+    await served.allocated("hog")
+    await served.apply(structured("new", "nic", 2) + claim("old") + pod("mixed", "old", "new"))
+
+    assert await served.scheduled("mixed") == "n2"
+    assert served.held("n2") == {"claim/default/new": ["nic-0", "nic-1"], "claim/default/old": ["gpu-0"]}
+    contexts = [one for one in served.versions("podschedulingcontext", "mixed") if one is not None]
+    assert contexts[-1].spec["potentialNodes"] == ["n2"]
+    await served.delete("pod", "mixed")
+    await served.until("resourceclaim", "old", lambda one: one is not None and "allocation" not in one.status)
+
+
+async def test_pods_own_devices_and_classic_claims_are_had_on_one_node(served: ClassicPlace) -> None:
+    """What the pod asks by itself counts, too: a node that has only the claim's devices left is none."""
+    await served.apply(structured("hog", "gpu", 2, "n1"))
+    await served.allocated("hog")
+    await served.apply(parameters("two", "{count: 2}") + claim("old", parameters="two") + pod("own", "old", gpus=2))
+
+    assert await served.scheduled("own") == "n2"
+    assert sorted(name for names in served.held("n2").values() for name in names) == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+    await served.check()
+
+
+async def test_allocation_is_taken_back_when_the_pod_cannot_run_where_it_is(served: ClassicPlace) -> None:
+    """A delayed claim that nobody uses stays where it was only as long as that helps."""
+    await served.apply(claim("old") + pod("first", "old", extra="nodeSelector: {kubernetes.io/hostname: n1}"))
+    await served.scheduled("first")
+    kept = (await served.claim("old")).metadata["uid"]
+    await served.change("old", lambda one: msgspec.structs.replace(one, status={**one.status, "reservedFor": []}))
+    await served.bus.delete(catalogue.OBJECT, kind="pod", namespace="default", name="first")
+    await served.apply(pod("second", "old", extra="nodeSelector: {kubernetes.io/hostname: n2}"))
+
+    assert await served.scheduled("second") == "n2"
+    moved = await served.claim("old")
+    assert (moved.metadata["uid"], node_of(moved), served.held("n1")) == (kept, "n2", {})

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
 
 import pytest
 import pytest_asyncio
 
 from support.classic_home import ClassicPlace, MortalBus, classic_place, controller, devices_of, node_of
+from support.running import service
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.classic_handles import as_structured
+from topobus.contracts.messages import PlaceRequest
 from topobus.controller.core.classic import life
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 from topobus.runtime.bus import Bus
 from topobus.testing.nats import NatsServer
 
@@ -176,3 +182,75 @@ async def test_replicas_give_one_device_once_when_they_work_at_the_same_claims(p
             await place.gone("resourceclaim", name)
         await place.allocated("one-more")
         await place.check()
+
+
+def _structured(name: str, count: int) -> str:
+    request = f"{{name: r, exactly: {{deviceClassName: gpu.topobus.dev, count: {count}}}}}"
+    return (
+        f"{{apiVersion: resource.k8s.io/v1, kind: ResourceClaim, metadata: {{name: {name}}}, spec: {{devices: {{requests: [{request}]}}}}}}"
+    )
+
+
+async def _plug(place: ClassicPlace, node: str, uid: str) -> None:
+    """Take a GPU as a device plugin's container does: past all claims, straight at the node's ledger."""
+    owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=uid)
+    request = PodRequest(
+        owner=owner,
+        containers=(ContainerRequest(name="c", devices=(DeviceRequest(device_class="gpu", count=1),)),),
+        policy=Policy.NONE,
+    )
+    await place.bus.ask(catalogue.PLACE, PlaceRequest(op_id=f"plug-{uid}", pod=request), node=node)
+
+
+def _is_consistent(place: ClassicPlace) -> bool:
+    """Say whether ledgers and claims tell the same, and nothing is under way."""
+    newest = {one.parts["name"]: one.value for one in place.objects.items if one.parts.get("kind") == "resourceclaim"}
+    given: dict[tuple[str, str], str] = {}
+    for name, one in newest.items():
+        if one is None:
+            continue
+        if one.metadata.get("deletionTimestamp") or one.status.get("deallocationRequested") or not one.status.get("conditions"):
+            return False
+        for result in ((as_structured(one).status.get("allocation") or {}).get("devices") or {}).get("results") or []:
+            assert (result["pool"], result["device"]) not in given
+            given[result["pool"], result["device"]] = name
+    held = {
+        (node, device): owner.rpartition("/")[2]
+        for node in place.nodes
+        for owner, names in place.held(node).items()
+        for device in names
+        if owner.startswith("claim/")
+    }
+    return held == given
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.timeout(300)
+async def test_nothing_is_given_twice_when_replicas_are_killed_while_claims_of_both_generations_come_and_go(
+    place: ClassicPlace, seed: int
+) -> None:
+    """Two replicas as processes, one of them killed again and again; classic claims, structured ones, pods and device plugins want the same eight GPUs."""
+    random = Random(seed)
+    settings = {"TOPOBUS_CONTROLLER__RETRY_S": "0.2", "TOPOBUS_CONTROLLER__ASK_TIMEOUT_S": "1"}
+    async with service("controller", place.url, settings) as steady:
+        await steady.until_ready()
+        for number in range(4):
+            async with service("controller", place.url, settings) as doomed:
+                await doomed.until_ready()
+                before = len(place.objects.items)
+                name = f"{seed}-{number}"
+                await place.apply(claim(f"now-{name}", "Immediate"))
+                await place.apply(_structured(f"new-{name}", random.choice([1, 2])))
+                await place.apply(claim(f"later-{name}") + pod(f"pod-{name}", f"later-{name}"))
+                await _plug(place, random.choice(["n1", "n2"]), name)
+                for kind in ("now", "new", "pod"):
+                    if number and random.random() < 0.6:
+                        await place.delete("pod" if kind == "pod" else "resourceclaim", f"{kind}-{seed}-{random.randrange(number)}")
+                wanted = before + random.randrange(4, 16)
+                await place.objects.until(lambda items, wanted=wanted: len(items) >= wanted)  # type: ignore[misc]  # a default argument
+                doomed.process.kill()
+                await doomed.process.wait()
+        async with asyncio.timeout(60):
+            while not _is_consistent(place):  # noqa: ASYNC110 - ledgers and claims settle by two watches: nothing tells when both are through
+                await asyncio.sleep(0.05)
+    await place.check()
