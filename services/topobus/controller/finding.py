@@ -5,13 +5,13 @@ Flows in: the world, claims as stored, devices that must not be given now (refus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import name_of
-from topobus.contracts.kubernetes.resource import ClaimSpec
+from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
@@ -43,13 +43,15 @@ class Member(NamedTuple):
     wishes: Wishes | None
 
 
-def member(key: ObjectKey, stored: Stored) -> Member:
+def member(key: ObjectKey, stored: Stored, classes: Mapping[str, DeviceClassSpec] | None = None) -> Member:
     """Read a claim that is to be allocated.
+
+    Shapes: classes — by name; what they wish counts where the claim itself wishes nothing.
 
     Errors: raises ContractError.
     """
     spec = claims.read_claim(stored.value)
-    return Member(key, stored, spec, read_wishes(spec, name_of(stored.value)))
+    return Member(key, stored, spec, read_wishes(spec, name_of(stored.value), classes))
 
 
 class Finder:

@@ -193,7 +193,7 @@ class ClaimKeeper:
 
         Errors: raises ContractError when the first cannot be read; another that cannot is told so in its own turn.
         """
-        members = [member(key, stored)]
+        members = [member(key, stored, self._world.classes)]
         if self._world.holds_devices(stored.value):
             return members
         for mate_key, mate in self._world.mates(stored.value):
@@ -202,7 +202,7 @@ class ClaimKeeper:
                 if self._consumers.waiting(mate_key):
                     continue  # the pod brings it along when it is scheduled
                 if is_waiting and not self._world.holds_devices(mate.value):
-                    members.append(member(mate_key, mate))
+                    members.append(member(mate_key, mate, self._world.classes))
             except ContractError:
                 continue
         return members
@@ -276,6 +276,11 @@ class ClaimKeeper:
     async def _finish(self, key: ObjectKey, stored: Stored) -> None:
         """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""
         claim = stored.value
+        users = _users(claim)
+        if users:
+            message = f"it is reserved for {', '.join(users)}: it goes when no pod uses it any more"
+            await self._wait_for_release(key, stored, "InUse", message)
+            return
         if not await self._let_go(key, stored):
             return
         freed = claims.without_protection(claim)
@@ -309,7 +314,7 @@ class ClaimKeeper:
             # The revision makes a later release another operation: another replica may have placed in between.
             refusal = await self._release(owner, node, f"release-{owner.uid}-{stored.revision}")
             if refusal is not None:
-                await self._wait_for_release(key, stored, f"node {node}: {summarize(refusal.reasons)}")
+                await self._wait_for_release(key, stored, "Prepared", f"node {node}: {summarize(refusal.reasons)}")
                 return False
         return True
 
@@ -321,13 +326,13 @@ class ClaimKeeper:
         request = ReleaseRequest(op_id=op_id, owner=owner)
         return (await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)).refusal
 
-    async def _wait_for_release(self, key: ObjectKey, stored: Stored, message: str) -> None:
+    async def _wait_for_release(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> None:
         """Say in the claim why it is still there."""
-        if claims.has_condition(stored.value, reason="Prepared", message=message, kind=claims.RELEASED):
+        if claims.has_condition(stored.value, reason=reason, message=message, kind=claims.RELEASED):
             return
         self._log.info("claim.release-waiting", claim=name_of(stored.value), why=message)
         now = rfc3339(self._runtime.clock.now())
-        told = claims.with_condition(stored.value, is_true=False, reason="Prepared", message=message, now=now, kind=claims.RELEASED)
+        told = claims.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now, kind=claims.RELEASED)
         await self._pen.write(key, stored.revision, told)
 
     async def tell(
@@ -382,6 +387,14 @@ class ClaimKeeper:
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))
+
+
+def _users(claim: ApiObject) -> tuple[str, ...]:
+    """Name those who have reserved a claim; one that nobody can read is reserved for nobody."""
+    try:
+        return tuple(str(one) for one in consumers_of(claim))
+    except ContractError:
+        return ()
 
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 
 from support.alignment_nodes import dgx_facts
 from topobus.contracts.kubernetes import admit
-from topobus.contracts.kubernetes.resource import ClaimSpec
+from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.contracts.messages import ApiObject
@@ -276,6 +276,37 @@ def test_wishes_are_read_for_topobus_and_for_a_class_and_not_for_others() -> Non
     assert (read(entry(locality="hard:numa")), read(entry("gpu.topobus.dev", locality="hard:numa"))) == (numa, numa)
     assert read(entry("gpu.example.com", locality="hard:numa"), entry("gpu.topobus.dev", kind="Sharing")) is None
     assert read(entry()) is None
+
+
+@pytest.mark.parametrize(
+    ("own", "classes", "wanted"),
+    [
+        pytest.param([], {"gpu.topobus.dev": "hard:numa"}, "hard:numa", id="the-class-wishes"),
+        pytest.param(["soft:switch"], {"gpu.topobus.dev": "hard:numa"}, "soft:switch", id="the-claim-wins"),
+        pytest.param([None], {"gpu.topobus.dev": "hard:numa"}, None, id="the-claim-wishes-for-nothing"),
+        pytest.param([], {"gpu.topobus.dev": "hard:numa", "nic.topobus.dev": "hard:numa"}, "hard:numa", id="classes-agree"),
+        pytest.param([], {"other.topobus.dev": "hard:numa"}, None, id="a-class-that-is-not-asked-for"),
+    ],
+)
+def test_classes_wish_for_a_claim_that_wishes_nothing(own: list[str | None], classes: dict[str, str], wanted: str | None) -> None:
+    """A claim's own word wins, also when it says that it wishes nothing; else what the classes of its requests wish."""
+    spec = read_claim(claim(GPU_AND_NIC, *(entry(**({"locality": one} if one else {})) for one in own)))
+
+    found = read_wishes(spec, "claim c", _classes(classes))
+
+    assert (str(found.locality[0]) if found is not None else None) == wanted
+
+
+def test_classes_are_refused_when_they_wish_different_things() -> None:
+    """Two classes that disagree are named, and where to say which it is to be."""
+    spec = read_claim(claim(GPU_AND_NIC))
+
+    with pytest.raises(ContractError, match=r"classes gpu.topobus.dev and nic.topobus.dev wish different alignments"):
+        read_wishes(spec, "claim c", _classes({"gpu.topobus.dev": "hard:numa", "nic.topobus.dev": "hard:switch"}))
+
+
+def _classes(localities: dict[str, str]) -> dict[str, DeviceClassSpec]:
+    return {name: read_as({"config": [entry(locality=one)]}, DeviceClassSpec, where=name) for name, one in localities.items()}
 
 
 def test_node_is_asked_for_policy_scope_and_locality_when_claim_wishes_for_them() -> None:

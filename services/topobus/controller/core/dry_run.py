@@ -120,7 +120,7 @@ class _Place:
             known = ", ".join(one.name for one in self._nodes) or "none"
             reason = Reason(code="unknown-node", message=f"there is no node {named}: known are {known}", facts={"node": named})
             return DryAnswer(name=name, condition="DoesNotFit", reasons=(reason,))
-        wished = [Wished(claim, read_wishes(spec, name_of(claim))) for _, claim, spec in claims]
+        wished = [Wished(claim, read_wishes(spec, name_of(claim), self._classes)) for _, claim, spec in claims]
         outcomes: list[Outcome] = []
         for node in nodes:
             outcome = self._search(node, claims, wished)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, Configuration, DeviceClassSpec
 from topobus.contracts.kubernetes.wishes import PARAMETERS_KIND, Wishes, read_parameters
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import owner_of, placement_request
@@ -54,24 +54,51 @@ class Wished:
     wishes: Wishes | None
 
 
-def read_wishes(spec: ClaimSpec, where: str) -> Wishes | None:
-    """Read what a claim wishes out of its opaque configuration; None when it says nothing.
+def read_wishes(spec: ClaimSpec, where: str, classes: Mapping[str, DeviceClassSpec] | None = None) -> Wishes | None:
+    """Read what a claim wishes out of its opaque configuration, else what the classes of its requests wish for it; None when nobody says anything.
 
-    Errors: raises ContractError that names the path, what is there and what is wanted.
+    Errors: raises ContractError that names the path, what is there and what is wanted; also where classes wish different things and the claim nothing.
     """
+    own = _wishes_in(spec.devices.config, where, "spec.devices.config")
+    if own is not None:
+        return own if own != Wishes() else None
+    agreed: tuple[str, Wishes] | None = None
+    for name in dict.fromkeys(_class_names(spec)):
+        device_class = (classes or {}).get(name)
+        found = _wishes_in(device_class.config, f"DeviceClass {name}", "spec.config") if device_class is not None else None
+        if found is None or found == Wishes():
+            continue
+        if agreed is not None and agreed[1] != found:
+            raise ContractError(
+                f"{where}: its classes {agreed[0]} and {name} wish different alignments",
+                next_step="say in the claim's own config which it is to be",
+            )
+        agreed = name, found
+    return agreed[1] if agreed is not None else None
+
+
+def _class_names(spec: ClaimSpec) -> list[str]:
+    return [
+        one.device_class_name
+        for request in spec.devices.requests
+        for one in (*((request.exactly,) if request.exactly is not None else ()), *request.first_available)
+    ]
+
+
+def _wishes_in(config: Sequence[Configuration], where: str, path: str) -> Wishes | None:
     found: tuple[str, Wishes] | None = None
-    for index, one in enumerate(spec.devices.config):
+    for index, one in enumerate(config):
         if one.opaque is None or not _is_ours(one.opaque.driver, one.opaque.parameters):
             continue
-        place = f"{where}: spec.devices.config[{index}]"
+        place = f"{where}: {path}[{index}]"
         if found is not None:
             raise ContractError(f"{place} wishes for the claim again, wanted one such entry: {found[0]} is there already")
         if one.requests:
             raise ContractError(f"{place}.requests is {', '.join(one.requests)}, wanted none: a claim is aligned as a whole")
         if not isinstance(one.opaque.parameters, Mapping):
             raise ContractError(f"{place}.opaque.parameters is {one.opaque.parameters!r}, wanted an object of kind {PARAMETERS_KIND}")
-        found = f"spec.devices.config[{index}]", read_parameters(one.opaque.parameters, f"{place}.opaque")
-    return found[1] if found is not None and found[1] != Wishes() else None
+        found = f"{path}[{index}]", read_parameters(one.opaque.parameters, f"{place}.opaque")
+    return found[1] if found is not None else None
 
 
 def allocate_near(
