@@ -79,6 +79,8 @@ class NodeState:
         self._hand_outs: dict[str, int] = {}
         self._lists: dict[str, _List] = {}
         self._holders: dict[str, dict[str, Owner]] = {}
+        # Made when asked for, for each change wakes the streams of all classes.
+        self._health: dict[str, tuple[HealthEntry, ...]] = {}
         self._silent: Mapping[str, str] = {}
         self._seen = {"inventories": asyncio.Event(), "ledger": asyncio.Event()}
 
@@ -147,14 +149,18 @@ class NodeState:
 
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
         """The DRA health stream's complete list; that API knows Unknown, so the devices of a silent service are that."""
-        inventory = self._inventories.get(device_class)
-        if inventory is not None and device_class in self._silent:
-            inventory = unheard(inventory, since=self._silent[device_class])
-        return health_list(inventory, self._holders.get(device_class, {}))
+        known = self._health.get(device_class)
+        if known is None:
+            inventory = self._inventories.get(device_class)
+            if inventory is not None and device_class in self._silent:
+                inventory = unheard(inventory, since=self._silent[device_class])
+            known = self._health[device_class] = health_list(inventory, self._holders.get(device_class, {}))
+        return known
 
     def note_silence(self, silent: Mapping[str, str]) -> None:
         """Take over which classes' services are silent, with since when."""
         self._silent = silent
+        self._health.clear()
         self.changed.announce()
 
     def hand_out(self, device_class: str, names: Iterable[str], owner: Owner, ledger_sequence: int) -> None:
@@ -229,6 +235,7 @@ class NodeState:
     def _refresh(self, classes: Iterable[str]) -> None:
         """Build the lists of these classes again and wake who streams them."""
         for device_class in classes:
+            self._health.pop(device_class, None)
             previous = {resource: one.entries for resource, one in self._lists.items() if one.device_class == device_class}
             lists = plugin_lists(
                 device_class,

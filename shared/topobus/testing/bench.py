@@ -1,6 +1,7 @@
 """Measure what the architecture gives budgets for: `python -m topobus.testing.bench merge [--json] [--plot FILE.svg]`.
 
-Other groups come with the installed packages, by the entry point group `topobus.bench`: `python -m topobus.testing.bench allocate --help`.
+`gateway` measures processes at kubelet's sockets. Other groups come with the installed packages, by the entry point group `topobus.bench`:
+`python -m topobus.testing.bench allocate --help`.
 
 Each case builds its hints anew in every round, so generation counts, and reports median, 99th percentile and the budget, in milliseconds. No test times
 anything; this prints, and a person (or CI's log) compares. `--plot` draws how the worst merge grows with NUMA nodes and resources.
@@ -64,12 +65,17 @@ class Measured(Struct, frozen=True, kw_only=True):
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure a group of cases and print them; gives the exit status."""
     given = sys.argv[1:] if argv is None else list(argv)
+    if given[:1] == ["gateway"]:
+        # gRPC and a kubelet are loaded for those who measure them.
+        from topobus.testing import bench_gateway
+
+        return bench_gateway.main(given[1:])
     others = {entry.name: entry for entry in importlib.metadata.entry_points(group="topobus.bench")}
     if given and given[0] in others:
         run: Callable[[Sequence[str]], int] = others[given[0]].load()
         return run(given[1:])
     parser = argparse.ArgumentParser(
-        prog="python -m topobus.testing.bench", description="Measure the alignment engine.", epilog=_other_groups(others)
+        prog="python -m topobus.testing.bench", description="Measure the alignment engine.", epilog=_other_groups(["gateway", *others])
     )
     parser.add_argument("group", choices=["merge"], nargs="?", default="merge", help="what to measure (merge)")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")

@@ -1,0 +1,154 @@
+"""A node for measuring: nats-server and services of Topobus as processes of their own on a recorded machine, with a simulated kubelet beside them.
+
+Flows in: a folder. Flows out: running processes that can be frozen and asked for their memory. Nothing here measures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.idset import NodeSet
+from topobus.runtime.bus import Bus
+from topobus.runtime.config import NatsSettings
+from topobus.testing.kubelet import KubeletSimulator
+from topobus.testing.machines import build
+from topobus.testing.nats import NatsServer, free_port
+
+__all__ = ["NODE", "BenchNode", "BenchService", "bench_node"]
+
+NODE = "bench-node"
+_START_LIMIT_S = 60.0
+_STOP_LIMIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class BenchService:
+    """One running service."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    port: int
+    log: Path
+
+    def freeze(self) -> None:
+        """Stop the process where it is (SIGSTOP)."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def resident_mib(self) -> float:
+        """Resident memory now, of the process alone."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        line = next(one for one in status.splitlines() if one.startswith("VmRSS:"))
+        return int(line.split()[1]) / 1024
+
+    async def is_ready(self) -> bool:
+        """Ask its /readyz."""
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        try:
+            writer.write(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            await writer.drain()
+            return b" 200 " in await reader.readline()
+        except OSError:
+            return False
+        finally:
+            writer.close()
+
+
+@dataclass(frozen=True)
+class BenchNode:
+    """Everything of one node."""
+
+    folder: Path
+    nats: NatsServer
+    bus: Bus
+    kubelet: KubeletSimulator
+    services: dict[str, BenchService]
+
+    def plugin_socket(self, device_class: str) -> Path:
+        """The gateway's present device plugin socket of a class."""
+        return max(self.kubelet.device_plugin_dir.glob(f"topobus-{device_class}-*.sock"), key=lambda one: one.stat().st_ctime_ns)
+
+    def driver_socket(self, driver: str) -> Path:
+        """The gateway's present DRA socket of a driver."""
+        return max((self.kubelet.plugins_dir / driver).glob("*.sock"), key=lambda one: one.stat().st_ctime_ns)
+
+
+@asynccontextmanager
+async def bench_node(names: Sequence[str], *, machine: str = "dgx") -> AsyncIterator[BenchNode]:
+    """Run a nats-server, a kubelet and these services until the block ends; all are ready."""
+    # Short: a unix socket's path ends at 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="tb"))
+    try:
+        await asyncio.to_thread(build, machine, folder / "machine")
+        async with AsyncExitStack() as stack:
+            nats = await stack.enter_async_context(NatsServer())
+            bus = await stack.enter_async_context(Bus.session(NatsSettings(url=nats.url), name="bench"))
+            await bus.provision()
+            kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)))
+            services = {name: await stack.enter_async_context(_service(name, nats.url, folder)) for name in names}
+            await _until_ready(services.values())
+            yield BenchNode(folder=folder, nats=nats, bus=bus, kubelet=kubelet, services=services)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _until_ready(services: Iterable[BenchService]) -> None:
+    async with asyncio.timeout(_START_LIMIT_S):
+        for one in services:
+            while not await one.is_ready():
+                if one.process.returncode is not None:
+                    raise PeerUnavailable(f"{one.name} ended with {one.process.returncode}: {one.log.read_text(encoding='utf-8')[-2000:]}")
+                await asyncio.sleep(0.05)
+
+
+@asynccontextmanager
+async def _service(name: str, url: str, folder: Path) -> AsyncIterator[BenchService]:
+    port = free_port()
+    environment = {
+        **{key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_")},
+        "TOPOBUS_ALL__NODE": NODE,
+        "TOPOBUS_ALL__NATS__URL": url,
+        "TOPOBUS_ALL__LOG__FORMAT": "json",
+        "TOPOBUS_ALL__HTTP__PORT": str(port),
+        "TOPOBUS_ALL__HARDWARE__ROOT": str(folder / "machine"),
+        "TOPOBUS_GATEWAY__KUBELET__DEVICE_PLUGIN_DIR": str(folder / "k/device-plugins"),
+        "TOPOBUS_GATEWAY__KUBELET__PLUGINS_REGISTRY_DIR": str(folder / "k/plugins_registry"),
+        "TOPOBUS_GATEWAY__KUBELET__PLUGINS_DIR": str(folder / "k/plugins"),
+        "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": str(folder / "k/pod-resources/kubelet.sock"),
+        "TOPOBUS_GATEWAY__CDI_DIR": str(folder / "cdi"),
+        "TOPOBUS_GATEWAY__CHECKPOINT_PATH": str(folder / "state/checkpoint.json"),
+    }
+    log = folder / f"{name}.log"
+    with log.open("wb") as out:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", f"topobus.{name}.main", env=environment, stdout=out, stderr=asyncio.subprocess.STDOUT
+        )
+    made = BenchService(name=name, process=process, port=port, log=log)
+    try:
+        yield made
+    finally:
+        if process.returncode is None:
+            # A frozen one would never see the other.
+            made.thaw()
+            process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), _STOP_LIMIT_S)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
