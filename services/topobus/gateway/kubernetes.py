@@ -48,6 +48,7 @@ class KubernetesCluster:
     def __init__(self, settings: ClusterSettings, access: Access) -> None:
         self._settings = settings
         self._access = access
+        self._retired: list[httpx2.AsyncClient] = []
         self._version = ""
         """Of resource.k8s.io; empty: not asked yet, or to be asked again."""
 
@@ -66,7 +67,8 @@ class KubernetesCluster:
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._access.client.aclose()
+        for client in (*self._retired, self._access.client):
+            await client.aclose()
 
     async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
         """Read an object; None when there is none."""
@@ -244,8 +246,10 @@ class KubernetesCluster:
             return False
         old, self._access = self._access, fresh
         get_logger().info("cluster.renewed", server=fresh.server)
-        # Whoever reads a watch of the former client begins anew.
-        await old.client.aclose()
+        # Calls may be under way with the former one; the one before it has had its time.
+        self._retired.append(old.client)
+        while len(self._retired) > 1:
+            await self._retired.pop(0).aclose()
         return True
 
 
