@@ -1,0 +1,242 @@
+"""A controller that dies at any step of scheduling a pod, or of ending one: the next replica goes on, and nothing is left over or held twice."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from support.small_topology import SmallTopology
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
+from topobus.contracts.messages import ApiObject
+from topobus.controller.config import ControllerSettings
+from topobus.controller.service import serve
+from topobus.domain.device import Inventory
+from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.runtime.bus import Bus, Change
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.machines import build
+from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
+
+pytestmark = pytest.mark.integration
+
+SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
+NODE = "n1"
+# More than a pod's way takes: the last numbers show that the count reaches the end.
+STEPS = range(1, 17)
+
+MANIFEST = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: two-gpus}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.topobus.dev, count: 2}}]}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: shared, annotations: {topobus.dev/allocation-mode: WaitForFirstConsumer}}
+spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.topobus.dev}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: trainer}
+spec:
+  containers: [{name: main, resources: {limits: {topobus.dev/gpu: 3}}}]
+  resourceClaims: [{name: own, resourceClaimTemplateName: two-gpus}, {name: shared, resourceClaimName: shared}]
+"""
+
+
+class MortalBus:
+    """A bus whose owner dies before or after one of its steps: a write to the store, or an ask to a node."""
+
+    def __init__(self, bus: Bus, step: int, *, is_done: bool) -> None:
+        self._bus = bus
+        self._left = step
+        self._is_done = is_done
+        self.died = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def compare_and_set(self, *arguments: Any, **parts: str) -> Any:
+        """Write, unless the end comes first."""
+        return await self._step(lambda: self._bus.compare_and_set(*arguments, **parts))
+
+    async def delete(self, *arguments: Any, **parts: str) -> Any:
+        """Delete, unless the end comes first."""
+        return await self._step(lambda: self._bus.delete(*arguments, **parts))
+
+    async def ask(self, ask: Any, request: Any, **parts: Any) -> Any:
+        """Ask, unless the end comes first; a dry run changes nothing, so nobody needs to die there."""
+        if getattr(request, "is_dry_run", False):
+            return await self._bus.ask(ask, request, **parts)
+        return await self._step(lambda: self._bus.ask(ask, request, **parts))
+
+    async def _step(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        self._left -= 1
+        if self._left > 0:
+            return await work()
+        if self._left == 0 and self._is_done:
+            await work()
+        self.died.set()
+        await asyncio.Event().wait()  # what is dead does not go on
+        raise AssertionError("nobody wakes the dead")
+
+
+@asynccontextmanager
+async def controller(url: str, step: int = 0, *, is_done: bool = False) -> AsyncIterator[asyncio.Event]:
+    """Run one replica; with a step it dies there, and the event says that it did."""
+    async with Bus.session(NatsSettings(url=url), name="controller") as real:
+        bus: Any = MortalBus(real, step, is_done=is_done) if step else real
+        runtime = Runtime(
+            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+        )
+        task = asyncio.create_task(serve(SETTINGS, runtime))
+        try:
+            yield bus.died if step else asyncio.Event()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+            if not task.cancelled() and task.exception() is not None:
+                raise task.exception()  # type: ignore[misc]  # checked just before
+
+
+class Place:
+    """One recorded node, and a user of the API."""
+
+    def __init__(self, bus: Bus, objects: Reader[Change[ApiObject]], topology: SmallTopology) -> None:
+        self.bus = bus
+        self.objects = objects
+        self.topology = topology
+
+    async def apply(self) -> None:
+        """Store the manifest as the CLI does."""
+        for one in parse_manifest(MANIFEST, where="test.yaml"):
+            stored = admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z")
+            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(one))
+
+    async def delete_pod(self) -> None:
+        """Ask for the pod's end as the CLI does."""
+        entry = await self.bus.get(catalogue.OBJECT, kind="pod", namespace="default", name="trainer")
+        assert entry is not None
+        marked = ask_deletion(entry.value, now="2026-01-01T00:00:00Z")
+        assert marked is not None
+        await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **object_parts(marked))
+
+    async def until(self, is_enough: Callable[[dict[str, ApiObject]], bool]) -> dict[str, ApiObject]:
+        """Wait until what is stored satisfies the test; gives it by kind and name."""
+
+        def newest(items: list[Change[ApiObject]]) -> dict[str, ApiObject]:
+            found = {f"{one.parts['kind']}/{one.parts['name']}": one.value for one in items if one.parts}
+            return {key: one for key, one in found.items() if one is not None}
+
+        await self.objects.until(lambda items: is_enough(newest(items)))
+        return newest(self.objects.items)
+
+    def held(self) -> dict[str, int]:
+        """Count the devices that the ledger holds, by owner."""
+        return {
+            key.rpartition("/")[0]: sum(len(names) for holding in one.holdings for names in holding.devices.values())
+            for key, one in sorted(self.topology.ledger.allocations.items())
+        }
+
+
+def is_scheduled(stored: dict[str, ApiObject]) -> bool:
+    """Say whether the pod has its node."""
+    pod = stored.get("pod/trainer")
+    return pod is not None and any(one["status"] == "True" for one in pod.status.get("conditions") or ())
+
+
+def is_ended(stored: dict[str, ApiObject]) -> bool:
+    """Say whether the pod, its own claim and the shared claim's allocation are gone."""
+    claims = [one for key, one in stored.items() if key.startswith("resourceclaim/")]
+    return "pod/trainer" not in stored and [one.metadata["name"] for one in claims] == ["shared"] and _is_free(claims[0])
+
+
+def _is_free(claim: ApiObject) -> bool:
+    return not claim.status.get("allocation") and not claim.metadata.get("finalizers")
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo machine's tree."""
+    root = tmp_path_factory.mktemp("dgx")
+    build("dgx", root)
+    return root
+
+
+@pytest_asyncio.fixture
+async def place(bus: Bus, recorded: Path) -> AsyncIterator[Place]:
+    """One node of eight GPUs, no controller yet."""
+    tree = Tree(HardwareSettings(root=str(recorded)))
+    machine = read_machine(tree, NODE)
+    gpus = tuple(sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name))
+    inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=gpus)
+    await bus.put(catalogue.MACHINE, msgspec.structs.replace(machine, node=NODE), node=NODE)
+    await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class="gpu")
+    topology = SmallTopology(bus, machine, [inventory])
+    await topology.start()
+    async with Reader(bus.watch(catalogue.OBJECT)) as objects:
+        yield Place(bus, objects, topology)
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+async def test_pod_is_scheduled_whole_when_a_replica_dies_at_a_step(
+    place: Place, nats_server: NatsServer, step: int, *, is_done: bool
+) -> None:
+    """Whatever step was the last: the next replica gives the pod its node, each claim its devices once, and the reservations."""
+    await place.apply()
+    async with controller(nats_server.url, step, is_done=is_done) as died:
+        ended = asyncio.create_task(died.wait())
+        whole = asyncio.create_task(place.until(is_scheduled))
+        await asyncio.wait({ended, whole}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        whole.cancel()
+        await asyncio.gather(ended, whole, return_exceptions=True)
+
+    async with controller(nats_server.url):
+        stored = await place.until(is_scheduled)
+
+    (made,) = [key.rpartition("/")[2] for key in stored if key.startswith("resourceclaim/trainer-own")]
+    assert place.held() == {f"claim/default/{made}": 2, "claim/default/shared": 1, "pod/default/trainer": 3}
+    for name in (made, "shared"):
+        users = stored[f"resourceclaim/{name}"].status["reservedFor"]
+        assert [one["uid"] for one in users] == ["uid-trainer"]
+
+
+@pytest.mark.parametrize("is_done", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("step", STEPS)
+async def test_pod_leaves_nothing_when_a_replica_dies_at_a_step_of_its_end(
+    place: Place, nats_server: NatsServer, step: int, *, is_done: bool
+) -> None:
+    """Whatever step of the end was the last: the next replica frees all devices, ends the pod's claim and gives the shared one back."""
+    await place.apply()
+    async with controller(nats_server.url):
+        await place.until(is_scheduled)
+    await place.delete_pod()
+    async with controller(nats_server.url, step, is_done=is_done) as died:
+        ended = asyncio.create_task(died.wait())
+        whole = asyncio.create_task(place.until(is_ended))
+        await asyncio.wait({ended, whole}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        whole.cancel()
+        await asyncio.gather(ended, whole, return_exceptions=True)
+
+    async with controller(nats_server.url):
+        await place.until(is_ended)
+
+    assert place.held() == {}
