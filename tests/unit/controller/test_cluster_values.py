@@ -10,13 +10,15 @@ from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, D
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core import gated
-from topobus.controller.core.cluster_objects import has_gate, is_over, read_object, version_of
+from topobus.controller.core.cluster_objects import downgraded_claim, has_gate, is_over, read_object, version_of
 from topobus.controller.core.cluster_world import ClusterWorld
 from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.node_fit import node_facts, preference_of, read_placing, why_not
+from topobus.controller.core.node_room import NodeRoom, requests_of
 from topobus.controller.core.scheduling_objects import PodRef
 from topobus.controller.core.values import DeviceId
 from topobus.domain.errors import ContractError
+from topobus.domain.quantity import Quantity
 from topobus.testing.apiserver_shapes import merge
 
 POD = PodRef("default", "p", "uid-p")
@@ -103,11 +105,15 @@ def test_pod_is_not_kept_when_it_has_neither_claims_nor_gates() -> None:
 
 
 def test_pod_is_kept_without_what_nobody_reads() -> None:
-    """Containers, volumes and environment of a pod that matters are not kept either."""
+    """Volumes and environment of a pod that matters are not kept, of its containers only what they ask for, and once it is bound not even that."""
     spec = {"containers": [{"name": "c", "env": [1]}], "volumes": [1], "resourceClaims": [{"name": "a"}], "affinity": {"podAffinity": {}}}
     one = read("Pod", spec=spec, status={"phase": "Pending", "podIPs": []})
 
-    assert sorted(one.spec) == ["affinity", "resourceClaims"]
+    bound = read("Pod", spec={**spec, "nodeName": "n1"})
+
+    assert sorted(one.spec) == ["affinity", "containers", "resourceClaims"]
+    assert one.spec["containers"] == [{"name": "c"}]
+    assert sorted(bound.spec) == ["affinity", "nodeName", "resourceClaims"]
     assert one.spec["affinity"] == {"nodeAffinity": {}}
     assert one.status == {"phase": "Pending"}
 
@@ -274,3 +280,54 @@ def test_world_finds_devices_that_two_claims_have() -> None:
 def test_version_reads_as_a_number() -> None:
     """What is no number is the oldest of all."""
     assert [version_of(read("Node", metadata={"name": "n", "resourceVersion": text})) for text in ("12", "x")] == [12, 0]
+
+
+def container(cpu: str, **fields: Any) -> dict[str, Any]:
+    """A container that asks for CPU."""
+    return {"name": "c", "resources": {"requests": {"cpu": cpu}}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("spec", "cpu"),
+    [
+        ({"containers": [container("1"), container("500m")]}, "1500m"),
+        ({"containers": [container("1")], "initContainers": [container("3"), container("2")]}, "3"),
+        ({"containers": [container("1")], "initContainers": [container("1", restartPolicy="Always"), container("2")]}, "3"),
+        ({"containers": [container("1")], "initContainers": [container("2"), container("4", restartPolicy="Always")]}, "5"),
+        ({"containers": [container("1")], "overhead": {"cpu": "250m"}}, "1250m"),
+        ({"containers": [{"resources": {"limits": {"cpu": "2"}}}]}, "2"),
+        ({"containers": [{"resources": {"requests": {"cpu": "plenty"}}}, "nonsense"]}, "0"),
+    ],
+)
+def test_pods_requests_add_up_as_the_scheduler_counts_them(spec: dict[str, Any], cpu: str) -> None:
+    """Containers and sidecars together, or the neediest init container with the sidecars before it; and the overhead."""
+    assert requests_of(spec).get("cpu", Quantity(0)) == Quantity.parse(cpu)
+
+
+def test_room_follows_pods_as_they_come_and_go() -> None:
+    """Bound pods take room, ended and deleted ones give it back; a node that says nothing has room for anything."""
+    room = NodeRoom()
+    room.put_node("n1", {"cpu": "4", "pods": "2"})
+    bound = {"spec": {"nodeName": "n1", "containers": [container("3")]}}
+    asked = requests_of({"containers": [container("2")]})
+    fits = [room.fits("n1", asked), room.fits("n2", asked)]
+    room.put_pod(("a", "p"), bound)
+    fits.append(room.fits("n1", asked))
+    room.put_pod(("a", "p"), {**bound, "status": {"phase": "Succeeded"}})
+    fits.append(room.fits("n1", asked))
+    for name in ("q", "r"):
+        room.put_pod(("a", name), {"spec": {"nodeName": "n1"}})
+    fits.append(room.fits("n1", {}))
+    room.put_pod(("a", "q"), None)
+    fits.append(room.fits("n1", {}))
+
+    assert fits == [True, True, False, True, False, True]
+
+
+def test_claim_spec_is_written_as_an_older_server_reads_it() -> None:
+    """What is read from v1beta1 and written there again is the same."""
+    flat = {"devices": {"requests": [{"name": "r", "deviceClassName": "gpu"}], "constraints": []}}
+    one = read("ResourceClaim", "v1beta1", spec=flat)
+
+    assert downgraded_claim(one.spec, "v1beta1") == flat
+    assert downgraded_claim(one.spec, "v1") == one.spec

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import name_of
@@ -19,6 +20,7 @@ from topobus.controller.core.cluster_world import ClusterWorld
 from topobus.controller.core.judgements import Judgements, Question
 from topobus.controller.core.nearness import Wished
 from topobus.controller.core.node_fit import NodeFacts, Placing, has_preferences, preference_of, read_placing, why_not
+from topobus.controller.core.node_room import requests_of
 from topobus.controller.core.scheduling import NodeFit, NodeMiss, PodPlan, judge_node, look_at_node
 from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.selectors import SelectorCompiler
@@ -58,15 +60,21 @@ class Chooser:
         Shapes:  refused — nodes on which it could not place the pod; excluded — devices that they must not get now, and why; is_brief — leave out what
                  stands in the way.
         Errors:  raises ContractError for a pod that nobody can read.
-        Order:   most preferred nodes first (preferred node affinity), then by name.
+        Order:   nodes with room for what the pod requests, then the others; of these most preferred nodes first (preferred node affinity), then by name.
         """
         placing = read_placing(pod)
         question = self._judgements.question([one.spec for one in plan.pending]) if self._is_plain(plan, excluded) else None
         has_alternatives = any(request.first_available for one in plan.pending for request in one.spec.devices.requests)
+        asked = requests_of(pod.spec)
+        crowded: dict[str, bool] = {}
         fits: list[NodeFit] = []
-        for name, is_open in self._in_order(placing, question):
+        for name, is_open in chain(self._in_order(placing, question), _late(crowded)):
             at = self._world.nodes.get(name)
             if at is None or self._at_first_sight(placing, plan, at, refused) is not None:
+                continue
+            if name not in crowded and not self._world.room.fits(name, asked):
+                # kube-scheduler would hardly place the pod here: only when there is nothing better.
+                crowded[name] = False
                 continue
             outcome = await self._look(name, plan, excluded, question)
             found = judge_node(plan, name, outcome)
@@ -164,3 +172,8 @@ class Chooser:
     def _input(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> AllocationInput:
         wanted = [(one.object, one.spec) for one in plan.pending]
         return self._world.input_for(node, wanted, mode=self._mode, excluded=excluded, ignoring=ignoring)
+
+
+def _late(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:
+    """List what was put off, when it is asked for."""
+    yield from tuple(crowded.items())

@@ -16,7 +16,7 @@ from topobus.controller.cluster.api import CLAIMS, PODS, Api, Rejected
 from topobus.controller.cluster.ledgers import Ledgers
 from topobus.controller.cluster.writes import Writer
 from topobus.controller.core import gated
-from topobus.controller.core.cluster_objects import has_gate, is_over
+from topobus.controller.core.cluster_objects import downgraded_claim, has_gate, is_over
 from topobus.controller.core.cluster_world import ClusterWorld, Key
 from topobus.controller.core.pods import claim_from_template, owner_pod_uid, wanted_claims
 from topobus.controller.core.scheduling_objects import Consumer, claim_uses, consumers_of, is_made_for, pod_ref
@@ -102,11 +102,12 @@ class Housekeeper:
                 now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
                 claim = claim_from_template(pod, wanted, template, now=now)
                 made = {"name", "namespace", "ownerReferences", "annotations", "labels"}
+                version = await self._api.version_of(CLAIMS)
                 plain = {
-                    "apiVersion": f"{CLAIMS.group}/{await self._api.version_of(CLAIMS)}",
+                    "apiVersion": f"{CLAIMS.group}/{version}",
                     "kind": CLAIMS.name,
                     "metadata": {field: value for field, value in claim.metadata.items() if field in made},
-                    "spec": claim.spec,
+                    "spec": downgraded_claim(claim.spec, version),
                 }
                 answer = await self._api.create(CLAIMS, plain)
                 if isinstance(answer, Rejected) and answer.code != 409:

@@ -13,7 +13,7 @@ from typing import Any
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 
-__all__ = ["GATE", "gates_of", "has_gate", "is_over", "read_object", "version_of"]
+__all__ = ["GATE", "downgraded_claim", "gates_of", "has_gate", "is_over", "read_object", "version_of"]
 
 GATE = "topobus.dev/allocation"
 """The scheduling gate with which a pod asks for its claims to be allocated here."""
@@ -31,7 +31,7 @@ _METADATA = (
     "finalizers",
     "ownerReferences",
 )
-_POD_SPEC = ("schedulingGates", "resourceClaims", "nodeName", "nodeSelector", "tolerations", "affinity", "priority")
+_POD_SPEC = ("schedulingGates", "resourceClaims", "nodeName", "nodeSelector", "tolerations", "affinity", "priority", "overhead")
 _POD_STATUS = ("phase", "resourceClaimStatuses", "conditions")
 _NODE_SPEC = ("taints", "unschedulable")
 
@@ -49,7 +49,11 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
         case "Pod":
             if not spec.get("resourceClaims") and not spec.get("schedulingGates"):
                 return None
-            spec = {key: spec[key] for key in _POD_SPEC if key in spec}
+            waits = not spec.get("nodeName")
+            containers = {
+                key: [_sized(one) for one in _list(spec.get(key))] for key in ("containers", "initContainers") if waits and key in spec
+            }
+            spec = {key: spec[key] for key in _POD_SPEC if key in spec} | containers
             if "affinity" in spec:
                 affinity = spec["affinity"] if isinstance(spec["affinity"], Mapping) else {}
                 spec["affinity"] = {"nodeAffinity": affinity.get("nodeAffinity") or {}}
@@ -91,6 +95,24 @@ def is_over(pod: ApiObject) -> bool:
     """Say whether a pod has ended, or was asked to before it had a node: its claims are nobody's then."""
     is_ending = bool(pod.metadata.get("deletionTimestamp")) and not pod.spec.get("nodeName")
     return pod.status.get("phase") in ("Succeeded", "Failed") or is_ending
+
+
+def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Write a claim's spec of v1 for a server that serves another version."""
+    if version != "v1beta1":
+        return dict(spec)
+    devices = dict(spec.get("devices") or {})
+    requests = [
+        {"name": one.get("name"), **one["exactly"]} if isinstance(one, Mapping) and isinstance(one.get("exactly"), Mapping) else one
+        for one in _list(devices.get("requests"))
+    ]
+    return {**spec, "devices": {**devices, **({"requests": requests} if requests else {})}}
+
+
+def _sized(container: object) -> dict[str, Any]:
+    """Keep of a container what it asks for."""
+    found = container if isinstance(container, Mapping) else {}
+    return {key: found[key] for key in ("name", "resources", "restartPolicy") if key in found}
 
 
 def _upgraded_claim(devices: object) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from topobus.controller.core.gate_book import GateBook
 from topobus.controller.core.gated import RESERVED_TAINT, without_note
 from topobus.controller.core.inventory import class_of_driver
 from topobus.controller.core.node_fit import NodeFacts, node_facts
+from topobus.controller.core.node_room import NodeRoom
 from topobus.controller.core.scheduling_objects import claim_uses
 from topobus.controller.core.supply import Supply
 from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice
@@ -76,6 +77,7 @@ class ClusterWorld:
         self.ledgers: dict[str, Ledger] = {}
         self.alignments: dict[str, NodeAlignment] = {}
         self.supply = Supply(self._describe)
+        self.room = NodeRoom()
         self.let_go: dict[Key, ApiObject] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
         self._slices: dict[str, Slice] = {}
@@ -95,8 +97,12 @@ class ClusterWorld:
         key = _key_of(plain)
         try:
             one = read_object(kind, version, plain)
+            if kind == "Pod":
+                self.room.put_pod(key, plain)
+            elif kind == "Node":
+                self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
             if one is None:
-                self.drop(kind, key)
+                self._drop_pod(key)
                 return
             match kind:
                 case "Node":
@@ -129,13 +135,13 @@ class ClusterWorld:
         """Forget an object; one that is not known is no error."""
         match kind:
             case "Node":
+                self.room.drop_node(key[1])
                 if self.nodes.pop(key[1], None) is not None:
                     self.node_names = tuple(sorted(self.nodes))
                     self.supply.outdate(key[1])
             case "Pod":
-                self.pods.pop(key, None)
-                self._uses.pop(key, None)
-                self.book.put_pod(key, None)
+                self.room.put_pod(key, None)
+                self._drop_pod(key)
             case "ResourceClaim":
                 gone = self.claims.pop(key, None)
                 if gone is not None:
@@ -152,6 +158,11 @@ class ClusterWorld:
             case "DeviceTaintRule":
                 if self._rules.pop(key[1], None) is not None:
                     self._show_all()
+
+    def _drop_pod(self, key: Key) -> None:
+        self.pods.pop(key, None)
+        self._uses.pop(key, None)
+        self.book.put_pod(key, None)
 
     def put_pod(self, key: Key, pod: ApiObject) -> None:
         """Take in a pod."""
