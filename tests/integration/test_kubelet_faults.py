@@ -80,6 +80,22 @@ async def test_slices_stay_when_another_instance_is_connected(root: Path) -> Non
     assert DRIVER not in wiped
 
 
+async def test_slices_stay_when_a_driver_is_back_in_time_and_away_again(root: Path) -> None:
+    """Each absence is counted by itself: the end of an earlier one's patience wipes nothing in the middle of a later one."""
+    wiped: list[str] = []
+    async with KubeletSimulator(root, timings=KubeletTimings(wipe_s=0.6), wipe_slices=wiped.append) as kubelet:
+        for count in (1, 2, 3, 4):
+            async with driver_of(kubelet):
+                await kubelet.wait_for_event("NotifyRegistrationStatus", count=count)
+                await kubelet.wait_for_driver(DRIVER)
+            await kubelet.wait_for_event("Deregistered", count=count)
+        before = list(wiped)
+        await kubelet.wait_for_event("WipeSlices", subject=DRIVER)
+
+    assert before == [""]
+    assert wiped == ["", DRIVER]
+
+
 async def test_claim_fails_in_time_when_a_driver_hangs(root: Path) -> None:
     """Prepare and unprepare end with kubelet's deadline; the pod is tried again until it works, the unprepare is owed and repeated."""
     timings = KubeletTimings(dra_s=0.2, pod_retry_s=0.05, reconcile_s=0.05)

@@ -52,6 +52,8 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
 
     Errors: raises ConfigError for settings or a checkpoint that cannot be used.
     """
+    # First of all: NATS is ready already, and a gateway that counts as ready before it stands by would let a roll-over end the other one too early.
+    runtime.readiness.set("inventories", is_ready=False, why="starting")
     check(settings)
     # Of this process alone where no pod's uid is given: a socket of an earlier one may still be in kubelet's hands.
     instance = settings.instance or uuid.uuid4().hex[:8]

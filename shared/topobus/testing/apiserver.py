@@ -155,9 +155,13 @@ class ApiServerSimulator:
         resource = of_kind(kind)
         return self._store.select(resource, "", Selector(fields, "", resource.fields))
 
-    def remove(self, kind: str, name: str, *, namespace: str = "default") -> None:
-        """Delete an object, as somebody else in the cluster would."""
-        self._store.delete(of_kind(kind), namespace, name)
+    def remove(self, kind: str, name: str, *, namespace: str = "default", grace_s: int | None = None) -> None:
+        """Delete an object, as somebody else in the cluster would; a bound pod without any grace as kubelet does at its end."""
+        self._store.delete(of_kind(kind), namespace, name, {} if grace_s is None else {"gracePeriodSeconds": grace_s})
+
+    def bind(self, pod: str, node: str, *, namespace: str = "default") -> None:
+        """Bind a pod to a node, as a scheduler does."""
+        self._store.bind(of_kind("Pod"), namespace, pod, node)
 
     def wipe_slices(self, node: str, driver: str = "") -> int:
         """Delete a node's slices, or one driver's of them, as kubelet does at its start and when a driver stays away; how many there were."""

@@ -66,6 +66,7 @@ class Drivers:
         self._watchers: dict[Path, asyncio.Task[None]] = {}
         self._drivers: dict[str, list[Driver]] = {}
         self._health: dict[tuple[str, str, str], DriverHealth] = {}
+        self._absent: dict[str, asyncio.Task[None]] = {}
         self._owed: dict[tuple[str, str], ClaimReference] = {}
         self._stopping = asyncio.Event()
 
@@ -83,6 +84,7 @@ class Drivers:
         self._stopping.set()
         await self._tasks.close()
         self._watchers.clear()
+        self._absent.clear()
         for driver in [one for instances in self._drivers.values() for one in instances]:
             await driver.channel.close()
         self._drivers.clear()
@@ -212,8 +214,7 @@ class Drivers:
                 if not instances:
                     self._drivers.pop(driver.name, None)
                 self._log.add("Deregistered", driver.name)
-                if not self._stopping.is_set():
-                    self._watch_absence(driver)
+                self._watch_absence(driver)
                 await driver.channel.close()
 
     async def _hold(self, driver: Driver) -> None:
@@ -232,14 +233,19 @@ class Drivers:
             group.create_task(driver.follow_connection(self._watch_absence))
 
     def _watch_absence(self, driver: Driver) -> None:
-        if not driver.is_connected or driver not in self._drivers.get(driver.name, []):
-            self._tasks.spawn(self._wipe_later(driver.name))
+        """Begin to wait for a driver that has no connected instance any more, or stop waiting because it has one."""
+        name = driver.name
+        if any(one.is_connected for one in self._drivers.get(name, [])):
+            if name in self._absent:
+                self._absent.pop(name).cancel()
+        elif name not in self._absent and not self._stopping.is_set():
+            self._absent[name] = self._tasks.spawn(self._wipe_later(name))
 
     async def _wipe_later(self, driver: str) -> None:
-        """Delete the slices of a driver none of whose instances is connected by then."""
+        """Delete the slices of a driver that stayed away."""
         await asyncio.sleep(self._timings.wipe_s)
-        if not any(one.is_connected for one in self._drivers.get(driver, [])):
-            self._wipe(driver)
+        self._absent.pop(driver, None)
+        self._wipe(driver)
 
     def _wipe(self, driver: str) -> None:
         if self._wipe_slices is not None:
@@ -278,6 +284,7 @@ class Drivers:
             await channel.close()
         if isinstance(taken, Driver):
             self._drivers.setdefault(taken.name, []).append(taken)
+            self._watch_absence(taken)
             self._log.wake()
         return taken
 
