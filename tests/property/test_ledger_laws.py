@@ -85,18 +85,27 @@ class LedgerMachine(RuleBasedStateMachine):
         assert set(outcome.ledger.allocations[kubelet(name).key].holdings[0].devices["gpu"]) == gpus
         return self._apply(outcome)
 
-    @rule(target=done, name=NAMES, gpus=GPUS)
-    def prepare(self, name: str, gpus: frozenset[str]) -> object:
-        """A claim's devices are prepared: only when no other owner, of whichever door, holds one of them."""
+    @rule(target=done, name=NAMES, gpus=GPUS, shares=GPUS, has_shares=st.booleans())
+    def prepare(self, name: str, gpus: frozenset[str], shares: frozenset[str], *, has_shares: bool) -> object:
+        """A claim's devices are prepared: only when no other owner, of whichever door, holds one of them; shares bear each other, and nothing else."""
+        by_share = gpus & shares if has_shares else frozenset[str]()
         others = {
-            gpu: one.owner
+            (gpu, gpu in h.shared.get("gpu", ()))
             for one in self.ledger.allocations.values()
             if one.owner != claim(name)
             for h in one.holdings
             for gpu in h.devices.get("gpu", ())
         }
-        step = transitions.adopt(self.ledger, op_id=self._op, owner=claim(name), devices={"gpu": gpus}, decision_id="d", is_prepared=True)
-        assert isinstance(step, Refusal) == bool(gpus & others.keys())
+        step = transitions.adopt(
+            self.ledger,
+            op_id=self._op,
+            owner=claim(name),
+            devices={"gpu": gpus},
+            shared={"gpu": by_share},
+            decision_id="d",
+            is_prepared=True,
+        )
+        assert isinstance(step, Refusal) == any(gpu in gpus and not (is_share and gpu in by_share) for gpu, is_share in others)
         if isinstance(step, Refusal):
             return multiple()
         assert step.ledger.allocations[claim(name).key].is_prepared
@@ -189,6 +198,11 @@ class LedgerMachine(RuleBasedStateMachine):
         """No device and no CPU has two owners, and old answers stay bounded."""
         if hasattr(self, "ledger"):
             transitions.check(self.ledger)
+            holds: dict[str, list[bool]] = {}
+            for one in self.ledger.allocations.values():
+                for gpu, is_share in {(gpu, gpu in h.shared.get("gpu", ())) for h in one.holdings for gpu in h.devices.get("gpu", ())}:
+                    holds.setdefault(gpu, []).append(is_share)
+            assert all(len(found) == 1 or all(found) for found in holds.values())
             assert len(self.ledger.operations) <= transitions.OPERATIONS_KEPT
 
 
