@@ -198,3 +198,19 @@ async def test_claim_with_wishes_is_served_near_and_the_node_hears_of_them(rig: 
     assert switches[gpu] == switches[nic]
     assert nic not in rig.home.devices("taken")
     assert [str(one) for one in asked.locality] == ["hard:switch"]
+
+
+async def test_pods_own_wishes_bring_its_claims_together(rig: Rig, recorded: tuple[Machine, list[Inventory]]) -> None:
+    """Two claims of one container whose pod wishes for one switch get devices under it, though neither claim says a word."""
+    nic = claim("nic", device_class_name="nic.topobus.dev")
+    uses = {"claims": [{"name": "c0"}, {"name": "c1"}]}
+    wishing = pod("p", "gpu", "nic", containers=[{"name": "main", "image": "x", "resources": uses}])
+    wishing["metadata"]["annotations"] = {"topobus.dev/locality": "hard:switch"}
+    rig.home.put(claim("first", device_class_name="nic.topobus.dev"), pod("q", "first"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("q"), "the first pod served")
+        rig.home.put(claim("gpu", device_class_name=DRIVER), nic, wishing)
+        await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+
+    switches = {one.name: one.pcie_switch for inventory in recorded[1] for one in inventory.devices}
+    assert switches[rig.home.devices("gpu")[0]] == switches[rig.home.devices("nic")[0]]

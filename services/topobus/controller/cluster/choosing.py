@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from itertools import chain
 
 from topobus.contracts.kubernetes import limits
-from topobus.contracts.kubernetes.objects import name_of
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.kubernetes.pod import RESOURCE_PREFIX
 from topobus.contracts.messages import ApiObject
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core.advice import nearest
@@ -24,10 +25,12 @@ from topobus.controller.core.node_room import requests_of
 from topobus.controller.core.scheduling import NodeFit, NodeMiss, PodPlan, judge_node, look_at_node
 from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.together import wished_request
 from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey
 from topobus.controller.searching import Searcher
 from topobus.domain.outcome import Reason
+from topobus.domain.request import PodRequest
 
 __all__ = ["Chooser", "NoNodeFits"]
 
@@ -63,7 +66,9 @@ class Chooser:
         Order:   nodes with room for what the pod requests, then the others; of these most preferred nodes first (preferred node affinity), then by name.
         """
         placing = read_placing(pod)
-        question = self._judgements.question([one.spec for one in plan.pending]) if self._is_plain(plan, excluded) else None
+        wishing = _wishing(pod, plan)
+        is_plain = wishing is None and self._is_plain(plan, excluded)
+        question = self._judgements.question([one.spec for one in plan.pending]) if is_plain else None
         has_alternatives = any(request.first_available for one in plan.pending for request in one.spec.devices.requests)
         asked = requests_of(pod.spec)
         crowded: dict[str, bool] = {}
@@ -76,7 +81,7 @@ class Chooser:
                 # kube-scheduler would hardly place the pod here: only when there is nothing better.
                 crowded[name] = False
                 continue
-            outcome = await self._look(name, plan, excluded, question)
+            outcome = await self._look(name, plan, excluded, question, wishing)
             found = judge_node(plan, name, outcome)
             if isinstance(found, NodeFit):
                 fits.append(found)
@@ -89,7 +94,7 @@ class Chooser:
         if fits:
             best = rank([score_node(plan, one) for one in fits])[0]
             return next(one for one in fits if one.node == best)
-        return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded)
+        return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded, wishing)
 
     async def still_fits(self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str]) -> bool:
         """Say whether the very devices that were chosen may be had when all intents of before ours are counted, and those of after (`later`) are not."""
@@ -123,18 +128,22 @@ class Chooser:
             why = Reason(code="unschedulable", message=message, facts={"node": at.node.name})
         return look_at_node(plan, at.node, refused=why)
 
-    async def _look(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], question: Question | None) -> Outcome:
+    async def _look(
+        self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], question: Question | None, wishing: PodRequest | None
+    ) -> Outcome:
         """Search one node, unless it is known what the like of these claims gets there."""
         if question is None:
-            return await self._search(node, plan, excluded, is_brief=True)
+            return await self._search(node, plan, excluded, wishing, is_brief=True)
         ticket = self._judgements.ticket(question, node)
         outcome = self._judgements.recall(ticket)
         if outcome is None:
-            outcome = await self._search(node, plan, excluded, is_brief=True)
+            outcome = await self._search(node, plan, excluded, None, is_brief=True)
             self._judgements.remember(ticket, outcome)
         return outcome
 
-    async def _explain(self, placing: Placing, plan: PodPlan, refused: Collection[str], excluded: Mapping[DeviceId, str]) -> NoNodeFits:
+    async def _explain(
+        self, placing: Placing, plan: PodPlan, refused: Collection[str], excluded: Mapping[DeviceId, str], wishing: PodRequest | None
+    ) -> NoNodeFits:
         """Say what the nodes lack now, those first on which devices are what is missing, and what comes nearest."""
         unfit: list[NodeMiss] = []
         searched: list[NodeMiss] = []
@@ -143,25 +152,27 @@ class Chooser:
             if missed is not None:
                 unfit.append(missed)
             elif len(searched) < SHOWN_NODES:
-                searched.append(NodeMiss(name, await self._search(name, plan, excluded)))
+                searched.append(NodeMiss(name, await self._search(name, plan, excluded, wishing)))
             else:
                 searched.append(NodeMiss(name, NoFit((), 0)))
         found = nearest([one.node for one in searched], [one.outcome for one in searched])
         if found is None:
             return NoNodeFits((*searched, *unfit))
         node, reason = found
-        if any(one.wishes is not None for one in plan.pending):
+        if wishing is not None or any(one.wishes is not None for one in plan.pending):
             return NoNodeFits((*searched, *unfit), (reason,))
         return NoNodeFits((*searched, *unfit), (reason, *await self._searcher.advise(self._input(node, plan, excluded))))
 
-    async def _search(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, is_brief: bool = False) -> Outcome:
+    async def _search(
+        self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None, *, is_brief: bool = False
+    ) -> Outcome:
         """Search one node now; what would break a limit of the API is no fit."""
         given = self._input(node, plan, excluded)
-        if all(one.wishes is None for one in plan.pending):
+        if wishing is None and all(one.wishes is None for one in plan.pending):
             outcome = await self._searcher.search(given, is_brief=is_brief)
         else:
             wished = [Wished(one.object, one.wishes) for one in plan.pending]
-            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node))
+            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=wishing)
         if isinstance(outcome, Allocated):
             problem = next((str(one) for result in outcome.results for one in limits.check_allocation(result)), None)
             if problem is not None:
@@ -172,6 +183,16 @@ class Chooser:
     def _input(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> AllocationInput:
         wanted = [(one.object, one.spec) for one in plan.pending]
         return self._world.input_for(node, wanted, mode=self._mode, excluded=excluded, ignoring=ignoring)
+
+
+def _wishing(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
+    """Read what the pod itself wishes of its alignment with its claims; None when it says nothing.
+
+    Errors: raises ContractError.
+    """
+    if not any(one.startswith(RESOURCE_PREFIX) for one in metadata_of(pod).annotations):
+        return None
+    return wished_request(pod, {one.entry: owner_of(one.object).key for one in plan.claims})
 
 
 def _late(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:

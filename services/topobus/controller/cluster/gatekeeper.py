@@ -24,6 +24,7 @@ from topobus.controller.core import gated
 from topobus.controller.core.cluster_objects import has_gate, is_over, version_of
 from topobus.controller.core.cluster_world import ClusterWorld, Key
 from topobus.controller.core.gated import GateAttempt
+from topobus.controller.core.nearness import read_wishes
 from topobus.controller.core.scheduling import Blocked, PodPlan, TakeBack, explain_misses, post_filter, pre_filter
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import ContractError, PeerUnavailable
@@ -192,6 +193,7 @@ class Gatekeeper:
                 await self._tell(key, pod, _WAITING, plan.reasons)
             return False
         self._blocked.pop(_uid(pod), None)
+        plan = self._with_wishes(plan)
         if plan.is_reserved:
             return await self._open(key, pod)
         if not plan.pending:
@@ -308,6 +310,15 @@ class Gatekeeper:
         """Show a claim without our note and without the wish for another mode, which the cluster does not know."""
         claim = self._world.claims.get(key)
         return gated.without_note(claim) if claim is not None else None
+
+    def _with_wishes(self, plan: PodPlan) -> PodPlan:
+        """Let classes wish for claims that say nothing of their alignment themselves.
+
+        Errors: raises ContractError for a class that nobody can read, and for classes that disagree.
+        """
+        classes = self._world.classes
+        wished = tuple(replace(one, wishes=read_wishes(one.spec, name_of(one.object), classes)) for one in plan.claims)
+        return replace(plan, claims=wished)
 
     def _is_alive(self, key: Key, note: GateAttempt) -> bool:
         """Say whether the pod of an intent is still there to make it true."""
