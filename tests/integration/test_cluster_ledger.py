@@ -25,12 +25,13 @@ from topobus.domain.outcome import Placement
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
-from topobus.runtime.bus import Bus
+from topobus.runtime.bus import Bus, Start
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.machines import build
 from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
 
@@ -95,8 +96,9 @@ async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[I
 async def test_ledger_holds_the_devices_before_the_claim_says_so(rig: Rig) -> None:
     """The node is asked to hold exactly what the claim gets, under the claim's own name and one operation an attempt."""
     rig.home.put(claim("c", count=2, device_class_name=DRIVER), pod("p", "c"))
-    async with rig.home.controller():
+    async with Reader(rig.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions, rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+        await decisions.until(lambda items: [one.value.verb for one in items] == ["allocate"])
 
     uid = rig.home.get("ResourceClaim", "c")["metadata"]["uid"]
     (held,) = rig.topology.ledger.allocations.values()

@@ -76,8 +76,8 @@ class EventTeller:
                 patched = await self._api.patch(EVENTS, metadata.namespace, known.name, {"count": again.count, "lastTimestamp": now})
                 if not isinstance(patched, Rejected):
                     return
-            # The name follows from what is told and when, so that a repeated write does not make a second event.
-            digest = hashlib.sha256(f"{metadata.uid}/{reason}/{shown}/{now}".encode()).hexdigest()[:16]
+            # The name follows from what is told: neither a repeated write nor another replica makes a second event.
+            digest = hashlib.sha256(f"{metadata.uid}/{reason}/{shown}".encode()).hexdigest()[:16]
             name = f"{metadata.name[:200]}.{digest}"
             self._told[metadata.uid, reason] = _Told(shown, name, 1, now, now_s)
             made = await self._api.create(

@@ -284,7 +284,7 @@ class Gatekeeper:
         told = gated.condition_patch(
             pod, is_true=True, reason="Allocated", message="its claims are allocated and reserved", now=self._now()
         )
-        if told is not None and any(one.get("type") == gated.ALLOCATED_CONDITION for one in pod.status.get("conditions") or ()):
+        if told is not None and gated.has_condition(pod):
             await self._writer.pod(key, told, part="status")
             return True
         if await self._writer.pod(key, gated.gate_patch(pod)) is not None:

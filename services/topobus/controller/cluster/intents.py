@@ -13,6 +13,7 @@ from enum import Enum
 
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.kubernetes.resource import AllocationResult
+from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.choosing import Chooser
 from topobus.controller.cluster.informers import Informer
 from topobus.controller.cluster.ledgers import Ledgers
@@ -29,7 +30,7 @@ from topobus.controller.core.scheduling import NodeFit, PodClaim, PodPlan
 from topobus.controller.core.values import DeviceId
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import PeerUnavailable
-from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
@@ -118,13 +119,16 @@ class Intents:
             self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
             await self.withdraw(plan, plan.pending)
             return Progress.ON
+        placed: list[Placement | None] = []
         for one, note in intents:
-            refusal = await self._hold(one, note)
-            if refusal is not None:
-                await self._give_way(plan, note, refusal)
-                return refusal
+            held = await self._hold(one, note)
+            if isinstance(held, Refusal):
+                await self._give_way(plan, note, held)
+                return held
+            placed.append(held)
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        for one, note in intents:
+        written: list[tuple[ApiObject, GateAttempt, Placement | None]] = []
+        for (one, note), placement in zip(intents, placed, strict=True):
             claim = self._world.claims.get(_key(plan, one))
             if claim is None or version_of(claim) > newest or self._world.book.note(_key(plan, one)) != note:
                 break
@@ -134,6 +138,10 @@ class Intents:
             self._metrics.decisions.labels("allocated").inc()
             names = [granted.device for granted in note.allocation.devices.results]
             self._log.info("claim.allocated", claim=name_of(one.object), node=node, devices=names, attempt=note.number, pod=str(plan.pod))
+            written.append((claim, note, placement))
+        # Not before: a bus that is slow must not keep a pod half served.
+        for claim, note, placement in written:
+            await self._ledgers.announce(claim, note, placement)
         return Progress.ON
 
     async def withdraw(self, plan: PodPlan, claims: tuple[PodClaim, ...], *, is_final: bool = False) -> None:
@@ -151,7 +159,7 @@ class Intents:
             patch = gated.intent_patch(claim, kept) if is_open else gated.withdrawal_patch(claim)
             await self._writer.claim(_key(plan, one), patch)
 
-    async def _hold(self, one: PodClaim, note: GateAttempt) -> Refusal | None:
+    async def _hold(self, one: PodClaim, note: GateAttempt) -> Placement | Refusal | None:
         try:
             return await self._ledgers.hold(one.object, note)
         except PeerUnavailable as err:

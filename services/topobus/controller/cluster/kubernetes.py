@@ -124,7 +124,7 @@ class KubernetesApi:
                     raise _unavailable(answer)
                 async for line in answer.aiter_lines():
                     yield _event(kind, line)
-        except (httpx2.HTTPError, ValueError, KeyError, TypeError) as err:
+        except (httpx2.HTTPError, ValueError, KeyError, TypeError, RecursionError) as err:
             raise PeerUnavailable(f"API server {self.server}: watch of {kind.plural}: {_said(err)}", retry_after_s=0.0) from err
 
     async def create(self, kind: Kind, one: Mapping[str, Any]) -> Plain | Rejected:
@@ -181,7 +181,7 @@ class KubernetesApi:
             sent = {"content-type": "application/json", **(headers or {})}
             answer = await self._client.request(method, path, params=params, content=content, headers=sent)
             plain = msgspec.json.decode(answer.content) if answer.content else {}
-        except (httpx2.HTTPError, KubeConfigError, ValueError) as err:
+        except (httpx2.HTTPError, KubeConfigError, ValueError, RecursionError) as err:
             raise PeerUnavailable(f"API server {self.server}: {_said(err)}", retry_after_s=0.0) from err
         if not isinstance(plain, dict):
             raise PeerUnavailable(f"API server {self.server}: {method} {path}: got {type(plain).__name__}, wanted an object")

@@ -7,16 +7,17 @@ any replica that goes on repeats the very same operation. Devices of others' dri
 from __future__ import annotations
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
+from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceRequest, ReleaseRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core.claims import devices_of, owner_of, placement_request
 from topobus.controller.core.cluster_world import ClusterWorld
 from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.inventory import holders_from_ledger
 from topobus.domain.errors import PeerUnavailable
-from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner
 from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock, rfc3339
 from topobus.runtime.logging import get_logger
 
 __all__ = ["Ledgers"]
@@ -25,13 +26,14 @@ __all__ = ["Ledgers"]
 class Ledgers:
     """Asks nodes."""
 
-    def __init__(self, settings: ControllerSettings, bus: Bus, world: ClusterWorld) -> None:
+    def __init__(self, settings: ControllerSettings, bus: Bus, clock: Clock, world: ClusterWorld) -> None:
+        self._clock = clock
         self._timeout_s = settings.ask_timeout_s
         self._bus = bus
         self._world = world
 
-    async def hold(self, claim: ApiObject, attempt: GateAttempt) -> Refusal | None:
-        """Have the node hold what a claim is to get; None when it does, or has no say.
+    async def hold(self, claim: ApiObject, attempt: GateAttempt) -> Placement | Refusal | None:
+        """Have the node hold what a claim is to get; None when it does already, or has no say.
 
         Errors: raises PeerUnavailable when the node does not answer: neither done nor undone.
         """
@@ -40,9 +42,26 @@ class Ledgers:
             return None
         op_id = f"allocate-{owner_of(claim).uid}-{attempt.number}"
         reply = await self._bus.ask(catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._timeout_s, node=attempt.node)
-        if not isinstance(reply.result, Refusal) or await self._holds_already(claim, attempt):
+        if isinstance(reply.result, Refusal) and await self._holds_already(claim, attempt):
             return None
         return reply.result
+
+    async def announce(self, claim: ApiObject, attempt: GateAttempt, outcome: Placement | None) -> None:
+        """Publish that a claim was allocated; the claim itself is the truth, so an event that cannot be published is only logged."""
+        op_id = f"allocate-{owner_of(claim).uid}-{attempt.number}"
+        event = DecisionEvent(
+            id=op_id,
+            verb="allocate",
+            node=attempt.node,
+            op_id=op_id,
+            time=rfc3339(self._clock.now()),
+            owner=owner_of(claim),
+            outcome=outcome,
+        )
+        try:
+            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=attempt.node)
+        except PeerUnavailable as err:
+            get_logger().warning("decision.unpublished", op_id=op_id, error=str(err))
 
     async def release(self, claim: ApiObject, why: str) -> Refusal | None:
         """Have every node let go of what it holds for a claim; a node refuses while containers may be using the devices.

@@ -23,6 +23,7 @@ from topobus.controller.cluster.informers import Informer, Key
 from topobus.controller.cluster.intents import Intents
 from topobus.controller.cluster.kubernetes import KubernetesApi
 from topobus.controller.cluster.ledgers import Ledgers
+from topobus.controller.cluster.metrics import ClusterMetrics
 from topobus.controller.cluster.takebacks import TakeBacks
 from topobus.controller.cluster.writes import Writer
 from topobus.controller.config import ControllerSettings
@@ -101,8 +102,9 @@ class ClusterController:
         }
         compiler = CelCompiler()
         searcher = Searcher(settings, runtime.clock, compiler, metrics)
-        writer = Writer(api, self._world)
-        ledgers = Ledgers(settings, runtime.bus, self._world)
+        self._metrics = ClusterMetrics(runtime.registry)
+        writer = Writer(api, self._world, self._metrics)
+        ledgers = Ledgers(settings, runtime.bus, runtime.clock, self._world)
         events = EventTeller(api, runtime.clock, f"{runtime.name}-{runtime.node}")
         chooser = Chooser(settings, self._world, searcher, compiler)
         intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, metrics)
@@ -207,6 +209,9 @@ class ClusterController:
         remarks = sorted({one.trouble for one in self._informers.values() if one.trouble})
         why = "; ".join([f"no list yet of {', '.join(waiting)}"] * bool(waiting) + remarks)
         self._runtime.readiness.set("cluster", is_ready=not waiting, why=why)
+        for kind, one in self._informers.items():
+            self._metrics.troubled.labels(kind.name).set(bool(one.trouble))
+            self._metrics.objects.labels(kind.name).set(self._world.count(kind.name))
         if not waiting and not self._is_ready:
             self._is_ready = True
             get_logger().info("controller.ready", nodes=len(self._world.nodes), claims=len(self._world.claims), pods=len(self._world.pods))

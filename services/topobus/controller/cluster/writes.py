@@ -11,6 +11,7 @@ from typing import Any
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.api import CLAIMS, PODS, Api, Kind, Rejected
+from topobus.controller.cluster.metrics import ClusterMetrics
 from topobus.controller.core.cluster_world import ClusterWorld, Key
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.logging import get_logger
@@ -21,9 +22,10 @@ __all__ = ["Writer"]
 class Writer:
     """Writes claims and pods."""
 
-    def __init__(self, api: Api, world: ClusterWorld) -> None:
+    def __init__(self, api: Api, world: ClusterWorld, metrics: ClusterMetrics) -> None:
         self._api = api
         self._world = world
+        self._metrics = metrics
 
     async def claim(self, key: Key, patch: Mapping[str, Any], *, part: str = "") -> ApiObject | None:
         """Write a claim; None when it is another by now."""
@@ -48,11 +50,13 @@ class Writer:
         try:
             written = await self._api.patch(kind, *key, patch, part=part)
         except PeerUnavailable as err:
+            self._count(kind, "unknown")
             get_logger().warning("write.ambiguous", kind=kind.name, namespace=key[0], name=key[1], error=str(err))
             # Neither done nor undone: what is there now is what the next decision begins with.
             await self.refresh(kind, key)
             raise
         if isinstance(written, Rejected):
+            self._count(kind, "lost" if written.is_conflict else "refused")
             if not written.is_conflict:
                 raise PeerUnavailable(
                     f"API server: {kind.name} {key[0]}/{key[1]}: {written.code} {written.message}",
@@ -62,7 +66,11 @@ class Writer:
             get_logger().debug("write.lost", kind=kind.name, namespace=key[0], name=key[1], why=written.message)
             await self.refresh(kind, key)
             return None
+        self._count(kind, "done")
         return self._learn(kind, key, await self._api.version_of(kind), written)
+
+    def _count(self, kind: Kind, outcome: str) -> None:
+        self._metrics.writes.labels(kind.name, outcome).inc()
 
     def _learn(self, kind: Kind, key: Key, version: str, plain: dict[str, Any]) -> ApiObject | None:
         try:

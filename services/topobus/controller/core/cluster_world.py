@@ -184,6 +184,19 @@ class ClusterWorld:
         self.claims[key] = claim
         self._hold(key, claim)
 
+    def count(self, kind: str) -> int:
+        """Say how many objects of a kind are kept."""
+        kept: dict[str, Mapping[Any, object]] = {
+            "Node": self.nodes,
+            "Pod": self.pods,
+            "ResourceClaim": self.claims,
+            "ResourceClaimTemplate": self.templates,
+            "DeviceClass": self.classes,
+            "ResourceSlice": self._slices,
+            "DeviceTaintRule": self._rules,
+        }
+        return len(kept.get(kind, {}))
+
     def claims_of(self, pod: Key) -> tuple[Key, ...]:
         """List the claims that a pod names, or that were made for it."""
         return self._uses.get(pod, ())

@@ -33,6 +33,7 @@ __all__ = [
     "deallocation_patch",
     "gate_attempt_of",
     "gate_patch",
+    "has_condition",
     "intent_patch",
     "is_pending",
     "protection_patch",
@@ -149,6 +150,12 @@ def gate_patch(pod: ApiObject) -> dict[str, Any]:
     """Take our gate off; others' stay."""
     rest = [{"name": one} for one in gates_of(pod) if one != GATE]
     return _patch(pod, spec={"schedulingGates": rest or None})
+
+
+def has_condition(pod: ApiObject) -> bool:
+    """Say whether a pod was ever told how its claims stand."""
+    found = pod.status.get("conditions")
+    return isinstance(found, list) and any(isinstance(one, Mapping) and one.get("type") == ALLOCATED_CONDITION for one in found)
 
 
 def condition_patch(pod: ApiObject, *, is_true: bool, reason: str, message: str, now: str) -> dict[str, Any] | None:
