@@ -14,17 +14,17 @@ from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.classic import is_classic
 from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, metadata_of, name_of
-from topobus.contracts.kubernetes.resource import CelSelector, ClaimSpec, DeviceClassSpec, Selector, SliceSpec
+from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import allocation_of, owner_of
 from topobus.controller.core.extended import ClassName
-from topobus.controller.core.inventory import slices_from_inventory
+from topobus.controller.core.inventory import built_in_class, slices_from_inventory
 from topobus.controller.core.pods import claim_names
 from topobus.controller.core.slicebook import Origin
 from topobus.controller.core.supply import Supply, node_of
 from topobus.controller.core.taints import TaintBook, TaintRule, read_rule, silenced
-from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Slice
+from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice
 from topobus.domain.alignment.view import aligned_view
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
@@ -60,7 +60,8 @@ class World:
         self.ledgers: dict[str, Ledger] = {}
         self.alignments: dict[str, NodeAlignment] = {}
         self.objects: dict[ObjectKey, Stored] = {}
-        self.stock = Supply()
+        self._described: dict[str, Node] = {}
+        self.stock = Supply(self.describe)
         self.taints = TaintBook()
         self.class_epoch = 0
         self._classes: dict[str, DeviceClassSpec] = {}
@@ -112,7 +113,7 @@ class World:
         self._publish(inventory)
         name = driver_name(device_class)
         if name not in self._built_in:
-            self._built_in[name] = _built_in_class(name)
+            self._built_in[name] = built_in_class(name)
             self.class_epoch += 1
 
     def drop_inventory(self, node: str, device_class: str) -> None:
@@ -191,6 +192,8 @@ class World:
                 self._open_claims.pop(key, None)
         elif key.kind == "pod":
             self._put_pod(key, stored.value)
+        elif key.kind == "node":
+            self._relabel(key.name)
         where = name_of(stored.value)
         if key.kind == "deviceclass":
             device_class = read_as(stored.value.spec, DeviceClassSpec, where=where)
@@ -240,6 +243,8 @@ class World:
             self._put_pod(key, None)
         elif key.kind == "devicetaintrule":
             self._put_rule(key, None)
+        elif key.kind == "node":
+            self._relabel(key.name)
         return self.objects.pop(key, None)
 
     def forget_objects(self) -> None:
@@ -351,7 +356,7 @@ class World:
         """
         owners = [owner_of(claim) for claim, _ in wanted]
         return AllocationInput(
-            node=node_of(node),
+            node=self.describe(node),
             claims=tuple(
                 ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
                 for owner, (_, spec) in zip(owners, wanted, strict=True)
@@ -376,6 +381,19 @@ class World:
             for name, spec in sorted(self.classes.items())
         )
 
+    def describe(self, node: str) -> Node:
+        """Show a node as node selectors see it: its host name, and the labels of its Node object where one is stored."""
+        known = self._described.get(node)
+        if known is None:
+            stored = self.objects.get(ObjectKey("node", CLUSTER, node))
+            labels = metadata_of(stored.value).labels if stored is not None else {}
+            known = self._described[node] = Node(node, {**node_of(node).labels, **labels})
+        return known
+
+    def _relabel(self, node: str) -> None:
+        self._described.pop(node, None)
+        self.stock.outdate(node)
+
     def labels_of(self, namespace: str) -> Mapping[str, str]:
         """Give the labels of a namespace; none when nobody stored it."""
         stored = self.objects.get(ObjectKey("namespace", CLUSTER, namespace))
@@ -388,11 +406,6 @@ class World:
     def holds_devices(self, claim: ApiObject) -> bool:
         """Say whether a ledger shows devices of the claim, whatever its status says."""
         return bool(self.stock.nodes_holding(owner_of(claim).key))
-
-
-def _built_in_class(driver: str) -> DeviceClassSpec:
-    """Make the class of one driver of ours, named like it."""
-    return DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}"')),))
 
 
 def _by_age(found: Iterable[tuple[ObjectKey, Stored]]) -> tuple[tuple[ObjectKey, Stored], ...]:

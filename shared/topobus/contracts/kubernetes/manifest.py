@@ -38,6 +38,7 @@ _SPECS: dict[str, Any] = {
     "ResourceSlice": resource.SliceSpec,
     "DeviceTaintRule": resource.TaintRuleSpec,
     "Namespace": dict[str, Any],  # only its labels matter
+    "Node": dict[str, Any],  # as above
 }
 _CLASSIC_SPECS: dict[str, type] = {
     "ResourceClass": classic.ResourceClassSpec,

@@ -45,6 +45,7 @@ API_VERSIONS = {
     "ResourceSlice": "resource.k8s.io/v1",
     "DeviceTaintRule": "resource.k8s.io/v1",
     "Namespace": "v1",
+    "Node": "v1",
 }
 # Versions of a kind that older servers have, of the same shape.
 OLDER_VERSIONS = {"DeviceTaintRule": ("resource.k8s.io/v1beta2", "resource.k8s.io/v1alpha3")}
@@ -55,7 +56,7 @@ CLASSIC_VERSIONS = {
     "ResourceClaimTemplate": "resource.k8s.io/v1alpha2",
     "PodSchedulingContext": "resource.k8s.io/v1alpha2",
 }
-CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice", "ResourceClass", "DeviceTaintRule", "Namespace"})
+CLUSTER_KINDS = frozenset({"DeviceClass", "ResourceSlice", "ResourceClass", "DeviceTaintRule", "Namespace", "Node"})
 # Parameters of classic classes, ours and other drivers', belong to the cluster as their classes do.
 _CLUSTER_SUFFIX = "ClassParameters"
 
