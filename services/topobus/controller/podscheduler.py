@@ -7,7 +7,6 @@ ledger for what the pod itself asks; the pod's node. Whoever finds a pod between
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Coroutine, Hashable, Mapping, Sequence
 
 import msgspec
@@ -16,27 +15,20 @@ from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.classic import is_classic
 from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.kubernetes.objects import PLACEMENT_PROTECTION, metadata_of, name_of
-from topobus.contracts.kubernetes.resource import NodeRequirement, NodeSelector, NodeSelectorTerm
-from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.contracts.messages import DecisionEvent
 from topobus.controller.binder import Binder
 from topobus.controller.classic.scheduling import ClassicScheduler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.consumers import Consumers
-from topobus.controller.core.claims import devices_of, owner_of
-from topobus.controller.core.inventory import class_of_driver
-from topobus.controller.core.pools import node_matches
+from topobus.controller.core.claims import owner_of
 from topobus.controller.core.reasons import summarize
-from topobus.controller.core.refusals import Refusals
 from topobus.controller.core.scheduling import (
     Blocked,
     NodeFit,
     NodeMiss,
     PodPlan,
     TakeBack,
-    enough_nodes,
     explain_misses,
-    judge_node,
-    look_at_node,
     post_filter,
     pre_filter,
     unreserve,
@@ -44,25 +36,22 @@ from topobus.controller.core.scheduling import (
 from topobus.controller.core.scheduling_objects import (
     PodRef,
     is_bound,
-    node_of_pod,
     with_finalizer,
     with_node,
     with_pod_condition,
     with_reservation,
     with_retreat,
 )
-from topobus.controller.core.scheduling_score import rank, score_node
-from topobus.controller.core.together import wished_request, with_claims
-from topobus.controller.core.values import Allocated, DeviceId, Node, NoFit, Outcome
+from topobus.controller.core.together import with_claims
 from topobus.controller.core.world import ObjectKey, Stored, World
-from topobus.controller.finding import Finder, Member, member
+from topobus.controller.finding import Finder
 from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.nodelooks import NodeLooks, is_held, refusal_of
 from topobus.controller.pen import Pen
 from topobus.controller.planner import Planner
 from topobus.controller.podleaver import PodLeaver, own_request
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
-from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.runtime.clock import rfc3339
@@ -70,9 +59,6 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["PodScheduler"]
-
-# With which a node refuses a pod that it holds already.
-_HELD = "already-placed"
 
 
 class PodScheduler:
@@ -105,12 +91,12 @@ class PodScheduler:
         self._planner = planner
         self._metrics = metrics
         self._settled: dict[ObjectKey, Hashable] = {}
-        self._refused: Refusals[str] = Refusals(settings.retry_s)
+        self._nodes = NodeLooks(settings, runtime, world, finder, planner)
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
         """Bring every pod as far as it goes now; True says that another try is due after a while."""
-        for key in self._refused.forgive(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
+        for key in self._nodes.refused.forgive(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}
         is_due = await self._guarded("the users of claims", self._leaver.drop_gone_users())
         for key, _ in self._consumers.pods:
@@ -118,7 +104,7 @@ class PodScheduler:
             if stored is not None:
                 is_due = await self._guarded(name_of(stored.value), self._reconcile(key, stored)) or is_due
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
-        return is_due or self._refused.is_waiting
+        return is_due or self._nodes.refused.is_waiting
 
     async def _guarded(self, what: str, work: Coroutine[None, None, bool]) -> bool:
         """Do one piece of work; a peer that is silent makes it due again."""
@@ -168,10 +154,10 @@ class PodScheduler:
             await self._tell(key, stored, "Unschedulable", plan.reasons)
             return False
         wanted = with_claims(own_request(pod), pod, {one.entry: owner_of(one.object).key for one in plan.allocated})
-        placed = self._node_of(wanted.owner) if wanted is not None else None
+        placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
         if placed is not None and plan.is_reserved:
             return await self._bind(key, stored, placed)
-        fits, misses, is_due = await self._filter(key, plan, pod, wanted, placed)
+        fits, misses, is_due = await self._nodes.look(key, plan, pod, wanted, placed)
         if not fits:
             self._settled[key] = seen
             return await self._no_fit(key, stored, plan, misses) or is_due
@@ -190,92 +176,9 @@ class PodScheduler:
         if isinstance(plan, Blocked):
             return (), plan.reasons
         wanted = own_request(slim)
-        placed = self._node_of(wanted.owner) if wanted is not None else None
-        fits, misses, _ = await self._filter(key, plan, slim, wanted, placed)
+        placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
+        fits, misses, _ = await self._nodes.look(key, plan, slim, wanted, placed)
         return tuple(fits), () if fits else explain_misses(misses)[1]
-
-    async def _filter(
-        self, key: ObjectKey, plan: PodPlan, pod: ApiObject, wanted: PodRequest | None, placed: str | None
-    ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool]:
-        """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not."""
-        members = self._members(plan)
-        wishing = wished_request(pod, {one.entry: owner_of(one.object).key for one in plan.claims})
-        refused = self._refused.refused(key)
-        fits: list[NodeFit] = []
-        misses: list[NodeMiss] = []
-        searched: set[str] = set()
-        nodes = self._candidates(pod, misses) if placed is None else [placed]
-        for node in nodes:
-            why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
-            missed = look_at_node(plan, _node(node), refused=why)
-            if missed is None:
-                outcome: Outcome = await self._finder.look(node, members, pod=wishing) if members else Allocated((), 0)
-                judged = judge_node(plan, node, outcome)
-                if isinstance(judged, NodeFit):
-                    fits.append(judged)
-                    if len(fits) >= enough_nodes(len(nodes)):
-                        break
-                    continue
-                missed = judged
-                searched.add(node)
-            misses.append(missed)
-            if missed.is_everywhere:
-                misses = [missed]
-                break
-        if not fits:
-            misses = await self._as_it_is_now(misses, searched, members, wishing)
-        placements: dict[str, Placement] = {}
-        by_name = {one.node: one for one in fits}
-        is_due = False
-        if wanted is not None and fits:
-            placements, is_due = await self._ask(fits, wanted, misses)
-            if plan.claims and not plan.pending:
-                # Said yes before the claims took their devices: without a memory of that they would be taken back and allocated there for ever.
-                for one in misses:
-                    if one.node in by_name and isinstance(one.outcome, NoFit) and one.node not in placements and not is_due:
-                        self._refused.remember(key, [one.node], summarize(one.outcome.reasons), now_s=self._runtime.clock.monotonic())
-            fits = [one for one in fits if one.node in placements]
-        scores = [score_node(plan, one, placement=placements.get(one.node), numa_of=self._numa_of) for one in fits]
-        return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
-
-    async def _as_it_is_now(
-        self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member], wishing: PodRequest | None
-    ) -> list[NodeMiss]:
-        """Search again where people will read what was found: it may have been remembered."""
-        again = [one for one in misses if one.node in searched]
-        outcomes = [one.outcome for one in again]
-        await self._finder.refresh([one.node for one in again], outcomes, members, pod=wishing)
-        newest = {one.node: NodeMiss(one.node, outcome) for one, outcome in zip(again, outcomes, strict=True)}
-        return [newest.get(one.node, one) for one in misses]
-
-    async def _ask(self, fits: Sequence[NodeFit], wanted: PodRequest, misses: list[NodeMiss]) -> tuple[dict[str, Placement], bool]:
-        """Ask the nodes what they would give the pod itself; those that refuse, or keep silent, become misses."""
-        async with asyncio.TaskGroup() as group:
-            asked = {
-                one.node: group.create_task(
-                    self._planner.ask_node(
-                        one.node, f"schedule-{wanted.owner.uid}-try-{one.node}", wanted, is_dry_run=True, besides=_devices_of(one)
-                    )
-                )
-                for one in fits
-            }
-        placements: dict[str, Placement] = {}
-        is_due = False
-        for node, task in asked.items():
-            reply = task.result()
-            if reply is None:
-                is_due = True
-                reason = Reason(
-                    code="node-silent", message=f"node {node} did not answer in time: unknown, not refused", facts={"node": node}
-                )
-                misses.append(NodeMiss(node, NoFit((reason,), 0)))
-            elif isinstance(reply.result, Refusal) and _is_held(reply.result):
-                placements[node] = Placement(containers=())  # by another replica, a moment ago
-            elif isinstance(reply.result, Refusal):
-                misses.append(_refusal(node, reply.result))
-            else:
-                placements[node] = reply.result
-        return placements, is_due
 
     async def _take(
         self,
@@ -294,7 +197,7 @@ class PodScheduler:
             stored = protected
         if plan.pending:
             fit, _ = next(iter(fits.values()))
-            await self._keeper.attempt(fit.node, self._members(plan), fit.results)
+            await self._keeper.attempt(fit.node, self._nodes.members(plan), fit.results)
             return False
         if not await self._reserve(key, stored, plan):
             return False
@@ -308,8 +211,8 @@ class PodScheduler:
                 return await self._bind(key, stored, node)
             why = summarize(answer.reasons)
             self._log.info("pod.refused", pod=name_of(stored.value), node=node, why=why)
-            self._refused.remember(key, [node], why, now_s=self._runtime.clock.monotonic())
-            misses.append(_refusal(node, answer))
+            self._nodes.refused.remember(key, [node], why, now_s=self._runtime.clock.monotonic())
+            misses.append(refusal_of(node, answer))
         retreated = await self._retreat(key, stored)
         if retreated is None:
             return False
@@ -349,7 +252,7 @@ class PodScheduler:
         reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
         if reply is None:
             return None
-        if isinstance(reply.result, Refusal) and _is_held(reply.result):
+        if isinstance(reply.result, Refusal) and is_held(reply.result):
             entry = await self._bus.get(catalogue.LEDGER, node=node)
             if entry is not None and wanted.owner.key in entry.value.allocations:
                 return Placement(containers=())
@@ -369,7 +272,7 @@ class PodScheduler:
             return False
         condition, reasons = explain_misses(misses)
         await self._tell(key, stored, "Unschedulable", reasons)
-        members = self._members(plan)
+        members = self._nodes.members(plan)
         nodes, outcomes = [one.node for one in misses], [one.outcome for one in misses]
         for one in plan.pending:
             claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
@@ -429,69 +332,5 @@ class PodScheduler:
     def _claim_keys(self, key: ObjectKey) -> dict[str, ObjectKey]:
         return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
 
-    def _members(self, plan: PodPlan) -> list[Member]:
-        keys = [ObjectKey("resourceclaim", plan.pod.namespace, one.name) for one in plan.pending]
-        return [member(key, self._world.objects[key], self._world.classes) for key in keys]
-
-    def _candidates(self, pod: ApiObject, misses: list[NodeMiss]) -> list[str]:
-        """List the nodes that the pod may go to by its own word; the others become misses."""
-        selector = _selector(pod)
-        found: list[str] = []
-        for name in self._world.nodes():
-            if selector is None or node_matches(_node(name), None, selector, is_everywhere=False):
-                found.append(name)
-            else:
-                reason = Reason(code="node-selector", message=f"node {name}: the pod asks for another node", facts={"node": name})
-                misses.append(NodeMiss(name, NoFit((reason,), 0)))
-        return found
-
-    def _node_of(self, owner: Owner) -> str | None:
-        """Name the node in whose ledger the pod stands already: a crash came before its binding."""
-        return next((node for node, ledger in sorted(self._world.ledgers.items()) if owner.key in ledger.allocations), None)
-
-    def _numa_of(self, one: DeviceId) -> NodeSet | None:
-        device_class = class_of_driver(one.driver)
-        inventory = self._world.inventories.get((one.pool, device_class)) if device_class is not None else None
-        return (
-            next((device.numa_nodes for device in inventory.devices if device.name == one.device), None) if inventory is not None else None
-        )
-
     def _now(self) -> str:
         return rfc3339(self._runtime.clock.now())
-
-
-def _devices_of(fit: NodeFit) -> dict[str, tuple[str, ...]]:
-    """List the devices that the pod's claims would take on a node, by class."""
-    found: dict[str, list[str]] = {}
-    for result in fit.results:
-        for device in devices_of(result, fit.node):
-            device_class = class_of_driver(device.driver)
-            if device_class is not None:
-                found.setdefault(device_class, []).append(device.device)
-    return {device_class: tuple(sorted(names)) for device_class, names in sorted(found.items())}
-
-
-def _is_held(refusal: Refusal) -> bool:
-    return any(one.code == _HELD for one in refusal.reasons)
-
-
-def _refusal(node: str, refusal: Refusal) -> NodeMiss:
-    first = refusal.reasons[0]
-    named = Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
-    return NodeMiss(node, NoFit((named, *refusal.reasons[1:]), 0))
-
-
-def _selector(pod: ApiObject) -> NodeSelector | None:
-    """Turn a pod's nodeSelector, and the node that its user named, into one selector."""
-    labels = pod.spec.get("nodeSelector")
-    pairs = sorted(labels.items()) if isinstance(labels, dict) else []
-    name = node_of_pod(pod)
-    if not pairs and not name:
-        return None
-    expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
-    fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
-    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))
-
-
-def _node(name: str) -> Node:
-    return Node(name, {"kubernetes.io/hostname": name})
