@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,10 +31,11 @@ class Turn:
     """This process's turn as the node's gateway: had, or waited for."""
 
     def __init__(self, path: Path, lock: int, queue: int, instance: str, readiness: Readiness) -> None:
+        self.instance = instance
+        """The name of this gateway's own sockets; another one than was given when the gateway that has the turn goes by that."""
         self._path = path
         self._lock = lock
         self._queue = queue
-        self._instance = instance
         self._readiness = readiness
 
     def try_begin(self) -> bool:
@@ -41,9 +43,15 @@ class Turn:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
+            if self._holder()[1] == self.instance:
+                # Two of one name would take each other's sockets away, again and again.
+                self.instance = f"{self.instance}-{uuid.uuid4().hex[:8]}".lstrip("-")
+                get_logger().warning(
+                    "instance.renamed", instance=self.instance, why="the gateway that has the turn goes by the name that was set"
+                )
             return False
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()} {self._instance}".encode(), 0)
+        os.pwrite(self._lock, f"{os.getpid()} {self.instance}".encode(), 0)
         return True
 
     async def begin(self) -> None:
@@ -64,7 +72,7 @@ class Turn:
     def other_instance(self) -> str | None:
         """The instance that has the turn; None when it says nothing, or is this very one."""
         process, instance = self._holder()
-        return None if not process or (process == str(os.getpid()) and instance == self._instance) else instance
+        return None if not process or instance == self.instance else instance
 
     def is_awaited(self) -> bool:
         """Say whether another process waits for its turn."""

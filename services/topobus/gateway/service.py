@@ -59,7 +59,7 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
     instance = settings.instance or uuid.uuid4().hex[:8]
     with in_line(Path(settings.checkpoint_path), instance, runtime.readiness) as turn:
         async with _opened(settings) as cluster:
-            await _Gateway(settings, runtime, cluster, turn, instance).run()
+            await _Gateway(settings, runtime, cluster, turn).run()
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ class _Work:
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, turn: Turn, instance: str) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, turn: Turn) -> None:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
@@ -107,7 +107,6 @@ class _Gateway:
         self._metrics = CallMetrics(runtime.registry)
         self._cluster = cluster
         self._turn = turn
-        self._instance = instance
         self._desk = ClaimDesk(settings.kubelet, turn, settings.deadlines.claim_s)
         self._checkpoint: Checkpoint | None = None
         """None: another gateway has the turn, so the file is not ours to read yet."""
@@ -277,7 +276,7 @@ class _Gateway:
             watch=self._registry_watch,
             state=self._state,
             desk=self._desk,
-            instance=self._instance,
+            instance=self._turn.instance,
             metrics=self._metrics,
             deadlines=self._settings.deadlines,
             clock=self._runtime.clock,
