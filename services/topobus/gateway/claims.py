@@ -1,7 +1,7 @@
 """Claims prepared and unprepared: the ledger, the device service, the CDI file and the checkpoint in the one order that survives a crash anywhere.
 
 Flows in: claims by namespace, name and uid. Flows out: devices with CDI names, or a sentence. Prepare: begun in the checkpoint -> adopted -> prepared ->
-CDI file on disk -> done in the checkpoint -> answer. Unprepare is the reverse. Both may be asked again at any time.
+CDI file and done in the checkpoint, both on disk -> answer. Unprepare is the reverse. Both may be asked again at any time.
 """
 
 from __future__ import annotations
@@ -222,8 +222,10 @@ class ClaimPreparer:
         if missing:
             raise _ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
         entry = msgspec.structs.replace(entry, is_prepared=True, boot_id=self._boot_id, cdi=cdi_spec(claim.uid, device_class, prepared))
-        await self._write_cdi(entry)
-        await self._checkpoint.put(entry)
+        # Side by side: each is made whole from the other at the next start, and kubelet hears of neither before both are on disk.
+        for outcome in await asyncio.gather(self._write_cdi(entry), self._checkpoint.put(entry), return_exceptions=True):
+            if outcome is not None:
+                raise outcome
         where = f"{claim.namespace}/{claim.name}"
         get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(found.names))
         return _answer(entry)
