@@ -367,6 +367,26 @@ async def test_gateway_waits_for_a_device_service_that_restarts_when_a_claim_nee
     assert len({one.op_id for one in rig.plane.requests("adopt")}) == 1
 
 
+async def test_claims_go_on_when_nats_is_away_for_a_moment(rig: Rig, nats_server: NatsServer) -> None:
+    """What is prepared is answered without NATS; a new claim waits within kubelet's call and is prepared when NATS is back; health stays as it was."""
+    await rig.plane.store(claim("net", "u-net", "nic-0"))
+    net = ClaimReference(name="net", uid="u-net", drivers=("nic.topobus.dev",))
+    patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
+    async with rig.kubelet, rig.gateway(deadlines=patient):
+        await rig.kubelet.wait_for_driver("nic.topobus.dev")
+        before = await prepare(rig)
+        await nats_server.stop()
+        again = await prepare(rig)
+        waiting = asyncio.create_task(prepare(rig, net))
+        health = rig.kubelet.device_health(DRIVER, NODE, "gpu-0").state
+        await nats_server.start()
+        late = await waiting
+
+    assert again == before
+    assert health == "Healthy"
+    assert late.error == ""
+
+
 async def test_gateway_streams_health_when_a_device_gets_sick_and_recovers(rig: Rig) -> None:
     """Kubelet sees a device Unhealthy with the reason, and Healthy again."""
     async with rig.kubelet, rig.gateway():
