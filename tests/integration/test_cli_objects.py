@@ -24,6 +24,7 @@ from topobus.contracts.messages import AdoptRequest, ReleaseRequest
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = pytest.mark.integration
 
@@ -324,3 +325,60 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(cle
 
 def _is_quarantined(described: Any) -> bool:
     return "quarantined" in json.dumps(described["reasons"])
+
+
+async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:
+    """Slices, classes, allocated claims and nodes come from an API server; nothing is written there."""
+    taken = {"request": "r", "driver": "gpu.example.com", "pool": "n1", "device": "d0"}
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    objects: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}},
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "DeviceClass",
+            "metadata": {"name": "gpu"},
+            "spec": {"selectors": [{"cel": {"expression": 'device.driver == "gpu.example.com"'}}]},
+        },
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "n1-gpu"},
+            "spec": {"driver": "gpu.example.com", "pool": pool, "nodeName": "n1", "devices": [{"name": "d0"}, {"name": "d1"}]},
+        },
+        {**yaml.safe_load(claim("taker", 1, "gpu")), "status": {"allocation": {"devices": {"results": [taken]}}}},
+    ]
+    (tmp_path / "claims.yaml").write_text(claim("one", 1, "gpu") + "---\n" + claim("two", 2, "gpu"))
+    environment = {key: value for key, value in os.environ.items() if key != "KUBECONFIG"}
+
+    async with ApiServerSimulator() as server:
+        for one in objects:
+            server.put(one)
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        arguments = ["allocate", "--dry-run", "-f", str(tmp_path / "claims.yaml"), "--cluster", "-o", "json"]
+        process = await asyncio.create_subprocess_exec(
+            *_TOPOBUS,
+            *arguments,
+            env=environment | {"KUBECONFIG": str(kubeconfig)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        told, complaint = await asyncio.wait_for(process.communicate(), _LIMIT_S)
+        asked = {request.method for request in server.requests}
+
+    assert process.returncode == 1, complaint
+    one, two = json.loads(told)["answers"]
+    assert [result["device"] for result in one["allocations"]["default/one"]["devices"]["results"]] == ["d1"]
+    assert "claim default/taker" in json.dumps(two["reasons"])
+    assert asked == {"GET"}
+
+
+def test_dry_run_says_what_is_missing_when_there_is_no_kubeconfig(tmp_path: Path) -> None:
+    """A kubeconfig that is not there is named, with how to name another."""
+    (tmp_path / "claim.yaml").write_text(claim("one", 1, "gpu"))
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "absent")}
+    command = [*_TOPOBUS, "allocate", "--dry-run", "-f", str(tmp_path / "claim.yaml"), "--cluster"]
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+
+    assert done.returncode == 66
+    assert "there is no kubeconfig" in done.stderr
