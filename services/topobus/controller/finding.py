@@ -144,7 +144,8 @@ class Finder:
             wished = [Wished(one.stored.value, one.wishes) for one in members]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)
         if isinstance(outcome, Allocated):
-            problem = next((str(one) for result in outcome.results for one in limits.check_allocation(result)), None)
+            pairs = zip(members, outcome.results, strict=True)
+            problem = next((str(one) for mine, result in pairs for one in limits.check_allocation(result, mine.spec)), None)
             if problem is not None:
                 return Fault(Reason(code="result-too-large", message=f"node {node}: {problem}"), outcome.steps)
         return outcome

@@ -1,0 +1,82 @@
+"""What a newer server or another writer put into an object stays there, whatever the controller writes into it; what it does not know of a choice it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from topobus.contracts.codec import decode, encode
+from topobus.contracts.kubernetes.resource import AllocationResult
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core import claims
+from topobus.controller.core.scheduling_objects import PodRef, with_reservation, without_allocation
+from topobus.controller.core.values import Fault
+from topobus.domain.errors import ContractError
+from unit.controller.allocation import claim, given, gpus, slice_of, solve
+
+NEW = {"fromTheFuture": {"a": [1, {"b": None}]}}
+
+
+def stored() -> ApiObject:
+    """Make a claim with fields that nobody here knows, on every level."""
+    request = {"name": "r", "exactly": {"deviceClassName": "gpu", **NEW}, **NEW}
+    return ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "c", "namespace": "default", "uid": "u", "annotations": {"other.io/x": "y"}, **NEW},
+        spec={"devices": {"requests": [request], **NEW}, **NEW},
+        status={"conditions": [{"type": "Other", "status": "True", **NEW}], **NEW},
+    )
+
+
+def test_unknown_fields_stay_when_the_controller_writes() -> None:
+    """Attempt, allocation, reservation, condition and the way back leave everything else as it was."""
+    one = stored()
+    allocation = AllocationResult()
+
+    attempted = claims.with_attempt(one, claims.Attempt(number=1, node="n", allocation=allocation))
+    allocated = claims.with_allocation(attempted, allocation, now="2026-01-01T00:00:00Z")
+    reserved = with_reservation(allocated, PodRef("default", "p", "u1"))
+    assert isinstance(reserved, ApiObject)
+    back = without_allocation(claims.with_deallocation(reserved, why="test"), why="test", now="2026-01-01T00:00:00Z")
+
+    for written in (attempted, allocated, reserved, back):
+        again = decode(encode(written), ApiObject, where="test")
+        assert again.spec == one.spec
+        assert again.metadata["fromTheFuture"] == NEW["fromTheFuture"]
+        assert again.metadata["annotations"]["other.io/x"] == "y"
+        assert again.status["fromTheFuture"] == NEW["fromTheFuture"]
+        assert {"type": "Other", "status": "True", **NEW} in again.status["conditions"]
+
+
+@pytest.mark.parametrize(
+    ("devices", "code"),
+    [
+        pytest.param({"requests": [{"name": "r", "atLeast": {"deviceClassName": "gpu"}}]}, "unknown-request", id="kind-of-request"),
+        pytest.param(
+            {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "selectors": [{"rego": {}}]}}]},
+            "unknown-selector",
+            id="selector",
+        ),
+        pytest.param(
+            {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "allocationMode": "Most"}}]}, "unknown-mode", id="mode"
+        ),
+        pytest.param(
+            {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}], "constraints": [{"sameRack": True}]},
+            "unknown-constraint",
+            id="constraint",
+        ),
+    ],
+)
+def test_unknown_kinds_are_refused_and_never_skipped(devices: dict[str, Any], code: str) -> None:
+    """A choice that nobody here knows ends the claim, in the search as in the check before it."""
+    one = claim(*devices["requests"], constraints=devices.get("constraints", ()))
+
+    outcome = solve(given([slice_of(gpus(2))], one))
+
+    assert isinstance(outcome, Fault)
+    assert outcome.reason.code == code
+    raw = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "c", "uid": "u"}, spec={"devices": devices})
+    with pytest.raises(ContractError, match="wanted"):
+        claims.read_claim(raw)
