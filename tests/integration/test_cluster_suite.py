@@ -1,40 +1,91 @@
-"""The cluster suite's own steps, on the API server simulator: what it reads and makes is right there. Proves nothing about a real cluster."""
+"""The cluster suite itself, whole, on the two simulators together: it passes where Topobus does what it should. Proves nothing about a real cluster."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
-
-from support.cluster import Cluster, attribute_names, until
-from support.gateway_rig import make_rig
-from support.node_plane import NODE, device
-from topobus.gateway.config import ClusterSettings
-from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 
+ROOT = Path(__file__).resolve().parents[2]
+_LIMIT_S = 600.0
 
-async def test_suite_reads_slices_and_cleans_up_when_the_gateway_publishes(nats_server: NatsServer, tmp_path: Path) -> None:
-    """It finds the node by itself, sees devices with attributes, makes a class, a claim and a pod, and leaves nothing of them."""
-    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server, make_rig(nats_server.url) as rig:
-        server.put({"kind": "Node", "metadata": {"name": NODE}, "status": {"allocatable": {"topobus.dev/gpu": "2"}}})
-        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
-        await rig.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
-        cluster_settings = ClusterSettings(mode="kubeconfig", kubeconfig=str(kubeconfig), publish_delay_s=0.01)
-        rig.settings = msgspec.structs.replace(rig.settings, cluster=cluster_settings)
-        async with rig.gateway(), Cluster.open(kubeconfig) as cluster:
-            devices = await until("slices", lambda: cluster.devices("gpu.topobus.dev"), bool)
-            offered = await cluster.allocatable("topobus.dev/gpu")
-            claim = await cluster.make_claim("gpu.topobus.dev")
-            pod = await cluster.pod(await cluster.make_pod(claim=claim))
-            made = [len(server.objects(kind)) for kind in ("DeviceClass", "ResourceClaim", "Pod")]
-        left = [len(server.objects(kind)) for kind in ("DeviceClass", "ResourceClaim", "Pod")]
 
-    assert sorted(devices) == ["gpu-0", "gpu-1"]
-    assert attribute_names(devices["gpu-0"]) >= {"numaNode"}
-    assert offered == 2
-    assert pod["spec"]["resourceClaims"] == [{"name": "devices", "resourceClaimName": claim}]
-    assert (made, left) == ([1, 1, 1], [0, 0, 0])
+@contextmanager
+def small_cluster(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the simulators as a process; its kubeconfig is there when it serves."""
+    kubeconfig = folder / "kubeconfig"
+    command = [sys.executable, str(ROOT / "tests" / "support" / "small_cluster.py"), str(folder), str(kubeconfig)]
+    process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")})
+    try:
+        for _ in range(600):
+            if kubeconfig.exists():
+                break
+            assert process.poll() is None, "the small cluster ended"
+            time.sleep(0.1)
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A short one: a unix socket's path ends at 107 bytes."""
+    made = Path(tempfile.mkdtemp(prefix="sc"))
+    yield made
+    shutil.rmtree(made)
+
+
+def suite(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the suite as its user does."""
+    command = [sys.executable, "-m", "pytest", "tests/e2e/cluster", "-q", "-p", "no:cacheprovider", "-rs", *arguments]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TOPOBUS_") and key != "KUBECONFIG"}
+    return subprocess.run(command, cwd=ROOT, env={**kept, **environment}, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+
+
+@pytest.mark.timeout(_LIMIT_S + 60)
+def test_suite_passes_when_it_runs_topobus_on_simulators(folder: Path) -> None:
+    """All of it, from the first slice to the uninstall, with NATS and five services as processes of the suite's own; nothing is skipped."""
+    with small_cluster(folder) as cluster:
+        answer = suite(
+            {
+                "KUBECONFIG": str(folder / "kubeconfig"),
+                "TOPOBUS_KUBELET_DIR": str(folder),
+                "TOPOBUS_CLUSTER_INSTALLATION": "processes",
+                "TOPOBUS_CLUSTER_CDI_DIR": str(folder / "cdi"),
+                "TOPOBUS_CLUSTER_RESTART_KUBELET": f"kill -USR1 {cluster.pid}",
+            }
+        )
+
+    assert answer.returncode == 0, answer.stdout[-6000:]
+    assert "11 passed" in answer.stdout
+    assert "skipped" not in answer.stdout
+
+
+def test_suite_fails_with_reasons_when_topobus_is_not_there(folder: Path) -> None:
+    """A node without Topobus: no test passes in silence, and the first line of the failure says what was awaited."""
+    with small_cluster(folder):
+        environment = {"KUBECONFIG": str(folder / "kubeconfig"), "TOPOBUS_KUBELET_DIR": str(folder), "TOPOBUS_CLUSTER_LIMIT_S": "0.5"}
+        answer = suite(environment)
+
+    assert answer.returncode == 1
+    assert "passed" not in answer.stdout
+    assert "not within 0.5 s: slices of gpu.topobus.dev on small-node; last seen: {}" in answer.stdout
+
+
+def test_suite_is_skipped_aloud_when_no_cluster_is_named() -> None:
+    """Without a cluster nothing runs, and the end of the run says so in capitals."""
+    answer = suite({})
+
+    assert answer.returncode == 0
+    assert "CLUSTER TESTS DID NOT RUN: set KUBECONFIG, TOPOBUS_KUBELET_DIR" in answer.stdout

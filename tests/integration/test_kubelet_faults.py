@@ -12,6 +12,7 @@ from typing import Any
 import grpc.aio
 import pytest
 
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
 from topobus.testing.kubelet import Admission, Capacity, ClaimReference, Container, KubeletSimulator, KubeletTimings, Pod, Rejection
@@ -148,6 +149,40 @@ async def test_health_is_unknown_when_it_is_not_refreshed(root: Path) -> None:
         beyond = kubelet.device_health(DRIVER, "node", "dev-0").state
 
     assert (within, beyond) == ("Healthy", "Unknown")
+
+
+async def test_plugin_is_asked_only_what_its_options_say(root: Path) -> None:
+    """Neither preference nor pre-start without the option; what the registration request says of options counts for nothing."""
+    async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin:
+        plugin.options = pb.DevicePluginOptions()
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=2)
+        admitted = await kubelet.admit(PLAIN)
+        asked = [one["event"] for one in plugin.calls]
+
+    assert isinstance(admitted, Admission), admitted
+    assert "Allocate" in asked
+    assert not {"GetPreferredAllocation", "PreStartContainer"} & set(asked)
+
+
+async def test_container_does_not_start_when_its_plugin_hangs_before_the_start(root: Path) -> None:
+    """PreStartContainer has a deadline of its own; that is no final rejection, and nothing is allocated again."""
+    async with (
+        KubeletSimulator(root, timings=KubeletTimings(pre_start_s=0.2)) as kubelet,
+        RecordingPlugin(kubelet.device_plugin_dir, X, LIST) as plugin,
+    ):
+        await plugin.register()
+        await kubelet.wait_for_resource(X, allocatable=2)
+        plugin.hangs = lambda event: event == "PreStartContainer"
+        hung = await kubelet.admit(PLAIN)
+        plugin.hangs = lambda event: False
+        then = await kubelet.admit(PLAIN)
+
+    assert isinstance(hung, Rejection)
+    assert (hung.reason, hung.is_final) == ("CreateContainerConfigError", False)
+    assert "PreStartContainer rpc failed with err: rpc error: code = DeadlineExceeded" in hung.message
+    assert isinstance(then, Admission), then
+    assert [one["event"] for one in plugin.calls].count("Allocate") == 1
 
 
 async def test_stored_answer_is_used_when_another_kubelet_finds_the_checkpoint(root: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from topobus.testing.kubelet import KubeletTimings
+from topobus.testing.kubelet_recorder import RecordingPlugin, device
 from topobus.testing.kubelet_replay import replay
 from topobus.testing.transcript import read_transcript
 
@@ -98,3 +99,36 @@ async def test_command_fails_when_a_line_is_another(tmp_path: Path) -> None:
 
     assert [one[:2] for one in answers] == [(0, True), (1, False)]
     assert '"deadline_s": 50.0' in answers[1][2]
+
+
+async def test_program_serves_a_plugin_of_another_process_when_told_by_words(root: Path) -> None:
+    """`serve`: the plugin registers on its sockets, words admit a pod and restart kubelet, every call is a JSON line, and a wrong word is an error that helps."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "topobus.testing.kubelet", "serve", "--root", str(root)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    async def told(key: str, value: str) -> dict[str, Any]:
+        while True:
+            line: dict[str, Any] = json.loads(await process.stdout.readline())  # type: ignore[union-attr]
+            if line.get(key) == value:
+                return line
+
+    async with asyncio.timeout(30):
+        await told("serving", str(root))
+        async with RecordingPlugin(root / "device-plugins", "rec.example.com/x", [device("dev-0", 0)]) as plugin:
+            await plugin.register()
+            await told("event", "ListAndWatch.send")
+            process.stdin.write(b"admit p rec.example.com/x=1\nadmit q nonsense\nrestart\n")
+            admitted = await told("admitted", "p")
+            await told("event", "ListAndWatch.closed")
+        process.stdin.write(b"quit\n")
+        _, complaint = await process.communicate()
+
+    assert admitted["containers"][0]["devices"] == {"rec.example.com/x": ["dev-0"]}
+    assert "wanted RESOURCE=COUNT or claim=NAME:UID:DRIVER" in complaint.decode()
+    assert process.returncode == 0

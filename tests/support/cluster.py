@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,14 +12,16 @@ from typing import Any, TypeVar
 
 from lightkube import AsyncClient, KubeConfig
 from lightkube.core.exceptions import ApiError
-from lightkube.resources.core_v1 import Node, Pod
+from lightkube.resources.core_v1 import Event, Node, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
 
 T = TypeVar("T")
 
-LIMIT_S = 100.0
+# Longer than kubelet takes to delete a driver's slices (30 s) and to look at its owed claims again (60 s).
+LIMIT_S = float(os.environ.get("TOPOBUS_CLUSTER_LIMIT_S", "100"))
 _LOOK_S = 0.5
-_IMAGE = "registry.k8s.io/pause:3.10"
+# Any image that waits: load it into the node's runtime where there is no registry.
+_IMAGE = os.environ.get("TOPOBUS_CLUSTER_IMAGE", "registry.k8s.io/pause:3.10")
 _PREFIX = "resource.kubernetes.io"
 
 
@@ -36,36 +39,48 @@ class Cluster:
     async def open(cls, kubeconfig: Path, node: str = "") -> AsyncIterator[Cluster]:
         """Connect; without a name the cluster must have exactly one node. What was made is removed at the end."""
         async with AsyncClient(KubeConfig.from_file(kubeconfig), trust_env=False) as client:
-            nodes = [one.metadata.name async for one in client.list(Node)]
-            if not node:
-                assert len(nodes) == 1, f"set TOPOBUS_CLUSTER_NODE to one of {nodes}"
-                node = nodes[0]
-            assert node in nodes, f"no node {node}, there are {nodes}"
-            made = cls(client, node)
+            made = cls(client, await _find_node(client, node))
             try:
                 yield made
             finally:
                 await made.clean()
+
+    @staticmethod
+    async def find_node(kubeconfig: Path, node: str = "") -> str:
+        """Name the node that is meant."""
+        async with AsyncClient(KubeConfig.from_file(kubeconfig), trust_env=False) as client:
+            return await _find_node(client, node)
 
     async def devices(self, driver: str) -> dict[str, dict[str, Any]]:
         """Devices of one driver on the node, as the scheduler sees them."""
         slices = [one.to_dict() async for one in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
         return {it["name"]: it for one in slices if one["spec"]["driver"] == driver for it in one["spec"].get("devices") or ()}
 
+    async def slices(self, suffix: str) -> list[str]:
+        """Names of the node's slices of drivers that end so."""
+        found = [one.to_dict() async for one in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
+        return sorted(one["metadata"]["name"] for one in found if one["spec"]["driver"].endswith(suffix))
+
     async def allocatable(self, resource: str) -> int:
         """How many of a resource the node offers."""
         node = (await self.client.get(Node, self.node)).to_dict()
         return int(node.get("status", {}).get("allocatable", {}).get(resource, 0))
 
-    async def make_claim(self, driver: str, count: int = 1) -> str:
-        """Make a class for a driver's devices and a claim of it; the claim's name."""
-        name = f"{self.run}-{driver.partition('.')[0]}"
-        selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
-        await self._make(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
-        exactly = {"deviceClassName": name, "allocationMode": "ExactCount", "count": count}
-        requests = [{"name": "devices", "exactly": exactly}]
-        await self._make(ResourceClaim, {"metadata": {"name": name, "namespace": "default"}, "spec": {"devices": {"requests": requests}}})
-        return name
+    async def make_claim(self, *drivers: str, match: str = "") -> str:
+        """Make a class for each driver's devices and a claim for one device of each, all alike in an attribute; the claim's name."""
+        claim = f"{self.run}-{uuid.uuid4().hex[:4]}"
+        requests = []
+        for driver in drivers:
+            name = f"{claim}-{driver.partition('.')[0]}"
+            selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
+            await self._make(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
+            exactly = {"deviceClassName": name, "allocationMode": "ExactCount", "count": 1}
+            requests.append({"name": driver.partition(".")[0], "exactly": exactly})
+        devices: dict[str, Any] = {"requests": requests}
+        if match:
+            devices["constraints"] = [{"requests": [one["name"] for one in requests], "matchAttribute": match}]
+        await self._make(ResourceClaim, {"metadata": {"name": claim, "namespace": "default"}, "spec": {"devices": devices}})
+        return claim
 
     async def make_pod(self, *, claim: str = "", resource: str = "") -> str:
         """Make a pod that only waits, on our node, with a claim or one device of a resource; its name."""
@@ -97,21 +112,60 @@ class Cluster:
 
     async def until_running(self, name: str) -> dict[str, Any]:
         """Wait until a pod runs."""
-        return await until(f"pod {name} runs", lambda: self.pod(name), lambda one: one.get("status", {}).get("phase") == "Running")
+
+        def is_running(one: dict[str, Any]) -> bool:
+            status = one.get("status", {})
+            assert status.get("phase") != "Failed", f"pod {name} was turned away: {status.get('reason')}: {status.get('message')}"
+            return status.get("phase") == "Running"
+
+        try:
+            return await until(f"pod {name} runs", lambda: self.pod(name), is_running)
+        except AssertionError as err:
+            raise AssertionError(f"{err}; what the cluster said of it: {await self._said_of(name)}") from None
+
+    async def remove(self, name: str) -> None:
+        """Delete a pod and wait until it is gone."""
+        await self._delete(Pod, name)
+        self._made = [one for one in self._made if one != (Pod, name)]
+
+        async def pods() -> list[str]:
+            return [one.metadata.name async for one in self.client.list(Pod, namespace="default")]
+
+        await until(f"pod {name} is gone", pods, lambda names: name not in names)
+
+    async def _said_of(self, name: str) -> list[str]:
+        """Events of a pod: why it waits stands there."""
+        try:
+            found = [one.to_dict() async for one in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
+        except ApiError:
+            return []
+        return [f"{one.get('reason')}: {one.get('message')}" for one in found]
 
     async def clean(self) -> None:
         """Remove what was made, pods first; what is gone is no error."""
         for kind, name in reversed(self._made):
-            try:
-                await self.client.delete(kind, name, **({} if kind is DeviceClass else {"namespace": "default"}))
-            except ApiError as err:
-                if err.status.code != 404:
-                    raise
+            await self._delete(kind, name)
         self._made.clear()
+
+    async def _delete(self, kind: Any, name: str) -> None:
+        try:
+            await self.client.delete(kind, name, **({} if kind is DeviceClass else {"namespace": "default"}))
+        except ApiError as err:
+            if err.status.code != 404:
+                raise
 
     async def _make(self, kind: Any, value: dict[str, Any]) -> None:
         await self.client.create(kind.from_dict(value))
         self._made.append((kind, value["metadata"]["name"]))
+
+
+async def _find_node(client: AsyncClient, node: str) -> str:
+    nodes = [one.metadata.name async for one in client.list(Node)]
+    if not node:
+        assert len(nodes) == 1, f"set TOPOBUS_CLUSTER_NODE to one of {nodes}"
+        node = nodes[0]
+    assert node in nodes, f"no node {node}, there are {nodes}"
+    return node
 
 
 def attribute_names(device: dict[str, Any]) -> set[str]:

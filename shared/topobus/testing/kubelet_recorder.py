@@ -63,6 +63,8 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         self.allocate_error = ""
         self.env: dict[str, str] = {}
         self.cdi_devices: list[str] = []
+        self.hangs: Callable[[str], bool] = lambda event: False
+        """Says of which calls the answer never comes."""
         self._devices = list(devices)
         self._changed = asyncio.Event()
         self._server: grpc.aio.Server | None = None
@@ -133,6 +135,8 @@ class RecordingPlugin(rpc.DevicePluginServicer):
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
         """Answer one environment variable and the CDI names."""
         self._note("Allocate", request, context)
+        if self.hangs("Allocate"):
+            await asyncio.Event().wait()
         if self.allocate_error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self.allocate_error)
         answer = pb.ContainerAllocateResponse(envs=self.env, cdi_devices=[pb.CDIDevice(name=one) for one in self.cdi_devices])
@@ -141,6 +145,8 @@ class RecordingPlugin(rpc.DevicePluginServicer):
     async def PreStartContainer(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:
         """Do nothing, gladly."""
         self._note("PreStartContainer", request, context)
+        if self.hangs("PreStartContainer"):
+            await asyncio.Event().wait()
         return pb.PreStartContainerResponse()
 
     def _note(self, event: str, request: Any, context: Context) -> None:

@@ -1,15 +1,32 @@
-"""A cluster named by the environment. Without one these tests are skipped, and the end of the run says in capitals that nothing was checked."""
+"""A cluster named by the environment. Without one these tests are skipped, and the end of the run says in capitals that nothing was checked.
+
+| variable | what | default |
+|---|---|---|
+| KUBECONFIG | who may list nodes and slices, and make pods, claims and classes | needed |
+| TOPOBUS_KUBELET_DIR | kubelet's folder of that node, on this machine: /var/lib/kubelet | needed |
+| TOPOBUS_CLUSTER_NODE | the node, when there are several | the only one |
+| TOPOBUS_CLUSTER_INSTALLATION | `running`, `manifests` or `processes` (see tests/support/installation.py) | `running` |
+| TOPOBUS_CLUSTER_CLASS | the class that is asked for | `gpu` |
+| TOPOBUS_CLUSTER_SECOND_CLASS | the class that is asked for beside it | `nic` |
+| TOPOBUS_CLUSTER_IMAGE | an image that waits | registry.k8s.io/pause:3.10 |
+| TOPOBUS_CLUSTER_LIMIT_S | how long a state may take | 100 |
+| TOPOBUS_CLUSTER_CDI_DIR | where CDI files are | /var/run/cdi |
+| TOPOBUS_CLUSTER_RESTART_KUBELET | shell command | that test is skipped |
+| TOPOBUS_CLUSTER_KILL_GATEWAY, _UPDATE_SURGE, _UPDATE, _BREAK_DEVICE, _UNINSTALL | shell commands, with installation `running` | that test is skipped |
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from support.cluster import Cluster
+from support.installation import Installation, make_installation
 
 _HERE = Path(__file__).resolve().parent
 _WANTED = ("KUBECONFIG", "TOPOBUS_KUBELET_DIR")
@@ -22,10 +39,12 @@ def _missing() -> list[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what lies here when no cluster is named."""
     missing = _missing()
-    if missing:
-        reason = f"NOT CHECKED ON A CLUSTER: {' and '.join(missing)} not set"
-        for item in items:
-            if _HERE in item.path.parents:
+    reason = f"NOT CHECKED ON A CLUSTER: {' and '.join(missing)} not set"
+    for item in items:
+        if _HERE in item.path.parents:
+            # Several states a test, each of which may take TOPOBUS_CLUSTER_LIMIT_S.
+            item.add_marker(pytest.mark.timeout(1200))
+            if missing:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
@@ -34,10 +53,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     skipped = [one for one in terminalreporter.stats.get("skipped", []) if "tests/e2e/cluster/" in one.nodeid]
     if skipped and _missing():
         terminalreporter.write_sep("!", f"{len(skipped)} CLUSTER TESTS DID NOT RUN: set {', '.join(_WANTED)}", red=True)
+    elif skipped:
+        terminalreporter.write_sep("!", f"{len(skipped)} CLUSTER TESTS DID NOT RUN: each says which command it needs (-rs)", red=True)
+
+
+@pytest.fixture(scope="session")
+def installation() -> Iterator[Installation]:
+    """Topobus on the node; brought up before the first test where the suite does that itself."""
+    kubelet = Path(os.environ["TOPOBUS_KUBELET_DIR"])
+    assert (kubelet / "plugins_registry").is_dir(), (
+        f"TOPOBUS_KUBELET_DIR={kubelet} has no plugins_registry: is it this node's kubelet folder?"
+    )
+    node = asyncio.run(Cluster.find_node(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")))
+    made = make_installation(node)
+    try:
+        asyncio.run(made.install())
+        yield made
+    finally:
+        made.close()
 
 
 @pytest_asyncio.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    """The cluster that KUBECONFIG names, on the node of TOPOBUS_KUBELET_DIR (TOPOBUS_CLUSTER_NODE, or the only one)."""
+async def cluster(installation: Installation) -> AsyncIterator[Cluster]:
+    """The cluster that KUBECONFIG names, on the node of TOPOBUS_KUBELET_DIR, with Topobus on it."""
     async with Cluster.open(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")) as opened:
         yield opened

@@ -1,0 +1,222 @@
+"""The API server simulator and the kubelet simulator as one small cluster, with as much scheduler and node agent between them as the cluster suite needs.
+
+    python small_cluster.py KUBELET_DIR KUBECONFIG
+
+SIGUSR1 restarts kubelet. It proves nothing about a real cluster: it lets the suite's own steps be run, and fail, without one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from topobus.domain.idset import NodeSet
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, KubeletTimings, Pod
+
+NODE = "small-node"
+_LOOK_S = 0.05
+_DRIVER = re.compile(r'device\.driver == "([^"]+)"')
+Value = dict[str, Any]
+
+
+class SmallCluster:
+    """One node."""
+
+    def __init__(self, server: ApiServerSimulator, kubelet: KubeletSimulator) -> None:
+        self._server = server
+        self._kubelet = kubelet
+        self._admitted: dict[str, Admission] = {}
+        self.wants_restart = False
+
+    async def run(self) -> None:
+        """Do what is to be done, again and again."""
+        self._server.put({"kind": "Node", "metadata": {"name": NODE, "labels": {"kubernetes.io/hostname": NODE}}})
+        while True:
+            if self.wants_restart:
+                self.wants_restart = False
+                await self._kubelet.restart()
+            self._report_node()
+            self._server.generate_claims()
+            self._server.release_claims()
+            for pod in self._server.objects("Pod"):
+                await self._serve(pod)
+            await asyncio.sleep(_LOOK_S)
+
+    def _report_node(self) -> None:
+        capacity = self._kubelet.capacity()
+        node = self._server.objects("Node")[0]
+        status = {
+            "allocatable": {name: str(one.allocatable) for name, one in capacity.items()},
+            "capacity": {name: str(one.capacity) for name, one in capacity.items()},
+        }
+        if node.get("status") != status:
+            self._server.put({**node, "status": status})
+
+    async def _serve(self, pod: Value) -> None:
+        uid = pod["metadata"]["uid"]
+        if pod["metadata"].get("deletionTimestamp"):
+            admitted = self._admitted.get(uid)
+            if admitted is None or not await self._kubelet.remove(admitted.pod):
+                self._admitted.pop(uid, None)
+                self._server.remove("Pod", pod["metadata"]["name"], grace_s=0)
+        elif not pod["spec"].get("nodeName"):
+            if self._schedule(pod):
+                self._server.bind(pod["metadata"]["name"], NODE)
+        elif uid not in self._admitted and pod.get("status", {}).get("phase") != "Failed":
+            answer = await self._kubelet.admit(self._of_kubelet(pod))
+            if isinstance(answer, Admission):
+                self._admitted[uid] = answer
+                self._say(pod, {"phase": "Running"})
+            elif answer.is_final:
+                self._say(pod, {"phase": "Failed", "reason": answer.reason, "message": answer.message})
+        elif uid in self._admitted:
+            self._say(pod, {"phase": "Running", "containerStatuses": self._health(pod, self._admitted[uid])})
+
+    def _say(self, pod: Value, status: Value) -> None:
+        present = self._server.objects("Pod", fields=f"metadata.name={pod['metadata']['name']}")
+        if present and present[0].get("status") != {**present[0].get("status", {}), **status}:
+            self._server.put({**present[0], "status": {**present[0].get("status", {}), **status}})
+
+    def _schedule(self, pod: Value) -> bool:
+        """Allocate its claims and find room for its resources."""
+        allocatable = {name: one.allocatable for name, one in self._kubelet.capacity().items()}
+        used: dict[str, int] = {}
+        for other in self._server.objects("Pod", fields=f"spec.nodeName={NODE}"):
+            for name, count in _limits(other).items():
+                used[name] = used.get(name, 0) + count
+        if any(allocatable.get(name, 0) - used.get(name, 0) < count for name, count in _limits(pod).items()):
+            return False
+        return all(self._allocate(name, pod) for name in _claim_names(pod))
+
+    def _allocate(self, name: str, pod: Value) -> bool:
+        claims = {one["metadata"]["name"]: one for one in self._server.objects("ResourceClaim")}
+        claim = claims.get(name)
+        if claim is None:
+            return False
+        status = claim.get("status") or {}
+        if "allocation" not in status:
+            results = self._choose(claim, claims.values())
+            if results is None:
+                return False
+            status = {**status, "allocation": {"devices": {"results": results}}}
+        metadata = pod["metadata"]
+        reserved = [*(status.get("reservedFor") or ()), {"resource": "pods", "name": metadata["name"], "uid": metadata["uid"]}]
+        self._server.put({**claim, "status": {**status, "reservedFor": reserved}})
+        return True
+
+    def _choose(self, claim: Value, claims: Any) -> list[Value] | None:
+        classes = {one["metadata"]["name"]: str(one["spec"]) for one in self._server.objects("DeviceClass")}
+        taken = {
+            (result["driver"], result["device"])
+            for one in claims
+            for result in ((one.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results", ())
+        }
+        options: list[list[tuple[Value, ...]]] = []
+        for request in claim["spec"]["devices"]["requests"]:
+            driver = _DRIVER.search(classes.get(request["exactly"]["deviceClassName"], ""))
+            if driver is None:
+                return None
+            slices = self._server.objects("ResourceSlice", fields=f"spec.nodeName={NODE},spec.driver={driver[1]}")
+            free = [
+                {"request": request["name"], "driver": driver[1], "pool": NODE, "device": device["name"], "of": device}
+                for one in slices
+                for device in one["spec"].get("devices") or ()
+                if (driver[1], device["name"]) not in taken and not device.get("taints")
+            ]
+            options.append(list(itertools.combinations(free, request["exactly"].get("count", 1))))
+        matched = [one["matchAttribute"] for one in claim["spec"]["devices"].get("constraints") or ()]
+        for chosen in itertools.product(*options):
+            devices = [one for group in chosen for one in group]
+            if all(len({str(one["of"].get("attributes", {}).get(name)) for one in devices}) == 1 for name in matched):
+                return [{key: value for key, value in one.items() if key != "of"} for one in devices]
+        return None
+
+    def _of_kubelet(self, pod: Value) -> Pod:
+        claims = {one["metadata"]["name"]: one for one in self._server.objects("ResourceClaim")}
+        references = []
+        for name in _claim_names(pod):
+            results = claims[name]["status"]["allocation"]["devices"]["results"]
+            drivers = tuple(sorted({one["driver"] for one in results}))
+            references.append(ClaimReference(name=name, uid=claims[name]["metadata"]["uid"], drivers=drivers))
+        containers = tuple(
+            Container(
+                name=one["name"], resources={name: int(count) for name, count in (one.get("resources") or {}).get("limits", {}).items()}
+            )
+            for one in pod["spec"]["containers"]
+        )
+        return Pod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], containers=containers, claims=tuple(references))
+
+    def _health(self, pod: Value, admitted: Admission) -> list[Value]:
+        statuses = []
+        for grant in admitted.containers:
+            states = [
+                {"name": resource, "resources": [{"resourceID": one, "health": self._state(resource, one)} for one in ids]}
+                for resource, ids in grant.devices.items()
+            ]
+            states += [
+                {
+                    "name": f"claim:{claim.uid}",
+                    "resources": [
+                        {
+                            "resourceID": f"{one.driver}/{one.pool}/{one.device}",
+                            "health": self._kubelet.device_health(one.driver, one.pool, one.device).state,
+                        }
+                        for one in claim.devices
+                    ],
+                }
+                for claim in admitted.claims
+            ]
+            image = {"image": "any", "imageID": "any", "restartCount": 0}
+            statuses.append({"name": grant.name, "ready": True, **image, "state": {"running": {}}, "allocatedResourcesStatus": states})
+        return statuses
+
+    def _state(self, resource: str, device: str) -> str:
+        found = self._kubelet.devices(resource).get(device)
+        return "Healthy" if found is None or found.is_healthy else "Unhealthy"
+
+
+def _limits(pod: Value) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for one in pod["spec"]["containers"]:
+        for name, count in ((one.get("resources") or {}).get("limits") or {}).items():
+            found[name] = found.get(name, 0) + int(count)
+    return found
+
+
+def _claim_names(pod: Value) -> list[str]:
+    made = {one["name"]: one["resourceClaimName"] for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+    return [one.get("resourceClaimName") or made.get(one["name"], "") for one in pod["spec"].get("resourceClaims") or ()]
+
+
+async def main(kubelet_dir: Path, kubeconfig: Path) -> None:
+    """Run until the end of the process."""
+    async with ApiServerSimulator(collects_garbage=True, bookmark_s=1.0) as server:
+        kubelet = KubeletSimulator(
+            kubelet_dir,
+            numa_nodes=NodeSet(0, 1),
+            timings=KubeletTimings(reconcile_s=0.5, grace_s=2.0),
+            wipe_slices=lambda driver: server.wipe_slices(NODE, driver),
+        )
+        async with kubelet:
+            cluster = SmallCluster(server, kubelet)
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGUSR1, lambda: setattr(cluster, "wants_restart", True))
+            running = asyncio.create_task(cluster.run())
+            loop.add_signal_handler(signal.SIGTERM, running.cancel)
+            await server.until(lambda: server.objects("Node"), what="the node")
+            # Last: whoever waits for this file finds everything there.
+            server.write_kubeconfig(kubeconfig)
+            await asyncio.gather(running, return_exceptions=False)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    except asyncio.CancelledError:
+        sys.exit(0)
