@@ -34,7 +34,7 @@ class Binder:
     async def reconcile_all(self) -> bool:
         """Give back what failed; True says that some claim waits, whose time may run out."""
         is_due = False
-        for key, stored in self._world.claims():
+        for key, stored in self._world.claims() if self._world.taints.has_seen_binding else ():
             state = self._state(stored)
             if isinstance(state, BindingFailed) and not metadata_of(stored.value).deletion_timestamp:
                 try:

@@ -127,6 +127,8 @@ class TaintBook:
         self._published: dict[Origin, tuple[Slice, ...]] = {}
         self._rules: dict[Hashable, TaintRule] = {}
         self._evicting: dict[Origin, dict[DeviceId, tuple[Taint, ...]]] = {}
+        self.has_seen_binding = False
+        """Whether any device with binding conditions was ever published: without one nobody has to look at all claims for them."""
 
     @property
     def rules(self) -> Mapping[Hashable, TaintRule]:
@@ -140,6 +142,7 @@ class TaintBook:
         if not slices:
             return ()
         self._published[origin] = slices
+        self.has_seen_binding = self.has_seen_binding or any(device.binding_conditions for one in slices for device in one.spec.devices)
         evicting = {
             DeviceId(one.spec.driver, one.spec.pool.name, device.name): found
             for one in slices
