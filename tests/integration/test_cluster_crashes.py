@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -103,7 +103,7 @@ async def home(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Cluster
         yield made
 
 
-async def _die_at(home: ClusterHome, write: int, *, is_after: bool) -> bool:
+async def _die_at(home: ClusterHome, write: int, *, is_after: bool, done_when: Callable[[], object] | None = None) -> bool:
     """Run a replica until it dies at a write; False when the work was done without that many."""
     made: list[MortalApi] = []
 
@@ -114,7 +114,7 @@ async def _die_at(home: ClusterHome, write: int, *, is_after: bool) -> bool:
     try:
         async with home.controller(wrap=wrap):
             died = asyncio.create_task(made[0].died.wait())
-            done = asyncio.create_task(home.until(lambda: not home.gates("p"), "an open gate"))
+            done = asyncio.create_task(home.until(done_when or (lambda: not home.gates("p")), "the work done"))
             await asyncio.wait({died, done}, return_when=asyncio.FIRST_COMPLETED)
             for one in (died, done):
                 one.cancel()
@@ -135,17 +135,48 @@ async def test_pod_is_served_when_the_replica_dies_at_any_write(home: ClusterHom
 
         assert home.devices("a") + home.devices("b") == ["n1-gpu-0", "n1-gpu-1"]
         assert (home.users("a"), home.users("b")) == (["p"], ["p"])
-        for name in ("a", "b"):
-            home.set_status("ResourceClaim", name, allocation=None, reservedFor=None)
-            stored = home.get("ResourceClaim", name)
-            home.server.put({**stored, "metadata": {**stored["metadata"], "finalizers": []}})
-            home.server.remove("ResourceClaim", name)
-        home.server.remove("Pod", "p")
+        _clear(home, "a", "b")
         if not has_died:
             break
         crashes += 1
 
     assert crashes == 5  # two intents, two statuses, the gate
+
+
+def _clear(home: ClusterHome, *claims: str) -> None:
+    """Remove a pod and its claims past their finalizers."""
+    home.server.remove("Pod", "p")
+    for name in claims:
+        home.set_status("ResourceClaim", name, allocation=None, reservedFor=None)
+        stored = home.get("ResourceClaim", name)
+        home.server.put({**stored, "metadata": {**stored["metadata"], "finalizers": []}})
+        home.server.remove("ResourceClaim", name)
+
+
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+async def test_devices_are_taken_back_when_the_replica_dies_at_any_write(home: ClusterHome, *, is_after: bool) -> None:
+    """Reservation off, devices off, a new intent, a new status: a crash at the n-th write of these is gone on from, and the pod ends on the other node."""
+
+    def is_elsewhere() -> bool:
+        return home.node_of("a") == "n2" and home.users("a") == ["p"]
+
+    crashes = 0
+    for write in range(1, 20):
+        home.put(claim("a"), pod("p", "a"))
+        async with home.controller():
+            await home.until(lambda: not home.gates("p"), "an open gate")
+        home.set_status("Pod", "p", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
+        has_died = await _die_at(home, write, is_after=is_after, done_when=is_elsewhere)
+        async with home.controller():
+            await home.until(is_elsewhere, "devices elsewhere")
+
+        assert home.devices("a") == ["n2-gpu-0"]
+        _clear(home, "a")
+        if not has_died:
+            break
+        crashes += 1
+
+    assert crashes >= 5  # and the event
 
 
 @pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])

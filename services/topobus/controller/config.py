@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -85,4 +86,10 @@ def check(settings: ControllerSettings) -> None:
             f"controller: cluster: settings of a cluster are given, but home is {settings.home!r}",
             next_step="set TOPOBUS_CONTROLLER__HOME=cluster, or leave the cluster's settings out",
             key="home",
+        )
+    if settings.cluster.kubeconfig and not Path(settings.cluster.kubeconfig).is_file():
+        raise ConfigError(
+            f"controller: cluster.kubeconfig: there is no file {settings.cluster.kubeconfig}",
+            next_step="set TOPOBUS_CONTROLLER__CLUSTER__KUBECONFIG to a kubeconfig file, or leave it out in a pod with a service account",
+            key="cluster.kubeconfig",
         )

@@ -28,6 +28,7 @@ import base64
 import json
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -145,9 +146,10 @@ class ApiServerSimulator:
         except ApiError:
             stored = self._store.create(resource, namespace, one)
         else:
-            stored = self._store.update(resource, namespace, name, one)
+            stored = self._store.update(resource, namespace, name, one, is_trusted=True)
         if resource.has_status and "status" in one:
-            stored = self._store.update(resource, namespace, stored["metadata"]["name"], {"status": one["status"]}, subresource="status")
+            status = {"status": one["status"]}
+            stored = self._store.update(resource, namespace, stored["metadata"]["name"], status, subresource="status", is_trusted=True)
         return stored
 
     def objects(self, kind: str, *, fields: str = "") -> list[Object]:
@@ -258,7 +260,8 @@ class ApiServerSimulator:
                 return
             else:
                 self._check_refusal(request.method, target.resource)
-                code, answer = self._act(target, request, body, user)
+                with self._store.rehearsal() if request.query.get("dryRun") == "All" else nullcontext():
+                    code, answer = self._act(target, request, body, user)
         except ApiError as err:
             code, answer = err.code, err.status
             headers = {} if err.retry_after_s is None else {"Retry-After": str(err.retry_after_s)}

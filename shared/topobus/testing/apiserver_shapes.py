@@ -18,10 +18,25 @@ from topobus.domain.quantity import Quantity
 from topobus.testing.apiserver_lists import from_keyed, to_keyed
 from topobus.testing.apiserver_values import ApiError, Object, Resource, bad_request
 
-__all__ = ["Applied", "Selector", "apply", "drop_fields", "find", "merge", "normalise", "problems_of"]
+__all__ = ["Applied", "Selector", "apply", "drop_fields", "find", "merge", "normalise", "problems_of", "problems_of_change"]
 
 Applied = dict[tuple[str, ...], Any]
 """What one field manager has applied: path of a leaf to its value."""
+
+# Fields of a pod's spec that may change after its creation; what may change in them is not looked at, but for gates.
+_POD_MAY_CHANGE = frozenset(
+    {
+        "activeDeadlineSeconds",
+        "affinity",
+        "containers",
+        "initContainers",
+        "nodeName",
+        "nodeSelector",
+        "schedulingGates",
+        "terminationGracePeriodSeconds",
+        "tolerations",
+    }
+)
 
 _TERM = re.compile(r"\s*(?P<key>[^\s=!,()]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[^,()]*)|(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?\s*")
 
@@ -137,6 +152,34 @@ def problems_of(resource: Resource, one: Object) -> list[tuple[str, str]]:
     body = {key: one.get(key) or {} for key in ("metadata", "spec", "status")}
     found = check_object(ApiObject(api_version=resource.api_version, kind=resource.kind, **body))
     return [(problem.path, problem.message) for problem in found]
+
+
+def problems_of_change(resource: Resource, before: Object, after: Object) -> list[tuple[str, str]]:
+    """List what validation refuses in a change although both objects are valid: an allocation that moves, a gate that is added.
+
+    Source: k8s.io/kubernetes pkg/apis/resource/validation (ValidateResourceClaimStatusUpdate), pkg/apis/core/validation (ValidatePodUpdate), 1.36.
+    >>> problems_of_change(Resource(version="v1", plural="pods", kind="Pod"), {"spec": {}}, {"spec": {"schedulingGates": [{"name": "g"}]}})
+    [('spec.schedulingGates', "Forbidden: only deletion is allowed, but found new scheduling gate 'g'")]
+    """
+    if resource.kind == "ResourceClaim":
+        old, new = before.get("status") or {}, after.get("status") or {}
+        if old.get("allocation") and new.get("allocation") and old["allocation"] != new["allocation"]:
+            return [("status.allocation", "Invalid value: field is immutable")]
+        users = {one.get("uid") for one in new.get("reservedFor") or ()}
+        if users and not new.get("allocation"):
+            return [("status.reservedFor", "Forbidden: may not be specified when `allocated` is not set")]
+        if after.get("metadata", {}).get("deletionTimestamp") and users - {one.get("uid") for one in old.get("reservedFor") or ()}:
+            return [("status.reservedFor", "Forbidden: new entries may not be added while `deletionTimestamp` is set")]
+    if resource.kind == "Pod":
+        gates = [{one.get("name") for one in (find(one, "spec.schedulingGates") or ())} for one in (before, after)]
+        if gates[1] - gates[0]:
+            return [
+                ("spec.schedulingGates", f"Forbidden: only deletion is allowed, but found new scheduling gate '{min(gates[1] - gates[0])}'")
+            ]
+        specs = [{key: value for key, value in (one.get("spec") or {}).items() if key not in _POD_MAY_CHANGE} for one in (before, after)]
+        if specs[0] != specs[1]:
+            return [("spec", "Forbidden: pod updates may not change fields other than some; see the validation of pods")]
+    return []
 
 
 def _terms(text: str) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -10,13 +10,14 @@ import asyncio
 import copy
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct
 
-from topobus.testing.apiserver_shapes import Applied, Selector, apply, drop_fields, find, normalise, problems_of
+from topobus.testing.apiserver_shapes import Applied, Selector, apply, drop_fields, find, normalise, problems_of, problems_of_change
 from topobus.testing.apiserver_values import RESOURCES, Object, Resource, already_exists, bad_request, conflict, expired, invalid, not_found
 
 __all__ = ["Event", "Store"]
@@ -83,6 +84,16 @@ class Store:
         except TimeoutError as err:
             raise TimeoutError(f"API server simulator: waited {timeout_s} s for {what}") from err
 
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Let a block do what it does and take all of it back: a dry run, of which no watcher hears."""
+        kept = (dict(self._objects), dict(self._applied), len(self._history), self._version)
+        try:
+            yield
+        finally:
+            self._objects, self._applied, count, self._version = kept
+            del self._history[count:]
+
     def compact(self) -> None:
         """Forget the history, as etcd does every five minutes: a watch or a list that begins before now is answered with 410."""
         # The changes themselves stay: a watch that is open has them before it already.
@@ -126,8 +137,13 @@ class Store:
         self._validate(resource, name, one)
         return self._store(resource, key, one)
 
-    def update(self, resource: Resource, namespace: str, name: str, wanted: Object, *, subresource: str = "") -> Object:
-        """Replace an object, or its status alone; an update that carries an older resource version is refused."""
+    def update(
+        self, resource: Resource, namespace: str, name: str, wanted: Object, *, subresource: str = "", is_trusted: bool = False
+    ) -> Object:
+        """Replace an object, or its status alone; an update that carries an older resource version is refused.
+
+        Shapes: is_trusted — leave out what a server allows only in small steps (`problems_of_change`), for tests that set a stage.
+        """
         key = _key(resource, namespace, name)
         before = self._objects.get(key)
         if before is None:
@@ -144,6 +160,9 @@ class Store:
             raise conflict(resource, name, "the object has been modified; please apply your changes to the latest version and try again")
         after = self._merge_update(resource, before, one, subresource)
         self._validate(resource, name, after)
+        problems = [] if is_trusted else problems_of_change(resource, before, after)
+        if problems:
+            raise invalid(resource, name, problems)
         if not subresource:
             changed = [path for path in resource.immutable if find(after, path) != find(before, path)]
             if changed:

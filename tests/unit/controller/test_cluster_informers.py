@@ -14,7 +14,7 @@ import pytest
 from topobus.controller.cluster.api import CLAIMS, CLASSES, NODES, TAINT_RULES, Kind, Plain
 from topobus.controller.cluster.informers import Informer, Key
 from topobus.controller.cluster.kubernetes import KubernetesApi
-from topobus.controller.config import ClusterSettings
+from topobus.controller.config import ClusterSettings, ControllerSettings, check
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.clock import SystemClock
 from topobus.testing.apiserver import ApiServerSimulator
@@ -270,3 +270,13 @@ def test_kubeconfig_that_is_none_is_the_operators_to_mend(tmp_path: Path, conten
     config.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=r"cluster\.kubeconfig"):
         KubernetesApi.open(ClusterSettings(kubeconfig=str(config)))
+
+
+def test_settings_of_a_cluster_are_refused_when_they_cannot_work(tmp_path: Path) -> None:
+    """A file that is not there, and a cluster without its home, are told before anything is connected."""
+    missing = ControllerSettings(home="cluster", cluster=ClusterSettings(kubeconfig=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="there is no file"):
+        check(missing)
+    with pytest.raises(ConfigError, match="home is 'stand-alone'"):
+        check(ControllerSettings(cluster=ClusterSettings(page=7)))
+    check(ControllerSettings(home="cluster"))
