@@ -80,3 +80,21 @@ async def test_protobuf_is_refused_with_a_hint_when_sent() -> None:
 
     assert answer.status_code == 415
     assert "JSON" in answer.json()["message"]
+
+
+async def test_nothing_is_kept_when_a_request_is_a_dry_run() -> None:
+    """The answer is what would have been stored; no object, no version and no watcher is any the wiser."""
+    async with ApiServerSimulator() as server, httpx2.AsyncClient(base_url=server.url, trust_env=False) as client:
+        server.put({"kind": "ResourceClaim", "metadata": {"name": "kept"}, "spec": REQUESTS})
+        body = {"metadata": {"name": "new"}, "spec": REQUESTS}
+        made = await client.post(CLAIMS, params={"dryRun": "All"}, json=body)
+        await client.delete(f"{CLAIMS}/kept", params={"dryRun": "All"})
+        patch = {"metadata": {"labels": {"a": "b"}}}
+        headers = {"Content-Type": "application/merge-patch+json"}
+        patched = await client.patch(f"{CLAIMS}/kept", params={"dryRun": "All"}, json=patch, headers=headers)
+        (left,) = server.objects("ResourceClaim")
+        after = await client.post(CLAIMS, json=body)
+
+    assert (made.status_code, patched.json()["metadata"]["labels"]) == (201, {"a": "b"})
+    assert (left["metadata"]["name"], "labels" in left["metadata"]) == ("kept", False)
+    assert after.json()["metadata"]["resourceVersion"] == "3"
