@@ -261,7 +261,6 @@ class ApiServerSimulator:
             else:
                 self._check_refusal(request.method, target.resource)
                 with self._store.rehearsal() if request.query.get("dryRun") == "All" else nullcontext():
-                    with self._store.rehearsal() if request.query.get("dryRun") == "All" else nullcontext():
                     code, answer = self._act(target, request, body, user)
         except ApiError as err:
             code, answer = err.code, err.status

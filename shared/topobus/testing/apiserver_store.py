@@ -94,16 +94,6 @@ class Store:
             self._objects, self._applied, count, self._version = kept
             del self._history[count:]
 
-    @contextmanager
-    def rehearsal(self) -> Iterator[None]:
-        """Let a block do what it does and take all of it back: a dry run, of which no watcher hears."""
-        kept = (dict(self._objects), dict(self._applied), len(self._history), self._version)
-        try:
-            yield
-        finally:
-            self._objects, self._applied, count, self._version = kept
-            del self._history[count:]
-
     def compact(self) -> None:
         """Forget the history, as etcd does every five minutes: a watch or a list that begins before now is answered with 410."""
         # The changes themselves stay: a watch that is open has them before it already.
