@@ -37,7 +37,7 @@ class ClassKeeper:
 
     async def reconcile_all(self) -> bool:
         """Judge every class that is new or was changed; True says that another try is due after a while."""
-        classes = {key: stored for key, stored in self._world.objects.items() if key.kind == "deviceclass"}
+        classes = dict(self._world.of_kind("deviceclass"))
         self._judged = {key: revision for key, revision in self._judged.items() if key in classes}
         is_due = False
         for key, stored in classes.items():

@@ -26,8 +26,9 @@ class Consumers:
 
     def update(self) -> None:
         """Read the pods that are new or were changed."""
-        found = [(key, stored) for key, stored in self._world.objects.items() if key.kind == "pod"]
-        self.pods = sorted(found, key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0]))
+        self.pods = sorted(
+            self._world.of_kind("pod").items(), key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])
+        )
         read: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
         self._users = {}
         for key, stored in self.pods:

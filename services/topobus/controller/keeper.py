@@ -7,7 +7,8 @@ else's is dropped, for the watch brings the newer object.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
 
 from topobus.contracts import catalogue
@@ -70,33 +71,45 @@ class ClaimKeeper:
         self._pen = Pen(runtime.bus, world)
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
+        self._done: dict[ObjectKey, int] = {}
+        """At which revision a claim was found to be allocated for good: nothing but a change of itself concerns it."""
+        self._slots = asyncio.Semaphore(settings.parallel_asks)
+        self._is_due = False
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
         """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
         self._forgive()
         self._advice_left = _MOST_ADVICE
-        is_due = False
+        self._is_due = False
         waiting = 0
-        for key, _ in self._world.claims():
-            stored = self._world.objects.get(key)
-            if stored is None:
-                continue  # gone while the claims before it were worked on
-            try:
-                await self._reconcile(key, stored)
-            except AmbiguousWrite as err:
-                # Neither done nor undone: the watch tells which, and the next round goes on from there.
-                self._log.warning("claim.write-ambiguous", claim=name_of(stored.value), error=str(err))
-                is_due = True
-            except (PeerUnavailable, HardwareError) as err:
-                self._log.warning("claim.peer-silent", claim=name_of(stored.value), error=str(err))
-                is_due = True
-            except ContractError as err:
-                await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
-            waiting += not self._is_allocated(stored.value)
+        # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
+        async with asyncio.TaskGroup() as commits:
+            for key, _ in self._world.claims():
+                stored = self._world.objects.get(key)
+                if stored is None or self._done.get(key) == stored.revision:
+                    continue  # gone while the claims before it were worked on, or allocated for good as it stands
+                await self._guarded(key, stored, self._reconcile(key, stored, commits))
+                waiting += not self._is_allocated(stored.value)
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
-        return is_due or self._finder.refusals.is_waiting
+        if len(self._done) > 2 * len(self._world.of_kind("resourceclaim")):
+            self._done = {key: revision for key, revision in self._done.items() if key in self._world.objects}
+        return self._is_due or self._finder.refusals.is_waiting
+
+    async def _guarded(self, key: ObjectKey, stored: Stored, work: Coroutine[None, None, None]) -> None:
+        """Do one piece of work for a claim; what a peer or the claim itself does wrong concerns no other claim."""
+        try:
+            await work
+        except AmbiguousWrite as err:
+            # Neither done nor undone: the watch tells which, and the next round goes on from there.
+            self._log.warning("claim.write-ambiguous", claim=name_of(stored.value), error=str(err))
+            self._is_due = True
+        except (PeerUnavailable, HardwareError) as err:
+            self._log.warning("claim.peer-silent", claim=name_of(stored.value), error=str(err))
+            self._is_due = True
+        except ContractError as err:
+            await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
 
     def _forgive(self) -> None:
         """Let refused devices be tried again when their time has come."""
@@ -110,7 +123,7 @@ class ClaimKeeper:
         for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, commits: asyncio.TaskGroup) -> None:
         claim = stored.value
         if object_parts(claim) != key._asdict():
             raise ContractError(f"{name_of(claim)} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
@@ -129,7 +142,14 @@ class ClaimKeeper:
             if found is None:
                 return
             stored, attempt = found
-        await self._commit(key, stored, attempt)
+        await self._slots.acquire()
+        commits.create_task(self._commit_in_slot(key, stored, attempt))
+
+    async def _commit_in_slot(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
+        try:
+            await self._guarded(key, stored, self._commit(key, stored, attempt))
+        finally:
+            self._slots.release()
 
     async def _is_mine_to_begin(self, key: ObjectKey, stored: Stored) -> bool:
         """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod brings along, is not."""
@@ -151,6 +171,7 @@ class ClaimKeeper:
         """Take the allocation of a delayed claim back when no pod uses it any more; an immediate one stays allocated."""
         claim = stored.value
         if (mode_of(claim) or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
+            self._done[key] = stored.revision
             return
         if not consumers_of(claim) and not self._consumers.users(key):
             await self.deallocate(key, stored, "no pod uses it any more")

@@ -34,7 +34,7 @@ class PodKeeper:
     async def reconcile_all(self) -> bool:
         """Bring every pod's claims up to date; True says that a write was not confirmed and another try is due."""
         is_due = False
-        pods = [(key, stored) for key, stored in sorted(self._world.objects.items()) if key.kind == "pod"]
+        pods = sorted(self._world.of_kind("pod").items())
         for key, stored in pods:
             try:
                 await self._reconcile(key, stored)

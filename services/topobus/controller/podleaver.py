@@ -90,8 +90,8 @@ class PodLeaver:
 
     def _reserved_by(self, who: PodRef) -> list[tuple[ObjectKey, Stored]]:
         found: list[tuple[ObjectKey, Stored]] = []
-        for key, stored in self._world.objects.items():
-            if key.kind != "resourceclaim" or key.namespace != who.namespace or is_classic(stored.value):
+        for key, stored in self._world.of_kind("resourceclaim").items():
+            if key.namespace != who.namespace or is_classic(stored.value):
                 continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
             if any(one.uid == who.uid for one in _users(stored.value)):
                 found.append((key, stored))

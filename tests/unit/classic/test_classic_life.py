@@ -134,7 +134,7 @@ def test_world_keeps_classic_claims_apart_from_structured_ones() -> None:
     key = ObjectKey("resourceclaim", "default", "c")
     world.put_object(key, Stored(1, life.with_allocation(_claim(), DRIVER, RESULT, now=NOW)))
 
-    assert ([one for one, _ in world.classic_claims()], world.claims(), world.open_claims()) == ([key], (), ())
+    assert ([one for one, _ in world.classic_claims()], world.claims()) == ([key], ())
 
     world.drop_object(key)
     assert world.classic_claims() == ()

@@ -92,7 +92,7 @@ class ClassicHome:
 
     async def _keep_house(self, group: asyncio.TaskGroup) -> bool:
         """Start what is new, and do what belongs to no driver."""
-        for device_class in sorted({one for _, one in self._world.inventories} - self._own.keys()):
+        for device_class in sorted(self._world.device_classes - self._own.keys()):
             own = OwnDriver(device_class, self._settings, self._runtime, self._world, self._context)
             self._own[device_class] = own
             self._start(group, own)

@@ -19,7 +19,7 @@ from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import allocation_of, owner_of
 from topobus.controller.core.extended import ClassName
-from topobus.controller.core.inventory import built_in_class, slices_from_inventory
+from topobus.controller.core.inventory import built_in_class, class_of_driver, slices_from_inventory
 from topobus.controller.core.pods import claim_names
 from topobus.controller.core.slicebook import Origin
 from topobus.controller.core.supply import Supply, node_of
@@ -69,7 +69,7 @@ class World:
         self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
         self._inventories_of: dict[str, dict[str, Inventory]] = {}
         self._nodes: tuple[str, ...] | None = None
-        self._open_claims: dict[ObjectKey, Stored] = {}
+        self._of_kind: dict[str, dict[ObjectKey, Stored]] = {}
         self._classic: set[ObjectKey] = set()
         self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
         self._users: dict[tuple[str, str], set[ObjectKey]] = {}
@@ -179,17 +179,13 @@ class World:
         """
         self._forget_kind(key)
         self.objects[key] = stored
+        self._of_kind.setdefault(key.kind, {})[key] = stored
         if key.kind == "resourceclaim" and is_classic(stored.value):
             self.stock.put_claim(key, stored.value)
             self._classic.add(key)
-            self._open_claims.pop(key, None)
         elif key.kind == "resourceclaim":
             self.stock.put_claim(key, stored.value)
             self._classic.discard(key)
-            if not stored.value.status.get("allocation") or metadata_of(stored.value).deletion_timestamp:
-                self._open_claims[key] = stored
-            else:
-                self._open_claims.pop(key, None)
         elif key.kind == "pod":
             self._put_pod(key, stored.value)
         elif key.kind == "node":
@@ -237,7 +233,6 @@ class World:
         self._forget_kind(key)
         if key.kind == "resourceclaim":
             self.stock.put_claim(key, None)
-            self._open_claims.pop(key, None)
             self._classic.discard(key)
         elif key.kind == "pod":
             self._put_pod(key, None)
@@ -245,7 +240,17 @@ class World:
             self._put_rule(key, None)
         elif key.kind == "node":
             self._relabel(key.name)
+        self._of_kind.get(key.kind, {}).pop(key, None)
         return self.objects.pop(key, None)
+
+    def of_kind(self, kind: str) -> Mapping[ObjectKey, Stored]:
+        """Show the objects of one kind; who works on one kind must not pay for all others."""
+        return self._of_kind.get(kind, {})
+
+    @property
+    def device_classes(self) -> frozenset[str]:
+        """Name the classes of which any node has an inventory."""
+        return frozenset(class_of_driver(name) or "" for name in self._built_in)
 
     def forget_objects(self) -> None:
         """Forget all objects: the store was lost, a new snapshot follows."""
@@ -254,16 +259,11 @@ class World:
 
     def claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims of structured parameters, oldest first."""
-        found = ((key, stored) for key, stored in self.objects.items() if key.kind == "resourceclaim")
-        return _by_age((key, stored) for key, stored in found if key not in self._classic)
+        return _by_age((key, stored) for key, stored in self.of_kind("resourceclaim").items() if key not in self._classic)
 
     def classic_claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
         """List all claims of classic DRA, oldest first."""
         return _by_age((key, self.objects[key]) for key in self._classic)
-
-    def open_claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
-        """List the claims with which something is to be done, oldest first: those that are not allocated, and those that are to be deleted."""
-        return _by_age(self._open_claims.items())
 
     def nodes_for(self, claim: ApiObject) -> tuple[str, ...]:
         """List the nodes to try, in order.
