@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import name_of
-from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceDevice, SliceSpec, Taint
+from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceDevice, SliceSpec
 from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import owner_of, status_of
@@ -26,6 +26,7 @@ from topobus.controller.core.node_fit import NodeFacts, node_facts
 from topobus.controller.core.node_room import NodeRoom
 from topobus.controller.core.scheduling_objects import claim_uses
 from topobus.controller.core.supply import Supply
+from topobus.controller.core.taints import TaintRule, read_rule, tainted
 from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice
 from topobus.controller.core.world import ObjectKey
 from topobus.domain.alignment.view import aligned_view
@@ -39,26 +40,6 @@ __all__ = ["ClusterWorld", "Key"]
 
 Key = tuple[str, str]
 """Namespace (empty for a kind of the whole cluster) and name."""
-
-
-class _RuleSelector(Struct, frozen=True, kw_only=True):
-    driver: str | None = None
-    pool: str | None = None
-    device: str | None = None
-
-
-class _Rule(Struct, frozen=True, kw_only=True, rename="camel"):
-    """DeviceTaintRule.spec. A selector that is absent matches nothing, an empty one everything."""
-
-    device_selector: _RuleSelector | None = None
-    taint: Taint
-
-    def matches(self, device: DeviceId) -> bool:
-        one = self.device_selector
-        return one is not None and all(
-            wanted is None or wanted == have
-            for wanted, have in ((one.driver, device.driver), (one.pool, device.pool), (one.device, device.device))
-        )
 
 
 class ClusterWorld:
@@ -81,7 +62,7 @@ class ClusterWorld:
         self.let_go: dict[Key, ApiObject] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
         self._slices: dict[str, Slice] = {}
-        self._rules: dict[str, _Rule] = {}
+        self._rules: dict[str, TaintRule] = {}
         self._devices: dict[Key, frozenset[DeviceId]] = {}
         self._holders: dict[DeviceId, set[Key]] = {}
         self.book = GateBook()
@@ -125,7 +106,7 @@ class ClusterWorld:
                     self._slices[key[1]] = Slice(key[1], spec_of_slice)
                     self._show(key[1])
                 case "DeviceTaintRule":
-                    self._rules[key[1]] = read_as(one.spec, _Rule, where=name_of(one))
+                    self._rules[key[1]] = read_rule(one)
                     self._show_all()
         except ContractError:
             self.drop(kind, key)
@@ -300,14 +281,9 @@ class ClusterWorld:
 
     def _shown(self, one: Slice) -> Slice:
         """Show a slice as we see it: with the taints of rules, and without the one that only keeps kube-scheduler away."""
-        pool = one.spec.pool.name
-        devices = tuple(self._tainted(DeviceId(one.spec.driver, pool, device.name), device) for device in one.spec.devices)
-        return Slice(one.name, structs.replace(one.spec, devices=devices)) if devices != one.spec.devices else one
-
-    def _tainted(self, device_id: DeviceId, device: SliceDevice) -> SliceDevice:
-        more = tuple(rule.taint for _, rule in sorted(self._rules.items()) if rule.matches(device_id))
-        taints = tuple(one for one in (*device.taints, *more) if one.key != RESERVED_TAINT or one.effect != "NoSchedule")
-        return structs.replace(device, taints=taints) if taints != device.taints else device
+        (shown,) = tainted((one,), [rule for _, rule in sorted(self._rules.items())])
+        devices = tuple(_unreserved(device) for device in shown.spec.devices)
+        return Slice(one.name, structs.replace(shown.spec, devices=devices)) if devices != shown.spec.devices else shown
 
     def _hold(self, key: Key, claim: ApiObject | None) -> None:
         """Remember what a claim holds, allocated or about to be."""
@@ -347,6 +323,11 @@ def _key_of(plain: Mapping[str, Any]) -> Key:
 def _is_older(one: ApiObject, known: ApiObject) -> bool:
     """Say whether this is late news of the same object."""
     return one.metadata.get("uid") == known.metadata.get("uid") and version_of(one) < version_of(known)
+
+
+def _unreserved(device: SliceDevice) -> SliceDevice:
+    taints = tuple(one for one in device.taints if one.key != RESERVED_TAINT or one.effect != "NoSchedule")
+    return structs.replace(device, taints=taints) if taints != device.taints else device
 
 
 def _devices_of(claim: ApiObject | None) -> frozenset[DeviceId]:
