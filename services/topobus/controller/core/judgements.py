@@ -28,6 +28,7 @@ from topobus.contracts.kubernetes.resource import (
 )
 from topobus.controller.core.columns import NodeTable
 from topobus.controller.core.selectors import Reads, SelectorCompiler, SelectorError
+from topobus.controller.core.sheets import Sheet, make_sheet
 from topobus.controller.core.supply import Mark, Supply
 from topobus.controller.core.values import Allocated, DeviceId, GaveUp, Mode, NoFit, Outcome
 
@@ -58,6 +59,11 @@ class Question:
     """What their selectors read; None when that cannot be told, and nothing is shared between nodes then."""
     attributes: tuple[str, ...]
     """What their constraints compare."""
+    specs: tuple[ClaimSpec, ...] = ()
+    sheets: dict[int, Sheet | None] = field(default_factory=dict)
+    """By kind of node; None where it takes a search."""
+    samples: list[Allocated] = field(default_factory=list)
+    """An allocation, whichever: where bits say which devices, all else is as in this one."""
     frontier: _Frontier = field(default_factory=_Frontier)
 
 
@@ -68,6 +74,9 @@ class Ticket:
     table: NodeTable
     key: Hashable = None
     """None when the answer holds for this node alone."""
+    question: Question | None = None
+    sheet: Sheet | None = None
+    taken: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +127,7 @@ class Judgements:
                 if name is not None
             }
             self._count += 1
-            known = self._questions[asked] = Question(self._count, self._reads(wanted, classes), tuple(sorted(attributes)))
+            known = self._questions[asked] = Question(self._count, self._reads(wanted, classes), tuple(sorted(attributes)), tuple(specs))
         return known
 
     def ticket(self, question: Question, node: str) -> Ticket:
@@ -129,16 +138,23 @@ class Judgements:
         table = self._stock.table_of(node)
         if question.reads is None or not table.is_own:
             return Ticket(table)
-        return Ticket(table, (question.number, table.told_by(question.reads, question.attributes), self._stock.state_of(node)))
+        told, state = table.told_by(question.reads, question.attributes), self._stock.state_of(node)
+        if told not in question.sheets:
+            question.sheets[told] = make_sheet(table, question.specs, self._classes(), self._compiler)
+        return Ticket(table, (question.number, told, state), question, question.sheets[told], state.taken)
 
     def recall(self, ticket: Ticket) -> Outcome | None:
         """Give the answer of a node that looks the same, in this node's names; None when there is none yet."""
+        if ticket.sheet is not None and ticket.question is not None:
+            places = ticket.sheet.solve(ticket.taken)
+            if places is None:
+                return NoFit((), 0)
+            if ticket.question.samples:
+                return _placed(ticket.question.samples[0], places, ticket.table)
         known = self._answers.get(ticket.key) if ticket.key is not None else None
         if known is None or not isinstance(known.outcome, Allocated):
             return known.outcome if known is not None else None
-        table = ticket.table
-        pairs = zip(known.outcome.results, known.places, strict=True)
-        return Allocated(tuple([_renamed(result, places, table) for result, places in pairs]), known.outcome.steps)
+        return _placed(known.outcome, known.places, ticket.table)
 
     def remember(self, ticket: Ticket, outcome: Outcome) -> None:
         """Keep an answer for all nodes that look the same."""
@@ -150,6 +166,8 @@ class Judgements:
             table = ticket.table
             ids = [[DeviceId(one.driver, one.pool, one.device) for one in result.devices.results] for result in outcome.results]
             self._answers[ticket.key] = _Known(outcome, tuple([tuple([table.places[one] for one in found]) for found in ids]))
+            if ticket.sheet is not None and ticket.question is not None and not ticket.question.samples:
+                ticket.question.samples.append(outcome)
         elif isinstance(outcome, NoFit):
             self._answers[ticket.key] = _Known(NoFit((), outcome.steps))
         elif isinstance(outcome, GaveUp):
@@ -219,12 +237,17 @@ def _expressions(one: ExactRequest | SubRequest, classes: Mapping[str, DeviceCla
     return [selector.cel.expression if selector.cel is not None else "" for selector in selectors]
 
 
+def _placed(known: Allocated, places: Sequence[tuple[int, ...]], table: NodeTable) -> Allocated:
+    """Give each claim the devices at these places of a node."""
+    return Allocated(tuple([_renamed(result, mine, table) for result, mine in zip(known.results, places, strict=True)]), known.steps)
+
+
 def _renamed(result: AllocationResult, places: tuple[int, ...], table: NodeTable) -> AllocationResult:
     """Give a node's own names to an allocation that was found on one like it."""
     devices = []
     for granted, place in zip(result.devices.results, places, strict=True):
         device = table.candidates[place].id
-        devices.append(structs.replace(granted, pool=device.pool, device=device.device))
+        devices.append(structs.replace(granted, driver=device.driver, pool=device.pool, device=device.device))
     # All devices are the node's own, so the allocation names the node and nothing else; without a device it names none.
     only = NodeRequirement(key="metadata.name", operator="In", values=(table.node.name,))
     selector = NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(only,)),)) if result.node_selector is not None else None
