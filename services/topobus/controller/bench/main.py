@@ -1,4 +1,4 @@
-"""Measure the allocator and print what came out: `python -m topobus.testing.bench allocate [--json] [--quick] [--plot FILE.svg]`.
+"""Measure the allocator and print what came out: `python -m topobus.testing.bench allocate [--json] [--quick] [--nats] [--plot FILE.svg]`.
 
 Five tables: one claim against many nodes, filling a cluster, partitions against plain devices, growth, and puzzles. Every figure stands beside what is
 wanted of it, where something is. No test times anything.
@@ -17,6 +17,7 @@ from typing import Any
 from topobus.controller.bench.cases import DRIVER, Cluster, claim, puzzles
 from topobus.controller.bench.drawing import draw_growth
 from topobus.controller.bench.measures import Bench, Filled, fill, solve
+from topobus.controller.bench.overnats import fill_over_nats
 from topobus.controller.core.values import Mode
 
 __all__ = ["main"]
@@ -31,6 +32,7 @@ _MANY_NODES = 5000
 _PARTITIONED = 200
 _GROWTH = (500, 1000, 2000, 4000, 8000)
 _PUZZLES = (16, 32, 64)
+_OVER_NATS = (500, 5000)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,6 +40,9 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m topobus.testing.bench allocate", description="Measure the allocator.")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     parser.add_argument("--quick", action="store_true", help="a tenth of the nodes: whether it runs, not how fast it is")
+    parser.add_argument(
+        "--nats", action="store_true", help="also the whole controller over a NATS server of its own, with nodes that answer"
+    )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the growth as SVG")
     arguments = parser.parse_args(argv)
     scale = 10 if arguments.quick else 1
@@ -50,6 +55,8 @@ def main(argv: Sequence[str]) -> int:
         "equal": equal_devices(),
         "puzzles": puzzled(_PUZZLES[:1] if arguments.quick else _PUZZLES),
     }
+    if arguments.nats:
+        tables["nats"] = [fill_over_nats(one // scale, 2000 // scale) for one in _OVER_NATS]
     if arguments.plot:
         arguments.plot.write_text(draw_growth(tables["growth_nodes"], tables["growth_taken"]), encoding="utf-8")
     if arguments.json:
@@ -64,9 +71,9 @@ def latency(nodes: int) -> list[Row]:
     """One claim for 2 devices with one constraint, judged on every node."""
     rows: list[Row] = []
     for kinds, taken in ((1, 0.0), (4, 0.5), (40, 0.5)):
-        started = time.perf_counter()
+        started = time.process_time()
         bench = Bench(Cluster(nodes=nodes, kinds=kinds, taken=taken))
-        load_ms = (time.perf_counter() - started) * 1000
+        load_ms = (time.process_time() - started) * 1000
         rows.append(
             {
                 "nodes": nodes,
@@ -139,10 +146,10 @@ def growth_in_nodes(sizes: Sequence[int]) -> list[Row]:
         bench = Bench(Cluster(nodes=nodes, kinds=4, taken=0.5))
         bench.judge_all(claim(0))
         every = bench.judging_ms(_unlike, rounds=5)
-        started = time.perf_counter()
+        started = time.process_time()
         count = min(400, nodes)
         done = sum(bench.place(claim(number)) for number in range(count))
-        placed = (time.perf_counter() - started) * 1000 / count
+        placed = (time.process_time() - started) * 1000 / count
         rows.append(
             {
                 "nodes": nodes,
