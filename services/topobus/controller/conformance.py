@@ -65,13 +65,14 @@ def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> Alloc
     Errors: raises ContractError for an object that is none, KeyError for a case without its parts.
     """
     allocated = case.get("allocated") or {}
-    node = case["node"]["metadata"]
+    # Situations that fail before any node matters name none.
+    node = (case.get("node") or {}).get("metadata") or {}
+    claims = case.get("claims") or ()
     known = {one.value for one in Gate}
     return AllocationInput(
-        node=Node(node["name"], node.get("labels") or {}),
+        node=Node(node.get("name") or "", node.get("labels") or {}),
         claims=tuple(
-            ClaimToAllocate(_name(one), read_as(one["spec"], ClaimSpec, where=_name(one)), len(case["claims"]) > 1)
-            for one in case["claims"]
+            ClaimToAllocate(_name(one), read_as(one.get("spec") or {}, ClaimSpec, where=_name(one)), len(claims) > 1) for one in claims
         ),
         classes={
             one["metadata"]["name"]: read_as(one.get("spec") or {}, DeviceClassSpec, where=one["metadata"]["name"])
