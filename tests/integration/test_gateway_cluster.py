@@ -12,6 +12,7 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
+from support.older_server import older_server
 from topobus.contracts.catalogue import PREPARE
 from topobus.contracts.messages import PrepareReply, PrepareRequest
 from topobus.domain.errors import ConfigError
@@ -197,6 +198,29 @@ async def test_slices_go_without_lists_when_the_server_refuses_them(rig: Rig, se
 
         (one,) = shown(server)["gpu.topobus.dev"]
         assert set(one["attributes"]) == {"model"}
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+async def test_gateway_serves_an_older_cluster_when_it_has_a_beta_version_only(
+    rig: Rig, server: ApiServerSimulator, tmp_path: Path, version: str
+) -> None:
+    """Kubernetes 1.32 and 1.33: slices in their shape, nothing written twice, taints told as what is missing, claims read and prepared."""
+    server.set_drops({"ResourceSlice": ["spec.devices.*.taints"]})
+    training = allocated(server, "training", "gpu-1")
+    async with older_server(server.url, version, token="secret") as older:
+        path = tmp_path / "older"
+        path.write_bytes(server.write_kubeconfig(tmp_path / "kubeconfig").read_bytes().replace(server.url.encode(), older.url.encode()))
+        cluster = msgspec.structs.replace(rig.settings.cluster, kubeconfig=str(path))
+        await rig.plane.show("gpu", device("gpu-0", 0, HealthState.UNHEALTHY), device("gpu-1", 1))
+        async with rig.gateway(cluster=cluster), rig.kubelet:
+            report = await rig.readiness.until(lambda report: "does not keep" in report.get("slices", ""))
+            await rig.kubelet.wait_for_driver("gpu.topobus.dev")
+            (prepared,) = await rig.kubelet.prepare_claims([training])
+
+    assert report["slices"] == "ready: the API server does not keep spec.devices.*.taints"
+    assert [one["apiVersion"] for one in older.stored if one["kind"] == "ResourceSlice"] == [f"resource.k8s.io/{version}"] * 2
+    assert [one["name"] for one in shown(server)["gpu.topobus.dev"]] == ["gpu-0", "gpu-1"]
+    assert prepared.error == ""
 
 
 async def test_publishing_goes_on_when_the_api_server_was_away(rig: Rig, server: ApiServerSimulator) -> None:
