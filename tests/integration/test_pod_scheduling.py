@@ -273,6 +273,44 @@ async def test_claim_is_shared_when_two_pods_name_it(served: Place) -> None:
     assert served.held(first) == {}
 
 
+NETWORK = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: volume}
+spec: {selectors: [{cel: {expression: 'device.driver == "volume.example.com"'}}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: volumes}
+spec:
+  driver: volume.example.com
+  pool: {name: volumes, generation: 1, resourceSliceCount: 1}
+  allNodes: true
+  devices: [{name: vol-0}, {name: vol-1}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: volume, annotations: {topobus.dev/allocation-mode: WaitForFirstConsumer}}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: volume}}]}}
+"""
+
+
+async def test_claim_of_the_network_is_shared_by_pods_on_two_nodes(served: Place) -> None:
+    """A device that every node reaches binds no pod to a node: two pods share it, each where its own devices are, and it is given back after the second."""
+    await served.apply(NETWORK)
+    await served.apply(pod("one", "volume", gpus=8))
+    await served.apply(pod("two", "volume", gpus=8))
+
+    assert {await served.scheduled("one"), await served.scheduled("two")} == {"n1", "n2"}
+    shared = await served.claim("volume")
+    assert "nodeSelector" not in shared.status["allocation"]
+    assert [user["name"] for user in shared.status["reservedFor"]] == ["one", "two"]
+    for name in ("one", "two"):
+        await served.delete("pod", name)
+    await served.told("resourceclaim", "volume", "WaitsForPod")
+    assert {**served.held("n1"), **served.held("n2")} == {}
+
+
 async def test_allocation_is_taken_back_when_the_pod_fits_only_elsewhere(served: Place) -> None:
     """A claim allocated at once on a node that the pod cannot use is allocated again where the pod fits."""
     await served.apply(claim("card", 1, allocation_mode="Immediate"))

@@ -138,11 +138,16 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is
     return ExitCode.NO if missing else ExitCode.OK
 
 
-def plain_object(one: ApiObject) -> dict[str, Any]:
-    """Write an object as Kubernetes does: what is empty is left out, and a classic class has no spec."""
+def plain_object(one: ApiObject, *, is_brief: bool = False) -> dict[str, Any]:
+    """Write an object as Kubernetes does; a classic class has no spec.
+
+    Shapes: is_brief — leave out what is empty; programs may count on `spec` and `status`.
+    """
     if is_classic(one) and one.kind == "ResourceClass":
         return unfold_class(one)
     parts = {"spec": one.spec, "status": one.status}
+    if not is_brief:
+        return {"apiVersion": one.api_version, "kind": one.kind, "metadata": one.metadata, **parts}
     return {
         "apiVersion": one.api_version,
         "kind": one.kind,
@@ -164,7 +169,7 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, f
     output = Output(is_json=form == "json")
     everything = [one for objects in found.values() for one in objects]
     if form in ("json", "yaml"):
-        plain = [plain_object(one) for one in everything]
+        plain = [plain_object(one, is_brief=form == "yaml") for one in everything]
         document = plain[0] if len(names) == 1 else {"apiVersion": "v1", "kind": "List", "items": plain}
         if form == "json":
             output.document(document)
