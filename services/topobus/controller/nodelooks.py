@@ -29,7 +29,7 @@ from topobus.controller.core.scheduling_objects import (
 )
 from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.together import wished_request
-from topobus.controller.core.values import Allocated, DeviceId, Node, NoFit, Outcome
+from topobus.controller.core.values import Allocated, DeviceId, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, World
 from topobus.controller.finding import Finder, Member, member
 from topobus.controller.planner import Planner
