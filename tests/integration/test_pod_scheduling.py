@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
@@ -419,6 +422,76 @@ async def test_pods_are_whole_or_gone_when_replicas_die_after_any_write(home: Pl
     assert {user["uid"] for user in (await home.claim("shared")).status["reservedFor"]} == {one.metadata["uid"] for one in pods}
     everything = [(node, device) for node in home.nodes for devices in home.held(node).values() for device in devices]
     assert len(set(everything)) == len(everything) == sum((wanted | made).values())
+
+
+class Replicas:
+    """Controllers as processes of their own, killed without notice and started again."""
+
+    def __init__(self, url: str) -> None:
+        self._environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": url, "TOPOBUS_CONTROLLER__RETRY_S": "0.2"}
+        self._running: list[asyncio.subprocess.Process] = []
+        self._reading: list[asyncio.Task[bytes]] = []
+
+    async def start(self) -> None:
+        """Start one more, and wait until it works."""
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "topobus.controller.main",
+            env=self._environment | {"TOPOBUS_ALL__LOG__FORMAT": "json", "TOPOBUS_ALL__HTTP__PORT": "0"},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        self._running.append(process)
+        assert process.stdout is not None
+        async with asyncio.timeout(60):
+            async for line in process.stdout:
+                if b"controller.ready" in line:
+                    break
+        # A full pipe would stop it.
+        self._reading.append(asyncio.create_task(process.stdout.read()))
+
+    async def kill(self, index: int) -> None:
+        """Kill one as the kernel does when memory is short."""
+        process = self._running.pop(index)
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+
+    async def stop(self) -> None:
+        """Kill all."""
+        while self._running:
+            await self.kill(0)
+        await asyncio.gather(*self._reading)
+
+
+async def test_pods_are_whole_or_gone_when_three_processes_are_killed_in_turn(home: Place, nats_server: NatsServer) -> None:
+    """Three controllers as real processes, one of them killed with each change: pods and ledgers agree in the end, and no device is held twice."""
+    random = Random(7)
+    await home.apply(SMALL_TEMPLATE)
+    replicas = Replicas(nats_server.url)
+    try:
+        for _ in range(3):
+            await replicas.start()
+        for turn in range(6):
+            name = f"p{turn % 3}"
+            await home.apply(claim("shared", 1, allocation_mode="WaitForFirstConsumer"))
+            if turn >= 3:
+                await home.delete("pod", name)
+            else:
+                await home.apply(pod(name, "shared", gpus=1, template="one-gpu"))
+            await replicas.kill(random.randrange(3))
+            await replicas.start()
+        await home.apply(pod("last", "shared", gpus=1, template="one-gpu"))
+        await home.scheduled("last")
+        pods = await _settled(home)
+        await home.until("resourceclaim", "shared", lambda value: value is not None and len(value.status.get("reservedFor") or ()) == 1)
+    finally:
+        await replicas.stop()
+
+    (last,) = pods
+    made = last.status["resourceClaimStatuses"][0]["resourceClaimName"]
+    held = {owner: len(devices) for node in home.nodes for owner, devices in home.held(node).items()}
+    assert held == {"pod/default/last": 1, "claim/default/shared": 1, f"claim/default/{made}": 1}
 
 
 async def _settled(home: Place) -> list[ApiObject]:
