@@ -87,7 +87,7 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
 
     id: str
     verb: str
-    """`place`, `adopt`, `release`, `allocate`, `schedule` or `evict`."""
+    """`place`, `adopt`, `release`, `allocate`, `schedule`, `evict` or `quarantine`."""
     node: str
     op_id: str
     time: str
