@@ -5,6 +5,7 @@ Flows in: the world, claims as stored, devices that must not be given now (refus
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -32,6 +33,10 @@ from topobus.domain.request import PodRequest
 from topobus.runtime.service import Runtime
 
 __all__ = ["Finder", "Member", "member"]
+
+
+# Some five milliseconds.
+_WARMED_AT_ONCE = 20
 
 
 class Member(NamedTuple):
@@ -65,10 +70,22 @@ class Finder:
         self._compiler = compiler
         self._searcher = Searcher(settings, runtime.clock, compiler, metrics)
         self._judgements = Judgements(world.stock, world.nodes, lambda: world.classes, compiler, settings.mode)
+        self._warmed: tuple[str, ...] = ()
         self._asked: tuple[Sequence[Member], int, Question | None] = (), -1, None
         self.refusals: Refusals[DeviceId] = Refusals(settings.retry_s)
         self.quarantined: dict[DeviceId, str] = {}
         """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
+
+    async def warm(self) -> None:
+        """Show new nodes to selectors before a claim has to wait for that; gives way now and then, for it takes a second for some thousand nodes."""
+        nodes = self._world.nodes()
+        if nodes is self._warmed:
+            return
+        self._warmed = nodes
+        for place, node in enumerate(nodes):
+            self._world.stock.table_of(node).warm()
+            if place % _WARMED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     async def look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None) -> Outcome:
         """Search one node, unless it is known what the like of these claims gets there; a miss may come without reasons (see `refresh`).

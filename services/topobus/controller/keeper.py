@@ -79,6 +79,7 @@ class ClaimKeeper:
 
     async def reconcile_all(self) -> bool:
         """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
+        await self._finder.warm()
         self._forgive()
         self._advice_left = _MOST_ADVICE
         self._is_due = False
@@ -386,7 +387,8 @@ class ClaimKeeper:
             return
         if key in self._settled:
             self._settled[key] = _Seen(written.revision, self._settled[key].supply)
-        refusal = Refusal(reasons=(*reasons, *advice))
+        to_free = tuple(one for one in advice if one.facts.get("change") == "free")
+        refusal = Refusal(reasons=(*reasons, *(one for one in advice if one not in to_free)), to_free=to_free)
         await self._announce(claim, catalogue.CLUSTER, f"refuse-{metadata_of(claim).uid}-{written.revision}", refusal, 0)
 
     async def _announce(self, claim: ApiObject, node: str, op_id: str, outcome: Placement | Refusal | None, sequence: int) -> None:

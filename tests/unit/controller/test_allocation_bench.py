@@ -13,7 +13,10 @@ from topobus.controller.bench import main as bench_main
 from topobus.controller.bench.cases import Cluster, claim, puzzle_slices, puzzles, slices, taken_devices
 from topobus.controller.bench.drawing import draw_growth
 from topobus.controller.bench.measures import Bench, fill, solve
-from topobus.controller.core.values import Allocated, Mode
+from topobus.controller.core.columns import NodeTable, Numbers
+from topobus.controller.core.pools import gather_pools
+from topobus.controller.core.supply import node_of
+from topobus.controller.core.values import ALL_GATES, Allocated, Mode, Slice
 from topobus.testing import bench
 
 
@@ -103,3 +106,22 @@ def test_bench_prints_all_tables_when_run(monkeypatch: pytest.MonkeyPatch, capsy
     assert {"latency", "fill", "partitions", "growth_nodes", "growth_taken", "equal", "puzzles"} <= found.keys()
     assert all(row for table in found.values() if isinstance(table, list) for row in table)
     assert "<svg" in draw_growth(found["growth_nodes"], found["growth_taken"])
+
+
+def test_warm_leaves_nothing_for_the_first_claim_to_make() -> None:
+    """What selectors see of a device is there before a claim asks, and one device with an amount that is none keeps nobody from starting."""
+    world = Bench(Cluster(2)).world
+    table = world.stock.table_of("node-00001")
+    assert not any("facts" in one.__dict__ for one in table.candidates)
+
+    table.warm()
+
+    assert all("facts" in one.__dict__ for one in table.candidates)
+    broken = NodeTable(node_of("n"), gather_pools([_slice_with_amount("lots")], node_of("n"), ALL_GATES), Numbers())
+    broken.warm()
+
+
+def _slice_with_amount(amount: str) -> Slice:
+    device = {"name": "d", "capacity": {"memory": {"value": amount}}}
+    pool = {"name": "n", "resourceSliceCount": 1}
+    return Slice("s", read_as({"driver": "d.example.com", "pool": pool, "nodeName": "n", "devices": [device]}, SliceSpec, where="s"))

@@ -10,6 +10,7 @@ Only a node whose devices are all its own is compared: pools that other nodes sh
 from __future__ import annotations
 
 from collections.abc import Hashable
+from contextlib import suppress
 from functools import cached_property
 
 from topobus.contracts.codec import encode
@@ -58,6 +59,13 @@ class NodeTable:
         return all(pool.state in (PoolState.READY, PoolState.OBSOLETE) and not pool.elsewhere for pool in self.pools) and all(
             one.slice.node_name == name and not one.slice.per_device_node_selection for one in self.candidates
         )
+
+    def warm(self) -> None:
+        """Make what the first claim would have to wait for: what selectors see of each device. An amount that is none is for the search to tell of."""
+        with suppress(ValueError):
+            for one in self.candidates:
+                _ = one.facts
+        _ = self._rest, self.places
 
     def told_by(self, reads: tuple[Reads, ...], attributes: tuple[str, ...]) -> int:
         """Number all that a claim can tell of the node: what its selectors read, and the attributes that its constraints compare.
