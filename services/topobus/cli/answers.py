@@ -17,6 +17,8 @@ from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reas
 
 __all__ = ["answer_view", "facts_text", "hint_table", "hint_text", "reason_lines", "short_time", "summary"]
 
+# What comes nearest and what would fit stands among the reasons; it refuses nothing.
+_ADVICE = ("nearest-miss", "would-fit")
 # A hint list of a big machine has hundreds of entries; the narrow ones decide, and JSON has all of them.
 _SHOWN_HINTS = 12
 
@@ -40,7 +42,7 @@ def summary(result: Placement | Refusal | None) -> str:
     if result is None:
         return "done"
     if isinstance(result, Refusal):
-        return "refused: " + ", ".join(dict.fromkeys(reason.code for reason in result.reasons))
+        return "refused: " + ", ".join(dict.fromkeys(reason.code for reason in result.reasons if reason.code not in _ADVICE))
     parts = []
     for one in result.containers:
         held = [f"{len(names)} {device_class}" for device_class, names in sorted(one.devices.items())]

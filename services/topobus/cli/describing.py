@@ -28,6 +28,9 @@ __all__ = ["Description", "Granted", "describe", "view"]
 
 # The newest decisions tell how it came to what it is; `topobus decisions` has the others.
 _SHOWN_DECISIONS = 8
+# Beside why a claim waits stands what would fit: as a condition, and among the reasons of the event.
+_ADVICE = "Advice"
+_NEAREST = "nearest-miss"
 # A condition's message is cut at some thousand characters; so many tell one from another.
 _COMPARED = 1000
 
@@ -109,7 +112,10 @@ def view(one: ApiObject, found: Description) -> RenderableType:
     if one.kind == "ResourceClaim":
         parts.append(Text(f"reserved for: {', '.join(users) or 'nobody'}"))
     conditions = _dicts(one.status.get("conditions"))
+    has_advice = any(one.code == _NEAREST for one in found.reasons)
     for condition in conditions:
+        if has_advice and condition.get("type") == _ADVICE:
+            continue  # the reasons below say the same with their codes
         is_true = condition.get("status") == "True"
         head = Text.assemble((f"{condition.get('type')}: ", "title"), (str(condition.get("reason")), "ok" if is_true else "warn"))
         head.append(f"  since {short_time(str(condition.get('lastTransitionTime') or '')) or '?'}", "faint")
@@ -210,7 +216,7 @@ def _reasons(one: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, .
         # The event has the advice, too; a condition's message is cut where it grows too long.
         told = "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
         if isinstance(event.outcome, Refusal) and told.startswith(message[:_COMPARED]):
-            return event.outcome.reasons
+            return *event.outcome.reasons, *event.outcome.to_free
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"reason": str(waits[0].get("reason") or "")}
     return (Reason(code="condition", message=message, facts=facts),) if message else ()
 
