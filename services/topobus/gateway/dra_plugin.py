@@ -42,6 +42,8 @@ _HEALTH = {DraHealth.UNKNOWN: health.UNKNOWN, DraHealth.HEALTHY: health.HEALTHY,
 _FINISH_S = 1.0
 # kubelet cuts longer ones itself.
 _MESSAGE_LIMIT = 1024
+# How long news of health is collected, in seconds; a tenth of a second from fault to kubelet is promised.
+_AFTER_LISTS_S = 0.01
 _PLUGIN_SERVICES = ("k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin", "k8s.io.kubelet.pkg.apis.dra.v1beta1.DRAPlugin")
 _HEALTH_SERVICES = ("v1.DRAResourceHealth", "v1alpha1.DRAResourceHealth")
 # For the plugin the label is not the wire package; for health the two agree. Health is offered because it is served.
@@ -230,6 +232,8 @@ class DraDriver(registration_rpc.RegistrationServicer):
                     await ticket.wait()
             except TimeoutError:
                 continue
+            # Lists first: kubelet allocates by them, and shows health to people.
+            await asyncio.sleep(_AFTER_LISTS_S)
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
         preparer = await self._desk.own_or_answer(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)
