@@ -76,6 +76,9 @@ class Installation:
         """Take it off the node."""
         await command("UNINSTALL")
 
+    def check(self) -> None:
+        """Fail when it cannot be in order, before a test waits for it in vain."""
+
     def close(self) -> None:
         """End what the suite itself started."""
 
@@ -189,6 +192,11 @@ class Processes(Installation):
         if self._is_ours:
             shutil.rmtree(self._folder, ignore_errors=True)
 
+    def check(self) -> None:
+        """All are still running."""
+        for name, (process, _) in self._running.items():
+            assert process.poll() is None, f"{name} has ended with {process.returncode}; its log ends with {self.log(name)}"
+
     def log(self, name: str) -> str:
         """What a service wrote, for whoever reads a failure."""
         path = self._folder / f"{name}.log"
@@ -229,9 +237,13 @@ class Processes(Installation):
         self._running[name] = (process, port)
 
     async def _until_ready(self, name: str) -> None:
-        process, port = self._running[name]
         said = ""
         for _ in range(int(_READY_S / 0.2)):
+            process, port = self._running[name]
+            if process.poll() is not None and "Address already in use" in self.log(name)[-400:]:
+                # Somebody else took the port between the choice and the start.
+                self._start(name)
+                continue
             assert process.poll() is None, f"{name} ended with {process.returncode}: {self.log(name)}"
             is_ready, said = await asyncio.to_thread(_asked, port)
             if is_ready:

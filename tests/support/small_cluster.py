@@ -32,6 +32,8 @@ class SmallCluster:
         self._server = server
         self._kubelet = kubelet
         self._admitted: dict[str, Admission] = {}
+        # What was only begun has to be undone as well.
+        self._tried: dict[str, Pod] = {}
         self.wants_restart = False
 
     async def run(self) -> None:
@@ -61,15 +63,17 @@ class SmallCluster:
     async def _serve(self, pod: Value) -> None:
         uid = pod["metadata"]["uid"]
         if pod["metadata"].get("deletionTimestamp"):
-            admitted = self._admitted.get(uid)
-            if admitted is None or not await self._kubelet.remove(admitted.pod):
+            tried = self._tried.get(uid)
+            if tried is None or not await self._kubelet.remove(tried):
                 self._admitted.pop(uid, None)
+                self._tried.pop(uid, None)
                 self._server.remove("Pod", pod["metadata"]["name"], grace_s=0)
         elif not pod["spec"].get("nodeName"):
             if self._schedule(pod):
                 self._server.bind(pod["metadata"]["name"], NODE)
         elif uid not in self._admitted and pod.get("status", {}).get("phase") != "Failed":
-            answer = await self._kubelet.admit(self._of_kubelet(pod))
+            self._tried[uid] = self._of_kubelet(pod)
+            answer = await self._kubelet.admit(self._tried[uid])
             if isinstance(answer, Admission):
                 self._admitted[uid] = answer
                 self._say(pod, {"phase": "Running"})

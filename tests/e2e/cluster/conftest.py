@@ -76,5 +76,6 @@ def installation() -> Iterator[Installation]:
 @pytest_asyncio.fixture
 async def cluster(installation: Installation) -> AsyncIterator[Cluster]:
     """The cluster that KUBECONFIG names, on the node of TOPOBUS_KUBELET_DIR, with Topobus on it."""
+    installation.check()
     async with Cluster.open(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")) as opened:
         yield opened
