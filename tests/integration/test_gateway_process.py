@@ -70,6 +70,23 @@ async def test_process_ends_with_78_and_one_line_when_its_checkpoint_cannot_be_u
     assert path.read_text(encoding="utf-8") == text
 
 
+async def test_second_process_ends_at_once_when_it_could_not_take_over(rig: Rig) -> None:
+    """A downgrade that cannot read the newer one's checkpoint stops the roll-over: the gateway that works is never ended for it."""
+    training = ClaimReference(name="training", uid="u-1", drivers=(DRIVER,))
+    async with service("gateway", rig.url, settings(rig, "pod-1")) as first:
+        await rig.kubelet.wait_for_driver(DRIVER)
+        await first.until_ready()
+        Path(rig.settings.checkpoint_path).write_text('{"version":2,"entries":[]}', encoding="utf-8")
+        async with service("gateway", rig.url, settings(rig, "pod-2")) as second:
+            status = await asyncio.wait_for(second.process.wait(), 20)
+        (prepared,) = await rig.kubelet.prepare_claims([training])
+
+    assert status == EX_CONFIG
+    assert any("has version 2, which a newer gateway wrote" in line for line in second.raw)
+    assert not [one for one in second.lines if one.get("event") == "driver.served"]
+    assert prepared.error == ""
+
+
 async def passes_on(gateway: Service) -> None:
     """Wait until a gateway stands by and is ready."""
     await gateway.logged("twin.found")

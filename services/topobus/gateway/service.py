@@ -127,6 +127,9 @@ class _Gateway:
         self._stands_by_until = 0.0
         # After a reboot all files are there again before anybody is served; who stands by leaves them to the one that has the turn.
         work = await self._begin() if self._turn.try_begin() else None
+        if work is None:
+            # What could not be taken over must be known before we are ready: a roll-over then ends the gateway that works.
+            Checkpoint.load(Path(self._settings.checkpoint_path))
         # What kubelet's lists come from ends last, after the lock was let go: see `lock`.
         async with asyncio.TaskGroup() as lists:
             try:
