@@ -6,12 +6,12 @@ Flows in: kubelet's List, never more often than its rate limit allows. Flows out
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import grpc
 import grpc.aio
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import MemoryBlock
@@ -75,9 +75,9 @@ class PodResourcesReader:
         found: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []
         for pod in answer.pod_resources:
-            exclusive.append(_exclusive(pod, "", pod))
+            mine = [_exclusive(pod, container.name, container) for container in pod.containers]
+            exclusive += [_whole(pod, mine), *mine]
             for container in pod.containers:
-                exclusive.append(_exclusive(pod, container.name, container))
                 where = (pod.namespace, pod.name, container.name)
                 # One entry a device and NUMA node: a device with two nodes is there twice.
                 for entry in container.devices:
@@ -113,6 +113,16 @@ class PodResourcesReader:
 def _exclusive(pod: pb.PodResources, container: str, told: pb.PodResources | pb.ContainerResources) -> ExclusiveUse:
     memory = sorted((_block(one) for one in told.memory if one.size), key=lambda one: (one.kind, one.nodes.ids))
     return ExclusiveUse(namespace=pod.namespace, pod=pod.name, container=container, cpus=CpuSet.of(told.cpu_ids), memory=tuple(memory))
+
+
+def _whole(pod: pb.PodResources, containers: Sequence[ExclusiveUse]) -> ExclusiveUse:
+    """Give what the pod has as a whole (pod-level resources), without what its containers are told to have of it."""
+    whole = _exclusive(pod, "", pod)
+    left = whole.cpus
+    for one in containers:
+        left -= one.cpus
+    has_memory = any(one.memory for one in containers)
+    return structs.replace(whole, cpus=left, memory=() if has_memory else whole.memory)
 
 
 def _block(told: pb.ContainerMemory) -> MemoryBlock:

@@ -15,6 +15,7 @@ from topobus.contracts.messages import Disagreement
 from topobus.domain.errors import TopobusError
 from topobus.domain.ledger import Allocation
 from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
@@ -40,6 +41,7 @@ class Reconciler:
         self._socket = look.socket
         self._doubted: frozenset[Disagreement] = frozenset()
         self._disagreed: frozenset[Disagreement] = frozenset()
+        self._failed: dict[str, str] = {}
         self._state = state
         self._asks = asks
         self._deadlines = deadlines
@@ -87,11 +89,11 @@ class Reconciler:
         try:
             adopted = await self._asks.adopt(f"reconcile-{uuid.uuid4().hex}", owner, dict(lack.whole), is_prepared=lack.owner is not None)
         except TopobusError as err:
-            get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=lack.where, error=str(err))
+            self._say_failed(owner, lack.where, str(err))
             return
         if isinstance(adopted, Refusal):
             why = "; ".join(one.message for one in adopted.reasons)
-            get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=lack.where, error=why)
+            self._say_failed(owner, lack.where, why)
             return
         for device_class, names in lack.whole:
             self._state.hand_out(device_class, names, owner, adopted.ledger_sequence)
@@ -112,17 +114,23 @@ class Reconciler:
                 f"reconcile-{uuid.uuid4().hex}", use.owner, devices, memory=use.memory, container=use.container
             )
         except TopobusError as err:
-            get_logger().warning("holding.adopt-failed", owner=use.owner.key, kubelet=use.where, error=str(err))
+            self._say_failed(use.owner, use.where, str(err))
             return
         if isinstance(adopted, Refusal):
             why = "; ".join(one.message for one in adopted.reasons)
-            get_logger().warning("holding.adopt-failed", owner=use.owner.key, kubelet=use.where, error=why)
+            self._say_failed(use.owner, use.where, why)
             return
         if devices:
             self._state.hand_out(CPU_RESOURCE, devices[CPU_RESOURCE], use.owner, adopted.ledger_sequence)
         get_logger().info(
             "container.adopted", owner=use.owner.key, cpus=str(use.cpus), memory_bytes=sum(one.size_bytes for one in use.memory)
         )
+
+    def _say_failed(self, owner: Owner, where: str, why: str) -> None:
+        """Say once why something cannot be written down; it is tried again at each look."""
+        if self._failed.get(owner.key) != why:
+            self._failed[owner.key] = why
+            get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=where, error=why)
 
     async def _report(self, disagreements: frozenset[Disagreement]) -> None:
         """Tell each disagreement once, when it is seen at a second look; one that ends and comes again is told again."""

@@ -65,3 +65,18 @@ def test_container_is_let_go_when_kubelet_lists_it_no_more() -> None:
     assert [one.owner for one in idle_containers(gone, [USE])] == [OLD]
     assert idle_containers(ledger(USE.owner, CpuSet(4, 5)), [USE]) == ()
     assert idle_containers(ledger(CLAIM, CpuSet(4)), []) == ()
+
+
+@pytest.mark.parametrize(
+    ("written", "keeper"),
+    [pytest.param(None, "ended", id="nobody-has-it"), pytest.param(ledger(USE.owner, CpuSet(4, 5), MEMORY), "p", id="the-newer-has-it")],
+)
+def test_ledger_comes_to_rest_when_kubelet_lists_a_cpu_twice(written: Ledger | None, keeper: str) -> None:
+    """A pod that has ended is listed for a while beside the one that has its CPUs now: one of them keeps each CPU, look after look."""
+    ended = ExclusiveUse(namespace="default", pod="ended", container="c", cpus=CpuSet(4))
+    found, disagreements = compare_exclusive([USE, ended], written)
+    holder = {cpu: one.pod for one in found for cpu in one.cpus} or {4: "p"}
+
+    assert disagreements == ()
+    assert holder[4] == keeper
+    assert len([one for one in found if 4 in one.cpus]) <= 1

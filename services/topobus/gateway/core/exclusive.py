@@ -47,8 +47,12 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
     """Find what the ledger has to be told, without the CPUs that somebody else holds there, and these as disagreements.
 
     A pod that was placed through `place` holds its CPUs as itself: for it both say the same. CPUs that only another container is said to hold are kubelet's to
-    give: the newer word is right.
+    give: the newer word is right. Where kubelet lists one CPU twice (a pod that has ended is listed for a while) it stays with whom the ledger names, else
+    with the first: a ledger that went to and fro would help nobody.
     """
+    uses = tuple(uses)
+    listed = {(cpu, one.owner.key) for one in uses for cpu in one.cpus}
+    given: set[int] = set()
     allocations = ledger.allocations if ledger is not None else {}
     holders = _holders(allocations)
     lacking: list[ExclusiveUse] = []
@@ -61,7 +65,10 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
             if holder is not None and holder.kind is OwnerKind.POD and (holder.namespace, holder.name) == (use.namespace, use.pod):
                 is_placed = True
             elif holder is None or holder.kind is OwnerKind.CONTAINER:
-                mine.append(cpu)
+                is_anothers = holder is not None and holder != use.owner and (cpu, holder.key) in listed
+                if not is_anothers and cpu not in given:
+                    mine.append(cpu)
+                    given.add(cpu)
             else:
                 disagreements.append(
                     Disagreement(device_class=CPU_RESOURCE, device=f"cpu-{cpu}", kubelet=use.where, ledger=f"{holder} holds it")
