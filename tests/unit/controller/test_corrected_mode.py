@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from topobus.contracts.kubernetes.resource import DeviceClassSpec
 from topobus.controller.core.values import ALL_GATES, Allocated, AllocationInput, Gate, Mode, Outcome
 from unit.controller.allocation import claim, device, gpus, request, slice_of, solve
 from unit.controller.allocation import given as put_together
@@ -93,8 +94,12 @@ ROWS: dict[str, tuple[Callable[[Mode], AllocationInput], object, object]] = {
     "#134100": (shared_then_two, None, ["b", "c"]),
     "a claim's configuration": (two_configurations, 2, 1),
     "with list attributes off": (
-        lambda mode: given(
-            mode, [slice_of(tagged(["a"]))], claim(request(), constraints=[{"matchAttribute": TAG}]), ALL_GATES - {Gate.LIST_ATTRIBUTES}
+        lambda mode: put_together(
+            [slice_of(tagged(["a"]))],
+            claim(request(device_class="any"), constraints=[{"matchAttribute": TAG}]),
+            mode=mode,
+            gates=ALL_GATES - {Gate.LIST_ATTRIBUTES},
+            classes={"any": DeviceClassSpec()},
         ),
         ["dev-0"],
         None,

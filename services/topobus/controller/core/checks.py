@@ -101,6 +101,9 @@ class Checks:
             selector = self._selectors.get(expression)
             if selector is None:
                 selector = self._selectors[expression] = self._compiler.compile(expression)
+            problem = candidate.unreadable[self._has[Gate.LIST_ATTRIBUTES]]
+            if problem and not isinstance(selector, SelectorError):
+                selector = SelectorError(f"cannot be evaluated: {problem}")
             known = self._verdicts[key] = selector if isinstance(selector, SelectorError) else selector.matches(candidate.facts)
         return known
 

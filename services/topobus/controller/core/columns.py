@@ -114,9 +114,10 @@ class NodeTable:
 def _rest_of(one: Candidate) -> Hashable:
     device = one.device
     if not (device.capacity or device.consumes_counters or device.taints or device.binding_conditions or device.binding_failure_conditions):
-        return one.pool_index, device.allow_multiple_allocations, device.binds_to_node
+        return one.pool_index, one.unreadable, device.allow_multiple_allocations, device.binds_to_node
     return (
         one.pool_index,
+        one.unreadable,
         device.allow_multiple_allocations,
         device.binds_to_node,
         encode(device.capacity),

@@ -13,7 +13,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from topobus.contracts.kubernetes.resource import NodeRequirement, NodeSelector, SliceDevice, SliceSpec
-from topobus.controller.core.selectors import DeviceFacts, facts_of
+from topobus.controller.core.selectors import DeviceFacts, facts_of, unreadable
 from topobus.controller.core.values import DeviceId, Gate, Node, PoolId, Slice
 from topobus.domain.quantity import Quantity
 
@@ -44,6 +44,11 @@ class Candidate:
     def facts(self) -> DeviceFacts:
         """What selectors see."""
         return facts_of(self.id.driver, self.device)
+
+    @cached_property
+    def unreadable(self) -> tuple[str, str]:
+        """Say why selectors fail on the device whatever they ask, without and with list attributes; empty when they do not."""
+        return unreadable(self.device, has_lists=False), unreadable(self.device, has_lists=True)
 
     @cached_property
     def capacity(self) -> dict[str, Quantity]:

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from topobus.contracts.kubernetes.resource import Attribute, SliceDevice
+from topobus.controller.semver import SemanticVersion
 from topobus.domain.quantity import Quantity
 
-__all__ = ["DeviceFacts", "FactValue", "Reads", "Selector", "SelectorCompiler", "SelectorError", "Version", "facts_of", "seen"]
+__all__ = [
+    "DeviceFacts",
+    "FactValue",
+    "Reads",
+    "Selector",
+    "SelectorCompiler",
+    "SelectorError",
+    "Version",
+    "facts_of",
+    "seen",
+    "unreadable",
+]
 
 
 @dataclass(frozen=True)
@@ -111,6 +124,33 @@ def facts_of(driver: str, device: SliceDevice) -> DeviceFacts:
         domain, identifier = _qualify(name, driver)
         capacity.setdefault(domain, {})[identifier] = Quantity.parse(amount.value)
     return DeviceFacts(driver, attributes, capacity, bool(device.allow_multiple_allocations))
+
+
+def unreadable(device: SliceDevice, *, has_lists: bool) -> str:
+    """Say why no expression can be evaluated on a device, whatever it reads; empty when any can.
+
+    As upstream: a device is shown whole, so one attribute of no known type, a version that is none, or a list while lists are off fails them all.
+    """
+    for name, one in device.attributes.items():
+        lists = (one.strings, one.ints, one.bools, one.versions)
+        if all(value is None for value in (one.string, one.int_, one.bool_, one.version)) and (
+            not has_lists or all(value is None for value in lists)
+        ):
+            return f"attribute {name}: unsupported attribute value"
+        for text in (one.version,) if one.version is not None else one.versions or ():
+            problem = _version_problem(text)
+            if problem:
+                return f"attribute {name}: {problem}"
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _version_problem(text: str) -> str:
+    try:
+        SemanticVersion.parse(text)
+    except ValueError as err:
+        return str(err)
+    return ""
 
 
 def _qualify(name: str, driver: str) -> tuple[str, str]:
