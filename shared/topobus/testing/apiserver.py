@@ -233,7 +233,7 @@ class ApiServerSimulator:
                 await self._serve(connection, request)
         except ApiError as err:
             await connection.answer(err.code, err.status)
-        except (ConnectionError, asyncio.CancelledError):
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             # The client left, or the test closes us: either way this connection is over, and asyncio's stream callback must not see it.
             return
         finally:

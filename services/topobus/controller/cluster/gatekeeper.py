@@ -99,6 +99,7 @@ class Gatekeeper:
     def start_all(self, group: asyncio.TaskGroup) -> float | None:
         """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
         self._forgive()
+        self._intents.forget()
         keys = self._ours()
         self._metrics.waiting.set(len(keys))
         self._due = {key: due for key, due in self._due.items() if key in self._world.pods}

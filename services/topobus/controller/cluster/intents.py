@@ -63,6 +63,9 @@ class Intents:
         self.refusals: Refusals[DeviceId] = Refusals(settings.retry_s)
         """Devices that nodes refused, by the pod's uid."""
         self._call_s = settings.cluster.call_s
+        self._grace_s = settings.cluster.retry_s
+        self._written: set[tuple[str, int]] = set()
+        self._met: dict[tuple[str, int], float] = {}
         self._clock = clock
         self._world = world
         self._writer = writer
@@ -107,9 +110,12 @@ class Intents:
             )
             if await self._writer.claim(_key(plan, one), gated.intent_patch(claim, note)) is None:
                 return
+            self._written.add((owner_of(claim).uid, note.number))
 
     async def commit(self, plan: PodPlan, intents: list[tuple[PodClaim, GateAttempt]]) -> Progress | Refusal:
         """Make intents true: see what came before them, have the node hold the devices, write the statuses; a Refusal is the node's."""
+        if self._is_anothers(intents):
+            return Progress.LATER
         newest = max(version_of(self._world.claims[_key(plan, one)]) for one, _ in intents)
         if not await self._claims.reached(newest, self._call_s):
             return Progress.LATER
@@ -138,11 +144,29 @@ class Intents:
             self._metrics.decisions.labels("allocated").inc()
             names = [granted.device for granted in note.allocation.devices.results]
             self._log.info("claim.allocated", claim=name_of(one.object), node=node, devices=names, attempt=note.number, pod=str(plan.pod))
+            self._written.discard((owner_of(claim).uid, note.number))
             written.append((claim, note, placement))
         # Not before: a bus that is slow must not keep a pod half served.
         for claim, note, placement in written:
             await self._ledgers.announce(claim, note, placement)
         return Progress.ON
+
+    def _is_anothers(self, intents: list[tuple[PodClaim, GateAttempt]]) -> bool:
+        """Say whether another replica is at work on this: who wrote an intent gets a moment to make it true, and only then others go on for it."""
+        now_s = self._clock.monotonic()
+        for one, note in intents:
+            key = (owner_of(one.object).uid, note.number)
+            if key not in self._written and now_s - self._met.setdefault(key, now_s) < self._grace_s:
+                return True
+        for one, note in intents:
+            self._met.pop((owner_of(one.object).uid, note.number), None)
+        return False
+
+    def forget(self) -> None:
+        """Forget what was remembered of intents that are no more."""
+        living = self._world.book.pending()
+        self._written &= living
+        self._met = {key: since for key, since in self._met.items() if key in living}
 
     async def withdraw(self, plan: PodPlan, claims: tuple[PodClaim, ...], *, is_final: bool = False) -> None:
         """Take intents back; the note of a pod whose gate is open stays, without an intent, so that its claims are still known as ours."""

@@ -45,6 +45,7 @@ __all__ = ["ClusterController", "serve_cluster"]
 
 M = TypeVar("M")
 
+_LONGEST_PAUSE_S = 0.5
 _BUS_PARTS = ("machines", "inventories", "ledgers", "alignments")
 
 
@@ -184,12 +185,16 @@ class ClusterController:
         """Work whenever something changed, and after a while where something waits for time."""
         wait_s: float | None = None
         is_planning = False
+        spent_s = 0.0
         while True:
             try:
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
             except TimeoutError:
                 pass
+            # A look costs as much as many pods wait: it takes at most half of the time, and a burst of changes becomes one look.
+            await asyncio.sleep(min(spent_s, _LONGEST_PAUSE_S))
+            started_s = self._runtime.clock.monotonic()
             self._changed.clear()
             self._tell_readiness()
             if self._missing:
@@ -202,6 +207,7 @@ class ClusterController:
                 continue
             dues = (self._gates.start_all(group), await self._takebacks.reconcile_all(), await self._housekeeper.reconcile_all())
             wait_s = min((due_s for due_s in dues if due_s is not None), default=None)
+            spent_s = self._runtime.clock.monotonic() - started_s
 
     def _tell_readiness(self) -> None:
         """Keep the readiness part: ready once all lists were taken in; trouble afterwards is a remark, for the copies stand."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
-from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.api import PODS
 from topobus.controller.cluster.events import EventTeller
@@ -21,14 +20,13 @@ from topobus.controller.cluster.ledgers import Ledgers
 from topobus.controller.cluster.writes import Writer
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import gated
-from topobus.controller.core.claims import status_of
 from topobus.controller.core.cluster_objects import has_gate, is_over
 from topobus.controller.core.cluster_world import ClusterWorld, Key
 from topobus.controller.core.gated import GateAttempt
-from topobus.controller.core.scheduling_objects import consumers_of, pod_ref
+from topobus.controller.core.scheduling_objects import pod_ref
 from topobus.controller.core.values import DeviceId
 from topobus.controller.metrics import ControllerMetrics
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
@@ -190,17 +188,10 @@ class TakeBacks:
 
     def _mine(self, key: Key) -> _Mine | None:
         """Read a claim as one that we allocated; None when it is not."""
-        claim = self._world.claims.get(key)
-        if claim is None or not claim.status.get("allocation") or metadata_of(claim).deletion_timestamp:
+        claim, note, users = self._world.claims.get(key), self._world.book.note(key), self._world.book.users_of_ours(key)
+        if claim is None or note is None or users is None or claim.metadata.get("deletionTimestamp"):
             return None
-        try:
-            note = self._world.book.note(key)
-            allocation = status_of(claim).allocation
-            if note is None or allocation is None or _granted(allocation) != _granted(note.allocation):
-                return None  # somebody else allocated it since
-            return _Mine(key, claim, note, frozenset(one.uid for one in consumers_of(claim)))
-        except ContractError:
-            return None
+        return _Mine(key, claim, note, users)
 
     def _yielding(self) -> frozenset[Key]:
         """Of each device that two claims have, name the claims that give way: ours to another's, and of two of ours the later one."""
@@ -224,11 +215,6 @@ class TakeBacks:
             claim = self._world.claims.get(key)
             if claim is not None:
                 await self._events.warn(claim, "DoubleAllocation", message)
-
-
-def _granted(allocation: AllocationResult) -> frozenset[tuple[str, str, str, str | None]]:
-    """List what was given; the rest of an allocation comes back from a server with its defaults filled in."""
-    return frozenset((one.driver, one.pool, one.device, one.share_id) for one in allocation.devices.results)
 
 
 def _is_unschedulable(pod: ApiObject) -> bool:

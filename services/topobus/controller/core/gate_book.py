@@ -10,7 +10,7 @@ from typing import NamedTuple
 from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.cluster_objects import has_gate, is_over, version_of
-from topobus.controller.core.gated import GateAttempt, gate_attempt_of, reserved_uids
+from topobus.controller.core.gated import GateAttempt, gate_attempt_of, holds_what_was_noted, reserved_uids
 from topobus.domain.errors import ContractError
 
 __all__ = ["GateBook"]
@@ -24,9 +24,9 @@ class _Noted(NamedTuple):
     uid: str
     version: int
     note: GateAttempt
-    is_allocated: bool
-    is_reserved: bool
-    """Whether the pod of the note has reserved it."""
+    users: frozenset[str]
+    is_ours: bool
+    """Whether it has the very devices of the note."""
 
 
 class GateBook:
@@ -72,20 +72,26 @@ class GateBook:
         if claim is None or note is None:
             return
         is_allocated = bool(claim.status.get("allocation"))
-        found = _Noted(metadata_of(claim).uid, version_of(claim), note, is_allocated, note.pod in reserved_uids(claim))
+        users = reserved_uids(claim)
+        found = _Noted(metadata_of(claim).uid, version_of(claim), note, users, is_allocated and holds_what_was_noted(claim, note))
         self._noted[key] = found
         self._of_pod.setdefault(note.pod, set()).add(key)
         if not is_allocated:
             self._lost.add(key)
             if note.node:
                 self._pending.add(key)
-        elif not found.is_reserved:
+        elif note.pod not in users:
             self._unreserved.add(key)
 
     def note(self, key: Key) -> GateAttempt | None:
         """Give our note in a claim; None when there is none that can be read."""
         found = self._noted.get(key)
         return found.note if found is not None else None
+
+    def users_of_ours(self, key: Key) -> frozenset[str] | None:
+        """Name who has reserved a claim that has the devices of our note; None for any other claim."""
+        found = self._noted.get(key)
+        return found.users if found is not None and found.is_ours else None
 
     def noted(self) -> tuple[Key, ...]:
         """List the claims with our notes."""
@@ -94,6 +100,10 @@ class GateBook:
     def unallocated(self) -> tuple[Key, ...]:
         """List those of them that have no devices."""
         return tuple(sorted(self._lost))
+
+    def pending(self) -> frozenset[tuple[str, int]]:
+        """Name the intents that are to be made true: the claim's uid and the attempt's number."""
+        return frozenset((self._noted[key].uid, self._noted[key].note.number) for key in self._pending)
 
     def waiting(self) -> frozenset[Key]:
         """Name the pods that wait behind our gate, and those for which we allocated a claim that has no devices (any more)."""

@@ -34,6 +34,7 @@ __all__ = [
     "gate_attempt_of",
     "gate_patch",
     "has_condition",
+    "holds_what_was_noted",
     "intent_patch",
     "is_pending",
     "protection_patch",
@@ -88,6 +89,18 @@ def is_pending(claim: ApiObject) -> bool:
 def reserved_uids(claim: ApiObject) -> frozenset[str]:
     """Name who has reserved a claim, by uid."""
     return frozenset(str(one.get("uid", "")) for one in _reserved(claim))
+
+
+def holds_what_was_noted(claim: ApiObject, note: GateAttempt) -> bool:
+    """Say whether a claim's status has the very devices of our note; the rest of an allocation comes back from a server with its defaults filled in."""
+    allocation = claim.status.get("allocation")
+    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
+    results = devices.get("results") if isinstance(devices, Mapping) else None
+    found = [one for one in results if isinstance(one, Mapping)] if isinstance(results, list) else []
+    granted = {(one.get("driver"), one.get("pool"), one.get("device"), one.get("shareID")) for one in found}
+    return isinstance(allocation, Mapping) and granted == {
+        (one.driver, one.pool, one.device, one.share_id) for one in note.allocation.devices.results
+    }
 
 
 def was_ours(claim: ApiObject) -> bool:
