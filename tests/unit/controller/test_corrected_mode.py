@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from topobus.contracts.kubernetes.resource import DeviceClassSpec
-from topobus.controller.core.values import ALL_GATES, Allocated, AllocationInput, Gate, Mode, Outcome
-from unit.controller.allocation import claim, device, gpus, request, slice_of, solve
+from topobus.controller.core.values import ALL_GATES, Allocated, AllocationInput, DeviceId, Gate, Mode, Outcome, Usage
+from topobus.domain.quantity import Quantity
+from unit.controller.allocation import NODE, claim, device, gpus, request, slice_of, solve
 from unit.controller.allocation import given as put_together
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "allocation.md"
@@ -60,6 +62,12 @@ def two_configurations(mode: Mode) -> AllocationInput:
     return given(mode, [slice_of(gpus(2))], claim(request("a"), request("b"), config=[{"requests": ["a", "b"], "opaque": opaque}]))
 
 
+def no_longer_shared(mode: Mode) -> AllocationInput:
+    """Shares are held of a device that is published as one for a single claim now."""
+    one = given(mode, [slice_of(gpus(1))], claim(request()))
+    return replace(one, usage=Usage(consumed={DeviceId("gpu.example.com", NODE, "dev-0"): {"memory": Quantity.parse("1Gi")}}))
+
+
 # Row of the page to a situation, and what its answers are: the devices, or the number of configurations, or nothing.
 ROWS: dict[str, tuple[Callable[[Mode], AllocationInput], object, object]] = {
     "kubernetes #140300": (
@@ -93,6 +101,7 @@ ROWS: dict[str, tuple[Callable[[Mode], AllocationInput], object, object]] = {
     ),
     "#134100": (shared_then_two, None, ["b", "c"]),
     "a claim's configuration": (two_configurations, 2, 1),
+    "a device with shares in use": (no_longer_shared, ["dev-0"], None),
     "with list attributes off": (
         lambda mode: put_together(
             [slice_of(tagged(["a"]))],

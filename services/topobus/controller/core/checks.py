@@ -53,7 +53,11 @@ class Checks:
         held = self._held.get(candidate.id)
         if request.is_admin:
             return bool(held) and request.claim_index in (held or ())
-        return bool(held) or candidate.id in self._given.usage.holders
+        return bool(held) or candidate.id in self._given.usage.holders or self._has_old_shares(candidate)
+
+    def _has_old_shares(self, candidate: Candidate) -> bool:
+        """Say whether shares are held of a device that its driver no longer shares. Upstream gives it away whole, so mode `compatible` does too."""
+        return self._is_corrected and candidate.id in self._given.usage.consumed and not self.is_shared(candidate)
 
     def is_selected(self, request: PreparedRequest, candidate: Candidate) -> bool:
         """Say whether class and request select the device, and the node can reach it."""
@@ -190,6 +194,8 @@ class Checks:
             return Blocker("outside", self._outside[request.claim_index][candidate.id])
         if candidate.id in self._given.usage.excluded:
             return Blocker("excluded", self._given.usage.excluded[candidate.id])
+        if self._has_old_shares(candidate):
+            return Blocker("in-use", "shares of it are held from when it could be shared")
         holder = self._given.usage.holders.get(candidate.id)
         return Blocker("in-use", f"held by {holder}" if holder else "taken by another request of the same claims")
 
