@@ -192,6 +192,16 @@ def test_apply_writes_nothing_when_a_stored_spec_would_change(clean: System) -> 
     assert [one["metadata"]["name"] for one in clean.json("get", "claims")["items"]] == ["fast"]
 
 
+def test_apply_writes_nothing_when_an_object_is_too_large_to_store(clean: System) -> None:
+    """What the store would refuse is found before the first write."""
+    large = claim("large", 1).replace("{name: large}", "{name: large, annotations: {note: " + "x" * 600_000 + "}}")
+
+    done = clean.run("apply", "-f", "-", stdin=claim("small", 1) + "---\n" + large, code=65)
+
+    assert "default/large" in done.stderr
+    assert clean.json("get", "claims")["items"] == []
+
+
 def test_describe_tells_nearest_miss_and_what_would_fit_when_a_claim_waits(clean: System) -> None:
     """Text and JSON have the grouped reasons, the nearest miss and what would fit; the wait itself is no error."""
     clean.run("apply", "-f", "-", stdin=claim("taker", 5))

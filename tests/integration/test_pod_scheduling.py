@@ -19,13 +19,14 @@ from prometheus_client import CollectorRegistry
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
-from topobus.contracts.messages import ApiObject
+from topobus.contracts.messages import ApiObject, PlaceRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core.scheduling_objects import AllocationMode
 from topobus.controller.service import serve
 from topobus.domain.device import Inventory
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Refusal
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime.bus import Bus, Change, Conflict, Start
@@ -240,6 +241,37 @@ async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> No
     assert {name: len(devices) for name, devices in served.held(node).items()} == {"claim/default/early": 1}
     names = [entry.value.metadata["name"] for entry in await served.bus.list(catalogue.OBJECT, kind="resourceclaim")]
     assert sorted(names) == ["early", "late"]
+
+
+async def test_pod_leaves_nothing_when_its_object_is_removed_by_force(served: Place) -> None:
+    """A pod deleted past its finalizer leaves no devices held, no reservation and no claim of its own; nor when no controller saw it go."""
+    await served.apply(TEMPLATE)
+    await served.apply(claim("late", 1, allocation_mode="WaitForFirstConsumer"))
+    await served.apply(pod("lost", "late", gpus=2, template="two-gpus"))
+    node = await served.scheduled("lost")
+
+    await served.bus.delete(catalogue.OBJECT, kind="pod", namespace="default", name="lost")
+
+    await served.told("resourceclaim", "late", "WaitsForPod")
+    await served.apply(pod("next", gpus=8, extra=f"  nodeName: {node}"))
+    assert await served.scheduled("next") == node
+
+
+async def test_controller_lets_go_of_a_pod_that_was_removed_while_it_was_away(home: Place, nats_server: NatsServer) -> None:
+    """The store's history is the evidence for a controller that was not there; a pod that was never stored keeps what it holds."""
+    owner = Owner(kind=OwnerKind.POD, name="placed-by-hand", uid="somebody")
+    asked = PodRequest(owner=owner, containers=(ContainerRequest(name="c", devices=(DeviceRequest(device_class="gpu", count=1),)),))
+    await home.bus.ask(catalogue.PLACE, PlaceRequest(op_id="by-hand", pod=asked), node="n1")
+    await home.apply(pod("lost", gpus=2, extra="  nodeName: n1"))
+    async with controller(nats_server.url):
+        await home.scheduled("lost")
+    await home.bus.delete(catalogue.OBJECT, kind="pod", namespace="default", name="lost")
+
+    async with controller(nats_server.url):
+        await home.apply(pod("next", gpus=7, extra="  nodeName: n1"))
+        await home.scheduled("next")
+
+    assert {name: len(devices) for name, devices in home.held("n1").items()} == {"pod/default/next": 7, "pod/default/placed-by-hand": 1}
 
 
 async def test_delayed_claim_waits_when_no_pod_uses_it(home: Place, nats_server: NatsServer) -> None:

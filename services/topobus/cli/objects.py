@@ -14,6 +14,7 @@ from typing import Any
 
 from topobus.cli.exits import NotFoundError
 from topobus.contracts.catalogue import CLUSTER, OBJECT
+from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes.classic import is_classic
 from topobus.contracts.kubernetes.objects import admit, ask_deletion, is_of_cluster, metadata_of, name_of, object_parts
 from topobus.contracts.messages import ApiObject
@@ -80,13 +81,14 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject]) -> list[Applied]:
     for one in ordered:
         found = await _read(bus, object_parts(one))
         try:
-            _admitted(one, found)
+            size = len(encode(_admitted(one, found)))
         except ContractError as err:
             problems.append(err.message)
+            continue
+        if size > OBJECT.max_value_bytes:
+            problems.append(f"{name_of(one)}: it has {size} bytes, wanted at most {OBJECT.max_value_bytes}")
     if problems:
-        raise ContractError(
-            "\n".join(problems), next_step="nothing was applied; delete what cannot be changed and apply the manifest again"
-        )
+        raise ContractError("\n".join(problems), next_step="nothing was applied; mend or delete what is named and apply the manifest again")
     applied: list[Applied] = []
     for index, one in enumerate(ordered):
         try:
