@@ -1,0 +1,81 @@
+"""kubelet's PodResources as the gateway reads them: CPUs and memory of containers and of pods as a whole."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import MemoryBlock
+from topobus.gateway.core.exclusive import ExclusiveUse
+from topobus.gateway.pod_resources import Listing, PodResourcesReader
+from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+
+
+class Lister(rpc.PodResourcesListerServicer):
+    """A kubelet that always tells the same."""
+
+    def __init__(self, *pods: pb.PodResources) -> None:
+        self.answer = pb.ListPodResourcesResponse(pod_resources=pods)
+
+    async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: N802  (gRPC's name)
+        """Tell it."""
+        return self.answer
+
+
+@pytest.fixture
+def socket() -> Iterator[Path]:
+    """A short path: a unix socket's ends at 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="pl"))
+    yield folder / "kubelet.sock"
+    shutil.rmtree(folder)
+
+
+async def read(socket: Path, *pods: pb.PodResources) -> Listing:
+    """Ask a kubelet that tells of these pods."""
+    server = grpc.aio.server()
+    rpc.add_PodResourcesListerServicer_to_server(Lister(*pods), server)
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    try:
+        listing = await PodResourcesReader(socket, "n", {}).read()
+    finally:
+        await server.stop(None)
+    assert isinstance(listing, Listing), listing
+    return listing
+
+
+def memory(size: int, *nodes: int) -> pb.ContainerMemory:
+    """One entry of kubelet's."""
+    topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=one) for one in nodes])
+    return pb.ContainerMemory(memory_type="memory", size=size, topology=topology)
+
+
+async def test_pod_has_what_its_containers_leave_when_resources_are_the_pods(socket: Path) -> None:
+    """Pod-level CPUs include those of containers; each CPU stands once, and a container without any stands nowhere."""
+    containers = [pb.ContainerResources(name="a", cpu_ids=[0, 1]), pb.ContainerResources(name="b")]
+    listing = await read(socket, pb.PodResources(name="p", namespace="d", cpu_ids=[0, 1, 2, 3], containers=containers))
+
+    assert listing.exclusive == (
+        ExclusiveUse(namespace="d", pod="p", container="", cpus=CpuSet(2, 3)),
+        ExclusiveUse(namespace="d", pod="p", container="a", cpus=CpuSet(0, 1)),
+    )
+
+
+async def test_memory_of_a_group_is_shared_out_when_kubelet_tells_only_the_sum(socket: Path) -> None:
+    """One node is exact; over a group it counts evenly, the rest on the lowest node."""
+    containers = [pb.ContainerResources(name="a", memory=[memory(7, 1)]), pb.ContainerResources(name="b", memory=[memory(7, 2, 0)])]
+    listing = await read(socket, pb.PodResources(name="p", namespace="d", memory=[memory(14, 0)], containers=containers))
+
+    assert [one.container for one in listing.exclusive] == ["a", "b"]
+    assert [one.memory for one in listing.exclusive] == [
+        (MemoryBlock(kind="memory", nodes=NodeSet(1), shares=((1, 7),)),),
+        (MemoryBlock(kind="memory", nodes=NodeSet(0, 2), shares=((0, 4), (2, 3))),),
+    ]
