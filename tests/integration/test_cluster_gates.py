@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from support.cluster_home import CLASS, GATE, ClusterHome, claim, device_class, node, pod, slice_of, template
+from support.older_server import older_server
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.nats import NatsServer
 
@@ -246,3 +247,18 @@ async def test_nodes_without_room_are_tried_last(home: ClusterHome) -> None:
 
     assert home.node_of("a") == "n2"
     assert home.node_of("b") == "n1"
+
+
+@pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
+async def test_gated_pods_are_served_when_the_server_has_a_beta_version_only(home: ClusterHome, version: str) -> None:
+    """Kubernetes 1.32 and 1.33: claims, templates and slices in their shape, read, made and allocated."""
+    home.put(claim("c"), pod("p", "c", templates=("one",)), template("one"))
+    async with older_server(home.server.url, version, token="secret") as older:
+        home.kubeconfig.write_bytes(home.kubeconfig.read_bytes().replace(home.server.url.encode(), older.url.encode()))
+        cluster = msgspec.structs.replace(home.settings.cluster, housekeeping="own")
+        async with home.controller(settings=msgspec.structs.replace(home.settings, cluster=cluster)):
+            await home.until(lambda: not home.gates("p"), "an open gate")
+        served = {one.split("/")[3].partition("?")[0] for one in older.asked if "resourceclaims" in one}
+
+    assert served == {version}
+    assert sorted(home.holders()) == ["n1-gpu-0", "n1-gpu-1"]

@@ -1,6 +1,6 @@
 """An API server of an older Kubernetes: another one's objects under the versions and in the shapes that it had then.
 
-v1beta1 (1.32) wraps what a device has besides its name into `basic`; v1beta2 (1.33) is v1 by another name. Written down here once more, from the API's
+v1beta1 (1.32) wraps what a device has besides its name into `basic`, and has no `exactly` in a claim's requests; v1beta2 (1.33) is v1 by another name. Written down here once more, from the API's
 own types, so that it does not share a mistake with the code under test.
 """
 
@@ -62,7 +62,7 @@ class OlderServer:
                 method, target, _ = lines[0].split(" ")
                 headers = {key.lower(): value.strip() for key, _, value in (line.partition(":") for line in lines[1:] if line)}
                 body = await reader.readexactly(int(headers.get("content-length", "0")))
-                await self._answer(method, target, json.loads(body) if body else None, writer)
+                await self._answer(method, target, json.loads(body) if body else None, headers.get("content-type", ""), writer)
         except (asyncio.IncompleteReadError, ConnectionError, httpx2.HTTPError, asyncio.CancelledError):
             # The client left, or the test is over.
             return
@@ -70,7 +70,7 @@ class OlderServer:
             self._tasks.discard(task)
             writer.close()
 
-    async def _answer(self, method: str, target: str, body: Any, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, method: str, target: str, body: Any, content_type: str, writer: asyncio.StreamWriter) -> None:
         self.asked.append(target)
         version = target.removeprefix(GROUP).partition("?")[0].partition("/")[0] if target.startswith(GROUP) else ""
         if version and version not in self.versions:
@@ -80,7 +80,11 @@ class OlderServer:
             self.stored.append(body)
             body = _newer(body, version)
         path = target.replace(f"{GROUP}{version}", f"{GROUP}v1", 1) if version else target
-        request = self._client.build_request(method, path, json=body, headers={"Authorization": f"Bearer {self._token}"})
+        headers = {
+            "Authorization": f"Bearer {self._token}",
+            **({"Content-Type": content_type} if body is not None and content_type else {}),
+        }
+        request = self._client.build_request(method, path, json=body, headers=headers)
         answer = await self._client.send(request, stream=True)
         try:
             if "watch=true" in target and answer.status_code == httpx2.codes.OK:
@@ -109,14 +113,34 @@ def _older(one: Any, version: str) -> Any:
         return one
     if isinstance(one.get("items"), list):
         return {**one, "items": [_older(item, version) for item in one["items"]]}
-    devices = (one.get("spec") or {}).get("devices")
+    spec = one.get("spec") or {}
+    devices = spec.get("devices")
+    if isinstance(spec.get("spec"), dict):  # a template
+        return {**one, "apiVersion": "resource.k8s.io/v1beta1", "spec": {**spec, "spec": _flat(spec["spec"])}}
+    if isinstance(devices, dict):
+        return {**one, "apiVersion": "resource.k8s.io/v1beta1", "spec": _flat(spec)}
     if not isinstance(devices, list):
         return one
     basic = [{"name": it["name"], "basic": {key: value for key, value in it.items() if key != "name"}} for it in devices]
     return {**one, "apiVersion": "resource.k8s.io/v1beta1", "spec": {**one["spec"], "devices": basic}}
 
 
+def _flat(claim: dict[str, Any]) -> dict[str, Any]:
+    """Write a claim's requests as v1beta1 has them: what v1 has in `exactly` stands beside the name."""
+    requests = [
+        {"name": it["name"], **it["exactly"]} if "exactly" in it else it for it in (claim.get("devices") or {}).get("requests") or ()
+    ]
+    return {**claim, "devices": {**(claim.get("devices") or {}), "requests": requests}}
+
+
 def _newer(one: dict[str, Any], version: str) -> dict[str, Any]:
+    if one.get("kind") == "ResourceClaim" and version == "v1beta2":
+        return {**one, "apiVersion": "resource.k8s.io/v1"}
+    if one.get("kind") == "ResourceClaim" and version == "v1beta1":
+        requests = one["spec"]["devices"]["requests"]
+        assert not any("exactly" in it for it in requests), "v1beta1 knows no exactly"
+        made = [{"name": it["name"], "exactly": {key: value for key, value in it.items() if key != "name"}} for it in requests]
+        return {**one, "apiVersion": "resource.k8s.io/v1", "spec": {"devices": {**one["spec"]["devices"], "requests": made}}}
     if one.get("kind") != "ResourceSlice":
         return one
     assert one["apiVersion"] == f"resource.k8s.io/{version}", f"an object of {one['apiVersion']} came to {version}"
