@@ -1,0 +1,61 @@
+"""`tools/build-images`: every image that the manifests name, by whichever engine is there; no engine is run here, only what would be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Path:
+    """A folder with an engine and a ctr that write down how they were called."""
+    for name in ("podman", "ctr"):
+        script = tmp_path / name
+        script.write_text(f'#!/bin/sh\necho "{name} $*" >> "{tmp_path}/calls"\n[ "$1" != -n ] || cat > /dev/null\n')
+        script.chmod(0o755)
+    return tmp_path
+
+
+def build(programs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run it with nothing else on the PATH but the basics."""
+    environment = {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "ENGINE": "podman",
+        **{key: os.environ[key] for key in ("HOME",) if key in os.environ},
+    }
+    command = [str(ROOT / "tools" / "build-images"), *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_image_of_the_manifests_is_built_and_imported_when_asked(programs: Path) -> None:
+    """The names are those that a node looks for, each built and handed to containerd once."""
+    listed = yaml.safe_load((ROOT / "deploy" / "kubernetes" / "kustomization.yaml").read_text(encoding="utf-8"))["images"]
+    answer = build(programs, "--import")
+    calls = (programs / "calls").read_text().splitlines()
+
+    assert answer.returncode == 0, answer.stderr
+    assert sorted(answer.stdout.split()) == sorted(f"docker.io/{one['name']}:latest" for one in listed)
+    assert len([one for one in calls if one.startswith("podman build")]) == len(listed)
+    assert calls.count("ctr -n k8s.io images import -") == len(listed)
+
+
+def test_images_have_the_registrys_name_when_one_is_given(programs: Path) -> None:
+    """Prefix and tag are taken as they are, and nothing is imported."""
+    answer = build(programs, "registry.example/topobus", "0.2.0")
+
+    assert "registry.example/topobus/gateway:0.2.0" in answer.stdout.split()
+    assert "ctr" not in (programs / "calls").read_text()
+
+
+def test_usage_is_told_when_an_option_is_unknown(programs: Path) -> None:
+    """A wrong word builds nothing."""
+    answer = build(programs, "--push")
+
+    assert (answer.returncode, "usage" in answer.stderr) == (64, True)
+    assert not (programs / "calls").exists()
