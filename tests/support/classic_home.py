@@ -15,7 +15,7 @@ from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
 from topobus.contracts.kubernetes.classic_handles import as_structured
-from topobus.contracts.messages import ApiObject
+from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
 from topobus.domain.device import Device, Inventory
@@ -191,6 +191,10 @@ def node_of(one: ApiObject) -> str:
     return str(one.status["allocation"]["availableOnNodes"]["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
 
 
+async def _no_opinion(_: HintsRequest) -> HintsReply:
+    return HintsReply(hints=None)
+
+
 @asynccontextmanager
 async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
     """Two nodes, no controller yet."""
@@ -223,6 +227,8 @@ async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
         await bus.put(catalogue.MACHINE, machine, node=name)
         for one in inventories:
             await bus.put(catalogue.INVENTORY, one, node=name, device_class=one.device_class)
+            # A device service that nobody answers for is called silent after a while, and its devices Unknown.
+            await bus.answer(catalogue.HINTS, _no_opinion, node=name, device_class=one.device_class)
         nodes[name] = SmallTopology(bus, machine, inventories)
         await nodes[name].start()
     async with Reader(bus.watch(catalogue.OBJECT)) as objects:

@@ -74,7 +74,7 @@ class _Controller:
         )
         self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
-        self._presence = Presence(settings.silence, settings.parallel_asks, runtime, self._world, self._changed.set)
+        self._presence = Presence(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
         self._orphans = Orphans(settings, runtime, self._world, finder, metrics)
         self._missing = set(_PARTS)
         self._drivers = ClassicHome(settings, runtime, self._world, metrics, lambda: not self._missing)
@@ -106,8 +106,12 @@ class _Controller:
                     self._missing.add(part)
                     self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
                 await apply(change)
-                self._changed.set()
-                self._drivers.wake()
+                self._wake()
+
+    def _wake(self) -> None:
+        """Have everybody look at the world again."""
+        self._changed.set()
+        self._drivers.wake()
 
     async def _on_machine(self, change: Change[Machine]) -> None:
         if change.kind is ChangeKind.RESET:

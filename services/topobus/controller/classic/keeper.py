@@ -8,8 +8,9 @@ for the watch brings the newer object. Source: k8s.io/dynamic-resource-allocatio
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+import math
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -37,8 +38,20 @@ from topobus.runtime.service import Runtime
 
 __all__ = ["ClassicKeeper"]
 
+# What is free at a driver may change unseen, so a negotiation is looked at again after a while; upstream waits 30 s (controller.go, "recheckDelay").
+_REFRESH_S = 10.0
+
 T = TypeVar("T")
 _Work = Callable[[ObjectKey, Stored], Awaitable[bool]]
+
+
+class _Looked(NamedTuple):
+    """At which state of the world something was worked on, and when it is to be looked at again."""
+
+    keys: tuple[ObjectKey, ...]
+    """The objects on which it depends."""
+    seen: Hashable
+    again_s: float
 
 
 class ClassicKeeper:
@@ -55,21 +68,27 @@ class ClassicKeeper:
         self._world = world
         self._pen = Pen(runtime.bus, world)
         self._metrics = metrics
+        self._looked: dict[ObjectKey, _Looked] = {}
         self._log = get_logger().bind(driver=driver.name)
 
     async def reconcile(self) -> bool:
         """Bring everything of this driver as far as it goes now; True says that another try is due after a while."""
         is_due = False
-        for key, _ in self._world.classic_claims():
-            is_due = await self._guarded(key, self._claim) or is_due
-        for key in sorted(one for one in self._world.objects if one.kind == "podschedulingcontext"):
+        for key, stored in self._world.classic_claims():
+            if _may_have_work(stored.value):
+                is_due = await self._guarded(key, self._claim) or is_due
+        for key in sorted(self._world.of_kind("podschedulingcontext")):
             is_due = await self._guarded(key, self._context) or is_due
+        self._looked = {key: one for key, one in self._looked.items() if key in self._world.objects}
         return is_due
 
     async def _guarded(self, key: ObjectKey, work: _Work) -> bool:
         stored = self._world.objects.get(key)
         if stored is None:
             return False
+        last = self._looked.get(key)
+        if last is not None and last.seen == self._seen(last.keys) and self._clock.monotonic() < last.again_s:
+            return last.again_s < math.inf
         try:
             return await work(key, stored)
         except PeerUnavailable as err:
@@ -92,6 +111,7 @@ class ClassicKeeper:
     async def _claim(self, key: ObjectKey, stored: Stored) -> bool:
         """One claim by itself: taken back, allocated at once, or left to wait."""
         claim = stored.value
+        before = self._seen((key,))
         try:
             status = life.status_of(claim)
         except ContractError:
@@ -100,6 +120,7 @@ class ClassicKeeper:
                 raise
             status = classic.ClaimStatus()
         if status.reserved_for or not self._is_mine(claim, status):
+            self._remember((key,), before)
             return False
         if metadata_of(claim).deletion_timestamp or status.deallocation_requested:
             await self._give_back(key, stored, status)
@@ -110,6 +131,7 @@ class ClassicKeeper:
         if classic.mode_of(spec) != classic.IMMEDIATE:
             if not status.conditions:
                 await self._tell(key, stored, classic.WAIT_FOR_FIRST_CONSUMER, "waits for a pod that uses it")
+            self._remember((key,), before)
             return False
         work = await self._work("", claim)
         begun = await self._begin(key, stored, "")
@@ -117,6 +139,7 @@ class ClassicKeeper:
             return False
         (outcome,) = await self._allocate([msgspec.structs.replace(work, claim=begun.value)], "")
         await self._settle(key, begun, outcome, None)
+        self._remember((key,), before, wait_s=self._settings.retry_s if isinstance(outcome, Refusal) else math.inf)
         return isinstance(outcome, Refusal)
 
     async def _context(self, key: ObjectKey, stored: Stored) -> bool:
@@ -129,7 +152,11 @@ class ClassicKeeper:
         if pod is None or metadata_of(pod.value).deletion_timestamp or owner_pod_uid(context) != metadata_of(pod.value).uid:
             return False
         mine = self._pending_of(pod.value)
+        used = [ObjectKey("resourceclaim", key.namespace, one.claim) for one in claim_uses(pod.value)]
+        keys = (key, ObjectKey("pod", key.namespace, key.name), *used)
+        before = self._seen(keys)
         if not mine:
+            self._remember(keys, before)
             return False
         works: list[ClaimWork] = []
         for entry, claim_key in mine:
@@ -141,6 +168,7 @@ class ClassicKeeper:
         nodes = tuple(dict.fromkeys((*spec.potential_nodes, *([spec.selected_node] if spec.selected_node else []))))
         told = await self._call("unsuitable_nodes", lambda: self.driver.unsuitable_nodes(pod.value, works, nodes))
         unsuitable = {one.entry: dict(told.get(one.entry, {})) for one in works}
+        refused: dict[str, Refusal] = {}
         if spec.selected_node and all(spec.selected_node not in unsuitable[one.entry] for one in works):
             refused = await self._allocate_all(pod.value, mine, works, spec.selected_node)
             for entry, refusal in refused.items():
@@ -149,7 +177,18 @@ class ClassicKeeper:
         for entry, claim_key in mine:
             if nodes and all(node in unsuitable[entry] for node in nodes):
                 await self._tell_unsuitable(claim_key, nodes, unsuitable[entry])
+        # What was refused is tried again soon, for another choice may do.
+        self._remember(keys, before, wait_s=self._settings.retry_s if refused else _REFRESH_S)
         return True
+
+    def _seen(self, keys: Sequence[ObjectKey]) -> Hashable:
+        """Name the state of the world that a piece of work depends on, as far as it can be seen."""
+        objects = self._world.objects
+        return tuple(objects[one].revision if one in objects else 0 for one in keys), self._world.supply
+
+    def _remember(self, keys: Sequence[ObjectKey], seen: Hashable, *, wait_s: float = math.inf) -> None:
+        """Note that the first of these objects was worked on, as it was seen before that; it is looked at again when something changes, or after a while."""
+        self._looked[keys[0]] = _Looked(tuple(keys), seen, self._clock.monotonic() + wait_s)
 
     def _pending_of(self, pod: ApiObject) -> list[tuple[str, ObjectKey]]:
         """List the pod's claims that this driver is to allocate: its own, delayed, without an allocation. One made for another pod is none of it."""
@@ -307,3 +346,15 @@ class ClassicKeeper:
 
     def _now(self) -> str:
         return rfc3339(self._clock.now())
+
+
+def _may_have_work(claim: ApiObject) -> bool:
+    """Say by a glance whether a claim may need something from its driver besides a negotiation; most claims of a running system do not."""
+    status = claim.status
+    if status.get("reservedFor") and isinstance(status["reservedFor"], list):
+        return False
+    if claim.metadata.get("deletionTimestamp") or status.get("deallocationRequested"):
+        return True
+    if status.get("allocation"):
+        return not isinstance(status["allocation"], dict)
+    return claim.spec.get("allocationMode") == classic.IMMEDIATE or not status.get("conditions")

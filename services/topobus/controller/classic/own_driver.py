@@ -178,8 +178,10 @@ class OwnDriver:
             message = f"node {node} is not ready: its topology has written no ledger"
             return Refusal(reasons=(Reason(code="node-not-ready", message=message, facts={"node": node}),))
         for one in claims:
+            if not one.resource_class.spec.get("suitableNodes"):
+                continue
             suitable = life.read_class(one.resource_class).suitable_nodes
-            if suitable is not None and not node_matches(node_of(node), None, suitable, is_everywhere=False):
+            if not node_matches(node_of(node), None, suitable, is_everywhere=False):
                 message = f"node {node}: {name_of(one.resource_class)} does not have it among its suitableNodes"
                 return Refusal(reasons=(Reason(code="node-not-suitable", message=message, facts={"node": node}),))
         excluded = {device: why for one in claims for device, why in self._refusals.refused(metadata_of(one.claim).uid).items()}

@@ -7,7 +7,8 @@ and for the pod's own scheduler, whether its classic claims are ready. It binds 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Hashable
 
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes import classic
@@ -31,6 +32,8 @@ __all__ = ["ClassicScheduler", "LookWithout"]
 LookWithout = Callable[[ObjectKey, Collection[str]], Awaitable[tuple[tuple[str, ...], tuple[Reason, ...]]]]
 """On which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why."""
 
+# How long a pod that waits is left alone while nothing that can be seen changes.
+_LOOK_AGAIN_S = 5.0
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -46,6 +49,8 @@ class ClassicScheduler:
         self._world = world
         self._pen = Pen(runtime.bus, world)
         self._waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
+        self._settled: dict[ObjectKey, tuple[Hashable, float]] = {}
+        self._uses: dict[ObjectKey, tuple[int, tuple[ClaimUse, ...]]] = {}
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
@@ -55,8 +60,16 @@ class ClassicScheduler:
         waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         for key in self._pods():
             stored = self._world.objects[key]
+            known, until_s = self._settled.get(key, (None, 0.0))
+            is_due = True  # what the pod's own scheduler says of nodes may change unseen
+            seen = self._seen(key, stored)
+            if known == seen and self._clock.monotonic() < until_s:
+                waiting[key] = self._waiting.get(key, ())
+                continue
             try:
                 reasons = await self._schedule(key, stored)
+                # As it was before: what was written meanwhile, by itself or by others, is looked at in the next round.
+                self._settled[key] = seen, self._clock.monotonic() + _LOOK_AGAIN_S
             except PeerUnavailable as err:
                 self._log.warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
                 reasons, is_due = self._waiting.get(key, ()), True
@@ -65,6 +78,8 @@ class ClassicScheduler:
             if reasons:
                 waiting[key] = reasons
         self._waiting = waiting
+        self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
+        self._uses = {key: one for key, one in self._uses.items() if key in self._world.objects}
         return is_due
 
     def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
@@ -73,7 +88,7 @@ class ClassicScheduler:
         Errors: raises ContractError for a claim that nobody can read.
         """
         stored = self._world.objects[pod]
-        for use in claim_uses(stored.value):
+        for use in self._uses_of(pod, stored):
             if not self._is_classic(pod, use):
                 continue
             claim = self._world.objects.get(ObjectKey("resourceclaim", pod.namespace, use.claim))
@@ -94,6 +109,20 @@ class ClassicScheduler:
         self._log.info("claim.taken-back", claim=name_of(asked))
         return await self._pen.write(key, stored.revision, asked) is not None
 
+    def _seen(self, key: ObjectKey, stored: Stored) -> Hashable:
+        """Name what a pod's next step depends on: the pod, its context, its claims, and what became free."""
+        keys = [ObjectKey("podschedulingcontext", key.namespace, key.name)]
+        keys += [ObjectKey("resourceclaim", key.namespace, one.claim) for one in self._uses_of(key, stored)]
+        revisions = tuple(self._world.objects[one].revision if one in self._world.objects else 0 for one in keys)
+        return stored.revision, revisions, self._world.supply
+
+    def _uses_of(self, key: ObjectKey, stored: Stored) -> tuple[ClaimUse, ...]:
+        """List a pod's claims, read once a revision; none for a pod that nobody can read."""
+        known = self._uses.get(key)
+        if known is None or known[0] != stored.revision:
+            known = self._uses[key] = stored.revision, _uses(stored.value)
+        return known[1]
+
     async def _guarded(self, what: str, work: Awaitable[None]) -> bool:
         try:
             await work
@@ -105,10 +134,10 @@ class ClassicScheduler:
     def _pods(self) -> list[ObjectKey]:
         """List the pods that wait for a node and have a classic claim, oldest first."""
         found: list[tuple[str, ObjectKey]] = []
-        for key, stored in self._world.objects.items():
-            if key.kind != "pod" or is_bound(stored.value) or metadata_of(stored.value).deletion_timestamp:
+        for key, stored in self._world.of_kind("pod").items():
+            if is_bound(stored.value) or metadata_of(stored.value).deletion_timestamp:
                 continue
-            if any(self._is_classic(key, use) for use in _uses(stored.value)):
+            if any(self._is_classic(key, use) for use in self._uses_of(key, stored)):
                 found.append((str(stored.value.metadata.get("creationTimestamp") or ""), key))
         return [key for _, key in sorted(found)]
 
@@ -140,7 +169,7 @@ class ClassicScheduler:
         spec = negotiation.read_spec(context.value) if context is not None else None
         said = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
         nodes, why = await self.look(key, {one.entry for one in views})
-        step = negotiation.next_step(views, nodes, spec, said)
+        step = negotiation.next_step(views, nodes, spec, said, self._rivals(context_key))
         if isinstance(step, Negotiate):
             await self._negotiate(context_key, context, pod, step)
             message = f"its claims are negotiated{f' on {step.selected}' if step.selected else ''}"
@@ -151,6 +180,11 @@ class ClassicScheduler:
         if isinstance(step, Wait):
             return why or step.reasons
         return await self._reserve(pod, keys, step)
+
+    def _rivals(self, mine: ObjectKey) -> Counter[str]:
+        """Count how many other pods are negotiating for each node."""
+        others = (stored.value for key, stored in self._world.of_kind("podschedulingcontext").items() if key != mine)
+        return Counter(str(node) for one in others if (node := one.spec.get("selectedNode")))
 
     def _view(self, pod: ApiObject, use: ClaimUse, claim: ApiObject) -> PodClaimView:
         spec, status = life.read_claim(claim), life.status_of(claim)
@@ -196,6 +230,8 @@ class ClassicScheduler:
     async def _drop_gone_users(self) -> None:
         """Take pods out of reservedFor that are gone or have ended; a delayed claim that nobody uses any more is asked back."""
         for key, stored in self._world.classic_claims():
+            if not self._has_gone_users(key, stored.value):
+                continue
             try:
                 users = life.status_of(stored.value).reserved_for
                 gone = frozenset([one.uid for one in users if one.resource == "pods" and await self._is_gone(key.namespace, one)])
@@ -205,6 +241,15 @@ class ClassicScheduler:
             if gone:
                 self._log.info("claim.users-dropped", claim=name_of(stored.value), users=sorted(gone))
                 await self._pen.write(key, stored.revision, life.without_reservations(stored.value, gone, asks_back=is_delayed))
+
+    def _has_gone_users(self, key: ObjectKey, claim: ApiObject) -> bool:
+        """Say by a glance whether a claim is reserved for a pod that is not stored, or has ended."""
+        users = claim.status.get("reservedFor")
+        for user in users if isinstance(users, list) else ():
+            pod = self._world.objects.get(ObjectKey("pod", key.namespace, str(user.get("name")))) if isinstance(user, dict) else None
+            if pod is None or pod.value.metadata.get("uid") != user.get("uid") or pod.value.status.get("phase") in _ENDED:
+                return True
+        return False
 
     async def _is_gone(self, namespace: str, user: classic.ConsumerReference) -> bool:
         """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a second look either."""

@@ -93,12 +93,17 @@ Step = Wait | Negotiate | TakeBack | Ready
 
 
 def next_step(
-    claims: Sequence[PodClaimView], nodes: Sequence[str], spec: classic.PodSchedulingSpec | None, unsuitable: Mapping[str, frozenset[str]]
+    claims: Sequence[PodClaimView],
+    nodes: Sequence[str],
+    spec: classic.PodSchedulingSpec | None,
+    unsuitable: Mapping[str, frozenset[str]],
+    rivals: Mapping[str, int] | None = None,
 ) -> Step:
     """Decide what the scheduler does next for a pod.
 
     Shapes: nodes — where the pod may go otherwise, in order of preference; spec — the context's, None when there is none; unsuitable — entry to the nodes
-            that its driver has said no to; an entry that is absent has not been reported on.
+            that its driver has said no to; an entry that is absent has not been reported on; rivals — node to how many other pods are negotiating for it:
+            the node with the fewest is selected, or a crowd of pods would go from node to node together.
     """
     in_use = [one for one in claims if one.is_allocated and not one.is_mine and not one.is_free]
     if in_use:
@@ -129,7 +134,7 @@ def next_step(
         asked = spec.potential_nodes if spec is not None else ()
         known = [node for node in good if node in asked] if has_all_reports else good
         if known:
-            return Negotiate(known[0], potential)
+            return Negotiate(min(known, key=lambda node: (rivals or {}).get(node, 0)), potential)
     return Negotiate("", potential)
 
 
