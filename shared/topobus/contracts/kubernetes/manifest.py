@@ -17,7 +17,8 @@ import yaml
 from topobus.contracts.kubernetes import classic, classic_parameters, limits, pod, resource
 from topobus.contracts.kubernetes.fields import TOP_FIELDS, UNUSED_FIELDS
 from topobus.contracts.kubernetes.objects import API_VERSIONS, CLASSIC_VERSIONS, OLDER_VERSIONS, Metadata, name_of
-from topobus.contracts.kubernetes.shape import Problem, check_names, did_you_mean
+from topobus.contracts.kubernetes.pod_claims import check_pod_claims
+from topobus.contracts.kubernetes.shape import Problem, check_names, did_you_mean, read_as
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError, TopobusError
 
@@ -235,6 +236,9 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
     one = ApiObject(api_version=version, kind=kind, **cleaned, status=status)  # type: ignore[arg-type]  # checked to be dicts just above
     if metadata is not None and not problems:
         problems.extend(limits.check_object(one))
+    if kind == "Pod" and not problems:
+        is_grouped = any("podGroupResourceClaim" in entry for entry in one.spec.get("resourceClaims") or ())
+        problems.extend(check_pod_claims(read_as(one.spec, pod.PodSpec, where="spec"), is_grouped=is_grouped))
     if kind == "Pod" and not problems:
         try:
             pod.pod_request(one, uid="")
