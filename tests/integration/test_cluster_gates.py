@@ -262,3 +262,17 @@ async def test_gated_pods_are_served_when_the_server_has_a_beta_version_only(hom
 
     assert served == {version}
     assert sorted(home.holders()) == ["n1-gpu-0", "n1-gpu-1"]
+
+
+async def test_claim_with_very_long_configuration_is_allocated_with_all_of_it(home: ClusterHome) -> None:
+    """What is too long for a note in the claim is worked out again when the status is written: every configuration is there."""
+    long = claim("c")
+    entries = [{"opaque": {"driver": CLASS, "parameters": {"n": index, "text": "x" * 9000}}} for index in range(30)]
+    long["spec"]["devices"]["config"] = entries
+    home.put(long, pod("p", "c"))
+    async with home.controller():
+        await home.until(lambda: not home.gates("p"), "an open gate")
+
+    stored = home.get("ResourceClaim", "c")
+    assert [one["opaque"] for one in stored["status"]["allocation"]["devices"]["config"]] == [one["opaque"] for one in entries]
+    assert len(stored["metadata"]["annotations"]["topobus.dev/attempt"]) < 4096

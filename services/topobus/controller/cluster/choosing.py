@@ -96,13 +96,17 @@ class Chooser:
             return next(one for one in fits if one.node == best)
         return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded, wishing)
 
-    async def still_fits(self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str]) -> bool:
-        """Say whether the very devices that were chosen may be had when all intents of before ours are counted, and those of after (`later`) are not."""
+    async def still_fits(self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str]) -> Allocated | None:
+        """Find out whether the very devices that were chosen may be had when all intents of before ours are counted, and those of after (`later`) are not.
+
+        Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None when they may not be had.
+        """
         if node not in self._world.nodes:
-            return False
+            return None
         given = self._input(node, plan, {}, ignoring=later)
         others = {one.id: "not chosen" for pool in given.pools or () for one in pool.candidates if one.id not in devices}
-        return isinstance(await self._searcher.search(self._input(node, plan, others, ignoring=later), is_brief=True), Allocated)
+        outcome = await self._searcher.search(self._input(node, plan, others, ignoring=later), is_brief=True)
+        return outcome if isinstance(outcome, Allocated) else None
 
     def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
         """Say whether nothing tells these claims from others with the same specs."""

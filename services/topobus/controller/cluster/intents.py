@@ -108,7 +108,7 @@ class Intents:
                 pod=plan.pod.uid,
                 refused=refused[-gated.MAX_REFUSED_NODES :],
             )
-            if await self._writer.claim(_key(plan, one), gated.intent_patch(claim, note)) is None:
+            if await self._writer.claim(_key(plan, one), gated.intent_patch(claim, gated.shortened(note))) is None:
                 return
             self._written.add((owner_of(claim).uid, note.number))
 
@@ -121,7 +121,8 @@ class Intents:
             return Progress.LATER
         node = intents[0][1].node
         devices = {DeviceId(one.driver, one.pool, one.device) for _, note in intents for one in note.allocation.devices.results}
-        if not await self._chooser.still_fits(plan, node, devices, self._world.book.later_intents(newest)):
+        fit = await self._chooser.still_fits(plan, node, devices, self._world.book.later_intents(newest))
+        if fit is None:
             self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
             await self.withdraw(plan, plan.pending)
             return Progress.ON
@@ -134,11 +135,11 @@ class Intents:
             placed.append(held)
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         written: list[tuple[ApiObject, GateAttempt, Placement | None]] = []
-        for (one, note), placement in zip(intents, placed, strict=True):
+        for (one, note), placement, result in zip(intents, placed, fit.results, strict=True):
             claim = self._world.claims.get(_key(plan, one))
             if claim is None or version_of(claim) > newest or self._world.book.note(_key(plan, one)) != note:
                 break
-            patch = gated.allocation_patch(claim, note.allocation, plan.pod, now=now)
+            patch = gated.allocation_patch(claim, gated.lengthened(note, result), plan.pod, now=now)
             if await self._writer.claim(_key(plan, one), patch, part="status") is None:
                 break
             self._metrics.decisions.labels("allocated").inc()

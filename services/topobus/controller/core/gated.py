@@ -37,9 +37,11 @@ __all__ = [
     "holds_what_was_noted",
     "intent_patch",
     "is_pending",
+    "lengthened",
     "protection_patch",
     "reservation_patch",
     "reserved_uids",
+    "shortened",
     "unreservation_patch",
     "was_ours",
     "withdrawal_patch",
@@ -54,11 +56,15 @@ MAX_REFUSED_NODES = 64
 """Nodes remembered in a claim's note; an annotation is no place for a cluster's whole list."""
 
 _MAX_MESSAGE = 1024
+# All annotations of an object together may have 256 KiB (apimachinery, TotalAnnotationSizeLimitB); the rest is the user's.
+_MAX_NOTE = 128 * 1024
 
 
 class GateAttempt(Attempt, frozen=True, kw_only=True, omit_defaults=True):
     """The note in a claim that we allocate for a gated pod; to other readers it is an attempt as in the stand-alone API."""
 
+    is_short: bool = False
+    """True: the configuration is left out, for it is too long for a note; who makes the intent true works it out again."""
     pod: str = ""
     """The uid of the pod for which the claim is allocated."""
     refused: tuple[str, ...] = ()
@@ -112,6 +118,24 @@ def without_note(claim: ApiObject) -> ApiObject:
     """Show a claim without our note (what it says counts no more, or is to be judged anew) and without what only the stand-alone API knows."""
     annotations = {key: value for key, value in _annotations(claim).items() if key not in (ATTEMPT_ANNOTATION, ALLOCATION_MODE_ANNOTATION)}
     return structs.replace(claim, metadata={**claim.metadata, "annotations": annotations})
+
+
+def shortened(note: GateAttempt) -> GateAttempt:
+    """Leave the configuration out of a note that would not fit into an object's annotations."""
+    if len(encode(note)) <= _MAX_NOTE:
+        return note
+    devices = structs.replace(note.allocation.devices, config=())
+    return structs.replace(note, allocation=structs.replace(note.allocation, devices=devices), is_short=True)
+
+
+def lengthened(note: GateAttempt, found: AllocationResult) -> AllocationResult:
+    """Give a note's allocation with its configuration.
+
+    Shapes: found — what a search found for the claim when it might choose among the note's devices only.
+    """
+    if not note.is_short:
+        return note.allocation
+    return structs.replace(note.allocation, devices=structs.replace(note.allocation.devices, config=found.devices.config))
 
 
 def intent_patch(claim: ApiObject, note: GateAttempt) -> dict[str, Any]:
