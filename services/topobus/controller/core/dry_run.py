@@ -204,11 +204,7 @@ def _groups(situation: Situation) -> list[tuple[str, list[tuple[str, ApiObject, 
         spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
         members: list[tuple[str, ApiObject, ClaimSpec]] = []
         for use in spec.resource_claims:
-            kind, name = (
-                ("ResourceClaim", use.resource_claim_name)
-                if use.resource_claim_name
-                else ("ResourceClaimTemplate", use.resource_claim_template_name)
-            )
+            kind, name = ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
             found = known.get((kind, namespace, name))
             if found is None:
                 raise ContractError(

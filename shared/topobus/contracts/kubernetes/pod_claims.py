@@ -33,7 +33,7 @@ def _entries(spec: PodSpec, *, is_grouped: bool) -> Iterator[Problem]:
             yield Problem(f"{path}.name", f"got {one.name!r}, wanted a DNS label: lower-case letters, digits and '-'")
         if one.name in names[:index]:
             yield Problem(f"{path}.name", f"{one.name!r} stands here twice")
-        named = [name for name in (one.resource_claim_name, one.resource_claim_template_name) if name]
+        named = [name for name in (one.claim_name, one.template_name) if name]
         if len(named) != 1 and not (is_grouped and not named):
             yield Problem(path, f"got {len(named)} of resourceClaimName and resourceClaimTemplateName, wanted exactly one")
         for name in named:
