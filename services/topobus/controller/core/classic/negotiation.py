@@ -129,12 +129,14 @@ def next_step(
     selected = spec.selected_node if spec is not None else ""
     if selected in good:
         return Negotiate(selected, potential)
-    has_all_reports = all(one.entry in unsuitable for one in pending)
-    if len(pending) == 1 or has_all_reports:
-        asked = spec.potential_nodes if spec is not None else ()
-        known = [node for node in good if node in asked] if has_all_reports else good
-        if known:
-            return Negotiate(min(known, key=lambda node: (rivals or {}).get(node, 0)), potential)
+    asked = spec.potential_nodes if spec is not None else ()
+    known: list[str] = []
+    if len(pending) == 1:
+        known = good  # its driver alone has a say: it allocates there, or refuses
+    elif all(one.entry in unsuitable for one in pending):
+        known = [node for node in good if node in asked]
+    if known:
+        return Negotiate(min(known, key=lambda node: (rivals or {}).get(node, 0)), potential)
     return Negotiate("", potential)
 
 
