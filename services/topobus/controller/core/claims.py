@@ -36,6 +36,7 @@ from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, Owner
 
 __all__ = [
     "ADVICE",
+    "ATTEMPT_ANNOTATION",
     "RELEASED",
     "Attempt",
     "allocation_of",

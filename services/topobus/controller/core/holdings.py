@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.claims import allocation_of, owner_of
+from topobus.controller.core.claims import ATTEMPT_ANNOTATION, allocation_of, owner_of
 from topobus.controller.core.values import DeviceId, PoolId
 from topobus.domain.errors import ContractError
 from topobus.domain.quantity import Quantity
@@ -95,6 +95,8 @@ class ClaimHoldings:
 def _read(claim: ApiObject) -> _Held:
     try:
         claim = as_structured(claim)
+        if not claim.status.get("allocation") and ATTEMPT_ANNOTATION not in (claim.metadata.get("annotations") or {}):
+            return _Held()  # most of those that come: nothing to read
         allocation = allocation_of(claim)
         owner = owner_of(claim)
         results = allocation.devices.results if allocation is not None else ()

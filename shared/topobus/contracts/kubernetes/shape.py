@@ -49,18 +49,20 @@ def check_names(value: object, wanted: object, path: str, ignored: Mapping[type,
 
     Shapes: ignored — struct to names that are legal there though the struct lacks them.
     """
+    if not isinstance(value, _NESTED):
+        return value
     structure, element, is_map = _shape(wanted)
     if structure is not None and isinstance(value, Mapping):
         known = _fields(structure)
         legal = known.keys() | ignored.get(structure, frozenset())
         kept: dict[str, object] = {}
         for key, inner in value.items():
-            place = f"{path}.{key}" if path else str(key)
             if key not in legal:
-                problems.append(Problem(place, f"unknown field{did_you_mean(str(key), sorted(legal))}"))
+                problems.append(Problem(_inside(path, key), f"unknown field{did_you_mean(str(key), sorted(legal))}"))
             if inner is None:
                 continue
-            kept[key] = check_names(inner, known[key], place, ignored, problems) if key in known else inner
+            is_nested = key in known and isinstance(inner, _NESTED)
+            kept[key] = check_names(inner, known[key], _inside(path, key), ignored, problems) if is_nested else inner
         return kept
     if element is not None and not is_map and isinstance(value, list | tuple):
         return [check_names(one, element, f"{path}[{index}]", ignored, problems) for index, one in enumerate(value)]
@@ -80,11 +82,20 @@ def read_as(value: object, wanted: type[S], *, where: str) -> S:
         raise ContractError(f"{where}: {err}") from err
 
 
+# Nothing else has names in it; most values are texts and numbers.
+_NESTED = (Mapping, list, tuple)
+
+
+def _inside(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
 @cache
 def _fields(structure: type[Struct]) -> dict[str, Any]:
     return {one.encode_name: one.type for one in msgspec.structs.fields(structure)}
 
 
+@cache
 def _shape(wanted: object) -> tuple[type[Struct] | None, object | None, bool]:
     """Take an annotation apart: a struct, or the element of a list, or of a map."""
     if get_origin(wanted) in (Union, types.UnionType):
