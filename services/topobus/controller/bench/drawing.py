@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 __all__ = ["draw_growth"]
 
+# Numbers on the axis closer than this would stand in each other.
+_LABEL_WIDTH = 30
 _WIDTH, _HEIGHT, _TOP, _BOTTOM = 360, 300, 60, 50
 
 
@@ -31,7 +34,7 @@ def draw_growth(nodes: Sequence[Mapping[str, Any]], taken: Sequence[Mapping[str,
 def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], axis: str) -> list[str]:
     inner_left, inner_right = left + 50, left + _WIDTH - 10
     most_x = max(one[0] for one in points) or 1
-    most_y = max(max(one[1:]) for one in points) * 1.1
+    most_y = _round_up(max(max(one[1:]) for one in points))
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = inner_left + x / most_x * (inner_right - inner_left)
@@ -43,8 +46,12 @@ def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], a
         _, y = at(0, value)
         parts.append(f'<line x1="{inner_left}" y1="{y:.1f}" x2="{inner_right}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{inner_left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
+    last = float("-inf")
     for one in points:
         x, _ = at(one[0], 0)
+        if x - last < _LABEL_WIDTH:
+            continue
+        last = x
         parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{one[0]:g}</text>')
     parts.append(f'<text x="{(inner_left + inner_right) / 2:.0f}" y="{_HEIGHT - 12}" text-anchor="middle">{axis}</text>')
     for place, (colour, text) in enumerate((("#27c", "judged on every node"), ("#c52", "placed on the first that fits")), start=1):
@@ -54,3 +61,9 @@ def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], a
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in spots]
         parts.append(f'<text x="{inner_left + 4 + (place - 1) * 140}" y="38" fill="{colour}">{text}</text>')
     return parts
+
+
+def _round_up(value: float) -> float:
+    """Give the next number that four lines divide well."""
+    step = 10 ** math.floor(math.log10(value or 1))
+    return float(next(one * step for one in (1, 2, 4, 8, 10) if one * step >= value))

@@ -88,6 +88,15 @@ class Bench:
             return [self.judgements.look(question, node, partial(self._search, node, claim, spec)) for node in nodes]
         return [self._search(node, claim, spec) for node in nodes]
 
+    def warm(self) -> None:
+        """Do what the controller does at its start."""
+        for node in self.world.nodes():
+            self.world.stock.table_of(node).warm()
+
+    def warming_ms(self) -> float:
+        """Time that."""
+        return median_ms(lambda _: self.warm(), rounds=1)
+
     def judging_ms(self, make: Callable[[int], dict[str, Any]], *, rounds: int, is_shared: bool = True) -> float:
         """Time asking every node about claims, the median of several."""
         return median_ms(lambda number: self.judge_all(make(number), is_shared=is_shared), rounds=rounds)

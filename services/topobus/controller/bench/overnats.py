@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from topobus.contracts import catalogue
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.kubernetes.objects import object_parts
-from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest
+from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest, PlaceReply, PlaceRequest
 from topobus.controller.bench import cases
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
@@ -31,6 +31,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Cpu, Machine, NumaNode
 from topobus.domain.outcome import Placement
+from topobus.domain.silence import SilenceSettings
 from topobus.domain.view import AlignmentOptions
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock
@@ -43,6 +44,8 @@ __all__ = ["fill_over_nats"]
 
 _READY = "ready"
 _LIMIT_S = 600.0
+# The controller asks every device service of every node whether it is there, each second by default: with thousands of nodes that is a load of its own.
+_ROLL_CALL_S = 60.0
 
 
 def fill_over_nats(nodes: int, claims: int) -> dict[str, Any]:
@@ -76,7 +79,9 @@ async def _time_controller(bus: Bus, url: str, nodes: int, claims: int) -> dict[
             name="controller", node="central", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
         )
         started = time.perf_counter()
-        task = asyncio.create_task(serve(ControllerSettings(nats=NatsSettings(url=url)), runtime))
+        task = asyncio.create_task(
+            serve(ControllerSettings(nats=NatsSettings(url=url), silence=SilenceSettings(every_s=_ROLL_CALL_S)), runtime)
+        )
         first: float | None = None
         spent = time.process_time()
         done: set[str] = set()
@@ -129,6 +134,11 @@ class _Node:
         await self._bus.put(catalogue.MACHINE, self.machine, node=self.name)
         await self._bus.put(catalogue.INVENTORY, self.inventory, node=self.name, device_class="gpu")
         await self._bus.answer(catalogue.PLACE, self._place, node=self.name)
+        await self._bus.answer(catalogue.HINTS, self._hints, node=self.name, device_class="gpu")
+
+    async def _hints(self, _: HintsRequest) -> HintsReply:
+        """Answer for the device service: it is there, and has no opinion of its own."""
+        return HintsReply(hints=None)
 
     async def _place(self, asked: PlaceRequest) -> PlaceReply:
         result = place(with_ledger(self._view, self._ledger), asked.pod)
