@@ -1,0 +1,67 @@
+"""Pools in ResourceSlices: a class's driver shows the devices of those pools whose exposure says so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, device
+from topobus.gateway.config import ClusterSettings
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ApiServerSimulator]:
+    """An API server that knows our node."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
+        running.put({"kind": "Node", "metadata": {"name": NODE}})
+        yield running
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+    """Two GPUs, one of them in a pool, and a NIC; a gateway that knows the cluster."""
+    async with make_rig(nats_server.url) as made:
+        await made.plane.show("gpu", device("gpu-0", 0), msgspec.structs.replace(device("gpu-1", 1), pool="gpu-h100"))
+        await made.plane.show("nic", device("nic-0", 0))
+        cluster = ClusterSettings(
+            mode="kubeconfig", kubeconfig=str(server.write_kubeconfig(tmp_path / "kubeconfig")), retry_s=0.05, publish_delay_s=0.01
+        )
+        made.settings = msgspec.structs.replace(made.settings, cluster=cluster)
+        yield made
+
+
+def shown(server: ApiServerSimulator) -> dict[str, list[str]]:
+    """Driver to device names, as the API server has them."""
+    return {one["spec"]["driver"]: [it["name"] for it in one["spec"].get("devices", [])] for one in server.objects("ResourceSlice")}
+
+
+@pytest.mark.parametrize(
+    ("exposure", "gpus"),
+    [
+        pytest.param({}, ["gpu-0", "gpu-1"], id="all"),
+        pytest.param({"gpu-h100": "device-plugin"}, ["gpu-0"], id="all-but-the-pool"),
+        pytest.param({"gpu": "device-plugin", "gpu-h100": "dra"}, ["gpu-1"], id="only-the-pool"),
+        pytest.param({"gpu": "none"}, None, id="nothing"),
+    ],
+)
+async def test_slices_show_what_the_exposure_of_class_and_pool_says(
+    rig: Rig, server: ApiServerSimulator, exposure: dict[str, Any], gpus: list[str] | None
+) -> None:
+    """What is offered by device plugin alone is not for the scheduler's claims; a change of exposure takes back what was shown before."""
+    wanted = {"nic.topobus.dev": ["nic-0"], **({"gpu.topobus.dev": gpus} if gpus is not None else {})}
+    async with rig.gateway():
+        await server.until(lambda: len(shown(server)) == 2, what="two slices")
+    async with rig.gateway(exposure=exposure):
+        await server.until(lambda: shown(server) == wanted, what=f"slices {wanted}")
+
+    assert shown(server) == wanted
