@@ -310,6 +310,12 @@ async def test_claim_is_deallocated_when_somebody_asks(served: ClassicPlace) -> 
             "names driver x.example.com: installed are gpu.topobus.dev, nic.topobus.dev",
         ),
         (
+            "{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClass, metadata: {name: f}, driverName: fpga.topobus.dev}"
+            + claim("c", of="f"),
+            "NoDriver",
+            "no node offers devices of class fpga",
+        ),
+        (
             "{apiVersion: resource.k8s.io/v1alpha2, kind: ResourceClass, metadata: {name: s}, driverName: gpu.topobus.dev, structuredParameters: true}"
             + claim("c", of="s", mode="Immediate"),
             "Malformed",

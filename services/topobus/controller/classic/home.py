@@ -50,7 +50,10 @@ class StoreContext:
 
 
 class ClassicHome:
-    """Runs the keepers of all classic drivers."""
+    """Runs the keepers of all classic drivers.
+
+    Errors: making it raises ConfigError when two installed drivers have one name.
+    """
 
     def __init__(
         self,
@@ -67,6 +70,7 @@ class ClassicHome:
         self._is_whole = is_whole
         self._pen = Pen(runtime.bus, world)
         self._context = StoreContext(world)
+        self._found = load_classic_drivers(self._context)
         self._own: dict[str, OwnDriver] = {}
         self._changed: dict[str, asyncio.Event] = {}
         self._news = asyncio.Event()
@@ -78,15 +82,11 @@ class ClassicHome:
             one.set()
 
     async def run(self) -> None:
-        """Work until cancelled.
-
-        Errors: raises ConfigError when two installed drivers have one name.
-        """
-        found = load_classic_drivers(self._context)
-        for skipped in found.skipped:
+        """Work until cancelled."""
+        for skipped in self._found.skipped:
             get_logger().warning("classic.driver-skipped", driver=skipped.name, value=skipped.value, why=skipped.why)
         async with asyncio.TaskGroup() as group:
-            for driver in found.drivers:
+            for driver in self._found.drivers:
                 self._start(group, driver)
             await self._whenever(self._news, partial(self._keep_house, group))
 
@@ -136,7 +136,12 @@ class ClassicHome:
             return
         reason = "NoDriver" if found is not None else "NoClass"
         drivers = ", ".join(sorted(self._changed)) or "none"
-        message = f"ResourceClass {name} names driver {driver}: installed are {drivers}" if found else f"there is no ResourceClass {name}"
+        if found is None:
+            message = f"there is no ResourceClass {name}"
+        elif class_of(driver):
+            message = f"ResourceClass {name} names driver {driver}, and no node offers devices of class {class_of(driver)}"
+        else:
+            message = f"ResourceClass {name} names driver {driver}: installed are {drivers}"
         if conditions.has_condition(stored.value, reason=reason, message=message):
             return
         now = rfc3339(self._runtime.clock.now())

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from topobus.contracts.codec import to_builtins
 from topobus.domain.device import Device, Inventory
 from topobus.domain.holdings import names_of
 from topobus.domain.ledger import Allocation, Ledger
@@ -57,7 +56,11 @@ def _device(one: Device) -> dict[str, Any]:
 
 
 def _holding(one: Allocation) -> dict[str, Any]:
-    return {"namespace": one.owner.namespace, "name": one.owner.name, "devices": to_builtins(names_of(one))}
+    return {
+        "namespace": one.owner.namespace,
+        "name": one.owner.name,
+        "devices": {device_class: list(names) for device_class, names in names_of(one).items()},
+    }
 
 
 def _why_not_ready(inventories: list[Inventory], ledger: Ledger | None) -> str:
