@@ -357,3 +357,41 @@ async def test_refusal_is_a_value_when_the_server_says_no(server: ApiServerSimul
 
     assert refused == [403, 409, 422]
     assert busy.value.retry_after_s == 7.0
+
+
+async def test_claim_is_looked_for_again_when_the_server_no_longer_has_its_version(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """A version that an upgrade took away is no claim that does not exist: the first call says what is missing, the next speaks the new version."""
+    server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {}})
+    async with older_server(server.url, "v1beta1", token="secret") as older:
+        cluster = opened(kubeconfig(tmp_path, older.url, {"token": "secret"}))
+        assert await cluster.get(CLAIMS, "c", "default") is not None
+        older.versions = ("v1",)
+
+        with pytest.raises(PeerUnavailable, match=r"has no /apis/resource\.k8s\.io/v1beta1/namespaces/default/resourceclaims/c"):
+            await cluster.get(CLAIMS, "c", "default")
+        found, missing = await cluster.get(CLAIMS, "c", "default"), await cluster.get(CLAIMS, "d", "default")
+        await cluster.close()
+
+    assert found is not None
+    assert missing is None
+
+
+@pytest.mark.parametrize(("code", "text"), [(429, "Too many requests, please try again later.\n"), (502, "<html>bad gateway</html>")])
+async def test_server_that_is_busy_is_asked_again_when_it_says_so_in_plain_text(tmp_path: Path, code: int, text: str) -> None:
+    """Limits on requests, and proxies, answer before anything of Kubernetes does: code, text and the wanted pause are told, not that it is no JSON."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        head = f"HTTP/1.1 {code} Status\r\nContent-Type: text/plain\r\nRetry-After: 1\r\nContent-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+        writer.write((head + text).encode())
+        await writer.drain()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    cluster = opened(kubeconfig(tmp_path, f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}", {"token": "t"}))
+    async with listening:
+        with pytest.raises(PeerUnavailable, match=f"answered {code}: {text.strip()}") as busy:
+            await cluster.get(NODES, NODE)
+    await cluster.close()
+
+    assert busy.value.retry_after_s == 1.0

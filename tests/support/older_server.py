@@ -74,7 +74,11 @@ class OlderServer:
         self.asked.append(target)
         version = target.removeprefix(GROUP).partition("?")[0].partition("/")[0] if target.startswith(GROUP) else ""
         if version and version not in self.versions:
-            await _send(writer, 404, {"kind": "Status", "code": 404, "reason": "NotFound", "message": "no such version"})
+            # What is not served at all is told by Go's own handler, in plain text; a Status comes for an object that is not there.
+            text = b"404 page not found\n"
+            head = f"HTTP/1.1 404 Not Found\r\nContent-Type: text/plain; charset=utf-8\r\nContent-Length: {len(text)}\r\n\r\n"
+            writer.write(head.encode() + text)
+            await writer.drain()
             return
         if body is not None:
             self.stored.append(body)

@@ -42,6 +42,10 @@ class _HistoryLost(Exception):
     """Raised inside when the server has forgotten what came after our version."""
 
 
+class _NotServed(PeerUnavailable):
+    """Raised inside when the server has no such path, and therefore says so in plain text: an object that is not there is a Status."""
+
+
 class KubernetesCluster:
     """One API server."""
 
@@ -191,7 +195,10 @@ class KubernetesCluster:
             return ""
         if not self._version:
             for version in VERSIONS:
-                answer = await self._ask("GET", f"/apis/{GROUP}/{version}")
+                try:
+                    answer = await self._ask("GET", f"/apis/{GROUP}/{version}")
+                except _NotServed:
+                    continue
                 if isinstance(answer, Rejected) and answer.code != _NOT_FOUND:
                     # Discovery is closed to us: the present version is the best guess, and a wrong one answers for itself.
                     self._version = VERSIONS[0]
@@ -211,11 +218,21 @@ class KubernetesCluster:
     async def _ask(self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: Any = None) -> dict[str, Any] | Rejected:
         try:
             answer = await self._send(method, path, params, body)
-            plain = answer.json() if answer.content else {}
         except (httpx2.HTTPError, KubeConfigError, OSError, ValueError) as err:
             raise PeerUnavailable(f"API server {self.server}: {_said(err)}", retry_after_s=0.0) from err
+        # Before the body is read: what stands in the way of requests (too many of them, a proxy) answers in plain text.
         if answer.status_code in (_UNAUTHORIZED, 408, 429) or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
             raise _unavailable(answer)
+        try:
+            plain = answer.json() if answer.content else {}
+        except ValueError as err:
+            if answer.status_code == _NOT_FOUND:
+                # It may have been upgraded since we asked which versions it has.
+                self._version = ""
+                raise _NotServed(f"API server {self.server} has no {path}", retry_after_s=0.0) from err
+            if not answer.is_success:
+                return Rejected(code=answer.status_code, reason="", message=answer.text[:200].strip())
+            raise PeerUnavailable(f"API server {self.server}: {method} {path}: {_said(err)}", retry_after_s=0.0) from err
         if not isinstance(plain, dict):
             raise PeerUnavailable(f"API server {self.server}: {method} {path}: the answer is no object but {str(plain)[:80]!r}")
         if answer.is_success:
@@ -294,7 +311,7 @@ def _unavailable(answer: httpx2.Response) -> PeerUnavailable:
     try:
         text = str(answer.json().get("message", ""))
     except (ValueError, AttributeError):
-        text = answer.text[:200]
+        text = answer.text[:200].strip()
     after = answer.headers.get("retry-after", "")
     return PeerUnavailable(
         f"API server answered {answer.status_code}: {text}",
