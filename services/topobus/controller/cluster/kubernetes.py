@@ -83,8 +83,11 @@ class KubernetesApi:
         """Read an object as it is now; None when there is none."""
         answer = await self._ask("GET", await self._path(kind, namespace, name))
         if isinstance(answer, Rejected):
-            if answer.code == 404:
+            if answer.code == 404 and answer.reason:
                 return None
+            if answer.code == 404:
+                # The path is not served, which is no word about the object: the server is another one by now.
+                self.forget_versions()
             raise _refused(kind, answer)
         return answer
 
@@ -180,7 +183,7 @@ class KubernetesApi:
             content = json.dumps(body).encode() if body is not None else None
             sent = {"content-type": "application/json", **(headers or {})}
             answer = await self._client.request(method, path, params=params, content=content, headers=sent)
-            plain = msgspec.json.decode(answer.content) if answer.content else {}
+            plain = _plain(answer)
         except (httpx2.HTTPError, KubeConfigError, ValueError, RecursionError) as err:
             raise PeerUnavailable(f"API server {self.server}: {_said(err)}", retry_after_s=0.0) from err
         if not isinstance(plain, dict):
@@ -213,6 +216,19 @@ def _event(kind: Kind, line: str) -> WatchEvent:
         return WatchEvent(kind=WatchEventKind.BOOKMARK, version=version)
     change = WatchEventKind.DELETE if event["type"] == "DELETED" else WatchEventKind.PUT
     return WatchEvent(kind=change, version=version, object=body)
+
+
+def _plain(answer: httpx2.Response) -> object:
+    """Read a body; an error may be plain text: of a path that is not served, of a limit on requests, of a proxy. It is then without a reason.
+
+    Errors: raises ValueError for a success that is no JSON.
+    """
+    try:
+        return msgspec.json.decode(answer.content) if answer.content else {}
+    except ValueError:
+        if answer.is_success:
+            raise
+        return {"message": answer.text[:200].strip()}
 
 
 def _refused(kind: Kind, answer: Rejected) -> PeerUnavailable:
