@@ -16,7 +16,7 @@ from rich.text import Text
 
 from topobus.cli.answers import reason_lines, short_time, summary
 from topobus.cli.leaves import HEALTH_STYLES, short_address
-from topobus.cli.tables import state_of
+from topobus.cli.tables import named_claim, state_of
 from topobus.contracts.kubernetes.classic_handles import shown
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.messages import ApiObject, DecisionEvent
@@ -155,7 +155,7 @@ def _asks(one: ApiObject) -> list[str]:
     if one.kind == "Pod":
         made = {str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(one.status.get("resourceClaimStatuses"))}
         lines = [
-            f"claim {entry.get('name')}: {entry.get('resourceClaimName') or made.get(str(entry.get('name')), 'not made yet')}"
+            f"claim {entry.get('name')}: {named_claim(entry) or made.get(str(entry.get('name')), 'not made yet')}"
             for entry in _dicts(one.spec.get("resourceClaims"))
         ]
         for container in _dicts(one.spec.get("containers")):

@@ -18,7 +18,7 @@ from topobus.contracts.kubernetes.classic_handles import shown
 from topobus.contracts.kubernetes.objects import is_of_cluster, metadata_of
 from topobus.contracts.messages import ApiObject
 
-__all__ = ["age", "object_table", "state_of"]
+__all__ = ["age", "named_claim", "object_table", "state_of"]
 
 Row = Callable[[ApiObject], tuple[str | Text, ...]]
 
@@ -87,8 +87,14 @@ def _claim(one: ApiObject) -> tuple[str | Text, ...]:
 def _pod(one: ApiObject) -> tuple[str | Text, ...]:
     made = {str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(one.status.get("resourceClaimStatuses"))}
     entries = _dicts(one.spec.get("resourceClaims"))
-    names = [str(entry.get("resourceClaimName") or made.get(str(entry.get("name")), "-")) for entry in entries]
+    names = [named_claim(entry) or made.get(str(entry.get("name")), "-") for entry in entries]
     return str(one.spec.get("nodeName") or "-"), "\n".join(names) or "-"
+
+
+def named_claim(entry: dict[str, Any]) -> str:
+    """Name the claim of a pod's entry, in either form in which it is written; empty for a template's."""
+    source = entry.get("source")
+    return str(entry.get("resourceClaimName") or (source.get("resourceClaimName") if isinstance(source, dict) else "") or "")
 
 
 def _class(one: ApiObject) -> tuple[str | Text, ...]:
