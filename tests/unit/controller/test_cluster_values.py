@@ -253,12 +253,18 @@ def test_world_counts_intents_and_allocations_as_taken() -> None:
 
 
 def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() -> None:
-    """After somebody took an allocation back its devices are free, although the note about it stays, and the node is to be told."""
+    """After somebody took an allocation back the note counts until it is withdrawn, for another replica may act on it; the node is to be told."""
     world = ClusterWorld()
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}]}
+    world.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
+    world.put("ResourceSlice", "v1", {"metadata": {"name": "s", "resourceVersion": "2"}, "spec": spec})
     world.put("ResourceClaim", "v1", plain_claim("a", 3, note=note(1, "d0"), devices=("d0",)))
     world.put("ResourceClaim", "v1", plain_claim("a", 4, note=note(1, "d0")))
 
     assert world.is_taken_back(("default", "a"))
+    assert [one.device for one in world.supply.usage_for("n1", [], {}).holders] == ["d0"]
+    world.put("ResourceClaim", "v1", plain_claim("a", 5))
     assert world.supply.usage_for("n1", [], {}).holders == {}
     assert list(world.let_go) == [("default", "a")]
 

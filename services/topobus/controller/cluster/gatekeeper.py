@@ -234,6 +234,8 @@ class Gatekeeper:
             if not isinstance(chosen, NoNodeFits):
                 await self._intents.write(plan, chosen, refused)
                 return True
+        # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
+        await self._intents.withdraw(plan, plan.pending)
         if is_brief:
             # Explaining costs many searches: a pod that was told a moment ago is told again after a while, not at each change of the cluster.
             self._seen[plan.pod.uid] = sight
@@ -245,7 +247,6 @@ class Gatekeeper:
         self._seen[plan.pod.uid] = sight
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later.
-            await self._intents.withdraw(plan, plan.pending)
             self._due[key] = _Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()

@@ -57,7 +57,8 @@ class Housekeeper:
                 if not claim.status.get("allocation") and (pod is None or is_over(pod)):
                     uid = metadata_of(claim).uid
                     orphans[uid] = self._orphans.get(uid, self._clock.monotonic())
-                    if self._clock.monotonic() - orphans[uid] >= _ORPHAN_S or pod is not None:
+                    is_late = self._clock.monotonic() - orphans[uid] >= _ORPHAN_S
+                    if is_late or pod is not None or self._world.is_taken_back(key):
                         self._log.info("claim.withdrawn", claim=name_of(claim), why="its pod is gone")
                         await self._writer.claim(key, gated.withdrawal_patch(claim))
                 elif self._is_own:

@@ -20,7 +20,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import owner_of, status_of
 from topobus.controller.core.cluster_objects import read_object, version_of
 from topobus.controller.core.gate_book import GateBook
-from topobus.controller.core.gated import RESERVED_TAINT, without_note
+from topobus.controller.core.gated import RESERVED_TAINT
 from topobus.controller.core.inventory import class_of_driver
 from topobus.controller.core.node_fit import NodeFacts, node_facts
 from topobus.controller.core.node_room import NodeRoom
@@ -286,10 +286,12 @@ class ClusterWorld:
         return Slice(one.name, structs.replace(shown.spec, devices=devices)) if devices != shown.spec.devices else shown
 
     def _hold(self, key: Key, claim: ApiObject | None) -> None:
-        """Remember what a claim holds, allocated or about to be."""
+        """Remember what a claim holds, allocated or about to be.
+
+        A note counts until it is withdrawn, also one that tells of the past: another replica that did not see the loss may take it for an intent.
+        """
         self.book.put_claim(key, claim)
-        counted = without_note(claim) if claim is not None and self.is_taken_back(key) else claim
-        self.supply.put_claim(ObjectKey("resourceclaim", *key), counted)
+        self.supply.put_claim(ObjectKey("resourceclaim", *key), claim)
         before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
         if after:
             self._devices[key] = after
