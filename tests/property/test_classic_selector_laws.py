@@ -83,7 +83,7 @@ def devices(draw: st.DrawFn) -> DeviceFacts:
         "index": draw(st.one_of(st.none(), st.integers(-1, 2))),
         "migEnabled": draw(st.one_of(st.none(), st.booleans())),
         "driverVersion": draw(version_values),
-        "cudaRuntimeVersion": draw(version_values),
+        "cudaDriverVersion": draw(version_values),
         "cudaComputeCapability": draw(version_values),
         "speed": draw(anything),
         "label": draw(anything),

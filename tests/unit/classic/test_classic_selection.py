@@ -19,7 +19,7 @@ A100 = DeviceFacts(
             "model": "NVIDIA A100-SXM4-40GB",
             "uuid": "GPU-1",
             "driverVersion": "535.104.05",
-            "cudaRuntimeVersion": Version("12.2.0"),
+            "cudaDriverVersion": Version("12.2.0"),
         },
         "resource.kubernetes.io": {"numaNode": 1},
     },

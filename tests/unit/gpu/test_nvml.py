@@ -136,6 +136,39 @@ def test_describe_gives_identity_and_memory_when_the_library_tells() -> None:
     assert nvml.warnings == ["NVML: Not Found"]
 
 
+def test_describe_tells_what_selectors_ask_for_when_the_library_does() -> None:
+    """Under the names of NVIDIA's own driver; a GPU that refuses its MIG mode has MIG off, and what is not told is absent."""
+
+    class Telling(_Library):
+        """Tells all of it."""
+
+        def nvmlDeviceGetIndex(self, gpu: _Gpu) -> int:  # noqa: N802
+            return 3
+
+        def nvmlDeviceGetArchitecture(self, gpu: _Gpu) -> int:  # noqa: N802
+            return int(pynvml.NVML_DEVICE_ARCH_HOPPER)
+
+        def nvmlDeviceGetBrand(self, gpu: _Gpu) -> int:  # noqa: N802
+            return int(pynvml.NVML_BRAND_UNKNOWN)
+
+        def nvmlDeviceGetCudaComputeCapability(self, gpu: _Gpu) -> tuple[int, int]:  # noqa: N802
+            return (9, 0)
+
+        def nvmlDeviceGetMigMode(self, gpu: _Gpu) -> list[int]:  # noqa: N802
+            self._check(gpu, "mig")
+            return [1, 0]
+
+        def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+            return 12020
+
+    told = Nvml(Telling(_Gpu(_FIRST), _Gpu(_SECOND, refuses=frozenset({"mig"})))).describe([_FIRST, _SECOND])
+
+    facts = {"index": 3, "architecture": "Hopper", "cudaComputeCapability": "9.0", "cudaDriverVersion": "12.2.0"}
+    assert told[_FIRST].facts == {**facts, "migEnabled": True}
+    assert told[_SECOND].facts == {**facts, "migEnabled": False}
+    assert Nvml(_Library(_Gpu(_FIRST))).describe([_FIRST])[_FIRST].facts == {}
+
+
 def test_describe_adds_up_links_when_two_gpus_share_several() -> None:
     """Bandwidth to a peer is the sum of the links to it, in Gbit/s; links that are down count nothing."""
     told = Nvml(_Library(_Gpu(_FIRST, links=[str(_SECOND), str(_SECOND), ""]))).describe([_FIRST])

@@ -111,7 +111,7 @@ class NvidiaDriver:
         facts = _information_if_readable(tree, function.address)
         product = self._products.product(function)
         gpu = told.get(function.address, NvmlGpu())
-        attributes: dict[str, AttributeValue] = {"type": "gpu"}
+        attributes: dict[str, AttributeValue] = {"type": "gpu", **gpu.facts}
         if version:
             attributes["driverVersion"] = version
         memory_bytes = gpu.memory_bytes or product.memory_bytes

@@ -15,8 +15,10 @@ from typing import Any
 
 from msgspec import Struct
 
+from topobus.domain.device import AttributeValue
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.pci import PciAddress
+from topobus.gpu.plugins.nvml_facts import gpu_facts
 from topobus.sysfs.tree import Tree
 
 __all__ = ["Nvml", "NvmlGpu", "NvmlUnavailable", "XidTable", "load_nvml"]
@@ -50,6 +52,8 @@ class NvmlGpu(Struct, frozen=True, kw_only=True):
     """Peer GPU to NVLink bandwidth in Gbit/s one way, direct links; through switches every GPU on them is a peer."""
     switch_gbps: float = 0.0
     """Bandwidth into NVSwitches in Gbit/s one way; 0 without."""
+    facts: Mapping[str, AttributeValue] = {}
+    """Attributes for those who select a GPU."""
 
 
 class XidTable:
@@ -135,6 +139,7 @@ class Nvml:
                 minor=None if minor is None else int(minor),
                 links=links,
                 switch_gbps=switch_gbps,
+                facts=gpu_facts(self._nvml, handle, self._quiet),
             )
             self._watch(address, handle)
         return found

@@ -18,7 +18,7 @@ from topobus.domain.quantity import Quantity
 
 __all__ = ["OUR_NAMES", "attribute_name", "selector_expression"]
 
-OUR_NAMES: Mapping[str, str] = MappingProxyType({"product_name": "model"})
+OUR_NAMES: Mapping[str, str] = MappingProxyType({"product_name": "model", "cuda_runtime_version": "cuda_driver_version"})
 """A selector's field to the attribute that our drivers publish for it, where the two are called differently."""
 
 _SIGNS = {
