@@ -87,7 +87,10 @@ def test_manifest_reads_claims_and_parameters_when_they_are_whole() -> None:
         (CLAIM.replace("resourceClassName: gpu", "resourceClassname: gpu"), "spec.resourceClassname: unknown field"),
         (CLAIM.replace("v1alpha2", "v1alpha3"), "apiVersion: got 'resource.k8s.io/v1alpha3', wanted resource.k8s.io/v1 or"),
         (PARAMETERS.replace("count: 2", "count: 0"), "spec.count: got 0, wanted 1 to 32"),
-        (PARAMETERS.replace("GreaterThanOrEqualTo", "AtLeast"), "spec.selector.andExpression[1].orExpression[0].memory.operator: got 'AtLeast'"),
+        (
+            PARAMETERS.replace("GreaterThanOrEqualTo", "AtLeast"),
+            "spec.selector.andExpression[1].orExpression[0].memory.operator: got 'AtLeast'",
+        ),
         (PARAMETERS.replace("40Gi", "40Gb"), "spec.selector.andExpression[1].orExpression[0].memory.value: not a quantity"),
         (PARAMETERS.replace("productName", "productname"), "spec.selector.andExpression[0].productname: unknown field"),
         (PARAMETERS.replace("TimeSlicing\n", "MPS\n"), "spec.sharing.timeSlicingConfig: wanted none with strategy MPS"),
