@@ -149,7 +149,7 @@ async def _placed(rig: Rig, request: PodRequest) -> Placement:
 
 
 async def test_ledger_lets_go_when_the_claim_is_deallocated(rig: Rig) -> None:
-    """When kube-controller-manager takes the devices back after the pod, or the claim goes, the node hears of it."""
+    """When kube-controller-manager takes the devices back after the pod, or the claim goes, the node hears of it; our note goes, and the finalizer with it."""
     rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"), claim("d", device_class_name=DRIVER), pod("q", "d"))
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("q"), "open gates")
@@ -159,7 +159,10 @@ async def test_ledger_lets_go_when_the_claim_is_deallocated(rig: Rig) -> None:
         rig.home.server.release_claims()
         rig.home.server.remove("ResourceClaim", "d")
         await rig.ledger_holds()
-        await rig.home.until(lambda: not rig.home.devices("c"), "no devices")
+        await rig.home.until(lambda: "topobus.dev/attempt" not in rig.home.get("ResourceClaim", "c")["metadata"]["annotations"], "no note")
+
+    assert rig.home.devices("c") == []
+    assert rig.home.get("ResourceClaim", "c")["metadata"].get("finalizers", []) == []
 
 
 async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Rig) -> None:
