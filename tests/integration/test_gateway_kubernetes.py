@@ -395,3 +395,20 @@ async def test_server_that_is_busy_is_asked_again_when_it_says_so_in_plain_text(
     await cluster.close()
 
     assert busy.value.retry_after_s == 1.0
+
+
+async def test_server_is_left_alone_when_it_wants_a_pause(server: ApiServerSimulator, tmp_path: Path) -> None:
+    """A server that limits requests says for how long: whoever asks next waits for that, whichever part of the gateway it is."""
+    cluster = opened(kubeconfig(tmp_path, server.url, {"token": "secret"}))
+    server.refuse("GET", "nodes", code=429, retry_after_s=30)
+    with pytest.raises(PeerUnavailable):
+        await cluster.get(NODES, NODE)
+
+    early = asyncio.create_task(cluster.get(NODES, NODE))
+    await asyncio.wait({early}, timeout=0.2)
+    asked = [one.code for one in server.requests if "nodes" in one.path]
+    early.cancel()
+    await asyncio.gather(early, return_exceptions=True)
+    await cluster.close()
+
+    assert asked == [429]

@@ -55,6 +55,8 @@ class KubernetesCluster:
         self._retired: list[httpx2.AsyncClient] = []
         self._version = ""
         """Of resource.k8s.io; empty: not asked yet, or to be asked again."""
+        self._not_before = 0.0
+        """The event loop's time up to which the server wants to be left alone."""
 
     @classmethod
     def open(cls, settings: ClusterSettings) -> KubernetesCluster:
@@ -216,13 +218,17 @@ class KubernetesCluster:
         return self._version
 
     async def _ask(self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: Any = None) -> dict[str, Any] | Rejected:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._not_before - loop.time()))
         try:
             answer = await self._send(method, path, params, body)
         except (httpx2.HTTPError, KubeConfigError, OSError, ValueError) as err:
             raise PeerUnavailable(f"API server {self.server}: {_said(err)}", retry_after_s=0.0) from err
         # Before the body is read: what stands in the way of requests (too many of them, a proxy) answers in plain text.
         if answer.status_code in (_UNAUTHORIZED, 408, 429) or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
-            raise _unavailable(answer)
+            trouble = _unavailable(answer)
+            self._not_before = loop.time() + min(trouble.retry_after_s, _BACKOFF_LIMIT_S)
+            raise trouble
         try:
             plain = answer.json() if answer.content else {}
         except ValueError as err:
