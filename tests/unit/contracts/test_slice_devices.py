@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
+from topobus.contracts.kubernetes.limits import check_slice
+from topobus.contracts.kubernetes.resource import Pool, SliceSpec
 from topobus.contracts.kubernetes.slices import in_seconds, slice_device
 from topobus.domain.device import Device
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
@@ -37,3 +41,25 @@ def test_capacity_is_written_as_the_server_gives_it_back_when_it_is_a_round_numb
     found = slice_device(device).capacity
 
     assert {name: one.value for name, one in found.items()} == {"lanes": "1k", "memory": "80Gi"}
+
+
+@pytest.mark.parametrize("model", ["x" * 80, "ß" * 40, "a" + "ß" * 40], ids=["long", "two-bytes-each", "cut-within-a-character"])
+def test_text_is_cut_where_the_server_counts_when_it_is_too_long(model: str) -> None:
+    """The limit is one of bytes: a device with a long name in another script is shown, and not left out for it."""
+    shown = slice_device(Device(name="gpu-0", device_class="gpu", model=model))
+
+    text = shown.attributes["model"].string
+    assert text is not None
+    assert model.startswith(text)
+    assert 63 <= len(text.encode()) <= 64
+
+
+@pytest.mark.parametrize("text", ["570.86.15", "1.2.3-rc.1", "570.86.05", "1.2.3-01", "1.2.3-a..b", "1.2.3-"])
+def test_version_is_a_text_when_the_server_would_not_read_it_as_one(text: str) -> None:
+    """Whatever a driver calls its version, the server takes the device."""
+    shown = slice_device(Device(name="gpu-0", device_class="gpu", attributes={"driverVersion": text}))
+
+    attribute = shown.attributes["driverVersion"]
+    pool = Pool(name="n", resource_slice_count=1)
+    assert check_slice(SliceSpec(driver="gpu.topobus.dev", node_name="n", pool=pool, devices=(shown,))) == []
+    assert text in (attribute.version, attribute.string)

@@ -163,6 +163,17 @@ def test_plan_replaces_a_slice_when_it_is_of_an_older_generation_or_unreadable(p
     assert (plan.generation, len(plan.updates), len(plan.creates)) == (2, 1, 1)
 
 
+def test_plan_replaces_a_slice_when_it_is_of_another_pool() -> None:
+    """A server lets nobody rename a pool, so an update would be refused for ever; the other pool's generation does not count here."""
+    (good,) = store(plan_of(3))
+    other = msgspec.structs.replace(good, spec={**good.spec, "pool": {**good.spec["pool"], "name": "old", "generation": 9}})
+
+    plan = plan_of(3, (other,))
+
+    assert [one.name for one in plan.deletes] == [good.metadata["name"]]
+    assert (plan.updates, [one.spec["pool"]["name"] for one in plan.creates], plan.generation) == ((), [NODE], 1)
+
+
 def test_plan_takes_over_slices_when_the_node_was_made_anew() -> None:
     """A node object with another uid would have the slices collected as garbage: the owner is put right."""
     present = store(plan_of(3))

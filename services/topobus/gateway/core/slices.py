@@ -157,6 +157,8 @@ def slice_plan(
     chunks = [tuple(devices[start : start + DEVICES_PER_SLICE]) for start in range(0, len(devices), DEVICES_PER_SLICE)] or [()]
     found = sorted(present, key=lambda one: str(one.metadata.get("name", "")))
     specs = {str(one.metadata.get("name", "")): (read or read_slice)(one) for one in found}
+    # The server lets nobody rename a slice's pool: one of another pool can only be replaced, and its generation is none of ours.
+    specs = {name: spec if spec is not None and spec.pool.name == node else None for name, spec in specs.items()}
     generation = max((spec.pool.generation for spec in specs.values() if spec), default=last_generation)
     matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
     obsolete: list[ApiObject] = []

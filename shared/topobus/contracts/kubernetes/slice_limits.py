@@ -36,12 +36,21 @@ from topobus.contracts.kubernetes.shape import Problem
 from topobus.domain.names import is_dns_subdomain
 from topobus.domain.quantity import Quantity
 
-__all__ = ["check_slice", "check_taint_rule"]
+__all__ = ["check_slice", "check_taint_rule", "is_version"]
 
 _NUMBER = r"(0|[1-9]\d*)"
 _PRE = r"(0|[1-9]\d*|\d*[A-Za-z-][0-9A-Za-z-]*)"
 _VERSION = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-{_PRE}(\.{_PRE})*)?(\+[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?", re.ASCII)
 _LARGEST = (1 << 63) - 1
+
+
+def is_version(text: str) -> bool:
+    """Say whether a text is a semantic version.
+
+    >>> is_version("570.86.15"), is_version("570.86.05"), is_version("1.2.3-rc.1"), is_version("1.2.3-01")
+    (True, False, True, False)
+    """
+    return _VERSION.fullmatch(text) is not None
 
 
 def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
@@ -161,7 +170,7 @@ def _check_attribute(name: str, one: r.Attribute, path: str) -> Iterator[Problem
         if text is not None and len(text.encode("utf-8", "replace")) > MAX_TEXT:
             yield Problem(path, f"got {len(text.encode('utf-8', 'replace'))} bytes, wanted at most {MAX_TEXT}")
     for version in (one.version, *(one.versions or ())):
-        if version is not None and not _VERSION.fullmatch(version):
+        if version is not None and not is_version(version):
             yield Problem(path, f"got {version!r}, wanted a semantic version such as 1.2.3")
 
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from topobus.contracts.kubernetes.limits import MAX_ATTRIBUTES, MAX_DEVICES, MAX_TEXT
 from topobus.contracts.kubernetes.resource import Attribute, Capacity, SliceDevice, Taint
+from topobus.contracts.kubernetes.slice_limits import is_version
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.health import HealthState
 from topobus.domain.quantity import Quantity, QuantityForm
@@ -25,7 +26,6 @@ HEALTH_TAINT = "topobus.dev/health"
 DEVICES_PER_SLICE = MAX_DEVICES // 2
 
 _IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
-_VERSION = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)(-[0-9A-Za-z.-]+)?")
 _INT64 = 1 << 63
 
 
@@ -92,9 +92,10 @@ def _attribute(name: str, value: AttributeValue) -> Attribute:
         return Attribute(bool_=value)
     if isinstance(value, int):
         return Attribute(int_=value)
-    if name.lower().endswith("version") and _VERSION.fullmatch(value) and len(value) <= MAX_TEXT:
+    if name.lower().endswith("version") and is_version(value) and len(value) <= MAX_TEXT:
         return Attribute(version=value)
-    return Attribute(string=value[:MAX_TEXT])
+    # The limit is one of bytes; a character cut in two is left out.
+    return Attribute(string=value.encode("utf-8", "replace")[:MAX_TEXT].decode("utf-8", "ignore"))
 
 
 def _identifier(name: str) -> str:
