@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
+import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device, no
 from topobus.contracts.catalogue import PREPARE, RELEASE
 from topobus.contracts.messages import PrepareReply, PrepareRequest, ReleaseRequest
+from topobus.devicekit import cdi_files
 from topobus.devicekit.cdi import parse
 from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
@@ -464,16 +468,54 @@ async def test_gateway_registers_its_driver_with_a_kubelet_that_restarts(rig: Ri
 
 
 async def test_gateway_fails_the_claim_and_goes_on_when_the_cdi_folder_cannot_be_written(rig: Rig) -> None:
-    """A full or broken disk is the claim's error, with the path; mended, the same claim is prepared."""
+    """A full or broken disk is the claim's error, with the path; readiness tells it before the first claim; mended, the same claim is prepared."""
     rig.cdi_dir.write_text("a file where the folder should be")
     async with rig.kubelet, rig.gateway():
+        await rig.readiness.until(lambda report: f"cannot write {rig.cdi_dir}" in report.get("cdi", ""))
         broken = await prepare(rig)
         rig.cdi_dir.unlink()
         mended = await prepare(rig)
+        report = rig.readiness.report()
 
     assert "cannot write" in broken.error
     assert str(rig.cdi_dir) in broken.error
     assert mended.error == ""
+    assert report["cdi"] == "ready"
+
+
+@pytest.mark.parametrize("step", range(1, 4))
+async def test_gateway_fails_the_claim_and_goes_on_when_the_disk_is_full_at_a_write(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """Begun, CDI file, done: whichever does not reach the disk is named, nothing half written stays, and with room again the claim goes on or is undone."""
+    fsync = os.fsync
+    counted = {"calls": 0}
+
+    def sync(handle: int) -> None:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            counted["calls"] += 1
+            if counted["calls"] == step:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        monkeypatch.setattr(cdi_files.os, "fsync", sync)
+        full = await prepare(rig)
+        monkeypatch.undo()
+        left = [path.name for folder in (rig.cdi_dir, Path(rig.settings.checkpoint_path).parent) for path in folder.glob(".*.tmp")]
+        again = await prepare(rig)
+        await rig.plane.drop("training")
+        errors = await rig.kubelet.unprepare_claims([TRAINING])
+
+    assert "cannot write" in full.error
+    assert "No space left on device" in full.error
+    assert any(name in full.error for name in (rig.settings.checkpoint_path, str(cdi_file(rig))))
+    assert left == []
+    assert again.error == ""
+    assert errors == {}
+    assert rig.plane.ledger.allocations == {}
+    assert not cdi_file(rig).exists()
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from topobus.devicekit.cdi import CdiSpec
 from topobus.devicekit.cdi_files import remove_leftovers, write
 from topobus.domain.errors import ConfigError, ContractError
 from topobus.gateway.core.claims import AllocatedDevice
+from topobus.gateway.disk import DiskWork
 
 __all__ = ["Checkpoint", "ClaimEntry"]
 
@@ -67,7 +69,10 @@ class _Version(Struct, frozen=True, kw_only=True):
 class _Unknown:
     """What a newer gateway wrote and we do not know: of the file, and of each entry with the preparation that it belongs to."""
 
-    def __init__(self, file: dict[str, Any] | None = None, entries: dict[tuple[str, str], dict[str, Any]] | None = None) -> None:
+    def __init__(
+        self, file: dict[str, Any] | None = None, entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] | None = None
+    ) -> None:
+        """Keep it; `entries` have what was written, and what we understood of it."""
         self._file = file or {}
         self._entries = entries or {}
 
@@ -76,19 +81,22 @@ class _Unknown:
 
     @classmethod
     def of(cls, raw: dict[str, Any], file: _File) -> _Unknown:
-        """Find what the structs have no name for."""
-        known = set(ClaimEntry.__struct_fields__)
-        entries = {
-            (one.key, one.attempt): left
-            for one, plain in zip(file.entries, raw["entries"], strict=True)
-            if (left := {name: value for name, value in plain.items() if name not in known})
-        }
+        """Find what the structs have no name for, however deep within an entry."""
+        entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        for one, plain in zip(file.entries, raw["entries"], strict=True):
+            understood = to_builtins(one)
+            if {**understood, **plain} != understood:
+                entries[one.key, one.attempt] = plain, understood
         return cls({name: value for name, value in raw.items() if name not in _File.__struct_fields__}, entries)
 
     def joined(self, file: _File) -> dict[str, Any]:
-        """Write it beside what we know."""
-        entries = [{**self._entries.get((one.key, one.attempt), {}), **to_builtins(one)} for one in file.entries]
-        return {**self._file, "version": file.version, "entries": entries}
+        """Write it beside what we know; what we have not changed since stays as it was written, with all that is in it."""
+        return {**self._file, "version": file.version, "entries": [self._entry(one) for one in file.entries]}
+
+    def _entry(self, one: ClaimEntry) -> dict[str, Any]:
+        now = to_builtins(one)
+        raw, understood = self._entries.get((one.key, one.attempt), ({}, {}))
+        return {**raw, **{name: raw[name] if name in raw and value == understood[name] else value for name, value in now.items()}}
 
 
 class Checkpoint:
@@ -98,7 +106,7 @@ class Checkpoint:
         self._path = path
         self._entries = entries
         self._unknown = unknown or _Unknown()
-        self._lock = asyncio.Lock()
+        self._disk = DiskWork()
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
@@ -148,17 +156,21 @@ class Checkpoint:
 
         Errors: raises OSError when the disk refuses; memory then is as before.
         """
-        async with self._lock:
-            await self._save({**self._entries, entry.key: entry})
+        await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
 
     async def remove(self, uid: str, device_class: str) -> None:
         """Forget an entry; one that is not there is no error."""
-        async with self._lock:
-            key = f"{uid}/{device_class}"
-            if key in self._entries:
-                await self._save({other: entry for other, entry in self._entries.items() if other != key})
+        key = f"{uid}/{device_class}"
+        await self._disk.do(lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}))
 
-    async def _save(self, entries: dict[str, ClaimEntry]) -> None:
+    async def finish(self) -> None:
+        """Wait until nothing is being written: then the file may be another process's."""
+        await self._disk.finish()
+
+    async def _save(self, change: Callable[[], dict[str, ClaimEntry]]) -> None:
+        entries = change()
+        if entries == self._entries:
+            return
         file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)))
         data = encode(self._unknown.joined(file) if self._unknown else file)
         await asyncio.to_thread(write, self._path.parent, self._path.name, data)

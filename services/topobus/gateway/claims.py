@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from topobus.devicekit.cdi import file_name, render
-from topobus.devicekit.cdi_files import delete, restore_files, write, write_missing
+from topobus.devicekit.cdi_files import check_writable, delete, restore_files, write, write_missing
 from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
@@ -27,6 +27,8 @@ from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claim_reading import ClaimReader
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.claims import CDI_VENDOR, ClaimAllocation, allocation_of, cdi_device_name, cdi_spec, is_allocated_here
+from topobus.gateway.disk import DiskWork
+from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.node_state import NodeState
 from topobus.runtime.logging import get_logger
 
@@ -92,7 +94,10 @@ class ClaimPreparer:
         deadlines: DeadlineSettings,
         settler: Settler | None = None,
         boot_id: str = "",
+        tell_cdi: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """Take what it works with; `tell_cdi` hears what is wrong with the CDI folder, nothing when it is good."""
+        self._tell_cdi = tell_cdi
         self._boot_id = boot_id
         self._state = state
         self._asks = asks
@@ -101,13 +106,15 @@ class ClaimPreparer:
         self._cdi_dir = cdi_dir
         self._deadlines = deadlines
         self._settler = settler
-        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+        self._locks = KeyLocks()
         self._undone: set[str] = set()
+        self._disk = DiskWork()
 
-    async def restore(self) -> None:
+    async def restore(self, *, is_offered: bool = True) -> None:
         """Write CDI files that a reboot removed, and remove those that no claim stands behind. Runs before kubelet is served.
 
-        Errors: raises ConfigError when the folder cannot be written.
+        Errors: raises ConfigError when there is something to write and the folder cannot be written. With nothing to write that is told only: the other
+        door works without, and the first claim may find the folder mended.
         """
         wanted = {_file(entry): render(entry.cdi) for entry in self._checkpoint.entries() if entry.is_running and entry.cdi is not None}
         await asyncio.to_thread(self._checkpoint.sweep)
@@ -117,6 +124,19 @@ class ClaimPreparer:
             raise ConfigError(f"gateway: cdi_dir: cannot use {self._cdi_dir}: {err}", next_step="set TOPOBUS_GATEWAY__CDI_DIR") from err
         if written or orphans:
             get_logger().info("claims.restored", written=written, orphans_removed=orphans)
+        if is_offered:
+            try:
+                await asyncio.to_thread(check_writable, self._cdi_dir, CDI_VENDOR)
+            except OSError as err:
+                get_logger().error("cdi.unwritable", folder=str(self._cdi_dir), error=str(err), next_step="set TOPOBUS_GATEWAY__CDI_DIR")
+                self._tell_cdi(_unwritable(err))
+            else:
+                self._tell_cdi("")
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written: then the files may be another process's."""
+        await self._disk.finish()
+        await self._checkpoint.finish()
 
     async def undo_unknown(self) -> None:
         """Let go of claims that the ledger calls prepared and the checkpoint does not know: who moved the file away said that nothing uses them.
@@ -127,7 +147,7 @@ class ClaimPreparer:
         for allocation in ledger.allocations.values() if ledger is not None else ():
             owner = allocation.owner
             claim = ClaimKey(namespace=owner.namespace, name=owner.name, uid=owner.uid)
-            async with self._one_at_a_time(owner.uid):
+            async with self._locks.of(owner.uid):
                 if not allocation.is_prepared or any(entry.uid == owner.uid for entry in self._checkpoint.entries()):
                     continue
                 try:
@@ -146,7 +166,7 @@ class ClaimPreparer:
         except TimeoutError:
             error = f"not prepared within {self._deadlines.claim_s} s"
         except OSError as err:
-            error = f"cannot write {err.filename}: {err.strerror}"
+            error = _unwritable(err)
         get_logger().warning("claim.prepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
         return f"claim {claim.namespace}/{claim.name}: {error}"
 
@@ -160,7 +180,7 @@ class ClaimPreparer:
         except TimeoutError:
             error = f"not undone within {self._deadlines.claim_s} s"
         except OSError as err:
-            error = f"cannot write {err.filename}: {err.strerror}"
+            error = _unwritable(err)
         get_logger().warning("claim.unprepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
         return f"claim {claim.namespace}/{claim.name}: {error}"
 
@@ -174,7 +194,7 @@ class ClaimPreparer:
         async with asyncio.timeout(self._deadlines.claim_s):
             while True:
                 try:
-                    async with self._one_at_a_time(claim.uid):
+                    async with self._locks.of(claim.uid):
                         return await work()
                 except PeerUnavailable as err:
                     if now() + pause_s > until:
@@ -283,7 +303,7 @@ class ClaimPreparer:
             entry = msgspec.structs.replace(entry, is_undoing=True)
             await self._checkpoint.put(entry)
         names = await self._undo_devices(entry, claim)
-        await asyncio.to_thread(delete, self._cdi_dir, _file(entry))
+        await self._disk.do(lambda: asyncio.to_thread(delete, self._cdi_dir, _file(entry)))
         if not any(one.uid == claim.uid and one.device_class != device_class for one in self._checkpoint.entries()):
             await self._let_go(entry.attempt, claim)
         if self._settler is not None:
@@ -331,33 +351,23 @@ class ClaimPreparer:
         if entry.cdi is None:
             return
         wanted = {_file(entry): render(entry.cdi)}
-        if only_missing:
-            await asyncio.to_thread(write_missing, self._cdi_dir, wanted)
-        else:
-            await asyncio.to_thread(write, self._cdi_dir, *wanted.popitem())
+        try:
+            if only_missing:
+                await self._disk.do(lambda: asyncio.to_thread(write_missing, self._cdi_dir, wanted))
+            else:
+                await self._disk.do(lambda: asyncio.to_thread(write, self._cdi_dir, *wanted.popitem()))
+        except OSError as err:
+            self._tell_cdi(_unwritable(err))
+            raise
+        self._tell_cdi("")
 
     @asynccontextmanager
     async def _alone_with(self, device_class: str, names: Iterable[str]) -> AsyncIterator[None]:
         """Serialize what a device service does to devices that claims share; in order of the names, so that nobody waits in a circle."""
         async with AsyncExitStack() as stack:
             for name in sorted(names):
-                await stack.enter_async_context(self._one_at_a_time(f"{device_class}/{name}"))
+                await stack.enter_async_context(self._locks.of(f"{device_class}/{name}"))
             yield
-
-    @asynccontextmanager
-    async def _one_at_a_time(self, key: str) -> AsyncIterator[None]:
-        """Serialize what happens to one claim or device; others go on beside a hung one."""
-        lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
-        self._locks[key] = (lock, waiting + 1)
-        try:
-            async with lock:
-                yield
-        finally:
-            lock, waiting = self._locks[key]
-            if waiting == 1:
-                del self._locks[key]
-            else:
-                self._locks[key] = (lock, waiting - 1)
 
 
 def _answer(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
@@ -376,6 +386,10 @@ def _cdi_names(entry: ClaimEntry, device: str) -> tuple[str, ...]:
 
 def _file(entry: ClaimEntry) -> str:
     return file_name(CDI_VENDOR, entry.device_class, entry.uid)
+
+
+def _unwritable(err: OSError) -> str:
+    return f"cannot write {err.filename}: {err.strerror}"
 
 
 def _text(refusal: Refusal) -> str:

@@ -146,6 +146,11 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
         """Say whether a pool of a class (or what no pool has) is offered through the DRA driver."""
         return self._exposure_of(device_class, pool) in ("both", "dra")
 
+    @property
+    def offers_any_dra(self) -> bool:
+        """Say whether anything may be offered through a DRA driver at all."""
+        return not {"both", "dra"}.isdisjoint((self.default_exposure, *self.exposure.values()))
+
     def _exposure_of(self, device_class: str, pool: str) -> Exposure:
         return self.exposure.get(pool) or self.exposure.get(device_class, self.default_exposure)
 

@@ -18,6 +18,7 @@ from topobus.devicekit.cdi_files import remove_leftovers, write
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import ConfigError, ContractError
 from topobus.gateway.boot import boot_id
+from topobus.gateway.disk import DiskWork
 
 __all__ = ["GivenStore"]
 
@@ -47,7 +48,7 @@ class GivenStore:
         self._path = path
         self._is_holder = is_holder
         self._boot_id = boot_id
-        self._lock = asyncio.Lock()
+        self._disk = DiskWork()
         self._fresh: dict[str, ContainerEdits] = {}
         self._entries: dict[str, _Given] = _load(path)
 
@@ -81,16 +82,21 @@ class GivenStore:
 
         Errors: raises OSError when the disk refuses.
         """
-        async with self._lock:
-            entry = _Given(edits=edits, boot_id=self._boot_id)
-            self._fresh.pop(owner_key, None)
-            if self._entries.get(owner_key) == entry:
-                return
+        await self._disk.do(lambda: self._confirm(owner_key, _Given(edits=edits, boot_id=self._boot_id)))
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written: then the file may be another process's."""
+        await self._disk.finish()
+
+    async def _confirm(self, owner_key: str, entry: _Given) -> None:
+        if self._entries.get(owner_key) != entry:
             kept = {key: one for key, one in self._entries.items() if self._is_holder(key)}
-            self._fresh = {key: one for key, one in self._fresh.items() if self._is_holder(key)}
             entries = dict(sorted({**kept, owner_key: entry}.items()))
             await asyncio.to_thread(write, self._path.parent, self._path.name, encode(_File(version=_VERSION, entries=entries)))
             self._entries = entries
+            self._fresh = {key: one for key, one in self._fresh.items() if self._is_holder(key)}
+        if self._fresh.get(owner_key) == entry.edits:
+            del self._fresh[owner_key]
 
 
 def _load(path: Path) -> dict[str, _Given]:

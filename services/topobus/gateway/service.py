@@ -110,6 +110,7 @@ class _Gateway:
         self._desk = ClaimDesk(settings.kubelet, turn, settings.deadlines.claim_s)
         self._checkpoint: Checkpoint | None = None
         """None: another gateway has the turn, so the file is not ours to read yet."""
+        self._work: _Work | None = None
         self._is_awaited = False
         watchdog_s = settings.deadlines.watchdog_s
         self._plugin_watch = FolderWatch(Path(settings.kubelet.device_plugin_dir), watchdog_s)
@@ -139,6 +140,10 @@ class _Gateway:
                 if self._is_awaited:
                     # Else the next one finds that somebody answers already, and says so to the operator.
                     await self._runtime.bus.stop_answering()
+                if self._work is not None:
+                    # A write that nobody waits for any more must not fall upon the next one's files.
+                    await self._work.preparer.finish()
+                    await self._work.given.finish()
                 self._turn.end()
 
     async def _begin(self) -> _Work:
@@ -164,15 +169,17 @@ class _Gateway:
             deadlines=settings.deadlines,
             settler=settler,
             boot_id=boot_id(),
+            tell_cdi=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
         )
-        await preparer.restore()
+        await preparer.restore(is_offered=settings.offers_any_dra)
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
         self._desk.open(preparer)
         pods = PodLook(
             PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources), self._state, checkpoint
         )
-        return _Work(preparer, settler, pods, given)
+        self._work = _Work(preparer, settler, pods, given)
+        return self._work
 
     async def _serve(self, lists: asyncio.TaskGroup, work: _Work | None) -> None:
         async with asyncio.TaskGroup() as group:

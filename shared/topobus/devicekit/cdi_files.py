@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["delete", "find_files", "remove_leftovers", "restore_files", "write", "write_missing"]
+__all__ = ["check_writable", "delete", "find_files", "remove_leftovers", "restore_files", "write", "write_missing"]
 
 
 def write(folder: Path, name: str, data: bytes) -> Path:
@@ -29,8 +29,11 @@ def write(folder: Path, name: str, data: bytes) -> Path:
             os.fchmod(file.fileno(), 0o644)
             os.fsync(file.fileno())
         Path(temporary).rename(folder / name)
-    except BaseException:
+    except BaseException as err:
         Path(temporary).unlink(missing_ok=True)
+        if isinstance(err, OSError):
+            # A full disk does not say for which file, and nobody knows our temporary one.
+            err.filename, err.filename2 = str(folder / name), None
         raise
     _sync_folder(folder)
     return folder / name
@@ -81,6 +84,18 @@ def restore_files(folder: Path, vendor: str, wanted: Mapping[str, bytes]) -> tup
     for name in orphans:
         delete(folder, name)
     return written, orphans
+
+
+def check_writable(folder: Path, vendor: str) -> None:
+    """Make the folder if it is not there, and see whether files can be made in it.
+
+    Errors: raises OSError when not.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # Named as what `find_files` removes, should we be killed in between.
+    handle, probe = tempfile.mkstemp(prefix=f".{vendor}-probe.", suffix=".tmp", dir=folder)
+    os.close(handle)
+    Path(probe).unlink()
 
 
 def remove_leftovers(folder: Path, pattern: str) -> None:

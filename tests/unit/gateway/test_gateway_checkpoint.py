@@ -77,6 +77,7 @@ async def test_checkpoint_keeps_fields_of_a_newer_version_when_it_writes(tmp_pat
     raw["madeBy"] = "the future"
     for one in raw["entries"]:
         one["fromTheFuture"] = one["uid"]
+        one["devices"][0]["lane"] = 7
     path.write_text(json.dumps(raw))
 
     older = Checkpoint.load(path)
@@ -89,6 +90,8 @@ async def test_checkpoint_keeps_fields_of_a_newer_version_when_it_writes(tmp_pat
     assert known == (entry("u-1"), entry("u-2"))
     assert written["madeBy"] == "the future"
     assert {one["uid"]: one.get("fromTheFuture") for one in written["entries"]} == {"u-1": "u-1", "u-2": None, "u-3": None}
+    # Within a part that is as it was, too.
+    assert {one["uid"]: one["devices"][0].get("lane") for one in written["entries"]} == {"u-1": 7, "u-2": None, "u-3": None}
     assert Checkpoint.load(path).entries() == older.entries()
 
 

@@ -1,0 +1,34 @@
+"""One lock a key, there only as long as somebody wants it.
+
+Flows in: keys of claims and devices. Flows out: turns, first come first served; what has another key goes on beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+__all__ = ["KeyLocks"]
+
+
+class KeyLocks:
+    """Locks by key."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
+
+    @asynccontextmanager
+    async def of(self, key: str) -> AsyncIterator[None]:
+        """Serialize what happens under one key; others go on beside a hung one."""
+        lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
+        self._locks[key] = (lock, waiting + 1)
+        try:
+            async with lock:
+                yield
+        finally:
+            lock, waiting = self._locks[key]
+            if waiting == 1:
+                del self._locks[key]
+            else:
+                self._locks[key] = (lock, waiting - 1)
