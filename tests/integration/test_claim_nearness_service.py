@@ -147,7 +147,7 @@ async def test_claim_is_told_that_the_node_forbids_wishes_when_it_does(bus: Bus,
     """A node that allows no policy but its own turns the wish away by name, and still serves a claim without one."""
     async with node(bus, nats_server, tmp_path / "machine", AlignmentSettings(allow_request_policy=False)) as there:
         await there.apply(example())
-        message = await there.told("gpu-nic-near", "DoesNotFit", "refused by the node")
+        message = await there.told("gpu-nic-near", "DoesNotFit", "this node allows no locality but its own")
         await there.apply(example("plain", policy="none"))
         plain = await there.devices("plain")
 
