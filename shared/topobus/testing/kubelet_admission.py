@@ -139,6 +139,8 @@ class Admitter:
 
     async def start(self, pod_uid: str, container: str) -> str:
         """Start (or restart) a container: PreStartContainer at each plugin that asked for it; an empty text is success."""
+        if self.grant(pod_uid, container) is None:
+            return f"no admitted pod of uid {pod_uid} has a container {container}: there is nothing to start"
         for resource, ids in self._store.held_by(pod_uid, container).items():
             endpoint = self._plugins.endpoint(resource)
             if endpoint is None:
@@ -212,6 +214,7 @@ class Admitter:
                 continue
             held = self._store.held(pod.uid, container.name, resource)
             known = self._store.answer(pod.uid, container.name, resource)
+            self._check_held(pod.uid, container.name, resource, count, held)
             if held and known is not None:
                 # From the checkpoint: the answer of then is used, and the plugin is not asked again.
                 responses.append((resource, pb.ContainerAllocateResponse.FromString(known)))
@@ -239,6 +242,24 @@ class Admitter:
             cdi_devices=cdi_devices,
             conflicts=conflicts,
         )
+
+    def _check_held(self, pod_uid: str, container: str, resource: str, count: int, held: Iterable[str]) -> None:
+        """Refuse a pod that is admitted again, as after a reboot, when what it holds by the checkpoint is not there (yet).
+
+        After kubelet's restart alone its containers run, and nothing is asked.
+        """
+        mine = set(held)
+        if not mine:
+            return
+        if len(mine) != count:
+            raise CallFailed(
+                f'pod "{pod_uid}" container "{container}" changed request for resource "{resource}" from {len(mine)} to {count}'
+            )
+        healthy = self._store.healthy(resource)
+        if not healthy:
+            raise CallFailed(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        if not mine <= healthy:
+            raise CallFailed(f"previously allocated devices are no longer healthy; cannot allocate unhealthy devices {resource}")
 
     async def _choose(self, resource: str, count: int, affinity: NodeSet | None, reusable: Iterable[str]) -> tuple[set[str], Endpoint]:
         """Pick device ids by kubelet's order: reusable, preferred within the aligned, aligned, preferred, unaligned, without topology."""

@@ -63,7 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _complain(f"--numa {given.numa}: {err}")
         return _EXIT_USAGE
     options = AlignmentOptions(policy=Policy(given.policy), scope=Scope(given.scope))
-    return asyncio.run(_serve(KubeletSimulator(given.root, numa_nodes=nodes, options=options)))
+    try:
+        return asyncio.run(_serve(KubeletSimulator(given.root, numa_nodes=nodes, options=options)))
+    except (OSError, ValueError) as err:
+        _complain(f"--root {given.root}: {err}")
+        return _EXIT_USAGE
 
 
 def _replay(path: Path, dial_s: float) -> int:
@@ -99,7 +103,7 @@ async def _serve(kubelet: KubeletSimulator) -> int:
             while (line := (await reader.readline()).decode()) and (words := line.split() or ["pass"]) != ["quit"]:
                 try:
                     await _obey(kubelet, pods, words)
-                except (ValueError, KeyError) as err:
+                except ValueError as err:
                     _complain(f"{line.strip()}: {err}")
         finally:
             telling.cancel()
@@ -121,12 +125,16 @@ async def _obey(kubelet: KubeletSimulator, pods: dict[str, Pod], words: list[str
         case ["pass"]:
             return
         case ["admit", name, *wishes]:
-            pods[name] = _pod(name, wishes)
-            _say(_answer(await kubelet.admit(pods[name])))
+            pod = _pod(name, wishes)
+            answer = await kubelet.admit(pod)
+            if isinstance(answer, Admission) or not answer.is_final:
+                pods[name] = pod
+            _say(_answer(answer))
         case ["remove", name]:
-            _say({"removed": name, "errors": await kubelet.remove(pods.pop(name))})
+            _say({"removed": name, "errors": await kubelet.remove(_known(pods, name))})
+            del pods[name]
         case ["restart-container", name]:
-            _say({"restarted": name, "error": await kubelet.restart_container(pods[name], "main")})
+            _say({"restarted": name, "error": await kubelet.restart_container(_known(pods, name), "main")})
         case ["restart"]:
             await kubelet.restart()
         case ["stop"]:
@@ -158,6 +166,12 @@ def _pod(name: str, wishes: list[str]) -> Pod:
         else:
             raise ValueError(f"got {one!r}, wanted RESOURCE=COUNT or claim=NAME:UID:DRIVER")
     return Pod(name=name, uid=f"uid-of-{name}", containers=(Container(name="main", resources=resources),), claims=tuple(claims))
+
+
+def _known(pods: dict[str, Pod], name: str) -> Pod:
+    if name not in pods:
+        raise ValueError(f"no such pod; there are {', '.join(sorted(pods)) or 'none'}")
+    return pods[name]
 
 
 def _answer(answer: Admission | Rejection) -> dict[str, Any]:

@@ -18,7 +18,10 @@ from topobus.domain.idset import NodeSet
 from topobus.testing.kubelet_checkpoint import Holding, read_checkpoint, write_checkpoint
 from topobus.testing.kubelet_values import Capacity
 
-__all__ = ["AffinitySplit", "DeviceStore", "PluginDevice", "split_by_affinity"]
+__all__ = ["NO_SUCH_NODE", "AffinitySplit", "DeviceStore", "PluginDevice", "split_by_affinity"]
+
+NO_SUCH_NODE = 64
+"""Stands for a NUMA node that no machine has, as the -1 that some plugins send: kubelet's masks hold 0 to 63. Such a device fits no hint."""
 
 
 class PluginDevice(Struct, frozen=True, kw_only=True):
@@ -86,9 +89,8 @@ class DeviceStore:
 
     def stop(self, resource: str, now: float) -> None:
         """The plugin is gone: all its devices are unhealthy, and stay in the capacity for the grace time."""
-        entry = self._resources.get(resource)
-        if entry is None:
-            return
+        # kubelet knows the resource from now on, even when no list came: a stream that ended before its first one leaves a capacity of 0.
+        entry = self._resources.setdefault(resource, _Resource())
         entry.devices = {key: PluginDevice(id=key, is_healthy=False, nodes=one.nodes) for key, one in entry.devices.items()}
         entry.stopped_at = now
 

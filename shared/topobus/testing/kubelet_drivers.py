@@ -22,7 +22,7 @@ from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration
 from topobus.testing.kubelet_driver import PLUGIN_PACKAGES, Driver
 from topobus.testing.kubelet_endpoints import DevicePlugins
 from topobus.testing.kubelet_values import ClaimDevice, ClaimReference, EventLog, KubeletTimings, PreparedClaim
-from topobus.testing.kubelet_wire import DialError, Tasks, dial, is_socket, to_plain
+from topobus.testing.kubelet_wire import DialError, Tasks, dial, go_error, is_socket, to_plain
 
 __all__ = ["DriverHealth", "Drivers"]
 
@@ -259,13 +259,16 @@ class Drivers:
         """
         try:
             channel = await dial(path, self._timings.dial_s)
-        except DialError:
+        except DialError as err:
+            self._log.add("GetInfo.failed", path.name, {"error": f"RegisterPlugin error -- dial failed at socket {path}, err: {err}"})
             return None
         taken: Driver | Callable[[], object] | None = None
+        has_info = False
         try:
             stub = registration_rpc.RegistrationStub(channel)
             self._log.add("GetInfo", path.name, deadline_s=self._timings.get_info_s)
             info = await stub.GetInfo(registration.InfoRequest(), timeout=self._timings.get_info_s)
+            has_info = True
             taken_or_error = await self._take_plugin(info, Path(info.endpoint) if info.endpoint else path)
             error = taken_or_error if isinstance(taken_or_error, str) else ""
             taken = None if isinstance(taken_or_error, str) else taken_or_error
@@ -273,6 +276,11 @@ class Drivers:
             self._log.add("NotifyRegistrationStatus", info.name, to_plain(status), self._timings.notify_s)
             await stub.NotifyRegistrationStatus(status, timeout=self._timings.notify_s)
         except (grpc.aio.AioRpcError, asyncio.CancelledError) as err:
+            if isinstance(err, grpc.aio.AioRpcError):
+                asked = "NotifyRegistrationStatus" if has_info else "GetInfo"
+                self._log.add(
+                    f"{asked}.failed", path.name, {"error": f"RegisterPlugin error -- {asked} at socket {path}, err: {go_error(err)}"}
+                )
             if isinstance(taken, Driver):
                 await taken.channel.close()
             elif taken is not None:
@@ -295,6 +303,8 @@ class Drivers:
         error = _validate(info)
         if error:
             return error
+        if any(one.socket == socket for one in self._drivers.get(info.name, [])):
+            return f"RegisterPlugin error -- plugin registration failed with err: endpoint {socket} already registered for DRA driver plugin {info.name}"
         try:
             service = await dial(socket, self._timings.dial_s)
         except DialError as err:

@@ -19,13 +19,15 @@ from topobus.domain.idset import NodeSet
 from topobus.domain.names import is_extended_resource_name
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
-from topobus.testing.kubelet_devices import DeviceStore, PluginDevice
+from topobus.testing.kubelet_devices import NO_SUCH_NODE, DeviceStore, PluginDevice
 from topobus.testing.kubelet_values import EventLog, KubeletTimings
 from topobus.testing.kubelet_wire import DialError, Tasks, deadline_of, dial, go_error, is_socket, outcome_of, to_plain
 
-__all__ = ["CallFailed", "DevicePlugins", "Endpoint"]
+__all__ = ["CallFailed", "DevicePlugins", "Endpoint", "list_doubts"]
 
 _VERSION = "v1beta1"
+_ID_LIMIT = 63
+_HEALTH = ("Healthy", "Unhealthy")
 KUBELET_SOCKET = "kubelet.sock"
 
 
@@ -150,7 +152,8 @@ class DevicePlugins(rpc.RegistrationServicer):
         if not is_extended_resource_name(request.resource_name):
             return f'the ResourceName "{request.resource_name}" is invalid'
         # The deadline is what is left of the plugin's own Register call: kubelet hands its context on.
-        answer = await self._open(request.resource_name, self._folder / request.endpoint, deadline_s)
+        # A file name: Go joins a whole path below the folder too, where no socket is.
+        answer = await self._open(request.resource_name, self._folder / request.endpoint.lstrip("/"), deadline_s)
         return answer if isinstance(answer, str) else ""
 
     async def connect_watched(self, resource: str, socket: Path, versions: tuple[str, ...]) -> Callable[[], object] | str:
@@ -189,22 +192,51 @@ class DevicePlugins(rpc.RegistrationServicer):
         """Read lists until the stream ends; then all devices of the resource are unhealthy, unless a newer plugin serves it."""
         name = endpoint.resource
         self._log.add("ListAndWatch.open", name)
+        ended: dict[str, str] = {}
         try:
             async for message in endpoint.stub.ListAndWatch(pb.Empty()):
                 self._store.replace(name, (_device(one) for one in message.devices))
                 self._log.add("ListAndWatch.send", name, to_plain(message))
-        except grpc.aio.AioRpcError:
-            # Whatever ended it, kubelet treats it the same.
-            pass
+                if doubts := list_doubts(message):
+                    self._log.add("ListAndWatch.doubtful", name, {"doubts": doubts})
+        except grpc.aio.AioRpcError as err:
+            # Whatever ended it, kubelet treats it the same; a plugin's author wants to know.
+            ended = {"error": go_error(err)}
         finally:
             if self._endpoints.get(name) is endpoint or (self._has_race and name in self._endpoints):
                 # Before kubernetes PR 135437 clients were keyed by resource alone: the end of the old stream cut off the new plugin.
                 del self._endpoints[name]
                 self._store.stop(name, self._monotonic())
-            self._log.add("ListAndWatch.closed", name)
+            self._log.add("ListAndWatch.closed", name, ended)
             await endpoint.channel.close()
 
 
 def _device(one: pb.Device) -> PluginDevice:
-    nodes = NodeSet.of(node.ID for node in one.topology.nodes) if one.HasField("topology") else None
+    nodes = None
+    if one.HasField("topology"):
+        nodes = NodeSet.of(node.ID if 0 <= node.ID < NO_SUCH_NODE else NO_SUCH_NODE for node in one.topology.nodes)
     return PluginDevice(id=one.ID, is_healthy=one.health == "Healthy", nodes=nodes)
+
+
+def list_doubts(message: pb.ListAndWatchResponse) -> list[str]:
+    """Say what kubelet takes without a word although it is hardly meant.
+
+    >>> list_doubts(pb.ListAndWatchResponse(devices=[pb.Device(ID="a", health="healthy")]))
+    ["a: health 'healthy' counts as unhealthy: only 'Healthy' is healthy"]
+    """
+    doubts: list[str] = []
+    seen: set[str] = set()
+    for one in message.devices:
+        if one.ID in seen:
+            doubts.append(f"{one.ID}: stands twice in the list; the last entry counts")
+        seen.add(one.ID)
+        if not 1 <= len(one.ID) <= _ID_LIMIT:
+            doubts.append(f"{one.ID!r}: {len(one.ID)} characters; the API promises 1 to {_ID_LIMIT}")
+        if one.health not in _HEALTH:
+            doubts.append(f"{one.ID}: health {one.health!r} counts as unhealthy: only 'Healthy' is healthy")
+        doubts += [
+            f"{one.ID}: NUMA node {node.ID}: send no topology when the node is not known; this device fits no hint"
+            for node in one.topology.nodes
+            if not 0 <= node.ID < NO_SUCH_NODE
+        ]
+    return doubts

@@ -17,7 +17,7 @@ from topobus.domain.request import ContainerKind
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.testing.kubelet_admission import Admitter
-from topobus.testing.kubelet_devices import DeviceStore
+from topobus.testing.kubelet_devices import NO_SUCH_NODE, DeviceStore
 from topobus.testing.kubelet_values import EventLog, Pod, PreparedClaim
 
 __all__ = ["PodResources"]
@@ -106,8 +106,7 @@ class PodResources(rpc.PodResourcesListerServicer):
                     devices=devices,
                     cpu_ids=grant.cpus.ids,
                     memory=[
-                        pb.ContainerMemory(memory_type="memory", size=size, topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)]))
-                        for node, size in sorted(one.memory.items())
+                        pb.ContainerMemory(memory_type="memory", size=size, topology=_on(node)) for node, size in sorted(one.memory.items())
                     ],
                     dynamic_resources=_dynamic(pod, self._admitter.claims(pod.uid)),
                 )
@@ -123,10 +122,7 @@ class PodResources(rpc.PodResourcesListerServicer):
             if not nodes:
                 entries.append(pb.ContainerDevices(resource_name=resource, device_ids=[one]))
                 continue
-            entries.extend(
-                pb.ContainerDevices(resource_name=resource, device_ids=[one], topology=pb.TopologyInfo(nodes=[pb.NUMANode(ID=node)]))
-                for node in nodes
-            )
+            entries.extend(pb.ContainerDevices(resource_name=resource, device_ids=[one], topology=_on(node)) for node in nodes)
         return entries
 
     def _is_allowed(self) -> bool:
@@ -137,6 +133,10 @@ class PodResources(rpc.PodResourcesListerServicer):
             return False
         self._tokens -= 1
         return True
+
+
+def _on(node: int) -> pb.TopologyInfo:
+    return pb.TopologyInfo(nodes=[pb.NUMANode(ID=-1 if node == NO_SUCH_NODE else node)])
 
 
 def _dynamic(pod: Pod, prepared: Iterable[PreparedClaim]) -> list[pb.DynamicResource]:

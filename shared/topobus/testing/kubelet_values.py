@@ -34,6 +34,9 @@ __all__ = [
 ]
 
 
+_SOCKET_PATH_LIMIT = 107
+
+
 class KubeletTimings(Struct, frozen=True, kw_only=True):
     """kubelet's own time limits, in seconds. Shorten one in a test that waits for it; the defaults are kubelet 1.36's."""
 
@@ -65,7 +68,15 @@ class KubeletDirectories(Struct, frozen=True, kw_only=True):
     pod_resources: str = "pod-resources"
 
     def create(self, root: Path) -> None:
-        """Make all of them."""
+        """Make all of them.
+
+        Errors: raises ValueError when a socket's path would be too long for the kernel.
+        """
+        longest = max(len(str(root / name / "kubelet.sock")) for name in (self.device_plugins, self.pod_resources))
+        if longest > _SOCKET_PATH_LIMIT:
+            raise ValueError(
+                f"{root}: kubelet.sock below it would have a path of {longest} bytes, wanted {_SOCKET_PATH_LIMIT} or fewer; take a shorter folder"
+            )
         for name in (self.device_plugins, self.plugins_registry, self.plugins, self.pod_resources):
             (root / name).mkdir(parents=True, exist_ok=True)
 
@@ -81,6 +92,11 @@ class Container(Struct, frozen=True, kw_only=True):
     kind: ContainerKind = ContainerKind.APP
     cpus: int = 0
     memory: dict[int, int] = {}
+
+    def __post_init__(self) -> None:
+        for name, count in {**self.resources, "exclusive CPUs": self.cpus}.items():
+            if count < 0:
+                raise ValueError(f"container {self.name}: {count} of {name}; wanted 0 or more")
 
 
 class ClaimReference(Struct, frozen=True, kw_only=True):
@@ -100,6 +116,11 @@ class Pod(Struct, frozen=True, kw_only=True):
     uid: str
     containers: tuple[Container, ...]
     claims: tuple[ClaimReference, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.containers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"pod {self.name}: two containers of one name among {names}")
 
 
 class ContainerGrant(Struct, frozen=True, kw_only=True):
