@@ -89,9 +89,14 @@ class Connection:
         return HttpRequest(method=method, path=unquote(parts.path), query=query, headers=headers, body=body)
 
     async def answer(self, code: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
-        """Send a JSON answer."""
-        data = json.dumps(body, separators=(",", ":")).encode()
-        head = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
+        """Send a JSON answer; a text goes as it is."""
+        is_text = isinstance(body, str)
+        data = body.encode() if is_text else json.dumps(body, separators=(",", ":")).encode()
+        head = {
+            "Content-Type": "text/plain; charset=utf-8" if is_text else "application/json",
+            "Content-Length": str(len(data)),
+            **(headers or {}),
+        }
         self._writer.write(_head(code, head) + data)
         await self._writer.drain()
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from topobus.testing.apiserver_values import RESOURCES, ApiError, Object, Resource, bad_request
+from topobus.testing.apiserver_values import RESOURCES, NotServed, Object, Resource, bad_request
 
 __all__ = ["Target", "as_list", "discovery", "of_kind", "place_of", "target_of", "version_of"]
 
@@ -51,7 +51,7 @@ def target_of(path: str) -> Target | None:
 def discovery(path: str) -> Object:
     """Tell what is served.
 
-    Errors: raises ApiError 404 for a path that means nothing.
+    Errors: raises NotServed for a path that means nothing.
     """
     groups = sorted({one.group for one in RESOURCES if one.group})
     match path.strip("/").split("/"):
@@ -73,7 +73,7 @@ def discovery(path: str) -> Object:
             return _resources("", version)
         case ["apis", group, version]:
             return _resources(group, version)
-    raise ApiError(404, "NotFound", "the server could not find the requested resource")
+    raise NotServed
 
 
 def of_kind(kind: str) -> Resource:
@@ -141,7 +141,7 @@ def _group(group: str) -> Object:
 def _resources(group: str, version: str) -> Object:
     served = [one for one in RESOURCES if (one.group, one.version) == (group, version)]
     if not served:
-        raise ApiError(404, "NotFound", "the server could not find the requested resource")
+        raise NotServed
     verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
     entries: list[Object] = []
     for one in served:

@@ -13,6 +13,7 @@ __all__ = [
     "RESOURCES",
     "ApiError",
     "ApiRequest",
+    "NotServed",
     "Object",
     "Resource",
     "already_exists",
@@ -166,6 +167,18 @@ class ApiError(Exception):
         if details:
             body["details"] = details
         return body
+
+
+class NotServed(ApiError):
+    """A path that the server does not have. A real one answers it by Go's own handler, in plain text: a Status is for an object that is not there."""
+
+    def __init__(self) -> None:
+        super().__init__(404, "NotFound", "404 page not found")
+
+    @property
+    def status(self) -> Any:
+        """The body, which is no object."""
+        return f"{self}\n"
 
 
 def not_found(resource: Resource, name: str) -> ApiError:

@@ -63,7 +63,6 @@ async def test_create_gives_what_is_the_servers_when_an_object_is_made(client: h
         pytest.param("POST", SLICES, a_slice("s2", devices=[{"name": "A"}]), 422, "Invalid", "DNS label", id="limits"),
         pytest.param("PUT", f"{SLICES}/s1", a_slice(node="n2"), 422, "Invalid", "immutable", id="immutable"),
         pytest.param("GET", f"{SLICES}?fieldSelector=spec.x=1", None, 400, "BadRequest", "field label not supported: spec.x", id="field"),
-        pytest.param("GET", "/apis/example.com/v1/things", None, 404, "NotFound", "could not find the requested resource", id="unserved"),
         pytest.param("DELETE", f"{SLICES}/s1", {"preconditions": {"uid": "other"}}, 409, "Conflict", "UID in precondition", id="uid"),
         pytest.param("DELETE", f"{SLICES}/s1", {"preconditions": {"resourceVersion": "1"}}, 409, "Conflict", "in record (2)", id="version"),
         pytest.param(
@@ -84,6 +83,14 @@ async def test_errors_come_as_status_when_a_request_cannot_be_done(
     assert (answer.status_code, status["kind"], status["code"], status["reason"]) == (code, "Status", code, reason)
     assert words in status["message"]
     assert (await client.get(f"{SLICES}/s1")).json() == first
+
+
+@pytest.mark.parametrize("path", ["/apis/resource.k8s.io/v0", "/apis/example.com/v1/things", "/apis/resource.k8s.io/v1/things/x"])
+async def test_unserved_path_is_told_in_plain_text_when_it_is_asked_for(client: httpx2.AsyncClient, path: str) -> None:
+    """As in a real server: only an object that is not there has a Status, so a client that looks for versions must not want JSON."""
+    answer = await client.get(path)
+
+    assert (answer.status_code, answer.headers["content-type"], answer.text) == (404, "text/plain; charset=utf-8", "404 page not found\n")
 
 
 async def test_update_takes_no_version_when_nothing_changes(client: httpx2.AsyncClient) -> None:
