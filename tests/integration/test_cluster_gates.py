@@ -276,3 +276,17 @@ async def test_claim_with_very_long_configuration_is_allocated_with_all_of_it(ho
     stored = home.get("ResourceClaim", "c")
     assert [one["opaque"] for one in stored["status"]["allocation"]["devices"]["config"]] == [one["opaque"] for one in entries]
     assert len(stored["metadata"]["annotations"]["topobus.dev/attempt"]) < 4096
+
+
+async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: ClusterHome) -> None:
+    """A pod whose claim is malformed, and whose condition cannot be written either, is told later and takes nobody down."""
+    wish = {"driver": "topobus.dev", "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", "locality": "hard:swich"}}
+    wrong = claim("c")
+    wrong["spec"]["devices"]["config"] = [{"opaque": wish}]
+    home.server.refuse("PATCH", "pods", code=403, reason="Forbidden", times=1)
+    home.put(wrong, pod("p", "c"))
+
+    async with home.controller():
+        await home.until(lambda: any("swich" in message for _, message in home.events("p")), "the word on the claim")
+        home.put(claim("d"), pod("q", "d"))
+        await home.until(lambda: not home.gates("q"), "an open gate")

@@ -101,7 +101,11 @@ class ClaimKeeper:
     async def _guarded(self, key: ObjectKey, stored: Stored, work: Coroutine[None, None, None]) -> None:
         """Do one piece of work for a claim; what a peer or the claim itself does wrong concerns no other claim."""
         try:
-            await work
+            try:
+                await work
+            except ContractError as err:
+                # Telling is a write, too, and may fail as any other.
+                await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
         except AmbiguousWrite as err:
             # Neither done nor undone: the watch tells which, and the next round goes on from there.
             self._log.warning("claim.write-ambiguous", claim=name_of(stored.value), error=str(err))
@@ -109,8 +113,6 @@ class ClaimKeeper:
         except (PeerUnavailable, HardwareError) as err:
             self._log.warning("claim.peer-silent", claim=name_of(stored.value), error=str(err))
             self._is_due = True
-        except ContractError as err:
-            await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
 
     def _forgive(self) -> None:
         """Let refused devices be tried again when their time has come."""

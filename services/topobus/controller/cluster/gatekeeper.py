@@ -154,12 +154,11 @@ class Gatekeeper:
         try:
             async with self._slots:
                 self._due.pop(key, None)
-                for _ in range(_MOST_STEPS):
-                    pod = self._world.pods.get(key)
-                    if pod is None or not self._is_ours(key, pod) or not await self._step(key, pod):
-                        break
-                else:
-                    self._wait(key)
+                try:
+                    await self._walk(key)
+                except ContractError as err:
+                    # Telling is a write, too, and may fail as any other.
+                    await self._tell_malformed(key, err)
                 self._failures.pop(key, None)
         except PeerUnavailable as err:
             self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
@@ -168,16 +167,25 @@ class Gatekeeper:
             pod = self._world.pods.get(key)
             if pod is not None and err.facts.get("code") in _REFUSALS:
                 await self._events.warn(pod, "WriteRefused", str(err))
-        except ContractError as err:
-            self._metrics.malformed.inc()
-            pod = self._world.pods.get(key)
-            if pod is not None:
-                self._seen[_uid(pod)] = self._sight(key)
-                await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=str(err)),))
         finally:
             self._busy.discard(key)
             # Whatever was done or learned, and when this pod is due: it is looked at anew.
             self._changed()
+
+    async def _walk(self, key: Key) -> None:
+        """Take steps until there is nothing to do now."""
+        for _ in range(_MOST_STEPS):
+            pod = self._world.pods.get(key)
+            if pod is None or not self._is_ours(key, pod) or not await self._step(key, pod):
+                return
+        self._wait(key)
+
+    async def _tell_malformed(self, key: Key, err: ContractError) -> None:
+        self._metrics.malformed.inc()
+        pod = self._world.pods.get(key)
+        if pod is not None:
+            self._seen[_uid(pod)] = self._sight(key)
+            await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=str(err)),))
 
     async def _step(self, key: Key, pod: ApiObject) -> bool:
         """Do one step; False when there is nothing to do now."""
