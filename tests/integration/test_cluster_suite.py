@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -43,6 +44,18 @@ def folder() -> Iterator[Path]:
     """A short one: a unix socket's path ends at 107 bytes."""
     made = Path(tempfile.mkdtemp(prefix="sc"))
     yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def cluster_for_errors() -> Iterator[Path]:
+    """A small cluster without Topobus, and two kubeconfigs that lead nowhere or as somebody without rights."""
+    made = Path(tempfile.mkdtemp(prefix="sc"))
+    with small_cluster(made):
+        text = (made / "kubeconfig").read_text()
+        server = json.loads(text)["clusters"][0]["cluster"]["server"]
+        (made / "dead").write_text(text.replace(server, "http://127.0.0.1:9"))
+        yield made
     shutil.rmtree(made)
 
 
@@ -89,3 +102,33 @@ def test_suite_is_skipped_aloud_when_no_cluster_is_named() -> None:
 
     assert answer.returncode == 0
     assert "CLUSTER TESTS DID NOT RUN: set KUBECONFIG, TOPOBUS_KUBELET_DIR" in answer.stdout
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"TOPOBUS_KUBELET_DIR": "nowhere"}, "is not this node's kubelet folder"),
+        ({"KUBECONFIG": "nowhere"}, "KUBECONFIG=nowhere cannot be used"),
+        ({"KUBECONFIG": "dead"}, "cannot be reached"),
+        (
+            {"KUBECONFIG": "nobody"},
+            'the suite needs the rights of a cluster\'s administrator: nodes is forbidden: User "nobody" cannot list',
+        ),
+        ({"TOPOBUS_CLUSTER_NODE": "other"}, "TOPOBUS_CLUSTER_NODE: there is no node 'other', there are small-node"),
+        ({"TOPOBUS_CLUSTER_INSTALLATION": "helm"}, "TOPOBUS_CLUSTER_INSTALLATION is 'helm', wanted one of running"),
+        ({"TOPOBUS_CLUSTER_LIMIT_S": "long"}, "TOPOBUS_CLUSTER_LIMIT_S is 'long', wanted a number of seconds"),
+    ],
+    ids=["folder", "kubeconfig", "server", "rights", "node", "installation", "limit"],
+)
+def test_suite_says_what_is_wrong_when_its_environment_is(cluster_for_errors: Path, environment: dict[str, str], said: str) -> None:
+    """One sentence with the variable, what it says and what is wanted; never the traceback of a client."""
+    folder = cluster_for_errors
+    files = {"dead": folder / "dead", "nobody": folder / "nobody"}
+    given = {"KUBECONFIG": str(folder / "kubeconfig"), "TOPOBUS_KUBELET_DIR": str(folder), **environment}
+    given["KUBECONFIG"] = str(files.get(given["KUBECONFIG"], given["KUBECONFIG"]))
+    answer = suite(given)
+
+    assert answer.returncode != 0
+    assert said in " ".join(answer.stdout.split()) + " ".join(answer.stderr.split())
+    assert "Traceback" not in answer.stdout
+    assert "site-packages" not in answer.stdout

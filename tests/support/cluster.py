@@ -10,19 +10,40 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
+import grpc.aio
+import httpx2
+import pytest
 from lightkube import AsyncClient, KubeConfig
-from lightkube.core.exceptions import ApiError
+from lightkube.core.exceptions import ApiError, ConfigError
 from lightkube.resources.core_v1 import Event, Node, Pod
 from lightkube.resources.resource_v1 import DeviceClass, ResourceClaim, ResourceSlice
 
+from topobus.kubeletpb.podresources.v1 import api_pb2 as pod_resources
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as pod_resources_rpc
+
 T = TypeVar("T")
 
+
+def seconds(name: str, default: float) -> float:
+    """Read a time of the suite's settings."""
+    text = os.environ.get(name, "")
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise pytest.UsageError(f"{name} is {text!r}, wanted a number of seconds") from None
+
+
 # Longer than kubelet takes to delete a driver's slices (30 s) and to look at its owed claims again (60 s).
-LIMIT_S = float(os.environ.get("TOPOBUS_CLUSTER_LIMIT_S", "100"))
+LIMIT_S = seconds("TOPOBUS_CLUSTER_LIMIT_S", 100)
 _LOOK_S = 0.5
 # Any image that waits: load it into the node's runtime where there is no registry.
 _IMAGE = os.environ.get("TOPOBUS_CLUSTER_IMAGE", "registry.k8s.io/pause:3.10")
 _PREFIX = "resource.kubernetes.io"
+# What a namespace with pod security `restricted` demands.
+_POD_SECURITY = {"runAsNonRoot": True, "runAsUser": 65535, "seccompProfile": {"type": "RuntimeDefault"}}
+_CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+_TRY_AGAIN = (429, 500, 502, 503, 504)
 
 
 class Cluster:
@@ -47,9 +68,24 @@ class Cluster:
 
     @staticmethod
     async def find_node(kubeconfig: Path, node: str = "") -> str:
-        """Name the node that is meant."""
-        async with AsyncClient(KubeConfig.from_file(kubeconfig), trust_env=False) as client:
-            return await _find_node(client, node)
+        """Name the node that is meant, and see that the cluster can be asked for all that the suite reads.
+
+        Errors: fails the tests with one sentence, not with a client's traceback.
+        """
+        try:
+            async with AsyncClient(KubeConfig.from_file(kubeconfig), trust_env=False) as client:
+                found = await _find_node(client, node)
+                for kind in (ResourceSlice, DeviceClass, ResourceClaim, Pod):
+                    [one async for one in client.list(kind, **({"namespace": "default"} if kind in (ResourceClaim, Pod) else {}))]
+                return found
+        except (ConfigError, OSError, ValueError, KeyError) as err:
+            pytest.fail(f"KUBECONFIG={kubeconfig} cannot be used: {err}; name one file that kubectl can use, too", pytrace=False)
+        except ApiError as err:
+            hint = "it has no resource.k8s.io/v1: Kubernetes 1.34 or later is needed" if err.status.code == httpx2.codes.NOT_FOUND else ""
+            said = hint or f"the suite needs the rights of a cluster's administrator: {err.status.message}"
+            pytest.fail(f"the cluster of KUBECONFIG={kubeconfig}: {said}", pytrace=False)
+        except httpx2.HTTPError as err:
+            pytest.fail(f"the API server of KUBECONFIG={kubeconfig} cannot be reached: {str(err) or type(err).__name__}", pytrace=False)
 
     async def devices(self, driver: str) -> dict[str, dict[str, Any]]:
         """Devices of one driver on the node, as the scheduler sees them."""
@@ -85,12 +121,17 @@ class Cluster:
     async def make_pod(self, *, claim: str = "", resource: str = "") -> str:
         """Make a pod that only waits, on our node, with a claim or one device of a resource; its name."""
         name = f"{self.run}-{uuid.uuid4().hex[:4]}"
-        container: dict[str, Any] = {"name": "main", "image": _IMAGE}
+        container: dict[str, Any] = {"name": "main", "image": _IMAGE, "securityContext": _CONTAINER_SECURITY}
+        # By the node's name: the label kubernetes.io/hostname may say something else.
+        term = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [self.node]}]}
         spec: dict[str, Any] = {
             "containers": [container],
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 1,
-            "nodeSelector": {"kubernetes.io/hostname": self.node},
+            "securityContext": _POD_SECURITY,
+            "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}},
+            # The only node of a small cluster is its control plane.
+            "tolerations": [{"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"}],
         }
         if claim:
             spec["resourceClaims"] = [{"name": "devices", "resourceClaimName": claim}]
@@ -162,10 +203,27 @@ class Cluster:
 async def _find_node(client: AsyncClient, node: str) -> str:
     nodes = [one.metadata.name async for one in client.list(Node)]
     if not node:
-        assert len(nodes) == 1, f"set TOPOBUS_CLUSTER_NODE to one of {nodes}"
+        if len(nodes) != 1:
+            pytest.fail(f"the cluster has {len(nodes)} nodes: set TOPOBUS_CLUSTER_NODE to one of {', '.join(nodes)}", pytrace=False)
         node = nodes[0]
-    assert node in nodes, f"no node {node}, there are {nodes}"
+    if node not in nodes:
+        pytest.fail(f"TOPOBUS_CLUSTER_NODE: there is no node {node!r}, there are {', '.join(nodes) or 'none'}", pytrace=False)
     return node
+
+
+async def listed_by_kubelet(kubelet: Path, resource: str) -> int:
+    """How many healthy devices of a resource kubelet itself has now, by its PodResources socket; -1 when it does not answer.
+
+    The node object tells it up to 10 s later.
+    """
+    socket = kubelet / "pod-resources" / "kubelet.sock"
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+            stub = pod_resources_rpc.PodResourcesListerStub(channel)
+            answer = await stub.GetAllocatableResources(pod_resources.AllocatableResourcesRequest(), timeout=5)
+    except grpc.aio.AioRpcError:
+        return -1
+    return len({name for one in answer.devices if one.resource_name == resource for name in one.device_ids})
 
 
 def attribute_names(device: dict[str, Any]) -> set[str]:
@@ -174,12 +232,22 @@ def attribute_names(device: dict[str, Any]) -> set[str]:
 
 
 async def until(what: str, look: Callable[[], Awaitable[T]], holds: Callable[[T], bool]) -> T:
-    """Look until it holds; the last look is in the error."""
-    seen: T | None = None
+    """Look until it holds; the last look is in the error. An API server that cannot be reached for a moment is asked again."""
+    seen: T | str | None = None
     try:
         async with asyncio.timeout(LIMIT_S):
-            while not holds(seen := await look()):  # noqa: ASYNC110  (each look is a call)
+            while True:
+                try:
+                    found = await look()
+                    if holds(found):
+                        return found
+                    seen = found
+                except httpx2.TransportError as err:
+                    seen = f"the API server could not be asked: {str(err) or type(err).__name__}"
+                except ApiError as err:
+                    if err.status.code not in _TRY_AGAIN:
+                        raise
+                    seen = f"the API server said: {err.status.message}"
                 await asyncio.sleep(_LOOK_S)
     except TimeoutError:
         raise AssertionError(f"not within {LIMIT_S:g} s: {what}; last seen: {seen}") from None
-    return seen

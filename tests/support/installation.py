@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 
+from support.cluster import seconds
 from topobus.domain.errors import ConfigError
 from topobus.testing.machines import RecordedMachine, build
 from topobus.testing.nats import find_nats_server, free_port
@@ -50,7 +51,13 @@ async def _run(*words: str, is_shell: bool = False, **more: str) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "env": environment}
     made = asyncio.create_subprocess_shell(words[0], **pipes) if is_shell else asyncio.create_subprocess_exec(*words, **pipes)  # type: ignore[arg-type]
     process = await made
-    output, _ = await asyncio.wait_for(process.communicate(), float(setting("COMMAND_S", "180")))
+    limit_s = seconds("TOPOBUS_CLUSTER_COMMAND_S", 180)
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), limit_s)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise AssertionError(f"{' '.join(words)} did not end within TOPOBUS_CLUSTER_COMMAND_S={limit_s:g} s") from None
     assert process.returncode == 0, f"{' '.join(words)} ended with {process.returncode}: {output.decode()[-2000:]}"
 
 
@@ -89,7 +96,8 @@ class Manifests(Installation):
     def __init__(self) -> None:
         self._folder = str(ROOT / setting("MANIFESTS", "deploy/kubernetes-try-out"))
         self._kubectl = shutil.which(setting("KUBECTL", "kubectl")) or ""
-        assert self._kubectl, "no kubectl on the PATH: set TOPOBUS_CLUSTER_KUBECTL, or TOPOBUS_CLUSTER_INSTALLATION=processes"
+        if not self._kubectl:
+            pytest.fail("no kubectl on the PATH: set TOPOBUS_CLUSTER_KUBECTL, or TOPOBUS_CLUSTER_INSTALLATION=processes", pytrace=False)
 
     async def install(self) -> None:
         """Bring it up."""
@@ -260,7 +268,8 @@ def cdi_dir() -> Path:
 def make_installation(node: str) -> Installation:
     """Make what the environment asks for."""
     kind = setting("INSTALLATION", "running")
-    assert kind in KINDS, f"TOPOBUS_CLUSTER_INSTALLATION is {kind!r}, wanted one of {', '.join(KINDS)}"
+    if kind not in KINDS:
+        pytest.fail(f"TOPOBUS_CLUSTER_INSTALLATION is {kind!r}, wanted one of {', '.join(KINDS)}", pytrace=False)
     if kind == "manifests":
         return Manifests()
     if kind == "processes":

@@ -2,7 +2,7 @@
 
     python small_cluster.py KUBELET_DIR KUBECONFIG
 
-SIGUSR1 restarts kubelet. It proves nothing about a real cluster: it lets the suite's own steps be run, and fail, without one.
+SIGUSR1 restarts kubelet. `nobody` beside KUBECONFIG is a user's without rights. It proves nothing about a real cluster: it lets the suite's own steps be run, and fail, without one.
 """
 
 from __future__ import annotations
@@ -214,6 +214,7 @@ async def main(kubelet_dir: Path, kubeconfig: Path) -> None:
             running = asyncio.create_task(cluster.run())
             loop.add_signal_handler(signal.SIGTERM, running.cancel)
             await server.until(lambda: server.objects("Node"), what="the node")
+            server.write_kubeconfig(kubeconfig.with_name("nobody"), user="nobody")
             # Last: whoever waits for this file finds everything there.
             server.write_kubeconfig(kubeconfig)
             await asyncio.gather(running, return_exceptions=False)

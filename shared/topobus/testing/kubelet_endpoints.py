@@ -115,7 +115,8 @@ class DevicePlugins(rpc.RegistrationServicer):
         """Delete every socket in the folder, as kubelet does, then serve kubelet.sock."""
         for path in sorted(self._folder.iterdir()):
             if is_socket(path):
-                path.unlink()
+                # Its owner may be faster: the removal of one socket lets a plugin remove its others.
+                path.unlink(missing_ok=True)
         self._server = grpc.aio.server()
         rpc.add_RegistrationServicer_to_server(self, self._server)
         self._server.add_insecure_port(f"unix:{self._folder / KUBELET_SOCKET}")

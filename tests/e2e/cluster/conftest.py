@@ -61,9 +61,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def installation() -> Iterator[Installation]:
     """Topobus on the node; brought up before the first test where the suite does that itself."""
     kubelet = Path(os.environ["TOPOBUS_KUBELET_DIR"])
-    assert (kubelet / "plugins_registry").is_dir(), (
-        f"TOPOBUS_KUBELET_DIR={kubelet} has no plugins_registry: is it this node's kubelet folder?"
-    )
+    _check_folder(kubelet)
     node = asyncio.run(Cluster.find_node(Path(os.environ["KUBECONFIG"]), os.environ.get("TOPOBUS_CLUSTER_NODE", "")))
     made = make_installation(node)
     try:
@@ -71,6 +69,19 @@ def installation() -> Iterator[Installation]:
         yield made
     finally:
         made.close()
+
+
+def _check_folder(kubelet: Path) -> None:
+    """Fail with a sentence when this cannot be kubelet's folder, or it is not ours to look into."""
+    for name in ("plugins_registry", "device-plugins"):
+        try:
+            # Not is_dir(), to which a folder without rights is none.
+            list((kubelet / name).iterdir())
+        except PermissionError:
+            pytest.fail(f"TOPOBUS_KUBELET_DIR={kubelet}: {name} cannot be read by user {os.getuid()}: run this as root", pytrace=False)
+        except OSError as err:
+            why = f"{kubelet / name}: {err.strerror}"
+            pytest.fail(f"TOPOBUS_KUBELET_DIR={kubelet} is not this node's kubelet folder ({why}): see kubelet's --root-dir", pytrace=False)
 
 
 @pytest_asyncio.fixture

@@ -14,26 +14,35 @@ from typing import Any, Self
 
 import pytest
 
-from support.cluster import Cluster, attribute_names, until
+from support.cluster import Cluster, attribute_names, listed_by_kubelet, until
 from support.installation import Installation, cdi_dir, command
 
 CLASS = os.environ.get("TOPOBUS_CLUSTER_CLASS", "gpu")
 SECOND_CLASS = os.environ.get("TOPOBUS_CLUSTER_SECOND_CLASS", "nic")
 DRIVER = f"{CLASS}.topobus.dev"
 RESOURCE = f"topobus.dev/{CLASS}"
+KUBELET = Path(os.environ.get("TOPOBUS_KUBELET_DIR", "/var/lib/kubelet"))
 
 
 def our_sockets() -> list[str]:
     """Sockets of ours in kubelet's folders."""
-    kubelet = Path(os.environ["TOPOBUS_KUBELET_DIR"])
-    found = [*(kubelet / "device-plugins").glob("topobus*"), *(kubelet / "plugins_registry").rglob("*topobus.dev*")]
-    found += (kubelet / "plugins").glob("*.topobus.dev/*")
-    return sorted(str(one.relative_to(kubelet)) for one in found if stat.S_ISSOCK(one.lstat().st_mode))
+    found = [*(KUBELET / "device-plugins").glob("topobus*"), *(KUBELET / "plugins_registry").rglob("*topobus.dev*")]
+    found += (KUBELET / "plugins").glob("*.topobus.dev/*")
+    return sorted(str(one.relative_to(KUBELET)) for one in found if stat.S_ISSOCK(one.lstat().st_mode))
 
 
 def our_cdi_files() -> list[str]:
     """CDI files of claims."""
     return sorted(one.name for one in cdi_dir().glob("topobus.dev-*")) if cdi_dir().is_dir() else []
+
+
+def plugin_sockets() -> set[tuple[str, int, int]]:
+    """Our device plugins' sockets, each with what tells it from a later one of the same name."""
+    found = set()
+    for one in (KUBELET / "device-plugins").glob("topobus*"):
+        status = one.lstat()
+        found.add((one.name, status.st_ino, status.st_ctime_ns))
+    return found
 
 
 async def is_up(cluster: Cluster, *, in_claims: int = 0) -> int:
@@ -117,9 +126,16 @@ async def test_resources_and_pods_survive_when_kubelet_restarts(cluster: Cluster
     by_resource = await cluster.make_pod(resource=RESOURCE)
     for one in (by_claim, by_resource):
         await cluster.until_running(one)
-    await is_up(cluster, in_claims=1)
+    offered = await is_up(cluster, in_claims=1)
+    before = plugin_sockets()
     await command("RESTART_KUBELET")
 
+    async def look() -> tuple[bool, int]:
+        now = plugin_sockets()
+        return bool(now) and not now & before, await listed_by_kubelet(KUBELET, RESOURCE)
+
+    # kubelet deletes sockets as it starts; the node object still says what was before.
+    await until(f"new sockets, and {offered} {RESOURCE} at kubelet itself", look, lambda found: found == (True, offered))
     await is_up(cluster, in_claims=1)
     assert [(await cluster.pod(one))["status"]["phase"] for one in (by_claim, by_resource)] == ["Running", "Running"]
     await cluster.until_running(await cluster.make_pod(resource=RESOURCE))
@@ -150,6 +166,8 @@ class Watch:
         self._is_over = asyncio.Event()
         self.offered: set[int] = set()
         self.devices: set[int] = set()
+        self.listed: set[int] = set()
+        """What kubelet itself had, which the node object tells every 10 s only."""
 
     async def __aenter__(self) -> Self:
         self._task = asyncio.create_task(self._look())
@@ -161,6 +179,9 @@ class Watch:
 
     async def _look(self) -> None:
         while not self._is_over.is_set():
+            listed = await listed_by_kubelet(KUBELET, RESOURCE)
+            if listed >= 0:
+                self.listed.add(listed)
             self.offered.add(await self._cluster.allocatable(RESOURCE))
             self.devices.add(len(await self._cluster.devices(DRIVER)))
             await asyncio.sleep(0.1)
@@ -179,7 +200,7 @@ async def test_no_device_vanishes_when_the_gateway_is_updated_with_surge(cluster
         await cluster.until_running(meanwhile)
     await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(DRIVER)))
 
-    assert (seen.offered, len(seen.devices)) == ({offered}, 1)
+    assert (seen.listed, seen.offered, len(seen.devices)) == ({offered}, {offered}, 1)
     assert (await cluster.pod(running))["status"]["phase"] == "Running"
 
 
