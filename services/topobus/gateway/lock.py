@@ -50,8 +50,12 @@ class Turn:
                     "instance.renamed", instance=self.instance, why="the gateway that has the turn goes by the name that was set"
                 )
             return False
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"{os.getpid()} {self.instance}".encode(), 0)
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()} {self.instance}".encode(), 0)
+        except OSError as err:
+            # A full disk takes our name from who stands by, and not the turn from us: what is prepared can still be answered and undone.
+            get_logger().error("turn.unnamed", lock=str(self._path), error=str(err), next_step="make room on this disk")
         return True
 
     async def begin(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from topobus.contracts.messages import ApiObject, Prepared
-from topobus.devicekit.cdi import problems
+from topobus.devicekit.cdi import parse, problems, render
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.outcome import Refusal
 from topobus.gateway.core.claims import AllocatedDevice, ClaimAllocation, allocation_of, cdi_spec, is_allocated_here
@@ -176,3 +176,12 @@ def test_cdi_spec_has_unique_names_and_passes_a_runtime_when_devices_have_no_edi
 def test_cdi_spec_is_none_when_nothing_is_edited() -> None:
     """A runtime refuses an empty file, so none is written."""
     assert cdi_spec(UID, "gpu", Prepared(edits={"gpu-0": ContainerEdits()})) is None
+
+
+def test_cdi_spec_has_a_legal_kind_when_the_class_begins_with_a_digit() -> None:
+    """A class made of somebody else's resource name, such as acme.com/10g-nic, is prepared like any other."""
+    spec = cdi_spec(UID, "10g-nic-acme", Prepared(edits={"nic-0": ContainerEdits(env={"A": "1"})}))
+
+    assert spec is not None
+    assert parse(render(spec)) == spec
+    assert spec.kind == "topobus.dev/c-10g-nic-acme"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -45,6 +47,20 @@ def test_second_gateway_takes_another_name_when_the_first_one_has_its_own(tmp_pa
         assert first.instance == "same"
         assert second.instance.startswith("same-")
         assert second.other_instance() == "same"
+
+
+def test_turn_begins_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that starts on a full disk still answers for what is prepared; only its name is not there for who stands by."""
+
+    def no_room(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", no_room)
+    with ExitStack() as stack:
+        first, second = turns(tmp_path, stack, "pod-1", "pod-2")
+
+        assert (first.try_begin(), second.try_begin()) == (True, False)
+        assert second.other_instance() is None
 
 
 def test_turn_is_free_when_its_holder_has_died(tmp_path: Path) -> None:

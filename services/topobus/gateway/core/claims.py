@@ -145,13 +145,18 @@ def cdi_spec(uid: str, device_class: str, prepared: Prepared) -> CdiSpec | None:
     )
     if not devices:
         return None
-    return CdiSpec(vendor=CDI_VENDOR, device_class=device_class, devices=devices, common=_without_annotations(common))
+    return CdiSpec(vendor=CDI_VENDOR, device_class=_cdi_class(device_class), devices=devices, common=_without_annotations(common))
 
 
 def class_of_driver(driver: str) -> str:
     """Class of one of our drivers; empty for somebody else's."""
     suffix = driver_name("")
     return driver.removesuffix(suffix) if driver.endswith(suffix) else ""
+
+
+def _cdi_class(device_class: str) -> str:
+    # A class made of somebody else's resource may begin with a digit (`10g-nic-acme`), which CDI refuses. A letter of our own keeps them apart.
+    return device_class if device_class[:1].isalpha() else f"c-{device_class}"
 
 
 def _without_annotations(edits: ContainerEdits) -> ContainerEdits:
