@@ -1,14 +1,15 @@
 """The process of a device service: drivers behind walls, the inventory, health events, and answers to prepare, unprepare and hints.
 
-Flows in: the machine and the ledger of this node, and what drivers see below the root. Flows out: the class's inventory and health events.
+Flows in: the machine of this node, its ledger when a device is not well, and what drivers see below the root. Flows out: the class's inventory and health events.
 One task looks at each driver, so a hung driver delays no other; one task alone publishes. Never waits for the cluster plane.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -77,6 +78,8 @@ class _DeviceHost:
         self._stored: Inventory | None = None
         self._generation = 0
         self._devices: tuple[Device, ...] = ()
+        self._told: tuple[Device, ...] | None = None
+        """What everybody has been told, or is being told; None when that may not be so."""
         self._has_news = asyncio.Event()
         self._has_published = False
         self._announcer = HealthAnnouncer(self._bus, node=self._node, device_class=device_class)
@@ -102,7 +105,6 @@ class _DeviceHost:
         await self._bus.answer(HINTS, self._hints, node=self._node, device_class=self._class)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._watch_machine())
-            group.create_task(self._watch_ledger())
             for name in self._drivers:
                 group.create_task(self._look_after(name))
             group.create_task(self._publish())
@@ -157,25 +159,23 @@ class _DeviceHost:
             elif change.kind is ChangeKind.RESET:
                 # The store lost its history: what we said may be lost with it, so all is said again (what is not lost is not repeated).
                 self._stored = None
+                self._told = None
                 self._announcer.forget()
                 self._has_news.set()
             elif change.kind is ChangeKind.SNAPSHOT_END and self._machine is None:
                 self._log.info("machine.missing", node=self._node, next_step="start topobus-discovery on this node")
 
-    async def _watch_ledger(self) -> None:
-        ledger: Holders | None = None
-        async for change in self._bus.watch(LEDGER.read_as(Holders), node=self._node):
-            if change.kind is ChangeKind.RESET:
-                # Until the snapshot is complete nobody is known to hold nothing.
-                self._owners = None
-                ledger = None
-                continue
-            if change.kind is ChangeKind.PUT:
-                ledger = change.value
-            elif change.kind is ChangeKind.DELETE:
-                ledger = None
-            if change.kind is ChangeKind.SNAPSHOT_END or self._owners is not None:
-                self._owners = _owners(ledger, self._class)
+    async def _read_owners(self) -> None:
+        """Read who holds what. Asked for when it matters and not followed: the ledger is written for each pod and claim, a device's health seldom changes.
+
+        When it cannot be read, what was known stands; at first nobody is known to hold nothing.
+        """
+        try:
+            entry = await self._bus.get(LEDGER.read_as(Holders), node=self._node)
+        except (PeerUnavailable, ContractError) as err:
+            self._log.warning("ledger.unread", why=err.message)
+            return
+        self._owners = _owners(entry.value if entry is not None else None, self._class)
 
     async def _look_after(self, name: str) -> None:
         """Look at one driver's devices for ever: discover when it is time or the machine changed, observe at each look."""
@@ -245,6 +245,7 @@ class _DeviceHost:
                 await self._step()
             except* PeerUnavailable as errors:
                 # What was not published is still news at the next look.
+                self._told = None
                 self._log.warning("publishing.delayed", why="; ".join(str(one) for one in errors.exceptions))
             await self._has_news.wait()
 
@@ -266,18 +267,13 @@ class _DeviceHost:
         if machine is None:
             return
         now = self._runtime.clock.now()
-        roster = advance_roster(
-            self._devices,
-            self._views,
-            device_class=self._class,
-            machine=machine,
-            held=None if self._owners is None else self._owners.keys(),
-            now=now,
-            settings=self._settings.health,
-        )
-        pools = self._settings.pools
-        devices = with_pools(roster.devices, pools)
-        roster = replace(roster, devices=devices, warnings=(*roster.warnings, *odd_pools(devices, pools)))
+        roster = self._advance(machine, now, held=None)
+        if roster.devices != self._told or any(one.health.state is not HealthState.HEALTHY for one in roster.devices):
+            # Whoever holds a device is told of its health, and what is held does not leave.
+            await self._read_owners()
+            roster = self._advance(machine, now, held=None if self._owners is None else self._owners.keys())
+        # Before it is so, for the store may lose its history meanwhile.
+        self._told = roster.devices
         await self._announcer.recall([one.name for one in (*roster.devices, *roster.removed)])
         # A removal is told first: after a crash in between, the device is still listed and leaves (silently) at the next start.
         for device in roster.removed:
@@ -286,6 +282,20 @@ class _DeviceHost:
         self._devices = roster.devices
         for device in roster.devices:
             await self._announce(device, self._generation, rfc3339(now))
+
+    def _advance(self, machine: Machine, now: datetime, *, held: Collection[str] | None) -> Roster:
+        roster = advance_roster(
+            self._devices,
+            self._views,
+            device_class=self._class,
+            machine=machine,
+            held=held,
+            now=now,
+            settings=self._settings.health,
+        )
+        pools = self._settings.pools
+        devices = with_pools(roster.devices, pools)
+        return replace(roster, devices=devices, warnings=(*roster.warnings, *odd_pools(devices, pools)))
 
     async def _announce(self, device: Device, generation: int, time: str, *, is_removed: bool = False) -> None:
         affected = (self._owners or {}).get(device.name, ())
