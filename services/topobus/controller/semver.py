@@ -10,9 +10,20 @@ from functools import total_ordering
 
 __all__ = ["SemanticVersion"]
 
-_NUMBER = r"(0|[1-9]\d*)"
+# Twenty digits hold 64 bits, which is what a number of a version may have.
+_NUMBER = r"(0|[1-9][0-9]{0,19})"
+_LARGEST = (1 << 64) - 1
 _SHAPE = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?")
-_LOOSE = re.compile(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(.*)")
+_LOOSE = re.compile(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(.*)", re.ASCII)
+
+
+def _is_sound(found: re.Match[str]) -> bool:
+    """Say whether the parts are: none is empty, and numbers have no leading zeros and fit 64 bits."""
+    labels = (found[4] or "0").split(".")
+    numbers = [*found.groups()[:3], *[one for one in labels if one.isdecimal()]]
+    if not all(labels) or not all((found[5] or "0").split(".")):
+        return False
+    return all(one == "0" or (one[0] != "0" and len(one) <= 20 and int(one) <= _LARGEST) for one in numbers)
 
 
 @total_ordering
@@ -41,9 +52,9 @@ class SemanticVersion:
             found = _LOOSE.fullmatch(text)
             if found:
                 major, minor, patch, rest = found.groups()
-                written = f"{int(major)}.{int(minor or 0)}.{int(patch or 0)}{rest}"
+                written = ".".join([(part or "").lstrip("0") or "0" for part in (major, minor, patch)]) + rest
         found = _SHAPE.fullmatch(written)
-        if found is None or any(not part for part in (found[4] or "0").split(".")):
+        if found is None or not _is_sound(found):
             raise ValueError(f"not a semantic version: {text!r}, wanted MAJOR.MINOR.PATCH")
         return cls((int(found[1]), int(found[2]), int(found[3])), found[4] or "", found[5] or "")
 

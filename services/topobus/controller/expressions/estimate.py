@@ -239,6 +239,9 @@ def _function(node: Call, target: _Known | None, arguments: list[_Known]) -> tup
             return first.over(10), Size(first.least, min(first.most * 4, _WORST))
         case "string" if arguments and arguments[0].type.name in ("bytes", "dyn"):
             return first.over(10).widened(_ONE), None
+        case "sets.contains" | "sets.intersects" | "sets.equivalent":
+            rounds = Size(2, 2) if name == "sets.equivalent" else _ONE
+            return _ONE.plus(first.times(arguments[1].some_size).times(rounds)), None
         case "strings.quote":
             return first.over(10), Size(first.least + 2, min(first.most * 2 + 2, _WORST))
         case "@in" if arguments[1].type.name != "map":

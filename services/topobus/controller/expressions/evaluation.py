@@ -7,17 +7,19 @@ Source: cel-go interpreter/runtimecost.go; k8s.io/apiserver/pkg/cel/library/cost
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from topobus.controller.expressions.errors import CostExceeded, EvaluationError
-from topobus.controller.expressions.macros import UNUSED
+from topobus.controller.expressions.macros import ACCUMULATOR, UNUSED
 from topobus.controller.expressions.registry import Functions
-from topobus.controller.expressions.runtime_cost import charge_before, cost_of_call
+from topobus.controller.expressions.runtime_cost import charge_before, cost_of_call, weigh
 from topobus.controller.expressions.tree import Call, Constant, Fold, Identifier, ListLiteral, MapLiteral, Node, Select
 from topobus.controller.expressions.values import (
     DomainMap,
     OptionalValue,
     TypeValue,
+    Uint,
     are_equal,
     as_key,
     from_key,
@@ -31,6 +33,9 @@ from topobus.controller.expressions.values import (
 __all__ = ["Frame", "Step", "plan"]
 
 _LIST_COST, _MAP_COST = 10, 30
+# Values and tens of characters looked at or copied by what Kubernetes takes for cheap (a sum of lists, `==` of nested ones). Whoever goes through a million of
+# anything by a macro has spent the cost; this is for what no cost is charged for.
+_MOST_WORK = 1_000_000
 # Reading a text takes longer than most selectors do otherwise; of constants it gives the same each time.
 _FOLDED = frozenset(["quantity", "semver", "ip", "cidr", "url", "duration", "timestamp"])
 
@@ -38,12 +43,13 @@ _FOLDED = frozenset(["quantity", "semver", "ip", "cidr", "url", "duration", "tim
 class Frame:
     """One run: variables by number (0 is `device`), and the cost."""
 
-    __slots__ = ("cost", "limit", "slots")
+    __slots__ = ("cost", "limit", "slots", "work")
 
     def __init__(self, device: object, slots: int, limit: int) -> None:
         self.slots: list[object] = [device, *([None] * slots)]
         self.cost = 0
         self.limit = limit
+        self.work = 0
 
     def charge(self, cost: int) -> None:
         """Add to the cost.
@@ -53,6 +59,15 @@ class Frame:
         self.cost += cost
         if self.cost > self.limit:
             raise CostExceeded("operation cancelled: actual cost limit exceeded")
+
+    def labour(self, work: int) -> None:
+        """Add to the work that no cost stands for, before it is done.
+
+        Errors: raises CostExceeded.
+        """
+        self.work += work
+        if self.work > _MOST_WORK:
+            raise CostExceeded("operation cancelled: it copies or compares too much")
 
 
 Step = Callable[[Frame], object]
@@ -123,6 +138,8 @@ class _Planner:
         return test if node.is_test else run
 
     def _call(self, node: Call, scope: dict[str, int]) -> Step:
+        if node.name == "_+_" and _is_gathering(node):
+            return self._gather(node, scope)
         steps = [self.plan(one, scope) for one in node.arguments]
         if node.target is None:
             match node.name:
@@ -144,6 +161,20 @@ class _Planner:
             steps = [self.plan(node.target, scope), *steps]
         folded = self._folded(node) if node.name in _FOLDED else None
         return folded if folded is not None else self._function(node.name, is_member=node.target is not None, steps=steps)
+
+    def _gather(self, node: Call, scope: dict[str, int]) -> Step:
+        """Put one more item into the list that a macro makes, in place: nobody else has it, and a copy each time would cost the square of its length."""
+        kept, item = self.plan(node.arguments[0], scope), self.plan(node.arguments[1], scope)
+
+        def run(frame: Frame) -> object:
+            found, more = kept(frame), item(frame)
+            if not isinstance(found, list) or not isinstance(more, list):
+                raise no_such_overload("_+_", found, more)
+            frame.charge(1)
+            found += more
+            return found
+
+        return run
 
     def _folded(self, node: Call) -> Step | None:
         """Work out a call on constants once; what it costs is charged each time all the same. None where it fails, which is for the run to tell."""
@@ -190,6 +221,8 @@ class _Planner:
                 return look_up(values[0], values[1])
             if isinstance(values[0], OptionalValue):
                 return _optional_item(values[0], values[1])
+            if isinstance(values[0], list | tuple) and isinstance(values[1], Uint | float):
+                values = (values[0], _as_index(values[1]))
             found = choose("_[_]", is_member=False, values=values)
             if found is None:
                 raise no_such_overload("_[_]", *values)
@@ -281,6 +314,19 @@ class _Planner:
             return result(frame)
 
         return run
+
+
+def _is_gathering(node: Call) -> bool:
+    """Say whether a call is a macro's own step to a longer list."""
+    first, second = node.arguments if len(node.arguments) == 2 else (None, None)
+    return isinstance(first, Identifier) and first.name == ACCUMULATOR and isinstance(second, ListLiteral) and len(second.items) == 1
+
+
+def _as_index(place: float) -> int:
+    """Take a whole number of another type for an index."""
+    if math.isfinite(place) and place == int(place):
+        return int(place)
+    raise EvaluationError(f"unsupported index value {place}")
 
 
 def _items(found: object, *, has_two: bool) -> Iterator[tuple[object, object]]:
@@ -384,6 +430,8 @@ def _equality(left: Step, right: Step, *, is_equal: bool) -> Step:
         one, other = left(frame), right(frame)
         # A tenth of the shorter one, rounded up.
         frame.charge((min(size_of(one), size_of(other)) + 9) // 10)
+        if isinstance(one, list | tuple | dict | OptionalValue):
+            frame.labour(weigh(one))
         return are_equal(one, other) is is_equal
 
     return run

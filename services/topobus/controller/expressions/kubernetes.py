@@ -13,6 +13,7 @@ from topobus.contracts.kubernetes.limits import MAX_ATTRIBUTE_VALUES
 from topobus.controller.expressions import patterns
 from topobus.controller.expressions.errors import EvaluationError
 from topobus.controller.expressions.registry import Library, overload
+from topobus.controller.expressions.standard import total_of_durations
 from topobus.controller.expressions.values import Uint, are_equal, compare, whole
 from topobus.controller.semver import SemanticVersion
 from topobus.domain.quantity import Quantity
@@ -109,7 +110,7 @@ def _lists() -> Library:
             case [float(), *_]:
                 return sum(one for one in values if isinstance(one, float))
             case [timedelta(), *_]:
-                return sum((one for one in values if isinstance(one, timedelta)), timedelta())
+                return total_of_durations([one for one in values if isinstance(one, timedelta)])
             case [bool(), *_] | [str(), *_]:
                 raise EvaluationError("no such overload: sum of what is no number")
             case _:

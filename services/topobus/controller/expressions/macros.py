@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from topobus.controller.expressions import types as t
 from topobus.controller.expressions.tokens import fail_at
-from topobus.controller.expressions.tree import Call, Constant, Fold, Identifier, ListLiteral, MapLiteral, Node, Select, children, depth_of
+from topobus.controller.expressions.tree import Call, Constant, Fold, Identifier, ListLiteral, MapLiteral, Node, Select, measure
 
 __all__ = ["ACCUMULATOR", "MACROS", "UNUSED", "expand"]
 
@@ -71,7 +71,7 @@ def _loop(offset: int, name: str, over: Node, first: str, second: str, rest: lis
         return Identifier(offset, ACCUMULATOR)
 
     def call(function: str, *arguments: Node) -> Node:
-        return _grown(Call(offset, function, None, list(arguments)))
+        return measure(Call(offset, function, None, list(arguments)))
 
     true: Node = Constant(offset, value=True, kind=t.BOOL)
     start, condition, result = true, true, accumulated()
@@ -90,11 +90,11 @@ def _loop(offset: int, name: str, over: Node, first: str, second: str, rest: lis
             result = call("_==_", accumulated(), one)
         case "filter":
             start = ListLiteral(offset, [])
-            kept = _grown(ListLiteral(offset, [Identifier(offset, first)]))
+            kept = measure(ListLiteral(offset, [Identifier(offset, first)]))
             step = call("_?_:_", test, call("_+_", accumulated(), kept), accumulated())
         case "map" | "transformList":
             start = ListLiteral(offset, [])
-            step = call("_+_", accumulated(), _grown(ListLiteral(offset, [rest[-1]])))
+            step = call("_+_", accumulated(), measure(ListLiteral(offset, [rest[-1]])))
         case "transformMap":
             start = MapLiteral(offset, [])
             step = call("cel.@mapInsert", accumulated(), Identifier(offset, first), rest[-1])
@@ -123,14 +123,9 @@ def _bind(offset: int, name: str, value: Node, result: Node) -> Fold:
 
 def _optional(expression: str, offset: int, name: str, target: Node, arguments: list[Node]) -> Node:
     variable = _variable(expression, arguments[0])
-    value = _grown(Call(offset, "value", target, []))
-    bound: Node = _grown(_bind(offset, variable, value, arguments[1]))
+    value = measure(Call(offset, "value", target, []))
+    bound: Node = measure(_bind(offset, variable, value, arguments[1]))
     if name == "optMap":
-        bound = _grown(Call(offset, "optional.of", None, [bound]))
-    test = _grown(Call(offset, "hasValue", target, []))
+        bound = measure(Call(offset, "optional.of", None, [bound]))
+    test = measure(Call(offset, "hasValue", target, []))
     return Call(offset, "_?_:_", None, [test, bound, Call(offset, "optional.none", None, [])])
-
-
-def _grown(node: Node) -> Node:
-    node.depth = depth_of(*children(node))
-    return node

@@ -18,8 +18,7 @@ from topobus.controller.expressions.tree import (
     MapLiteral,
     Node,
     Select,
-    children,
-    depth_of,
+    measure,
 )
 from topobus.controller.expressions.values import Uint
 
@@ -27,6 +26,8 @@ __all__ = ["parse"]
 
 # Deeper than this no person writes; each level costs stack frames of Python's, of which there are a thousand.
 _DEEPEST = 80
+# A text of 10 KiB has fewer parts; macros that name their target twice (`optMap`) may double them at each step.
+_LARGEST = 20_000
 _RESERVED = frozenset(
     "as break const continue else for function if import let loop package namespace return var void while in".split()  # noqa: SIM905
 )
@@ -79,9 +80,13 @@ class _Parser:
         return fail_at(self._expression, token.offset, f"Syntax error: mismatched input {shown[:32]!r} {why}")
 
     def _grown(self, node: Node) -> Node:
-        node.depth = depth_of(*children(node))
+        return self._limited(measure(node))
+
+    def _limited(self, node: Node) -> Node:
         if node.depth > _DEEPEST:
             raise fail_at(self._expression, node.offset, f"Syntax error: the expression nests deeper than {_DEEPEST} levels")
+        if node.size > _LARGEST:
+            raise fail_at(self._expression, node.offset, f"Syntax error: the expression has more than {_LARGEST} parts, macros written out")
         return node
 
     def ternary(self) -> Node:
@@ -107,7 +112,8 @@ class _Parser:
             name = "@in" if operator.text == "in" else f"_{operator.text}_"
             if level < 2 and isinstance(found, Call) and found.name == name:
                 found.arguments.append(right)
-                self._grown(found)
+                found.depth, found.size = max(found.depth, right.depth + 1), found.size + right.size
+                self._limited(found)
             else:
                 found = self._grown(Call(operator.offset, name, None, [found, right]))
         return found
@@ -218,6 +224,9 @@ class _Parser:
     def _list(self, token: Token) -> Node:
         items: list[Node] = []
         optional: set[int] = set()
+        if self._accept(","):  # `[,]` is an empty list, too
+            self.expect("]")
+            return ListLiteral(token.offset, items)
         while not self._accept("]"):
             if self._accept("?"):
                 optional.add(len(items))

@@ -5,21 +5,26 @@ Source: cel-go interpreter/runtimecost.go (standard functions); k8s.io/apiserver
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
-from topobus.controller.expressions.values import Network, from_key, size_of
+from topobus.controller.expressions.values import Network, OptionalValue, from_key, size_of
 
-__all__ = ["charge_before", "cost_of_call"]
+__all__ = ["charge_before", "cost_of_call", "weigh"]
 
 
 class _Account(Protocol):
     def charge(self, cost: int) -> None: ...
+    def labour(self, work: int) -> None: ...
 
 
 _WALKS = frozenset("startsWith endsWith url lowerAscii upperAscii substring trim cidr isIP isCIDR quantity isQuantity".split())  # noqa: SIM905
 _WALKS_TWICE = frozenset(["replace", "split", "ip.isCanonical"])
 _WALKS_VALUES = frozenset(["isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"])
 _PATTERNS = frozenset(["matches", "find", "findAll"])
+_SETS = {"sets.contains": 1, "sets.intersects": 1, "sets.equivalent": 2}
+_LOOKS = frozenset(["@in", "includes", "isSorted", "sum", "max", "min", "indexOf", "lastIndexOf", "format", "optional.ofNonZeroValue"])
+_PLAIN = frozenset([bool, int, float, type(None)])
 _ORDERS = frozenset(["_<_", "_<=_", "_>_", "_>=_"])
 
 
@@ -32,6 +37,57 @@ def charge_before(account: _Account, name: str, values: tuple[object, ...]) -> N
         cost = _pattern_cost(values)
         account.charge(cost)
         account.charge(-cost)
+    elif name in _SETS:
+        one, other = values
+        rounds = weigh(one) * max(size_of(other), 1)
+        account.labour(rounds if _SETS[name] == 1 else rounds + weigh(other) * max(size_of(one), 1))
+    elif name in _LOOKS:
+        account.labour(weigh(*values))
+    elif name in _LENGTHS:
+        account.labour(_LENGTHS[name](*values) // 10)
+
+
+def weigh(*values: object) -> int:
+    """Count all values within values, and tens of characters; items that stand in two places count twice, for they are looked at twice."""
+    known: dict[int, int] = {}
+    return sum(_weight(one, known) for one in values)
+
+
+def _weight(value: object, known: dict[int, int]) -> int:
+    if isinstance(value, str | bytes):
+        return 1 + len(value) // 10
+    if isinstance(value, OptionalValue):
+        return 1 + _weight(value.value, known)
+    if not isinstance(value, list | tuple | dict):
+        return 1
+    found = known.get(id(value))
+    if found is None:
+        items = list(value.values()) if isinstance(value, dict) else value
+        is_plain = set(map(type, items)) <= _PLAIN
+        found = known[id(value)] = 1 + (len(items) if is_plain else sum([_weight(one, known) for one in items]))
+    return found
+
+
+def _length_of_replaced(text: str, old: str, new: str, limit: int = -1) -> int:
+    count = text.count(old)
+    return len(text) + (count if limit < 0 else min(count, limit)) * len(new)
+
+
+def _length_of_joined(values: list[object], separator: str = "") -> int:
+    return sum(len(one) for one in values if isinstance(one, str)) + len(separator) * len(values)
+
+
+def _length_of_sum(one: object, other: object) -> int:
+    # Ten for each item: what is charged here is a tenth.
+    return 10 * (len(one) + len(other)) if isinstance(one, list | tuple) and isinstance(other, list | tuple) else 0
+
+
+_LENGTHS: dict[str, Callable[..., int]] = {
+    "_+_": _length_of_sum,
+    "replace": _length_of_replaced,
+    "join": _length_of_joined,
+    "strings.quote": lambda text: 2 * len(text),
+}
 
 
 def cost_of_call(name: str, signature: str, values: tuple[object, ...], result: object) -> int:
@@ -49,6 +105,8 @@ def cost_of_call(name: str, signature: str, values: tuple[object, ...], result: 
         return _tenth(first + size_of(values[1])) if isinstance(values[0], str | bytes) else 1
     if name in _PATTERNS:
         return _pattern_cost(values)
+    if name in _SETS:
+        return 1 + _SETS[name] * first * size_of(values[1])
     if name == "contains":
         return _tenth(first) * _tenth(size_of(values[1]))
     if name in _WALKS_VALUES:

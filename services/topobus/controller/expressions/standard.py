@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from topobus.controller.expressions import patterns
@@ -32,9 +33,10 @@ from topobus.controller.expressions.values import (
     whole,
 )
 
-__all__ = ["STANDARD", "write"]
+__all__ = ["STANDARD", "total_of_durations", "write"]
 
 _INT64 = 1 << 63
+_DOUBLE = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
 _BOOLEANS = {
     "1": True,
     "t": True,
@@ -47,10 +49,20 @@ _BOOLEANS = {
     "FALSE": False,
     "False": False,
 }
-_DURATION = re.compile(r"([+-]?)((?:\d+\.?\d*|\.\d+)(?:h|ms|us|µs|ns|m|s))+")
-_DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(h|ms|us|µs|ns|m|s)")
-_SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-_OFFSET = re.compile(r"([+-]?)(\d{2}):(\d{2})")
+_DURATION = re.compile(r"([+-]?)((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:h|ms|us|µs|ns|m|s))+")
+_DURATION_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(h|ms|us|µs|ns|m|s)")
+_MICROSECONDS = {
+    "h": Decimal(3_600_000_000),
+    "m": Decimal(60_000_000),
+    "s": Decimal(1_000_000),
+    "ms": Decimal(1000),
+    "us": Decimal(1),
+    "µs": Decimal(1),
+    "ns": Decimal("0.001"),
+}
+# A duration is a number of nanoseconds in 64 bits.
+_LONGEST = timedelta(microseconds=_INT64 // 1000)
+_OFFSET = re.compile(r"([+-]?)([0-9]{2}):([0-9]{2})")
 
 
 def _arithmetic() -> Library:
@@ -63,6 +75,8 @@ def _arithmetic() -> Library:
     def remainder(a: int, b: int) -> int:
         if b == 0:
             raise EvaluationError("modulus by zero")
+        if b == -1:
+            whole(-a)  # as Go: the smallest number has no opposite
         return int(math.fmod(a, b)) if max(abs(a), abs(b)) < 1 << 50 else (abs(a) % abs(b)) * (-1 if a < 0 else 1)
 
     def floating(a: float, b: float) -> float:
@@ -101,10 +115,10 @@ def _arithmetic() -> Library:
         overload("_+_(list<A>, list<A>) -> list<A>", lambda a, b: [*a, *b]),
         overload("_+_(timestamp, duration) -> timestamp", lambda a, b: _moment(lambda: a + b)),
         overload("_+_(duration, timestamp) -> timestamp", lambda a, b: _moment(lambda: a + b)),
-        overload("_+_(duration, duration) -> duration", lambda a, b: _moment(lambda: a + b)),
-        overload("_-_(timestamp, timestamp) -> duration", lambda a, b: a - b),
+        overload("_+_(duration, duration) -> duration", lambda a, b: _span(lambda: a + b)),
+        overload("_-_(timestamp, timestamp) -> duration", lambda a, b: _span(lambda: a - b)),
         overload("_-_(timestamp, duration) -> timestamp", lambda a, b: _moment(lambda: a - b)),
-        overload("_-_(duration, duration) -> duration", lambda a, b: _moment(lambda: a - b)),
+        overload("_-_(duration, duration) -> duration", lambda a, b: _span(lambda: a - b)),
         overload("!_(bool) -> bool", lambda a: not a),
     )
 
@@ -114,6 +128,24 @@ def _moment(work: Callable[[], object]) -> object:
         return work()
     except OverflowError as err:
         raise EvaluationError("time out of range") from err
+
+
+def total_of_durations(durations: Iterable[timedelta]) -> timedelta:
+    """Sum durations up.
+
+    Errors: raises EvaluationError beyond 292 years.
+    """
+    return _span(lambda: sum(durations, timedelta()))
+
+
+def _span(work: Callable[[], timedelta]) -> timedelta:
+    try:
+        found = work()
+    except OverflowError as err:
+        raise EvaluationError("duration out of range") from err
+    if abs(found) > _LONGEST:
+        raise EvaluationError("duration out of range")
+    return found
 
 
 def _comparison() -> Library:
@@ -149,20 +181,24 @@ def _convert() -> Library:
         return Uint(int(value))
 
     def read_int(text: str) -> int:
-        if not re.fullmatch(r"[+-]?\d{1,25}", text, re.ASCII):
+        if not re.fullmatch(r"[+-]?[0-9]+", text) or len(text.lstrip("+-0")) > 20:
             raise EvaluationError(f"type conversion error from 'string' to 'int': {text[:64]!r}")
         return whole(int(text))
 
     def read_uint(text: str) -> int:
-        if not re.fullmatch(r"\d{1,25}", text, re.ASCII):
+        if not re.fullmatch(r"[0-9]+", text) or len(text.lstrip("0")) > 20:
             raise EvaluationError(f"type conversion error from 'string' to 'uint': {text[:64]!r}")
         return whole(int(text), is_unsigned=True)
 
     def read_double(text: str) -> float:
         try:
-            return float(text.strip("_"))
+            found = float(text)
         except ValueError as err:
             raise EvaluationError(f"type conversion error from 'string' to 'double': {text[:64]!r}") from err
+        # Python's reading is wider than Go's: blanks and underscores; and what is too large is no infinity.
+        if not _DOUBLE.fullmatch(text) or (math.isinf(found) and text[-1].isdigit()):
+            raise EvaluationError(f"type conversion error from 'string' to 'double': {text[:64]!r}")
+        return found
 
     def read_bool(text: str) -> bool:
         if text not in _BOOLEANS:
@@ -217,9 +253,12 @@ def write(value: object) -> str:
         case float():
             return _write_double(value)
         case datetime():
-            return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+            moment = value.astimezone(UTC)
+            part = f".{moment.microsecond:06}".rstrip("0") if moment.microsecond else ""
+            return f"{moment.year:04}-{moment:%m-%dT%H:%M:%S}{part}Z"
         case timedelta():
-            return f"{value.total_seconds():g}s"
+            seconds = f"{Decimal(value // timedelta(microseconds=1)) / 1_000_000:f}"
+            return f"{seconds.rstrip('0').rstrip('.') if '.' in seconds else seconds}s"
         case Network():
             return f"{_address(value.address)}/{value.length}"
         case _:
@@ -231,14 +270,18 @@ def _address(one: Address) -> str:
 
 
 def _write_double(value: float) -> str:
-    """Write as Go does: the shortest form, an exponent from 1e21 on and below 1e-4."""
+    """Write as Go's %g does: the fewest digits that tell it apart, with an exponent from 1e6 on and below 1e-4."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "+Inf" if value > 0 else "-Inf"
-    if value == int(value) and abs(value) < 1e21:
-        return str(int(value)) if value or math.copysign(1, value) > 0 else "-0"
-    return repr(value)
+    if not value:
+        return "0" if math.copysign(1, value) > 0 else "-0"
+    digits, _, power = f"{Decimal(repr(value)).normalize():e}".partition("e")
+    exponent = int(power)
+    if -4 <= exponent < 6:
+        return f"{Decimal(repr(value)).normalize():f}"
+    return f"{digits}e{'-' if exponent < 0 else '+'}{abs(exponent):02}"
 
 
 def _read_duration(text: str) -> timedelta:
@@ -246,8 +289,8 @@ def _read_duration(text: str) -> timedelta:
         return timedelta(0)
     if not _DURATION.fullmatch(text):
         raise EvaluationError(f"invalid duration: {text[:64]!r}")
-    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
-    return timedelta(seconds=-seconds if text[0] == "-" else seconds)
+    amount = sum(Decimal(number) * _MICROSECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+    return _span(lambda: timedelta(microseconds=int(-amount if text[0] == "-" else amount)))
 
 
 def _read_timestamp(text: str) -> datetime:
@@ -272,13 +315,15 @@ def _texts_and_containers() -> Library:
         return values[int(place)]
 
     def insert(container: dict[object, object], key: object, value: object) -> dict[object, object]:
+        # The map is the macro's own, which nobody else has yet.
         if as_key(key) in container:
             raise EvaluationError(f"insert failed: key {key} already exists")
-        return {**container, as_key(key): value}
+        container[as_key(key)] = value
+        return container
 
     def merge(container: dict[object, object], entry: dict[object, object]) -> dict[object, object]:
         for key, value in entry.items():
-            container = insert(container, from_key(key), value)
+            insert(container, from_key(key), value)
         return container
 
     return (
@@ -365,13 +410,22 @@ def _times() -> Library:
     )
 
 
+def _shifted(moment: datetime, by: timedelta) -> datetime:
+    try:
+        return moment + by
+    except OverflowError as err:
+        raise EvaluationError("time out of range") from err
+
+
 def _in_zone(moment: datetime, zone: str) -> datetime:
     offset = _OFFSET.fullmatch(zone)
     if offset is not None:
         shift = timedelta(hours=int(offset[2]), minutes=int(offset[3]))
-        return moment + (-shift if offset[1] == "-" else shift)
+        return _shifted(moment, -shift if offset[1] == "-" else shift)
     try:
-        return moment.astimezone(ZoneInfo(zone))
+        return moment.astimezone(ZoneInfo(zone or "UTC"))
+    except OverflowError as err:
+        raise EvaluationError("time out of range") from err
     except (ZoneInfoNotFoundError, ValueError, OSError) as err:
         raise EvaluationError(f"unknown time zone {zone[:64]!r}") from err
 

@@ -6,17 +6,22 @@ Source: cel-go/ext/strings.go and formatting.go.
 from __future__ import annotations
 
 from collections.abc import Callable
+from string import ascii_lowercase, ascii_uppercase
 
 from topobus.controller.expressions.errors import EvaluationError
 from topobus.controller.expressions.registry import Library, overload
 from topobus.controller.expressions.standard import write
-from topobus.controller.expressions.values import from_key, kind_of
+from topobus.controller.expressions.values import TypeValue, from_key, kind_of
 
 __all__ = ["TEXTS"]
 
 # What Unicode calls white space, as Go's strings.TrimSpace takes it.
 _BLANKS = "\t\n\v\f\r \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
-_QUOTED = {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"'}
+_QUOTED = str.maketrans(
+    {"\a": "\\a", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v", "\\": "\\\\", '"': '\\"'}
+)
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+_UPPER = str.maketrans(ascii_lowercase, ascii_uppercase)
 _MAX_PRECISION = 1000
 
 
@@ -68,15 +73,15 @@ def _substring(text: str, start: int, end: int | None = None) -> str:
 
 
 def _lower(text: str) -> str:
-    return "".join(one.lower() if one.isascii() else one for one in text)
+    return text.translate(_LOWER)
 
 
 def _upper(text: str) -> str:
-    return "".join(one.upper() if one.isascii() else one for one in text)
+    return text.translate(_UPPER)
 
 
 def _quote(text: str) -> str:
-    return '"' + "".join(_QUOTED.get(one, one) for one in text) + '"'
+    return '"' + text.translate(_QUOTED) + '"'
 
 
 def _format(text: str, values: list[object]) -> str:
@@ -125,6 +130,8 @@ def _plain(value: object, precision: int = 6) -> str:
             return "{" + ", ".join(f"{key}: {one}" for key, one in items) + "}"
         case None:
             return "null"
+        case TypeValue():
+            return value.name
         case bytes():
             return value.decode("utf-8", "replace")
         case _:

@@ -5,6 +5,7 @@ Source: cel-spec, langdef.md, "Syntax".
 
 from __future__ import annotations
 
+import math
 import re
 from typing import NamedTuple
 
@@ -14,17 +15,18 @@ from topobus.controller.expressions.values import Uint
 __all__ = ["Token", "fail_at", "split"]
 
 _INT64 = 1 << 63
+_MOST_DIGITS = 20
 _WORDS = re.compile(
-    r"(?P<space>[\s]+|//[^\n]*)"
-    r"|(?P<text>(?:[rR][bB]?|[bB][rR]?)?(?:\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|\"(?:\\.|[^\"\\\r\n])*\"|'(?:\\.|[^'\\\r\n])*'))"
-    r"|(?P<rawtext>[rR][bB]?(?:\"[^\"\r\n]*\"|'[^'\r\n]*'))"
+    r"(?P<space>[ \t\n\f\r]+|//[^\n]*)"
+    r"|(?P<text>(?:[rR]|[bB][rR]?)?(?:\"\"\"(?:\\.|[^\\])*?\"\"\"|'''(?:\\.|[^\\])*?'''|\"(?:\\.|[^\"\\\r\n])*\"|'(?:\\.|[^'\\\r\n])*'))"
+    r"|(?P<rawtext>[rR](?:\"[^\"\r\n]*\"|'[^'\r\n]*'))"
     r"|(?P<double>\d+\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+|\.\d+(?:[eE][+-]?\d+)?)"
     r"|(?P<whole>0x[0-9a-fA-F]+[uU]?|\d+[uU]?)"
     r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
     r"|(?P<sign>==|!=|<=|>=|&&|\|\||[-+*/%<>!?:.,()\[\]{}])",
-    re.DOTALL,
+    re.DOTALL | re.ASCII,
 )
-_RAW = re.compile(r"([rR][bB]?|[bB][rR])(\"\"\"(.*?)\"\"\"|'''(.*?)'''|\"([^\"\r\n]*)\"|'([^'\r\n]*)')", re.DOTALL)
+_RAW = re.compile(r"([rR]|[bB][rR])(\"\"\"(.*?)\"\"\"|'''(.*?)'''|\"([^\"\r\n]*)\"|'([^'\r\n]*)')", re.DOTALL)
 _PREFIX = re.compile(r"[rRbB]*")
 _ESCAPE = re.compile(r"\\(?:([abfnrtv\\'\"`?])|[xX]([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-3][0-7]{2})|(.)|$)", re.DOTALL)
 _SIMPLE = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "\\": "\\", "'": "'", '"': '"', "`": "`", "?": "?"}
@@ -70,7 +72,7 @@ def split(expression: str) -> list[Token]:
         if kind in ("text", "rawtext"):
             found.append(Token("constant", text, offset, _read_text(expression, offset, text)))
         elif kind == "double":
-            found.append(Token("constant", text, offset, float(text)))
+            found.append(Token("constant", text, offset, _read_double(expression, offset, text)))
         elif kind == "whole":
             # Kept as a number without a sign: a minus before it makes the smallest number possible.
             found.append(Token("whole", text, offset, _read_whole(expression, offset, text)))
@@ -81,15 +83,27 @@ def split(expression: str) -> list[Token]:
     return found
 
 
+def _read_double(expression: str, offset: int, text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise fail_at(expression, offset, f"Syntax error: invalid double literal {text[:32]}")
+    return value
+
+
 def _read_whole(expression: str, offset: int, text: str) -> int:
     digits = text.rstrip("uU")
-    value = int(digits, 16) if digits[:2] == "0x" else int(digits)
+    is_hexadecimal = digits[:2] == "0x"
+    # Python reads no more than some thousand digits, and 64 bits have 20.
+    short = digits[2:].lstrip("0") if is_hexadecimal else digits.lstrip("0")
+    if len(short) > _MOST_DIGITS:
+        raise fail_at(expression, offset, f"Syntax error: invalid int literal {text[:32]}")
+    value = int(short or "0", 16 if is_hexadecimal else 10)
     if text[-1] in "uU":
         if value >= _INT64 * 2:
-            raise fail_at(expression, offset, f"Syntax error: invalid uint literal {text}")
+            raise fail_at(expression, offset, f"Syntax error: invalid uint literal {text[:32]}")
         return Uint(value)
     if value > _INT64:
-        raise fail_at(expression, offset, f"Syntax error: invalid int literal {text}")
+        raise fail_at(expression, offset, f"Syntax error: invalid int literal {text[:32]}")
     return value
 
 

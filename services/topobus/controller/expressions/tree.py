@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from topobus.controller.expressions.types import DYN, Type
 
-__all__ = ["Call", "Constant", "Entry", "Fold", "Identifier", "ListLiteral", "MapLiteral", "Node", "Select", "children", "depth_of"]
+__all__ = ["Call", "Constant", "Entry", "Fold", "Identifier", "ListLiteral", "MapLiteral", "Node", "Select", "children", "measure"]
 
 
 @dataclass(slots=True, eq=False)
@@ -20,6 +20,8 @@ class Node:
     offset: int
     type: Type = field(default=DYN, init=False)
     depth: int = field(default=1, init=False)
+    size: int = field(default=1, init=False)
+    """Nodes from here down; one that stands in two places counts twice, for it is walked twice."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +118,10 @@ def children(node: Node) -> Iterator[Node]:
             return
 
 
-def depth_of(*nodes: Node) -> int:
-    """Give the depth of a node above these."""
-    return 1 + max((one.depth for one in nodes), default=0)
+def measure(node: Node) -> Node:
+    """Write depth and size of a node whose children have theirs."""
+    node.depth, node.size = 1, 1
+    for one in children(node):
+        node.depth = max(node.depth, one.depth + 1)
+        node.size += one.size
+    return node
