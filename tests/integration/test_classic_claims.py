@@ -383,6 +383,8 @@ async def test_node_allocation_state_shows_what_is_allocated_and_prepared(served
 
     assert await asyncio.to_thread(run, ["nodeallocationstates", "--nats", served.url]) == 0
     assert "default/now: gpu-0" in capsys.readouterr().out
+    assert await asyncio.to_thread(run, ["get", "nodeallocationstate/n1", "--nats", served.url, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
 
 
 STRUCTURED = """

@@ -9,7 +9,7 @@ from topobus.cli.exits import UsageError
 from topobus.contracts.kubernetes.manifest import KINDS
 from topobus.contracts.kubernetes.shape import did_you_mean
 
-__all__ = ["kind_of", "plural_of", "read_target"]
+__all__ = ["is_node_allocation_state", "kind_of", "plural_of", "read_target"]
 
 # What kubectl's users and we ourselves say for short.
 _SHORT = {"po": "Pod", "claim": "ResourceClaim", "claims": "ResourceClaim", "class": "DeviceClass", "classes": "DeviceClass"}
@@ -29,6 +29,15 @@ def plural_of(kind: str) -> str:
     return f"{name}es" if name.endswith("s") else f"{name}s"
 
 
+def is_node_allocation_state(text: str) -> bool:
+    """Say whether the view is meant that classic drivers kept as objects: it can be got, and nothing else.
+
+    >>> is_node_allocation_state("nodeallocationstates"), is_node_allocation_state("NodeAllocationState.x.example"), is_node_allocation_state("nodes")
+    (True, True, False)
+    """
+    return text.split(".")[0].lower() in ("nodeallocationstate", "nodeallocationstates")
+
+
 def kind_of(text: str) -> str:
     """Find the kind that is meant.
 
@@ -41,6 +50,8 @@ def kind_of(text: str) -> str:
     known = {name: kind for kind in KINDS for name in (kind.lower(), plural_of(kind))}
     known |= {short: kind for short, kind in _SHORT.items() if kind in KINDS}
     found = known.get(typed)
+    if found is None and is_node_allocation_state(text):
+        raise UsageError("a node allocation state is no stored object but a view", next_step="see `topobus get nodeallocationstates`")
     if found is None:
         meant = did_you_mean(typed, sorted(known))
         raise UsageError(f"there is no kind {text!r}{meant}", next_step=f"use one of {', '.join(sorted(plural_of(one) for one in KINDS))}")

@@ -76,6 +76,7 @@ def test_target_is_read_as_kubectl_reads_it(words: tuple[str, ...], kinds: tuple
         (("pods,claims", "a"), "a name needs one kind"),
         (("pod/a", "claim/b"), "one kind"),
         (("pod/",), "KIND/NAME"),
+        (("nodeallocationstates", "n1"), "no stored object but a view"),
     ],
 )
 def test_target_is_refused_with_a_way_on_when_it_cannot_be_meant(words: tuple[str, ...], said: str) -> None:

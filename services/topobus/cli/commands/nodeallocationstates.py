@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Annotated, Any
 
+import yaml
 from cyclopts import Parameter
 from rich import box
 from rich.table import Table
@@ -12,34 +13,42 @@ from rich.text import Text
 
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.output import Output
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.contracts.kubernetes.classic_state import node_allocation_state
 from topobus.domain.errors import PeerUnavailable
 
-__all__ = ["nodeallocationstates"]
+__all__ = ["nodeallocationstates", "show_states"]
 
 
 def nodeallocationstates(
     node: Annotated[str | None, Parameter(name="NODE", help="One node. Without it: all.")] = None, /, *, options: BusOptions = BUS_DEFAULTS
 ) -> int:
     """Show the node allocation state: what each node has, what claims hold of it, and what is prepared."""
-    return asyncio.run(_show(node, options))
+    return asyncio.run(show_states((node,) if node is not None else (), "json" if options.json else "table", options))
 
 
-async def _show(node: str | None, options: BusOptions) -> int:
-    output = options.output()
+async def show_states(names: tuple[str, ...], form: str, options: BusOptions) -> int:
+    """Show the states of these nodes, or of all, in a form of `topobus get`."""
     async with open_bus(options) as bus:
         inventories = [entry.value for entry in await bus.list(INVENTORY)]
         ledgers = {entry.value.node: entry.value for entry in await bus.list(LEDGER)}
         nodes = sorted({entry.value.node for entry in await bus.list(MACHINE)} | {one.node for one in inventories} | ledgers.keys())
     if not nodes:
         raise PeerUnavailable("no node reports anything", next_step="`topobus doctor` tells what is missing")
-    chosen = nodes if node is None else [one_of("node", node, nodes)]
+    chosen = [one_of("node", one, nodes) for one in names] or nodes
     states = [node_allocation_state(one, inventories, ledgers.get(one)) for one in chosen]
-    if output.is_json:
-        output.document(states[0] if node is not None else {"apiVersion": "v1", "kind": "List", "items": states})
-    else:
-        output.show(_table(states))
+    document = states[0] if len(names) == 1 else {"apiVersion": "v1", "kind": "List", "items": states}
+    match form:
+        case "json":
+            Output(is_json=True).document(document)
+        case "yaml":
+            print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120), end="")
+        case "name":
+            for name in chosen:
+                print(f"nodeallocationstate/{name}")
+        case _:
+            options.output().show(_table(states))
     return ExitCode.OK
 
 

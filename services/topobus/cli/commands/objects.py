@@ -11,8 +11,9 @@ import yaml
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.cli.commands.nodeallocationstates import show_states
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
-from topobus.cli.kinds import plural_of, read_target
+from topobus.cli.kinds import is_node_allocation_state, plural_of, read_target
 from topobus.cli.manifests import read_objects
 from topobus.cli.objects import (
     CONDITIONS,
@@ -70,6 +71,9 @@ def get(
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """List objects, or show those named."""
+    if target and is_node_allocation_state(target[0].partition("/")[0]):
+        named = (target[0].partition("/")[2], *target[1:])
+        return asyncio.run(show_states(tuple(one for one in named if one), "json" if options.json else output, options))
     kinds, names = read_target(target, verb="get")
     return asyncio.run(_get(kinds, names, "" if all_namespaces else namespace, "json" if options.json else output, options))
 
