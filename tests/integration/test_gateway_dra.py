@@ -115,6 +115,53 @@ async def test_gateway_answers_the_same_and_asks_nobody_when_a_claim_is_prepared
     assert cdi_file(rig).exists()
 
 
+async def test_gateway_prepares_once_when_kubelet_asks_twice_at_the_same_time(rig: Rig) -> None:
+    """Pod workers and kubelet's own retry overlap: one preparation, both get its answer; an undo that comes in between waits for it and leaves nothing."""
+    patient = msgspec.structs.replace(rig.settings.deadlines, prepare_s=10.0)
+    async with rig.kubelet, rig.gateway(deadlines=patient):
+        await rig.kubelet.wait_for_driver(DRIVER)
+        rig.plane.hold_answers("prepare")
+        first, second = (asyncio.create_task(prepare(rig)) for _ in range(2))
+        await rig.plane.wait_for("prepare")
+        await rig.plane.drop("training")
+        undoing = asyncio.create_task(rig.kubelet.unprepare_claims([TRAINING]))
+        await asyncio.wait({undoing}, timeout=0.1)
+        was_early = undoing.done()
+        rig.plane.go.set()
+        answers = await asyncio.gather(first, second)
+        errors = await undoing
+
+    assert not was_early
+    assert answers[0] == answers[1]
+    assert answers[0].error == ""
+    assert len(rig.plane.requests("prepare")) == len(rig.plane.requests("adopt")) == 1
+    assert errors == {}
+    assert rig.plane.ledger.allocations == {}
+    assert not cdi_file(rig).exists()
+
+
+async def test_gateway_leaves_nothing_when_kubelet_gives_a_prepare_up_and_undoes_it(rig: Rig) -> None:
+    """The pod is deleted while the device service works: the call breaks off, the undo comes at once, and what was begun is undone."""
+    patient = msgspec.structs.replace(rig.settings.deadlines, prepare_s=10.0)
+    async with rig.kubelet, rig.gateway(deadlines=patient):
+        await rig.kubelet.wait_for_driver(DRIVER)
+        rig.plane.hold_answers("prepare")
+        async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel:
+            call = dra_beta_rpc.DRAPluginStub(channel).NodePrepareResources(
+                dra_beta.NodePrepareResourcesRequest(claims=[dra_beta.Claim(namespace="default", name="training", uid=UID)])
+            )
+            await rig.plane.wait_for("prepare")
+            call.cancel()
+        await rig.plane.drop("training")
+        errors = await rig.kubelet.unprepare_claims([TRAINING])
+        rig.plane.go.set()
+
+    assert errors == {}
+    assert [one.devices for one in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
+    assert rig.plane.ledger.allocations == {}
+    assert list(rig.cdi_dir.iterdir()) == []
+
+
 async def test_gateway_serves_v1beta1_with_the_same_answer_when_an_older_kubelet_asks(rig: Rig) -> None:
     """Both versions are one handler behind two names."""
     async with rig.kubelet, rig.gateway():
