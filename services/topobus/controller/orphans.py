@@ -26,7 +26,11 @@ from topobus.runtime.service import Runtime
 
 __all__ = ["Orphans"]
 
+# Owners remembered beyond those that a ledger names: a ledger's copy may be behind, and after that the store's own history has the answer.
+_MOST_REMEMBERED = 4096
+
 _KINDS = {OwnerKind.CLAIM: "resourceclaim", OwnerKind.POD: "pod"}
+_OWNERS = {"ResourceClaim": OwnerKind.CLAIM, "Pod": OwnerKind.POD}
 
 
 class Orphans:
@@ -48,9 +52,11 @@ class Orphans:
 
     def note(self, gone: Stored | None) -> None:
         """Take in that an object was deleted: what it held is looked for anew."""
-        if gone is not None and gone.value.kind in ("ResourceClaim", "Pod"):
-            self._gone.add(metadata_of(gone.value).uid)
-            self._looked.clear()
+        if gone is not None and gone.value.kind in _OWNERS:
+            metadata, kind = metadata_of(gone.value), _OWNERS[gone.value.kind]
+            owner = Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
+            self._gone.add(owner.uid)
+            self._looked = {node: ledger for node, ledger in self._looked.items() if owner.key not in ledger.allocations}
 
     def forget(self) -> None:
         """Forget what was concluded from the store: it was lost, and absence says nothing now."""
@@ -78,7 +84,20 @@ class Orphans:
         held = {key for found in self._found.values() for key in found}
         self._told = {key: why for key, why in self._told.items() if key in held}
         self._metrics.quarantined.set(len(held))
+        self._forget_what_nobody_names()
         return is_due
+
+    @property
+    def remembered(self) -> int:
+        """Count the owners of which something was concluded."""
+        return len(self._gone) + len(self._foreign)
+
+    def _forget_what_nobody_names(self) -> None:
+        """Keep what was concluded of owners that a ledger names: objects come and go for years."""
+        if self.remembered > _MOST_REMEMBERED:
+            named = [one.owner for ledger in self._world.ledgers.values() for one in ledger.allocations.values()]
+            self._gone &= {one.uid for one in named}
+            self._foreign &= {one.key for one in named}
 
     def _show(self) -> None:
         """Say of each device why nobody gets it."""
