@@ -8,7 +8,7 @@ import pytest
 
 from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import parse, problems, render
-from topobus.domain.edits import ContainerEdits, DeviceNode
+from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.outcome import Refusal
 from topobus.gateway.core.claims import AllocatedDevice, ClaimAllocation, allocation_of, cdi_spec, is_allocated_here
 
@@ -185,3 +185,15 @@ def test_cdi_spec_has_a_legal_kind_when_the_class_begins_with_a_digit() -> None:
     assert spec is not None
     assert parse(render(spec)) == spec
     assert spec.kind == "topobus.dev/c-10g-nic-acme"
+
+
+def test_cdi_spec_binds_every_mount_when_a_driver_did_not_say_so() -> None:
+    """What is not said to be a bind, runc mounts as a file system without a type: an error at the start of the container."""
+    own = Mount(host_path="/a", container_path="/a", options=("ro",))
+    common = Mount(host_path="/b", container_path="/b", options=("bind", "rw"))
+
+    spec = cdi_spec(UID, "gpu", Prepared(edits={"gpu-0": ContainerEdits(mounts=(own,))}, common=ContainerEdits(mounts=(common,))))
+
+    assert spec is not None
+    assert spec.devices[0].edits.mounts[0].options == ("ro", "rbind")
+    assert spec.common.mounts == (common,)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import CdiDevice, CdiSpec
@@ -139,13 +140,13 @@ def cdi_spec(uid: str, device_class: str, prepared: Prepared) -> CdiSpec | None:
     """Describe a claim's CDI file; None when nothing is to be edited (a runtime refuses an empty file)."""
     common = prepared.common
     devices = tuple(
-        CdiDevice(name=cdi_device_name(uid, name), edits=common if edits.is_empty else edits)
+        CdiDevice(name=cdi_device_name(uid, name), edits=_bound(common if edits.is_empty else edits))
         for name, edits in sorted(prepared.edits.items())
         if not (edits.is_empty and common.is_empty)
     )
     if not devices:
         return None
-    return CdiSpec(vendor=CDI_VENDOR, device_class=_cdi_class(device_class), devices=devices, common=_without_annotations(common))
+    return CdiSpec(vendor=CDI_VENDOR, device_class=_cdi_class(device_class), devices=devices, common=_bound(_without_annotations(common)))
 
 
 def class_of_driver(driver: str) -> str:
@@ -157,6 +158,14 @@ def class_of_driver(driver: str) -> str:
 def _cdi_class(device_class: str) -> str:
     # A class made of somebody else's resource may begin with a digit (`10g-nic-acme`), which CDI refuses. A letter of our own keeps them apart.
     return device_class if device_class[:1].isalpha() else f"c-{device_class}"
+
+
+def _bound(edits: ContainerEdits) -> ContainerEdits:
+    """Say of each mount that it is a bind mount: a runtime takes one that does not say so for a file system, and the container does not start."""
+    if all({"bind", "rbind"} & set(one.options) for one in edits.mounts):
+        return edits
+    mounts = [one if {"bind", "rbind"} & set(one.options) else replace(one, options=(*one.options, "rbind")) for one in edits.mounts]
+    return replace(edits, mounts=tuple(mounts))
 
 
 def _without_annotations(edits: ContainerEdits) -> ContainerEdits:
