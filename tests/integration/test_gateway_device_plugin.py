@@ -298,23 +298,28 @@ async def test_gateway_starts_each_stream_with_a_full_list_when_several_are_open
 
 
 @pytest.mark.parametrize(
-    ("ids", "code", "part"),
+    ("containers", "code", "part"),
     [
-        pytest.param(["gpu-9"], grpc.StatusCode.NOT_FOUND, "no device gpu-9", id="unknown"),
-        pytest.param(["gpu-3"], grpc.StatusCode.FAILED_PRECONDITION, "it is unhealthy: ecc", id="sick"),
-        pytest.param([], grpc.StatusCode.INVALID_ARGUMENT, "names no device", id="none"),
+        pytest.param([["gpu-9"]], grpc.StatusCode.NOT_FOUND, "no device gpu-9", id="unknown"),
+        pytest.param([["gpu-3"]], grpc.StatusCode.FAILED_PRECONDITION, "it is unhealthy: ecc", id="sick"),
+        pytest.param([[]], grpc.StatusCode.INVALID_ARGUMENT, "names no device", id="none"),
+        pytest.param([["gpu-0", "gpu-0"]], grpc.StatusCode.INVALID_ARGUMENT, "names device gpu-0 2 times", id="twice"),
+        pytest.param([["gpu-0"], ["gpu-0"]], grpc.StatusCode.INVALID_ARGUMENT, "names device gpu-0 2 times", id="two-containers"),
+        pytest.param([["gpu-0"], ["gpu-9"]], grpc.StatusCode.NOT_FOUND, "no device gpu-9", id="second-unknown"),
+        pytest.param([["x" * 100_000]], grpc.StatusCode.NOT_FOUND, "no device xxx", id="long"),
+        pytest.param([["\N{LATIN SMALL LETTER U WITH DIAERESIS}" * 9_000]], grpc.StatusCode.NOT_FOUND, "no device", id="not-ascii"),
     ],
 )
 async def test_gateway_refuses_an_allocation_by_name_when_the_device_cannot_be_given(
-    rig: Rig, ids: list[str], code: grpc.StatusCode, part: str
+    rig: Rig, containers: list[list[str]], code: grpc.StatusCode, part: str
 ) -> None:
-    """Unknown, sick and no ids are three clear errors, and the ledger is not asked."""
+    """Whatever is wrong with an id is a clear error, however much of it there is, and the ledger is not asked."""
     await rig.plane.show("gpu", *GPUS, device("gpu-3", 0, HealthState.UNHEALTHY))
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         (socket,) = own_sockets(rig)
         async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
-            request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
+            request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids) for ids in containers])
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await rpc.DevicePluginStub(channel).Allocate(request, timeout=5)
 

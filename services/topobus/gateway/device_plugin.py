@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
@@ -174,13 +176,16 @@ class DevicePlugin(rpc.DevicePluginServicer):
         )
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
-        # kubelet sends exactly one container a call.
-        return pb.AllocateResponse(
-            container_responses=[_response(await self._allocate_container(sorted(one.devices_ids))) for one in request.container_requests]
-        )
+        # kubelet sends exactly one container a call. Whoever sends more has all of them looked at before the first one takes anything.
+        containers = [sorted(one.devices_ids) for one in request.container_requests]
+        for name, count in Counter(itertools.chain.from_iterable(containers)).items():
+            if count > 1:
+                raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names device {name} {count} times")
+        for names in containers:
+            self._check(names)
+        return pb.AllocateResponse(container_responses=[_response(await self._allocate_container(names)) for names in containers])
 
     async def _allocate_container(self, names: list[str]) -> ContainerEdits:
-        self._check(names)
         self._check_is_heard()
         owner = plugin_owner(self.resource, names)
         # kubelet's calls carry no identity: each one is an operation of its own, for the same ids may come again after a pod is gone.
@@ -216,7 +221,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return edits
 
     async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
-        names = sorted(request.devices_ids)
+        names = sorted(set(request.devices_ids))
         self._check(names)
         if self._before_start is None:
             await self._check_given(names)

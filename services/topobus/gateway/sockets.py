@@ -30,6 +30,9 @@ T = TypeVar("T")
 # Seconds: from a call that only reads memory to kubelet's longest deadline.
 _BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 45.0)
 
+# A status travels in a header, where three bytes may stand for one, and gRPC begins to drop headers of 8 KiB: a longer text would hide the status itself.
+_TEXT_LIMIT_BYTES = 2048
+
 
 class CallRefused(Exception):
     """Raised inside a gRPC method for an answer that kubelet must get as an error."""
@@ -94,6 +97,8 @@ async def answer(
     finally:
         elapsed_s = asyncio.get_running_loop().time() - started
         metrics.calls_s.labels(method, device_class, outcome).observe(elapsed_s)
+    if len(text.encode()) > _TEXT_LIMIT_BYTES:
+        text = f"{text.encode()[:_TEXT_LIMIT_BYTES].decode(errors='ignore')} ..."
     get_logger().warning("call.refused", method=method, device_class=device_class, code=code.name, error=text)
     return await context.abort(code, text)
 
