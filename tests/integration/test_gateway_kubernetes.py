@@ -329,6 +329,30 @@ async def test_watch_goes_on_when_the_server_sends_what_is_no_event(tmp_path: Pa
     assert seen[-1].object.metadata["name"] == "s"
 
 
+async def test_server_is_not_pressed_when_it_forgets_every_version_at_once(tmp_path: Path) -> None:
+    """A list whose version is gone before the watch begins, again and again: each time the pause is longer, and nothing is shown twice as fast."""
+    gone = json.dumps({"type": "ERROR", "object": {"code": 410, "message": "too old resource version"}})
+    listening, url = await scripted(['{"items":[],"metadata":{"resourceVersion":"5"}}'], [gone])
+    cluster = KubernetesCluster.open(
+        ClusterSettings(mode="kubeconfig", kubeconfig=str(kubeconfig(tmp_path, url, {"token": "t"})), retry_s=5.0)
+    )
+    seen: list[ClusterChange] = []
+
+    async def follow() -> None:
+        async with aclosing(cluster.watch(SLICES, fields="")) as watch:
+            async for change in watch:
+                seen.append(change)  # noqa: PERF401  (it never ends by itself)
+
+    async with listening:
+        following = asyncio.create_task(follow())
+        await asyncio.wait({following}, timeout=1.0)
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+    await cluster.close()
+
+    assert 1 <= len(seen) <= 2
+
+
 @pytest.mark.parametrize("text", ["[]", '"text"', "null", "<html>", '{"items":7}', '{"items":[7]}', '{"items":[],"metadata":[]}', '{"items":[{"spec":7}]}'])  # fmt: skip
 async def test_list_is_asked_again_when_the_answer_is_none(tmp_path: Path, text: str) -> None:
     """What cannot be read is trouble with the server, told and tried again, never a crash and never an empty list."""

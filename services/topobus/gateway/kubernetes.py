@@ -32,6 +32,7 @@ _WATCH_S = 300
 # Bookmarks come about once a minute: this long without a line means that the connection is dead though nobody closed it.
 _SILENCE_S = 90.0
 _BACKOFF_LIMIT_S = 10.0
+_MOST_DOUBLINGS = 16
 _RIGHTS = "check the gateway's rights in the cluster"
 _NOT_FOUND = 404
 _GONE = 410
@@ -105,6 +106,7 @@ class KubernetesCluster:
         version = ""
         pause_s = self._settings.retry_s
         is_troubled = False
+        lost = 0
         while True:
             try:
                 if not version:
@@ -115,12 +117,16 @@ class KubernetesCluster:
                 is_troubled, pause_s = False, self._settings.retry_s
                 async with aclosing(self._stream(kind, fields, version)) as stream:
                     async for change, newest in stream:
-                        version = newest
+                        version, lost = newest, 0
                         if change is not None:
                             yield change
             except _HistoryLost:
                 get_logger().info("cluster.history-lost", kind=kind.kind, resource_version=version)
                 version = ""
+                # Once is ordinary. A server that loses every version at once must not be asked as fast as it answers.
+                if lost:
+                    await asyncio.sleep(min(self._settings.retry_s * 2 ** (lost - 1), _BACKOFF_LIMIT_S))
+                lost = min(lost + 1, _MOST_DOUBLINGS)
             except PeerUnavailable as err:
                 if not is_troubled:
                     get_logger().warning("cluster.watch-lost", kind=kind.kind, error=str(err))
