@@ -257,6 +257,28 @@ async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(benc
     assert len(await bench.events(neighbour)) == 1
 
 
+async def test_health_names_the_present_holder_when_the_ledger_changed_since_the_last_event(bench: _Bench, gpus: tuple[str, str]) -> None:
+    """An event names who holds the device when it is told, not who held it when the service started or at the event before."""
+    gpu, _ = gpus
+    address = bench.recorded.pci("h100")[0]
+    allocation = Allocation(owner=_OWNER, holdings=(Holding(devices={"gpu": (gpu,)}),))
+    await bench.publish_machine()
+
+    async with bench.service(NvidiaDriver()):
+        await bench.inventory(_is(HealthState.HEALTHY, gpu))
+        await bench.bus.put(LEDGER, Ledger(node=_NODE, allocations={_OWNER.key: allocation}), node=_NODE)
+        bench.recorded.remove_pci(address)
+        await bench.publish_machine()
+        gone = await bench.event(lambda one: one.device == gpu and one.generation == 2)
+        await bench.bus.put(LEDGER, Ledger(node=_NODE, sequence=1), node=_NODE)
+        bench.recorded.restore_pci(address)
+        await bench.publish_machine()
+        back = await bench.event(lambda one: one.device == gpu and one.generation == 3)
+
+    assert gone.affected == (_OWNER,)
+    assert back.affected == ()
+
+
 async def test_restart_repeats_nothing_when_nothing_changed(bench: _Bench, gpus: tuple[str, str]) -> None:
     """A second life publishes no inventory and no event that says the same again, and numbers on from the first."""
     gpu, _ = gpus

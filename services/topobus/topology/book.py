@@ -51,6 +51,7 @@ class Book:
         self._readiness = readiness
         self._metrics = metrics
         self._announced: set[str] = set()
+        self._held: dict[str, int] = {}
         readiness.set("ledger", is_ready=False, why="reading the ledger")
 
     async def open(self) -> None:
@@ -225,10 +226,14 @@ class Book:
             for holding in allocation.holdings:
                 for device_class, names in holding.devices.items():
                     held[device_class] = held.get(device_class, 0) + len(names)
-                held["cpu"] = held.get("cpu", 0) + len(holding.cpus)
-        self._metrics.held.clear()
-        for device_class, count in held.items():
-            self._metrics.held.labels(device_class).set(count)
+                if holding.cpus:
+                    held["cpu"] = held.get("cpu", 0) + len(holding.cpus)
+        # Seldom another count: most writes are marks, and devices that go from one pod to the next.
+        if held != self._held:
+            self._held = held
+            self._metrics.held.clear()
+            for device_class, count in held.items():
+                self._metrics.held.labels(device_class).set(count)
 
 
 def _is_sound(ledger: Ledger) -> bool:

@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 # A message that no contract accepts is kept in logs up to this many bytes.
 _SAMPLE_BYTES = 200
+_NO_CPUS = CpuSet()
 
 
 def _encode_custom(value: object) -> object:
@@ -28,6 +29,9 @@ def _encode_custom(value: object) -> object:
 
 
 def _decode_custom(wanted: type, raw: object) -> object:
+    if wanted is CpuSet and raw == "":
+        # What most holdings of a ledger have; a value that cannot change may stand for all of them.
+        return _NO_CPUS
     if wanted in (NodeSet, CpuSet, IdSet) or wanted is PciAddress:
         if not isinstance(raw, str):
             raise ValueError(f"wanted text, got {type(raw).__name__}")

@@ -83,7 +83,15 @@ def holds_any(holding: Holding) -> bool:
 
 def meets(allocation: Allocation, wanted: Holding) -> bool:
     """Say whether an allocation holds something that a holding wants."""
-    return bool(common(allocation, wanted))
+    for holding in allocation.holdings:
+        if wanted.cpus and holding.cpus and not wanted.cpus.isdisjoint(holding.cpus):
+            return True
+        for device_class, names in wanted.devices.items():
+            held = holding.devices.get(device_class)
+            # Asked of every allocation for each adoption: most have nothing in common, which is seen without building anything.
+            if held is not None and not frozenset(names).isdisjoint(held) and common(allocation, wanted):
+                return True
+    return False
 
 
 def names_of(allocation: Allocation) -> dict[str, tuple[str, ...]]:

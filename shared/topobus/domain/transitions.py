@@ -319,13 +319,17 @@ def check(ledger: Ledger) -> None:
     for key, allocation in ledger.allocations.items():
         mine = CpuSet()
         for holding in allocation.holdings:
-            mine |= holding.cpus
+            if holding.cpus:
+                mine |= holding.cpus
             for device_class, names in holding.devices.items():
+                shares = holding.shared.get(device_class, ())
                 for name in names:
-                    by_share = name in holding.shared.get(device_class, ())
+                    by_share = name in shares
                     other, is_other_share = holders.setdefault((device_class, name), (key, by_share))
                     if other != key and not (by_share and is_other_share):
                         raise InvariantError(f"ledger of {ledger.node}: {device_class} {name} is held by {other} and by {key}")
+        if not mine:
+            continue
         if not mine.isdisjoint(cpus):
             raise InvariantError(f"ledger of {ledger.node}: CPUs {mine & cpus} are held by {key} and by another owner")
         cpus |= mine

@@ -62,6 +62,7 @@ class Tree:
         self._tops = {top: self.root / str(getattr(self.settings, top)) for top in ("sys", "proc", "dev")}
         # Text, for a path is resolved step by step and a Path object for each step costs more than the system call.
         self._top_texts = {top: str(folder) for top, folder in self._tops.items()}
+        self._is_live = self._tops["sys"] == Path("/sys")
         self._folders: dict[str, list[str]] | None = None
 
     def for_scan(self) -> Tree:
@@ -73,7 +74,7 @@ class Tree:
     @property
     def is_live(self) -> bool:
         """Say whether this is the running kernel's own tree (then uevents tell of changes)."""
-        return self._tops["sys"] == Path("/sys")
+        return self._is_live
 
     def path(self, path: str) -> Path:
         """Give the file's real path, every link resolved inside the tree (a missing tail stays as it is)."""
