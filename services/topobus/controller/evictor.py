@@ -33,6 +33,9 @@ _DISRUPTION = "DisruptionTarget"
 _BY_TAINT = "DeletionByDeviceTaintManager"
 _IN_PROGRESS = "EvictionInProgress"
 
+_Mark = tuple[DeviceId, str, str, str]
+"""A taint on a device: key, value and effect."""
+
 
 class Evictor:
     """Looks at all allocated claims while any device carries a taint that evicts."""
@@ -42,16 +45,19 @@ class Evictor:
         self._world = world
         self._keeper = keeper
         self._pen = Pen(runtime.bus, world)
-        self._first_seen: dict[tuple[DeviceId, str, str, str], datetime] = {}
+        self._first_seen: dict[_Mark, datetime] = {}
+        self._seen_before: dict[_Mark, datetime] = {}
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
         """Evict what is due; True says that something is due later, or that a write was not confirmed."""
         rules = self._world.taints.rules
         if not rules and not self._world.taints.may_evict:
-            self._first_seen.clear()
+            self._first_seen = {}
             return False
         is_due = False
+        # What is not seen in this round is gone: if it comes back, its time begins anew.
+        self._seen_before, self._first_seen = self._first_seen, {}
         held = [(key, stored, allocation) for key, stored in self._world.claims() if (allocation := _allocation(stored.value)) is not None]
         pending: dict[str, int] = {}
         for key, stored, allocation in held:
@@ -75,8 +81,11 @@ class Evictor:
     def _since(self, device: DeviceId, taint: Taint) -> datetime:
         """Say since when a taint is there; one without a time counts from when we saw it first."""
         written = _moment(taint.time_added)
+        if written is not None:
+            return written
         key = (device, taint.key, taint.value, taint.effect)
-        return written if written is not None else self._first_seen.setdefault(key, self._runtime.clock.now())
+        seen = self._seen_before.get(key) or self._runtime.clock.now()
+        return self._first_seen.setdefault(key, seen)
 
     async def _evict(self, key: ObjectKey, stored: Stored, eviction: Eviction) -> None:
         """Tell first, then mark the pods, then the claim: after a crash in between the claim is still there to be found."""

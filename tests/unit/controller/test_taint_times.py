@@ -1,0 +1,55 @@
+"""Since when a taint without a time is there: since it was seen, and anew when it came back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.evictor import Evictor
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.clock import ManualClock
+
+DRIVER = "gpu.example.com"
+
+
+def slices(world: World, revision: int, *tainted: str) -> None:
+    """Publish two devices of a vendor, some of them with a taint that evicts and says no time."""
+    taint = {"key": "example.com/hot", "effect": "NoExecute"}
+    devices = [{"name": name} | ({"taints": [taint]} if name in tainted else {}) for name in ("a", "b")]
+    spec = {"driver": DRIVER, "nodeName": "n1", "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}, "devices": devices}
+    one = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={"name": "s", "uid": "s"}, spec=spec)
+    world.put_object(ObjectKey("resourceslice", "cluster", "s"), Stored(revision, one))
+
+
+async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() -> None:
+    """A claim that bears a taint for 60 s is not evicted 20 s after the taint came back, though it was first seen 70 s ago."""
+    nobody: Any = None  # any write, and any eviction, would fail
+    clock, world = ManualClock(), World()
+    runtime = Runtime(name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
+    evictor = Evictor(runtime, world, nobody)
+    toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}
+    granted = {"request": "r", "driver": DRIVER, "pool": "n1", "device": "a", "tolerations": [toleration]}
+    claim = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"namespace": "default", "name": "c", "uid": "c"},
+        spec={"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": DRIVER}}]}},
+        status={"allocation": {"devices": {"results": [granted]}}},
+    )
+    world.put_object(ObjectKey("resourceclaim", "default", "c"), Stored(1, claim))
+
+    slices(world, 2, "a", "b")
+    assert await evictor.reconcile_all()
+    clock.advance(50)
+    slices(world, 3, "b")
+    assert not await evictor.reconcile_all()
+    slices(world, 4, "a", "b")
+    clock.advance(1)
+    assert await evictor.reconcile_all()
+    clock.advance(20)
+
+    assert await evictor.reconcile_all()
