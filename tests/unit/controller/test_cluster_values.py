@@ -183,6 +183,7 @@ def test_node_lets_a_pod_in_as_kube_scheduler_would(
     found = why_not(read_placing(read("Pod", spec={"schedulingGates": [{"name": "g"}], **spec})), facts)
 
     assert (found.code if found is not None else "") == code
+    assert found is None or "None" not in found.message
 
 
 def test_preferred_affinity_adds_up_weights() -> None:

@@ -103,7 +103,8 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
             return _reason("node-tainted", node, f"the pod does not tolerate its taint {shown}:{taint.effect}")
     for key, value in sorted(pod.node_selector.items()):
         if node.labels.get(key) != value:
-            return _reason("node-selector-label", node, f"the pod wants label {key}={value}, it has {node.labels.get(key)!r}")
+            found = repr(node.labels[key]) if key in node.labels else "no such label"
+            return _reason("node-selector-label", node, f"the pod wants label {key}={value}, it has {found}")
     affinity = pod.affinity.node_affinity if pod.affinity is not None else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
     if required is not None and not any(_term_matches(one, node) for one in required.node_selector_terms):
