@@ -16,7 +16,7 @@ from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
-from topobus.controller.core.admission import admin_problem, asks_admin, costly_selector
+from topobus.controller.core.admission import admin_problem, asks_admin, costly_selector, has_heavy_selector
 from topobus.controller.core.advice import nearest
 from topobus.controller.core.answers import SHOWN_NODES
 from topobus.controller.core.claims import owner_of
@@ -24,7 +24,7 @@ from topobus.controller.core.judgements import Judgements, Question
 from topobus.controller.core.nearness import Wished, read_wishes
 from topobus.controller.core.refusals import Refusals
 from topobus.controller.core.selectors import SelectorCompiler
-from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, NoFit, Outcome
+from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, GaveUp, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.searching import Searcher
@@ -32,11 +32,13 @@ from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
 from topobus.runtime.service import Runtime
 
-__all__ = ["Finder", "Member", "member"]
+__all__ = ["LONGEST_S", "Finder", "Member", "member"]
 
 
 # Some five milliseconds.
 _WARMED_AT_ONCE = 20
+LONGEST_S = 10.0
+"""As long as kube-scheduler tries a pod; a claim that takes longer gives way to the others, and the nodes left are told as given up."""
 
 
 class Member(NamedTuple):
@@ -66,6 +68,7 @@ class Finder:
         self, settings: ControllerSettings, runtime: Runtime, world: World, compiler: SelectorCompiler, metrics: ControllerMetrics
     ) -> None:
         self._settings = settings
+        self._clock = runtime.clock
         self._world = world
         self._compiler = compiler
         self._searcher = Searcher(settings, runtime.clock, compiler, metrics)
@@ -110,8 +113,9 @@ class Finder:
         is_everywhere = nodes is self._world.nodes() and self._are_plain(members)
         question = self._question(members) if is_everywhere else None
         outcomes: dict[str, Outcome] = {}
+        end = self._clock.monotonic() + LONGEST_S
         for node in nodes if question is None else self._judgements.open_nodes(question):
-            outcome = await self.look(node, members)
+            outcome = await self.look(node, members) if self._clock.monotonic() < end else GaveUp(0)
             if isinstance(outcome, Allocated):
                 return node, outcome
             if isinstance(outcome, Fault) and not outcome.is_local:
@@ -140,10 +144,11 @@ class Finder:
         return None
 
     def _are_plain(self, members: Sequence[Member]) -> bool:
-        """Say whether nothing tells these claims from others with the same specs."""
-        return not any(
+        """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
+        return self._wrong(members) is None and not any(
             one.wishes is not None
             or asks_admin(one.spec)
+            or has_heavy_selector(one.spec, self._compiler)
             or self.refusals.refused(one.key)
             or not self._world.stock.is_new(one.key, owner_of(one.stored.value))
             for one in members

@@ -29,9 +29,9 @@ from topobus.controller.core.scheduling_objects import (
 )
 from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.together import wished_request
-from topobus.controller.core.values import Allocated, DeviceId, NoFit, Outcome
+from topobus.controller.core.values import Allocated, DeviceId, GaveUp, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, World
-from topobus.controller.finding import Finder, Member, member
+from topobus.controller.finding import LONGEST_S, Finder, Member, member
 from topobus.controller.planner import Planner
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Placement, Reason, Refusal
@@ -66,11 +66,14 @@ class NodeLooks:
         misses: list[NodeMiss] = []
         searched: set[str] = set()
         nodes = self._candidates(pod, misses) if placed is None else [placed]
+        end = self._runtime.clock.monotonic() + LONGEST_S
         for node in nodes:
             why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
             missed = look_at_node(plan, self._world.describe(node), refused=why)
             if missed is None:
-                outcome: Outcome = await self._finder.look(node, members, pod=wishing) if members else Allocated((), 0)
+                outcome: Outcome = Allocated((), 0) if not members else GaveUp(0)
+                if members and self._runtime.clock.monotonic() < end:
+                    outcome = await self._finder.look(node, members, pod=wishing)
                 judged = judge_node(plan, node, outcome)
                 if isinstance(judged, NodeFit):
                     fits.append(judged)
@@ -200,4 +203,3 @@ def _selector(pod: ApiObject) -> NodeSelector | None:
     expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
     fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
     return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))
-

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from topobus.controller.config import ControllerSettings
+from topobus.controller.core.admission import has_heavy_selector
 from topobus.controller.core.advice import would_fit
 from topobus.controller.core.nearness import Wished, allocate_near
 from topobus.controller.core.search import allocate
@@ -26,6 +27,8 @@ __all__ = ["Searcher"]
 
 # Some ten milliseconds of search.
 _QUICK_STEPS = 1000
+# As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have their turn.
+_LONGEST_S = 10.0
 # Advice is worth a few milliseconds a try: what needs more work than that is not advised.
 _ADVICE_STEPS = 500
 
@@ -43,10 +46,17 @@ class Searcher:
         """Search for claims that wish nothing; a brief miss comes without reasons. When nobody waits any more it ends at once, so that a stop is not held up."""
         started = self._clock.monotonic()
         # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
-        outcome = allocate(given, self._compiler, step_budget=min(_QUICK_STEPS, self._budget), is_brief=is_brief)
-        if isinstance(outcome, GaveUp) and self._budget > _QUICK_STEPS:
+        is_heavy = any(has_heavy_selector(one.spec, self._compiler) for one in given.claims)
+        quick = 0 if is_heavy else min(_QUICK_STEPS, self._budget)
+        outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
+        if isinstance(outcome, GaveUp) and self._budget > quick:
             abandoned = threading.Event()
-            search = partial(allocate, step_budget=self._budget, is_brief=is_brief, is_abandoned=abandoned.is_set)
+            end = started + _LONGEST_S
+
+            def is_over() -> bool:
+                return abandoned.is_set() or self._clock.monotonic() > end
+
+            search = partial(allocate, step_budget=self._budget, is_brief=is_brief, is_abandoned=is_over)
             try:
                 outcome = await asyncio.to_thread(search, given, self._compiler)
             finally:

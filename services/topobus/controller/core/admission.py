@@ -12,10 +12,13 @@ from topobus.contracts.kubernetes.resource import ClaimSpec, Selector
 from topobus.controller.core.selectors import SelectorCompiler, SelectorError
 from topobus.domain.outcome import Reason
 
-__all__ = ["ADMIN_LABEL", "admin_problem", "asks_admin", "costly_selector"]
+__all__ = ["ADMIN_LABEL", "admin_problem", "asks_admin", "costly_selector", "has_heavy_selector"]
 
 ADMIN_LABEL = "resource.kubernetes.io/admin-access"
 """On a namespace, with value `true`: its claims may ask for admin access."""
+
+# Some five milliseconds a device.
+_HEAVY_COST = 5000
 
 
 def asks_admin(spec: ClaimSpec) -> str:
@@ -53,6 +56,15 @@ def costly_selector(spec: ClaimSpec, claim: str, compiler: SelectorCompiler) -> 
             },
         )
     return None
+
+
+def has_heavy_selector(spec: ClaimSpec, compiler: SelectorCompiler) -> bool:
+    """Say whether looking at one device may take so long that others should not wait for it."""
+    for _, _, selector in _selectors(spec):
+        found = compiler.compile(selector.cel.expression) if selector.cel is not None else None
+        if found is not None and not isinstance(found, SelectorError) and found.max_cost > _HEAVY_COST:
+            return True
+    return False
 
 
 def _selectors(spec: ClaimSpec) -> Iterator[tuple[str, int, Selector]]:

@@ -17,6 +17,7 @@ from operator import or_
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes.limits import MAX_LIST
+from topobus.controller.core.admission import has_heavy_selector
 from topobus.controller.core.blame import ANYTHING, Suspects, blames, without
 from topobus.controller.core.checks import Checks
 from topobus.controller.core.lookahead import Lookahead
@@ -129,6 +130,8 @@ class _Search:
         self._given = given
         self._budget = step_budget
         self._is_abandoned = is_abandoned
+        # A step that evaluates a heavy selector may take half a second.
+        self._between_looks = 1 if any(has_heavy_selector(one.spec, compiler) for one in given.claims) else _STEPS_BETWEEN_LOOKS
         self._is_clever = is_clever
         self._has_invalid = any(pool.state is PoolState.INVALID for pool in pools)
         self._is_brief = is_brief and not self._has_invalid
@@ -195,7 +198,7 @@ class _Search:
                 continue
             self.steps += 1
             self._work += 1
-            if self._work > self._budget or (self.steps % _STEPS_BETWEEN_LOOKS == 0 and self._is_abandoned()):
+            if self._work > self._budget or (self.steps % self._between_looks == 0 and self._is_abandoned()):
                 return None, True
             stack.append(self._visit(at, is_inside=is_inside))
             answer = None

@@ -81,6 +81,11 @@ class Selector(Protocol):
         """Say why an API server would refuse the expression, though it compiles."""
         ...
 
+    @property
+    def max_cost(self) -> int:
+        """The most that one look at a device can cost; a thousand take about a millisecond."""
+        ...
+
     def matches(self, device: DeviceFacts) -> bool | SelectorError:
         """Say whether the device is wanted. Cost: bounded, whatever the expression is."""
         ...

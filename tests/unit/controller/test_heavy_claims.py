@@ -1,0 +1,110 @@
+"""Claims that are dear to judge: refused like an API server does, searched where nobody waits, and given up so that others have their turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller import searching
+from topobus.controller.cel import CelCompiler
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.admission import has_heavy_selector
+from topobus.controller.core.answers import explain_nodes
+from topobus.controller.core.claims import read_claim
+from topobus.controller.core.values import Allocated, Fault, GaveUp
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.finding import Finder, Member, member
+from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.device import Device, Inventory
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.clock import ManualClock
+
+TEN = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
+HEAVY = f"{TEN}.all(a, {TEN}.all(b, {TEN}.all(c, a > 0)))"
+TOO_DEAR = f"{TEN}.all(z, {TEN}.all(y, {TEN}.all(x, {HEAVY})))"
+
+
+def _finder(world: World, clock: ManualClock) -> Finder:
+    no_bus: Any = None
+    registry, settings = CollectorRegistry(), ControllerSettings()
+    runtime = Runtime(name="controller", node="central", bus=no_bus, clock=clock, readiness=Readiness(), registry=registry)
+    return Finder(settings, runtime, world, CelCompiler(), ControllerMetrics(registry))
+
+
+def _world(*nodes: str) -> World:
+    world = World()
+    for node in nodes:
+        devices = tuple(Device(name=f"gpu-{index}", device_class="gpu") for index in range(4))
+        world.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=devices))
+    return world
+
+
+def _member(expression: str) -> Member:
+    request = {"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev", "selectors": [{"cel": {"expression": expression}}]}}
+    one = ApiObject(
+        api_version="resource.k8s.io/v1",
+        kind="ResourceClaim",
+        metadata={"name": "c", "namespace": "default", "uid": "u"},
+        spec={"devices": {"requests": [request]}},
+    )
+    return member(ObjectKey("resourceclaim", "default", "c"), Stored(1, one))
+
+
+async def test_finder_refuses_a_selector_that_may_cost_too_much_on_every_way() -> None:
+    """A claim that an API server would refuse is refused, however quickly a node could be judged."""
+    world = _world("n1", "n2")
+    finder, members = _finder(world, ManualClock()), [_member(f"true || {TOO_DEAR}")]
+
+    looked, found = await finder.look("n1", members), await finder.first(world.nodes(), members)
+
+    assert isinstance(looked, Fault)
+    assert "is too complex" in looked.reason.message
+    assert isinstance(found, list)
+    assert isinstance(found[0], Fault)
+
+
+async def test_finder_allocates_by_a_heavy_selector() -> None:
+    """A selector that takes long but not too long is evaluated all the same."""
+    world = _world("n1")
+    members = [_member(HEAVY)]
+
+    found = await _finder(world, ManualClock()).first(world.nodes(), members)
+
+    assert has_heavy_selector(read_claim(members[0].stored.value), CelCompiler())
+    assert isinstance(found, tuple)
+    assert isinstance(found[1], Allocated)
+
+
+class _HastyClock(ManualClock):
+    """A clock on which every look takes four seconds."""
+
+    def monotonic(self) -> float:
+        """Give the time, and let some pass."""
+        self.advance(4.0)
+        return super().monotonic()
+
+
+async def test_finder_gives_up_the_nodes_left_when_a_claim_takes_too_long() -> None:
+    """After ten seconds the other claims have their turn: what was not looked at is told as given up, never as "does not fit"."""
+    nodes = tuple(f"n{index}" for index in range(8))
+    world = _world(*nodes)
+
+    found = await _finder(world, _HastyClock()).first(nodes, [_member("false")])
+
+    assert isinstance(found, list)
+    assert isinstance(found[-1], GaveUp)
+    assert explain_nodes(nodes, found)[0] == "SearchGaveUp"
+
+
+async def test_search_is_given_up_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One node alone may not hold the others up, either."""
+    monkeypatch.setattr(searching, "_LONGEST_S", 0.0)
+    world = _world("n1")
+
+    outcome = await _finder(world, _HastyClock()).search("n1", [_member(HEAVY)])
+
+    assert isinstance(outcome, GaveUp)
