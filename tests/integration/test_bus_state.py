@@ -56,6 +56,18 @@ async def test_compare_and_set_creates_when_the_key_was_deleted(bus: Bus) -> Non
     assert await bus.compare_and_set(INVENTORY, inventory(3), 0, **_KEY) == Conflict()
 
 
+async def test_compare_and_delete_leaves_a_value_alone_when_it_was_written_since(bus: Bus) -> None:
+    """A deletion that names a revision takes away that one only: a newer value stays, a deleted one stays deleted."""
+    first = await bus.put(INVENTORY, inventory(1), **_KEY)
+    second = await bus.put(INVENTORY, inventory(2), **_KEY)
+
+    assert await bus.compare_and_delete(INVENTORY, first, **_KEY) == Conflict()
+    assert await bus.get(INVENTORY, **_KEY) is not None
+    assert await bus.compare_and_delete(INVENTORY, second, **_KEY) is None
+    assert await bus.get(INVENTORY, **_KEY) is None
+    assert await bus.compare_and_delete(INVENTORY, second, **_KEY) == Conflict()
+
+
 async def test_get_gives_none_when_the_key_never_existed(bus: Bus) -> None:
     """Absent is None, not an error."""
     assert await bus.get(INVENTORY, **_KEY) is None

@@ -152,7 +152,8 @@ class Home:
                 return
             marked = ask_deletion(entry.value, now="2026-01-02T00:00:00Z")
             if marked is None:
-                await self.bus.delete(catalogue.OBJECT, **parts)
+                if isinstance(await self.bus.compare_and_delete(catalogue.OBJECT, entry.revision, **parts), Conflict):
+                    continue
                 return
             if not isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
                 return
@@ -294,7 +295,10 @@ async def test_controller_allocates_waiting_claim_when_devices_become_free(serve
     ("one", "reason", "wanted"),
     [
         pytest.param(
-            claim("bad", expression="device.drivr == 1"), "Invalid", ("line 1, column 7", "undefined field 'drivr'"), id="cel-does-not-compile"
+            claim("bad", expression="device.drivr == 1"),
+            "Invalid",
+            ("line 1, column 7", "undefined field 'drivr'"),
+            id="cel-does-not-compile",
         ),
         pytest.param(
             claim("bad", expression='device.attributes["gpu.topobus.dev"].colour == "red"'),

@@ -97,7 +97,8 @@ class Place:
         while (entry := await self.bus.get(catalogue.OBJECT, **parts)) is not None:
             marked = ask_deletion(entry.value, now=NOW)
             if marked is None:
-                await self.bus.delete(catalogue.OBJECT, **parts)
+                if isinstance(await self.bus.compare_and_delete(catalogue.OBJECT, entry.revision, **parts), Conflict):
+                    continue
             elif isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
                 continue
             return

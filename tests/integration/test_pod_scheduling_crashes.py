@@ -79,6 +79,10 @@ class MortalBus:
         """Delete, unless the end comes first."""
         return await self._step(lambda: self._bus.delete(*arguments, **parts))
 
+    async def compare_and_delete(self, *arguments: Any, **parts: str) -> Any:
+        """Delete what was read, unless the end comes first."""
+        return await self._step(lambda: self._bus.compare_and_delete(*arguments, **parts))
+
     async def ask(self, ask: Any, request: Any, **parts: Any) -> Any:
         """Ask, unless the end comes first; a dry run changes nothing, so nobody needs to die there."""
         if getattr(request, "is_dry_run", False):

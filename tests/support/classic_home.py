@@ -49,7 +49,7 @@ class MortalBus:
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._bus, name)
-        if name not in ("compare_and_set", "ask", "delete", "put", "publish"):
+        if name not in ("compare_and_set", "compare_and_delete", "ask", "delete", "put", "publish"):
             return real
 
         async def mortal(what: Any, *arguments: Any, **parts: Any) -> Any:
@@ -145,7 +145,8 @@ class ClassicPlace:
         while (entry := await self.bus.get(catalogue.OBJECT, **parts)) is not None:
             marked = ask_deletion(entry.value, now=NOW)
             if marked is None:
-                await self.bus.delete(catalogue.OBJECT, **parts)
+                if isinstance(await self.bus.compare_and_delete(catalogue.OBJECT, entry.revision, **parts), Conflict):
+                    continue
             elif isinstance(await self.bus.compare_and_set(catalogue.OBJECT, marked, entry.revision, **parts), Conflict):
                 continue
             return

@@ -48,8 +48,9 @@ class SmallTopology:
         async with self._turn:
             self.requests.append(request)
             record = transitions.known(self.ledger, request.op_id)
-            if record is not None and record.outcome is not None:
-                return PlaceReply(decision_id=record.decision_id, node=self._node, result=record.outcome)
+            if record is not None:
+                answer = transitions.placed_by(self.ledger, record)
+                return PlaceReply(decision_id=record.decision_id, node=self._node, result=answer)
             result = place(with_devices(with_ledger(self._view, self.ledger), "claim/default/planned/-", request.besides), request.pod)
             if self.refuse_next and not request.is_dry_run:
                 self.refuse_next -= 1
@@ -64,7 +65,12 @@ class SmallTopology:
     async def _release(self, request: ReleaseRequest) -> ReleaseReply:
         async with self._turn:
             step = transitions.release(
-                self.ledger, op_id=request.op_id, owner=request.owner, decision_id=f"d-{request.op_id}", is_undone=request.is_undone
+                self.ledger,
+                op_id=request.op_id,
+                owner=request.owner,
+                decision_id=f"d-{request.op_id}",
+                is_undone=request.is_undone,
+                only=request.decision_id,
             )
             if isinstance(step, Refusal):
                 return ReleaseReply(refusal=step, ledger_sequence=self.ledger.sequence)

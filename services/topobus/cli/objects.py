@@ -126,9 +126,14 @@ async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = Fa
         if found is None:
             raise not_found(parts)
         marked = ask_deletion(found.value, now=rfc3339(SystemClock().now()))
-        if marked is None or is_forced:
+        if is_forced:
             await bus.delete(OBJECT, **parts)
             return found.value
+        if marked is None:
+            # Only as it was read: a controller may be protecting what it holds this very moment.
+            if not isinstance(await bus.compare_and_delete(OBJECT, found.revision, **parts), Conflict):
+                return found.value
+            continue
         if not isinstance(await bus.compare_and_set(OBJECT, marked, found.revision, **parts), Conflict):
             return marked
     raise PeerUnavailable(f"{parts['kind']} {parts['name']}: somebody else keeps changing it", next_step="try again")

@@ -294,7 +294,9 @@ class ClaimKeeper:
         wanted = set(claims.devices_of(attempt.allocation, attempt.node))
         if held == wanted:
             return True
-        await self._release(owner, attempt.node, f"release-{owner.uid}-stale-{entry.value.sequence}")
+        # Another replica may have let go of it, and have had the next attempt placed: what that holds stays.
+        stale = entry.value.allocations[owner.key].decision_id
+        await self._release(owner, attempt.node, f"release-{owner.uid}-stale-{entry.value.sequence}", decision_id=stale)
         return False
 
     async def _finish(self, key: ObjectKey, stored: Stored) -> None:
@@ -312,9 +314,9 @@ class ClaimKeeper:
             if freed != claim:
                 await self._pen.write(key, stored.revision, freed)
             return
-        if freed != claim and await self._pen.write(key, stored.revision, freed) is None:
+        last = stored if freed == claim else await self._pen.write(key, stored.revision, freed)
+        if last is None or not await self._pen.erase(key, last.revision):
             return
-        await self._bus.delete(catalogue.OBJECT, **key._asdict())
         self._metrics.decisions.labels("released").inc()
         self._log.info("claim.released", claim=name_of(claim))
 
@@ -342,12 +344,15 @@ class ClaimKeeper:
                 return False
         return True
 
-    async def _release(self, owner: Owner, node: str, op_id: str) -> Refusal | None:
-        """Ask a node to let go; it refuses while containers may be using the devices, and only the node can know."""
+    async def _release(self, owner: Owner, node: str, op_id: str, *, decision_id: str = "") -> Refusal | None:
+        """Ask a node to let go; it refuses while containers may be using the devices, and only the node can know.
+
+        Shapes: decision_id — let go only of what this decision gave; empty for whatever the claim holds.
+        """
         held = self._world.ledgers[node].allocations.get(owner.key) if node in self._world.ledgers else None
         if held is not None and held.is_prepared:
             return Refusal(reasons=(Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),))
-        request = ReleaseRequest(op_id=op_id, owner=owner)
+        request = ReleaseRequest(op_id=op_id, owner=owner, decision_id=decision_id)
         return (await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)).refusal
 
     async def _wait_for_release(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> None:

@@ -31,3 +31,14 @@ class Pen:
         made = Stored(written.revision, value)
         self._world.put_object(key, made)
         return made
+
+    async def erase(self, key: ObjectKey, revision: int) -> bool:
+        """Delete an object as it was at `revision`; False says that it is another one by now, or gone. The watch tells the world either way.
+
+        A deletion that asks for no revision would take away what a user has made under the same name since, and what another replica has protected.
+        Errors: raises AmbiguousWrite when it is not known whether it was deleted.
+        """
+        if await self._bus.compare_and_delete(catalogue.OBJECT, revision, **key._asdict()) is not None:
+            get_logger().debug("object.deletion-lost", object=f"{key.kind} {key.namespace}/{key.name}", revision=revision)
+            return False
+        return True

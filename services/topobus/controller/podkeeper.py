@@ -6,15 +6,14 @@ whoever runs them. A claim is ended only on evidence: its pod was stored here on
 
 from __future__ import annotations
 
-from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.objects import ask_deletion, metadata_of, name_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.extended import claim_of_pod, extended_claim, extended_claim_name, with_extended_status
 from topobus.controller.core.pods import claim_from_template, owner_pod_uid, wanted_claims, with_claim_names
 from topobus.controller.core.scheduling_objects import is_bound
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.pen import Pen
 from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.runtime.bus import Conflict
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -27,8 +26,8 @@ class PodKeeper:
 
     def __init__(self, runtime: Runtime, world: World) -> None:
         self._runtime = runtime
-        self._bus = runtime.bus
         self._world = world
+        self._pen = Pen(runtime.bus, world)
         self._told: dict[ObjectKey, str] = {}
 
     async def reconcile_all(self) -> bool:
@@ -43,7 +42,8 @@ class PodKeeper:
                 is_due = True
             except ContractError as err:
                 self._tell(key, stored.value, str(err))
-        uids = {metadata_of(stored.value).uid for _, stored in pods}
+        # As it is now, and at once with the claims: while the pods were worked on others may have come, with claims that another replica made.
+        uids = {metadata_of(stored.value).uid for stored in self._world.of_kind("pod").values()}
         for key, stored in (*self._world.claims(), *self._world.classic_claims()):
             owner = owner_pod_uid(stored.value)
             if owner is not None and owner not in uids and not metadata_of(stored.value).deletion_timestamp:
@@ -70,11 +70,11 @@ class PodKeeper:
                     f"{name_of(pod)}: resourceClaims {one.entry}: there is no ResourceClaimTemplate {key.namespace}/{one.template}"
                 )
             claim = claim_from_template(pod, one, template.value, now=rfc3339(self._runtime.clock.now()))
-            if await self._write(claim_key, 0, claim):
+            if await self._pen.write(claim_key, 0, claim) is not None:
                 get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=one.template)
         named = await self._with_extended(key, with_claim_names(pod, wanted))
         if named != pod:
-            await self._write(key, stored.revision, named)
+            await self._pen.write(key, stored.revision, named)
         self._told.pop(key, None)
 
     async def _with_extended(self, key: ObjectKey, pod: ApiObject) -> ApiObject:
@@ -86,7 +86,7 @@ class PodKeeper:
             return pod
         claim = claim_of_pod(pod, wanted, now=rfc3339(self._runtime.clock.now()))
         claim_key = ObjectKey("resourceclaim", key.namespace, metadata_of(claim).name)
-        if claim_key not in self._world.objects and await self._write(claim_key, 0, claim):
+        if claim_key not in self._world.objects and await self._pen.write(claim_key, 0, claim) is not None:
             get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template="")
         return with_extended_status(pod, claim_key.name, wanted)
 
@@ -94,17 +94,10 @@ class PodKeeper:
         marked = ask_deletion(stored.value, now=rfc3339(self._runtime.clock.now()))
         get_logger().info("claim.ended", claim=name_of(stored.value), why="its pod is gone")
         if marked is None:
-            await self._bus.delete(catalogue.OBJECT, **key._asdict())
-            self._world.drop_object(key)
+            # What another replica has attempted since is protected: it ends in its own turn, when its devices are let go.
+            await self._pen.erase(key, stored.revision)
         else:
-            await self._write(key, stored.revision, marked)
-
-    async def _write(self, key: ObjectKey, revision: int, value: ApiObject) -> bool:
-        written = await self._bus.compare_and_set(catalogue.OBJECT, value, revision, **key._asdict())
-        if isinstance(written, Conflict):
-            return False
-        self._world.put_object(key, Stored(written.revision, value))
-        return True
+            await self._pen.write(key, stored.revision, marked)
 
     def _tell(self, key: ObjectKey, pod: ApiObject, why: str) -> None:
         """Log what is wrong with a pod, once."""

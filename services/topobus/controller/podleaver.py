@@ -64,10 +64,9 @@ class PodLeaver:
             if freed != pod:
                 await self._pen.write(key, stored.revision, freed)
             return False
-        if freed != pod and await self._pen.write(key, stored.revision, freed) is None:
+        last = stored if freed == pod else await self._pen.write(key, stored.revision, freed)
+        if last is None or not await self._pen.erase(key, last.revision):
             return False
-        await self._bus.delete(catalogue.OBJECT, **key._asdict())
-        self._world.drop_object(key)
         self._log.info("pod.released", pod=name_of(pod))
         return False
 

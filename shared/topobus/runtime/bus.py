@@ -170,8 +170,15 @@ class Bus:
         return await self._states.compare_and_set(state, value, expected_revision, parts)
 
     async def delete(self, state: State[Any], **parts: str) -> None:
-        """Delete a key; one that does not exist is no error."""
+        """Delete a key, whatever it holds now; one that does not exist is no error."""
         await self._states.delete(state, parts)
+
+    async def compare_and_delete(self, state: State[Any], expected_revision: int, **parts: str) -> Conflict | None:
+        """Delete a key that is still at the expected revision; after a Conflict what somebody wrote since is as they wrote it.
+
+        Errors: AmbiguousWrite when the deletion was not confirmed: it may happen yet, so read again.
+        """
+        return await self._states.compare_and_delete(state, expected_revision, parts)
 
     async def list(self, state: State[M], **parts: str) -> tuple[Entry[M], ...]:
         """Read all entries that match, sorted by key."""

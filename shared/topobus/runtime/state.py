@@ -117,6 +117,14 @@ class States:
         """Mark the key as deleted."""
         await self._store(state, state.key(**parts), b"", {_OPERATION: "DEL"})
 
+    async def compare_and_delete(self, state: State[Any], expected_revision: int, parts: dict[str, str]) -> Conflict | None:
+        """Mark the key as deleted if it is still at the revision."""
+        try:
+            await self._store(state, state.key(**parts), b"", {_OPERATION: "DEL", _EXPECTED: str(expected_revision)})
+        except _Lost:
+            return Conflict()
+        return None
+
     async def list(self, state: State[M], parts: dict[str, str]) -> tuple[Entry[M], ...]:
         """Read all present entries, sorted by key; malformed ones are logged and left out."""
         found: dict[str, Entry[M]] = {}

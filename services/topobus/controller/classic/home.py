@@ -118,8 +118,8 @@ class ClassicHome:
         metadata = metadata_of(claim)
         if metadata.deletion_timestamp:
             if not metadata.finalizers:
-                await self._runtime.bus.delete(catalogue.OBJECT, **key._asdict())
-                self._world.drop_object(key)
+                if not await self._pen.erase(key, stored.revision):
+                    return
                 get_logger().info("claim.released", claim=name_of(claim))
             return
         device_class = class_of(str(claim.status.get("driverName") or ""))

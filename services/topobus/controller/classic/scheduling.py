@@ -268,8 +268,7 @@ class ClassicScheduler:
             is_needed = pod is not None and metadata_of(pod.value).uid == owner_pod_uid(stored.value) and not is_bound(pod.value)
             if is_needed or owner_pod_uid(stored.value) is None:
                 continue
-            await self._bus.delete(catalogue.OBJECT, **key._asdict())
-            self._world.drop_object(key)
+            await self._pen.erase(key, stored.revision)
 
 
 def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:

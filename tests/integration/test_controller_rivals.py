@@ -1,0 +1,136 @@
+"""Two replicas at the same objects: what one does between another's look and its write is never undone, on a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from topobus.contracts.catalogue import OBJECT
+from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
+from topobus.contracts.kubernetes.objects import DELETE_PROTECTION
+from topobus.contracts.messages import ApiObject
+from topobus.controller.core.pods import claim_from_template, wanted_claims
+from topobus.controller.core.scheduling_objects import with_finalizer
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.pen import Pen
+from topobus.controller.podkeeper import PodKeeper
+from topobus.runtime.bus import Bus, Written
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+
+pytestmark = pytest.mark.integration
+
+NOW = "2026-01-01T00:00:00Z"
+TEMPLATE = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: one-gpu}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.topobus.dev}}]}}}
+"""
+POD = """
+apiVersion: v1
+kind: Pod
+metadata: {name: NAME}
+spec:
+  containers: [{name: main}]
+  resourceClaims: [{name: made, resourceClaimTemplateName: one-gpu}]
+"""
+
+
+class InterruptedBus:
+    """A real bus; something else happens while the first write is under way."""
+
+    def __init__(self, bus: Bus, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        self._bus = bus
+        self._meanwhile: Callable[[], Awaitable[None]] | None = meanwhile
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bus, name)
+
+    async def compare_and_set(self, *arguments: Any, **parts: Any) -> Any:
+        """Write; what happens meanwhile happens before it is known to be done."""
+        done = await self._bus.compare_and_set(*arguments, **parts)
+        meanwhile, self._meanwhile = self._meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return done
+
+
+def runtime_on(bus: Any) -> Runtime:
+    """Give a replica's runtime on a bus."""
+    return Runtime(name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+
+
+def read(manifest: str) -> ApiObject:
+    """Read one object as the CLI admits it."""
+    (one,) = parse_manifest(manifest, where="test.yaml")
+    return admit(one, uid=f"uid-{one.metadata['name']}", now=NOW)
+
+
+async def store(bus: Bus, world: World, one: ApiObject) -> ObjectKey:
+    """Store an object, and show it to a replica as its watch does."""
+    key = ObjectKey(**object_parts(one))
+    written = await bus.compare_and_set(OBJECT, one, 0, **key._asdict())
+    assert isinstance(written, Written)
+    world.put_object(key, Stored(written.revision, one))
+    return key
+
+
+async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worked_on(bus: Bus) -> None:
+    """A pod and its claim, made by another replica, arrive in the middle of a round: the claim is not taken for one of a pod that is gone."""
+    world = World()
+    template = read(TEMPLATE)
+    await store(bus, world, template)
+    await store(bus, world, read(POD.replace("NAME", "first")))
+    second = read(POD.replace("NAME", "second"))
+    (wanted,) = wanted_claims(second)
+    made: list[ObjectKey] = []
+
+    async def arrive() -> None:
+        await store(bus, world, second)
+        made.append(await store(bus, world, claim_from_template(second, wanted, template, now=NOW)))
+
+    interrupted: Any = InterruptedBus(bus, arrive)
+    await PodKeeper(runtime_on(interrupted), world).reconcile_all()
+
+    entry = await bus.get(OBJECT, **made[0]._asdict())
+    assert entry is not None
+    assert "deletionTimestamp" not in entry.value.metadata
+
+
+async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(bus: Bus) -> None:
+    """The pod is gone and the claim looks free, but another replica has just written its attempt: the claim is not removed past the finalizer."""
+    world = World()
+    pod = read(POD.replace("NAME", "gone"))
+    (wanted,) = wanted_claims(pod)
+    claim = claim_from_template(pod, wanted, read(TEMPLATE), now=NOW)
+    key = await store(bus, world, claim)
+    protected = with_finalizer(claim, DELETE_PROTECTION)
+    await bus.compare_and_set(OBJECT, protected, world.objects[key].revision, **key._asdict())
+
+    await PodKeeper(runtime_on(bus), world).reconcile_all()
+
+    entry = await bus.get(OBJECT, **key._asdict())
+    assert entry is not None
+    assert entry.value == protected
+
+
+async def test_new_object_stays_when_a_replica_deletes_the_old_one_of_its_name(bus: Bus) -> None:
+    """Two replicas end a pod, its user makes it anew after the first: the second one's deletion takes nothing away."""
+    world = World()
+    old = ask_deletion(with_finalizer(read(POD.replace("NAME", "again")), DELETE_PROTECTION), now=NOW)
+    assert old is not None
+    key = await store(bus, world, old)
+    seen = world.objects[key].revision
+    assert await Pen(bus, world).erase(key, seen)
+    fresh = await store(bus, World(), read(POD.replace("NAME", "again")))
+
+    assert not await Pen(bus, world).erase(key, seen)
+
+    entry = await bus.get(OBJECT, **fresh._asdict())
+    assert entry is not None
+    assert "deletionTimestamp" not in entry.value.metadata
