@@ -17,7 +17,8 @@ from topobus.controller.expressions.checker import check
 from topobus.controller.expressions.environment import ENVIRONMENT
 from topobus.controller.expressions.errors import CompileError, CostExceeded, EvaluationError
 from topobus.controller.expressions.estimate import estimate
-from topobus.controller.expressions.evaluation import Frame, Step, plan
+from topobus.controller.expressions.evaluation import Step, plan
+from topobus.controller.expressions.frame import Frame
 from topobus.controller.expressions.parser import parse
 from topobus.controller.expressions.reading import read
 from topobus.controller.expressions.values import DomainMap, kind_of

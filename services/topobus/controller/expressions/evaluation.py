@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from topobus.controller.expressions.errors import CostExceeded, EvaluationError
+from topobus.controller.expressions.errors import EvaluationError
+from topobus.controller.expressions.frame import Frame
 from topobus.controller.expressions.macros import ACCUMULATOR, UNUSED
 from topobus.controller.expressions.registry import Functions
 from topobus.controller.expressions.runtime_cost import charge_before, cost_of_call, weigh
@@ -30,44 +31,11 @@ from topobus.controller.expressions.values import (
     some,
 )
 
-__all__ = ["Frame", "Step", "plan"]
+__all__ = ["Step", "plan"]
 
 _LIST_COST, _MAP_COST = 10, 30
-# Values and tens of characters looked at or copied by what Kubernetes takes for cheap (a sum of lists, `==` of nested ones). Whoever goes through a million of
-# anything by a macro has spent the cost; this is for what no cost is charged for.
-_MOST_WORK = 1_000_000
 # Reading a text takes longer than most selectors do otherwise; of constants it gives the same each time.
 _FOLDED = frozenset(["quantity", "semver", "ip", "cidr", "url", "duration", "timestamp"])
-
-
-class Frame:
-    """One run: variables by number (0 is `device`), and the cost."""
-
-    __slots__ = ("cost", "limit", "slots", "work")
-
-    def __init__(self, device: object, slots: int, limit: int) -> None:
-        self.slots: list[object] = [device, *([None] * slots)]
-        self.cost = 0
-        self.limit = limit
-        self.work = 0
-
-    def charge(self, cost: int) -> None:
-        """Add to the cost.
-
-        Errors: raises CostExceeded.
-        """
-        self.cost += cost
-        if self.cost > self.limit:
-            raise CostExceeded("operation cancelled: actual cost limit exceeded")
-
-    def labour(self, work: int) -> None:
-        """Add to the work that no cost stands for, before it is done.
-
-        Errors: raises CostExceeded.
-        """
-        self.work += work
-        if self.work > _MOST_WORK:
-            raise CostExceeded("operation cancelled: it copies or compares too much")
 
 
 Step = Callable[[Frame], object]
