@@ -8,15 +8,27 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import OBJECT
+from support.alignment_nodes import dgx_facts
+from support.small_topology import SmallTopology
+from topobus.contracts.catalogue import INVENTORY, MACHINE, OBJECT, PLACE
 from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
 from topobus.contracts.kubernetes.objects import DELETE_PROTECTION
-from topobus.contracts.messages import ApiObject
+from topobus.contracts.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.contracts.messages import ApiObject, PlaceRequest
+from topobus.controller.cel import CelCompiler
+from topobus.controller.config import ControllerSettings
+from topobus.controller.consumers import Consumers
+from topobus.controller.core import claims
+from topobus.controller.core.claims import Attempt
 from topobus.controller.core.pods import claim_from_template, wanted_claims
 from topobus.controller.core.scheduling_objects import with_finalizer
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.finding import Finder
+from topobus.controller.keeper import ClaimKeeper
+from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.pen import Pen
 from topobus.controller.podkeeper import PodKeeper
+from topobus.domain.outcome import Placement
 from topobus.runtime.bus import Bus, Written
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
@@ -134,3 +146,51 @@ async def test_new_object_stays_when_a_replica_deletes_the_old_one_of_its_name(b
     entry = await bus.get(OBJECT, **fresh._asdict())
     assert entry is not None
     assert "deletionTimestamp" not in entry.value.metadata
+
+
+CLAIM = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: contested}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev}}]}}
+"""
+
+
+async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_one(bus: Bus) -> None:
+    """A slow replica still has attempt 1 in its hands when another one has placed attempt 2: what that holds is not let go as left over."""
+    machine, inventories = dgx_facts()
+    node, gpus = machine.node, inventories["gpu"]
+    await bus.put(MACHINE, machine, node=node)
+    await bus.put(INVENTORY, gpus, node=node, device_class="gpu")
+    topology = SmallTopology(bus, machine, [gpus])
+    await topology.start()
+    world = World()
+    world.put_machine(machine)
+    world.put_inventory(gpus)
+    world.put_ledger(topology.ledger)
+
+    def attempt(number: int) -> Attempt:
+        granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool=node, device=gpus.devices[number].name)
+        return Attempt(number=number, node=node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
+
+    first = claims.with_attempt(read(CLAIM), attempt(1))
+    key = await store(bus, world, first)
+    second = claims.with_attempt(claims.without_attempt(first), attempt(2))
+    request = claims.placement_request(second, attempt(2).allocation, node)
+    assert request is not None
+    written = await bus.compare_and_set(OBJECT, second, world.objects[key].revision, **key._asdict())
+    assert isinstance(written, Written)
+    reply = await bus.ask(PLACE, PlaceRequest(op_id=f"allocate-{request.owner.uid}-2", pod=request), node=node)
+    assert isinstance(reply.result, Placement)
+    done = claims.with_allocation(second, attempt(2).allocation, now=NOW)
+    await bus.compare_and_set(OBJECT, done, written.revision, **key._asdict())
+
+    runtime, settings = runtime_on(bus), ControllerSettings()
+    metrics, compiler = ControllerMetrics(runtime.registry), CelCompiler()
+    finder = Finder(settings, runtime, world, compiler, metrics)
+    await ClaimKeeper(settings, runtime, world, finder, Consumers(world), metrics).reconcile_all()
+
+    assert [one.holdings[0].devices for one in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
+    entry = await bus.get(OBJECT, **key._asdict())
+    assert entry is not None
+    assert entry.value == done

@@ -250,7 +250,10 @@ class ClaimKeeper:
         claim = stored.value
         op_id = f"allocate-{metadata_of(claim).uid}-{attempt.number}"
         reply = await self._place(claim, attempt, op_id)
-        if reply is not None and isinstance(reply.result, Refusal) and not await self._holds_already(claim, attempt):
+        is_held = reply is None or not isinstance(reply.result, Refusal) or await self._holds_already(key, stored, attempt)
+        if is_held is None:
+            return
+        if reply is not None and isinstance(reply.result, Refusal) and not is_held:
             self._metrics.decisions.labels("refused-by-node").inc()
             why = summarize(reply.result.reasons)
             self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=why)
@@ -281,12 +284,13 @@ class ClaimKeeper:
             catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=attempt.node
         )
 
-    async def _holds_already(self, claim: ApiObject, attempt: Attempt) -> bool:
+    async def _holds_already(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> bool | None:
         """Say whether the ledger shows this very attempt as done: a node keeps only the newest operations, the ledger keeps what is held.
 
-        What the claim holds otherwise, from an attempt that nobody remembers, is let go.
+        What the claim holds otherwise, from an attempt that nobody remembers, is let go. None says that the attempt is not the newest any more: what is
+        held may be what another replica got by a later one, and is its.
         """
-        owner = claims.owner_of(claim)
+        owner = claims.owner_of(stored.value)
         entry = await self._bus.get(catalogue.LEDGER, node=attempt.node)
         if entry is None or owner.key not in entry.value.allocations:
             return False
@@ -294,7 +298,11 @@ class ClaimKeeper:
         wanted = set(claims.devices_of(attempt.allocation, attempt.node))
         if held == wanted:
             return True
-        # Another replica may have let go of it, and have had the next attempt placed: what that holds stays.
+        # In this order: each attempt is written before it is placed, so as long as the claim still has ours, what was held before is from an older one.
+        newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
+        if newest is None or newest.revision != stored.revision:
+            return None
+        # Another replica may let go of it, and have the next attempt placed, before this is heard: what that holds stays.
         stale = entry.value.allocations[owner.key].decision_id
         await self._release(owner, attempt.node, f"release-{owner.uid}-stale-{entry.value.sequence}", decision_id=stale)
         return False
