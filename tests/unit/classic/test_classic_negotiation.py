@@ -128,3 +128,28 @@ def test_context_is_named_like_its_pod_and_owned_by_it() -> None:
 
     assert (context.metadata["namespace"], context.metadata["name"]) == ("team", "p")
     assert context.metadata["ownerReferences"][0]["uid"] == "u"
+
+
+def test_pods_that_hold_one_claim_each_do_not_wait_in_a_ring() -> None:
+    """Of two pods with the same two claims, one allocated for each, the one that waits for the first by name gives its own up; the other keeps it and waits."""
+    theirs = replace(PENDING, is_allocated=True, is_used_by_others=True)
+    mine = replace(PENDING, is_allocated=True, is_mine=True)
+    selected = PodSchedulingSpec(selected_node="n2", potential_nodes=NODES)
+
+    gives = next_step([theirs, MINE], NODES, PodSchedulingSpec(potential_nodes=NODES), {})
+    first = next_step([theirs, MINE], NODES, selected, {})
+    keeps = next_step([mine, replace(MINE, is_mine=False, is_used_by_others=True)], NODES, selected, {})
+
+    assert isinstance(gives, TakeBack)
+    assert gives.claim == "claim-b"
+    assert isinstance(first, Negotiate)  # or its driver would allocate it there again
+    assert (first.selected, first.potential) == ("", NODES)
+    assert isinstance(keeps, Wait)
+
+
+def test_pod_keeps_what_others_use_too_when_it_waits() -> None:
+    """A claim that another pod has reserved, or that was allocated at once, is not given up."""
+    theirs = replace(PENDING, is_allocated=True, is_used_by_others=True)
+
+    for kept in (replace(MINE, is_used_by_others=True), replace(MINE, is_delayed=False)):
+        assert isinstance(next_step([theirs, kept], NODES, None, {}), Wait)

@@ -219,7 +219,8 @@ class ClassicScheduler:
 
     async def _reserve(self, pod: ApiObject, keys: dict[str, ObjectKey], step: Ready) -> tuple[Reason, ...]:
         """Reserve all claims for the pod."""
-        for claim_key in keys.values():
+        # In one order for all pods: none waits for a claim while it keeps one that comes later.
+        for claim_key in sorted(keys.values()):
             known = self._world.objects[claim_key]
             reserved = life.with_reservation(known.value, pod)
             if reserved is not known.value and await self._pen.write(claim_key, known.revision, reserved) is None:

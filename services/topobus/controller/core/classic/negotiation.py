@@ -107,7 +107,16 @@ def next_step(
     """
     in_use = [one for one in claims if one.is_allocated and not one.is_mine and not one.is_free]
     if in_use:
-        return Wait((_reason("claim-in-use", f"claim {in_use[0].name} is reserved for others, or is being taken back"),))
+        reasons = (_reason("claim-in-use", f"claim {in_use[0].name} is reserved for others, or is being taken back"),)
+        # Two pods with the same two claims may have been allocated one each: who waits for the first by name gives up the others, so that nobody waits in a ring.
+        first = min(one.name for one in in_use)
+        held = sorted(one.name for one in claims if one.is_allocated and one.is_mine and one.is_delayed and not one.is_used_by_others)
+        if not held or held[-1] < first:
+            return Wait(reasons)
+        if spec is not None and spec.selected_node:
+            # Else its driver would allocate it there again.
+            return Negotiate("", spec.potential_nodes, reasons)
+        return TakeBack(held[-1], reasons)
     at_once = [one for one in claims if not one.is_allocated and not one.is_delayed]
     if at_once:
         message = f"claim {at_once[0].name} is allocated at once (allocationMode Immediate), and is not yet"
