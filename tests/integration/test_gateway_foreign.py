@@ -176,12 +176,14 @@ async def test_devices_are_unknown_when_the_plugin_is_gone(rig: Rig) -> None:
         with plain_plugin(rig):
             await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
         gone = await rig.kubelet.wait_for_resource(RESOURCE, allocatable=0)
-        await inventory(rig, [HealthState.UNKNOWN] * 2)
+        unknown = await inventory(rig, [HealthState.UNKNOWN] * 2)
         rejected = await rig.kubelet.admit(pod(1))
         with plain_plugin(rig):
             await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
 
     assert gone.capacity == 2
+    # With the reason why its stream ended.
+    assert f"the device plugin of {RESOURCE} is not connected (" in str(unknown.warnings)
     assert isinstance(rejected, Rejection)
 
 
@@ -254,6 +256,7 @@ async def test_plugin_is_called_before_each_start_when_it_wants_that(rig: Rig) -
     [
         pytest.param({"version": "v1alpha9"}, "not supported", id="version"),
         pytest.param({"resource": "nodomain"}, "is invalid", id="name"),
+        pytest.param({"resource": "topobus.dev/gpu"}, "is of our own domain", id="ours"),
         pytest.param({"resource": "acme.other/widget"}, "would both be class widget-acme", id="same-class"),
         pytest.param({"endpoint": "../p.sock"}, "is not a file name", id="endpoint"),
         pytest.param({"endpoint": "none.sock"}, "failed to dial", id="nobody"),

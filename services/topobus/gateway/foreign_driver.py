@@ -49,6 +49,8 @@ class ForeignDriver:
         self.device_class = device_class
         self.resource = resource
         self.endpoint: ForeignEndpoint | None = None
+        self.lost = ""
+        """Why the last stream ended."""
         self._cdi_folders = tuple(cdi_folders)
         self._allocate_s = allocate_s
 
@@ -145,7 +147,10 @@ class ForeignDriver:
     def _listed(self) -> tuple[ForeignDevice, ...]:
         endpoint = self.endpoint
         if endpoint is None or endpoint.listed is None:
-            raise HardwareError(f"the device plugin of {self.resource} is not connected", next_step="is it running, and in our folder?")
+            why = f" ({self.lost})" if self.lost else ""
+            raise HardwareError(
+                f"the device plugin of {self.resource} is not connected{why}", next_step="is it running, and in our folder?"
+            )
         return endpoint.listed
 
     def _allocate(self, channel: grpc.Channel, ids: list[str]) -> pb.AllocateResponse:

@@ -51,10 +51,13 @@ _KNOWN_FILE = "topobus-resources.json"
 class ForeignPlugins(rpc.RegistrationServicer):
     """The Registration service and the plugins behind it."""
 
-    def __init__(self, settings: ForeignSettings, runtime: Runtime, cdi_folders: tuple[Path, ...], watchdog_s: float) -> None:
+    def __init__(
+        self, settings: ForeignSettings, runtime: Runtime, cdi_folders: tuple[Path, ...], watchdog_s: float, *, own_prefix: str
+    ) -> None:
         self._settings = settings
         self._runtime = runtime
         self._cdi_folders = cdi_folders
+        self._own_prefix = own_prefix
         self._folder = Path(settings.dir)
         self._watch = FolderWatch(self._folder, watchdog_s)
         self._drivers: dict[str, ForeignDriver] = {}
@@ -122,6 +125,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
             return f'requested API version "{request.version}" is not supported. Supported version is ["{_VERSION}"]'
         if not is_extended_resource_name(resource):
             return f'the ResourceName "{resource}" is invalid'
+        if resource.partition("/")[0] == self._own_prefix:
+            return f"{resource} is of our own domain: resources of {self._own_prefix} are offered by the gateway itself"
         other = self.resource_of(class_of_resource(resource))
         if other not in ("", resource):
             return f"{resource} and {other} would both be class {class_of_resource(resource)}"
@@ -160,6 +165,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
             except grpc.aio.AioRpcError as err:
                 why = err.details() or err.code().name
         if driver.endpoint is endpoint:
+            driver.lost = why
             driver.endpoint = None
             self._tell()
             get_logger().warning("foreign.lost", resource=driver.resource, why=why)

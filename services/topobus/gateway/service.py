@@ -117,7 +117,8 @@ class _Gateway:
         self._registry_watch = FolderWatch(Path(settings.kubelet.plugins_registry_dir), watchdog_s)
         self._foreign: ForeignPlugins | None = None
         if settings.foreign.dir:
-            self._foreign = ForeignPlugins(settings.foreign, runtime, (_STATIC_CDI_DIR, Path(settings.cdi_dir)), watchdog_s)
+            folders = (_STATIC_CDI_DIR, Path(settings.cdi_dir))
+            self._foreign = ForeignPlugins(settings.foreign, runtime, folders, watchdog_s, own_prefix=settings.resource_prefix)
         self._plugins: dict[str, PluginRegistrar] = {}
         self._drivers: dict[str, DraDriver] = {}
         self._variables: dict[str, str] = {}
