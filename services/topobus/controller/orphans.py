@@ -30,7 +30,6 @@ __all__ = ["Orphans"]
 _MOST_REMEMBERED = 4096
 
 _KINDS = {OwnerKind.CLAIM: "resourceclaim", OwnerKind.POD: "pod"}
-_OWNERS = {"ResourceClaim": OwnerKind.CLAIM, "Pod": OwnerKind.POD}
 
 
 class Orphans:
@@ -52,11 +51,9 @@ class Orphans:
 
     def note(self, gone: Stored | None) -> None:
         """Take in that an object was deleted: what it held is looked for anew."""
-        if gone is not None and gone.value.kind in _OWNERS:
-            metadata, kind = metadata_of(gone.value), _OWNERS[gone.value.kind]
-            owner = Owner(kind=kind, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
-            self._gone.add(owner.uid)
-            self._looked = {node: ledger for node, ledger in self._looked.items() if owner.key not in ledger.allocations}
+        if gone is not None and gone.value.kind in ("ResourceClaim", "Pod"):
+            self._gone.add(metadata_of(gone.value).uid)
+            self._looked.clear()
 
     def forget(self) -> None:
         """Forget what was concluded from the store: it was lost, and absence says nothing now."""
