@@ -27,6 +27,8 @@ pytestmark = pytest.mark.integration
 
 TRAINER = pod("trainer", container(cpus=16, gpu=6))
 GREEDY = pod("greedy", container(gpu=3))
+# The machine is a record: no service of its devices runs, and a test that a busy machine makes long must not see them called silent.
+PATIENT = {"TOPOBUS_TOPOLOGY__SILENCE__HUNG_S": "3600", "TOPOBUS_TOPOLOGY__SILENCE__GONE_S": "3600"}
 
 
 @pytest_asyncio.fixture
@@ -42,7 +44,7 @@ async def bus(client: Bus) -> Bus:
 @pytest_asyncio.fixture
 async def topology(server: NatsServer, bus: Bus) -> AsyncIterator[Service]:
     """The topology service with a pod that holds six of eight GPUs."""
-    async with service("topology", server.url) as made:
+    async with service("topology", server.url, PATIENT) as made:
         await made.until_ready()
         assert isinstance((await place(bus, "op-1", TRAINER)).result, Placement)
         yield made
@@ -162,7 +164,7 @@ async def test_ledger_is_recalled_from_the_history_when_it_is_garbage_at_the_sta
     assert await topology.stop() == 0
     before = await bus.get(LEDGER, node=NODE)
     await garbage(server, data)
-    async with service("topology", server.url) as again:
+    async with service("topology", server.url, PATIENT) as again:
         line = await again.logged("ledger.recalled")
         await again.until_ready()
         reply = await place(bus, "op-2", GREEDY)
@@ -180,7 +182,7 @@ async def test_topology_does_not_start_when_no_revision_of_its_ledger_can_be_rea
     """Garbage in all of the history: exit 65, one line that names the key and how to put a backup back, and never an empty ledger."""
     assert await topology.stop() == 0
     await garbage(server, *(b'{"node": 5}' for _ in range(LEDGER.history)))
-    async with service("topology", server.url) as again:
+    async with service("topology", server.url, PATIENT) as again:
         line = await again.logged("service.failed")
         status = await asyncio.wait_for(again.process.wait(), LIMIT_S)
     with pytest.raises(ContractError):

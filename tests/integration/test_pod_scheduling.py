@@ -63,7 +63,7 @@ class Place:
             stored = admit(one, uid=f"uid-{one.metadata['name']}-{self._made}", now=NOW)
             await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(one))
 
-    async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool], timeout_s: float = 10) -> ApiObject | None:
+    async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool], timeout_s: float = 60) -> ApiObject | None:
         """Wait until the newest version of an object satisfies the test; None stands for a deleted one."""
 
         def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
@@ -447,6 +447,7 @@ async def test_pods_are_whole_or_gone_when_replicas_die_after_any_write(home: Pl
         await home.apply(pod("last", "shared", gpus=1))
         await home.scheduled("last")
         pods = await _settled(home)
+        await _agreed(home, pods)
 
     held = {owner: devices for node in home.nodes for owner, devices in home.held(node).items()}
     wanted = {"claim/default/shared": 1} | {f"pod/default/{one.metadata['name']}": 1 for one in pods}
@@ -518,6 +519,7 @@ async def test_pods_are_whole_or_gone_when_three_processes_are_killed_in_turn(ho
         await home.scheduled("last")
         pods = await _settled(home)
         await home.until("resourceclaim", "shared", lambda value: value is not None and len(value.status.get("reservedFor") or ()) == 1)
+        await _agreed(home, pods)
     finally:
         await replicas.stop()
 
@@ -542,8 +544,16 @@ async def _settled(home: Place) -> list[ApiObject]:
         users = {user["uid"] for one in newest(items, "resourceclaim") for user in one.status.get("reservedFor") or ()}
         return is_whole and owners <= uids and users <= uids
 
-    await home.objects.until(is_settled, timeout_s=20)
+    await home.objects.until(is_settled, timeout_s=60)
     return newest(home.objects.items, "pod")
+
+
+async def _agreed(home: Place, pods: list[ApiObject]) -> None:
+    """Wait until the ledgers name nobody else than these pods and their claims: what was placed for a pod that went meanwhile is let go after it."""
+    owners = {"claim/default/shared", *(f"pod/default/{one.metadata['name']}" for one in pods)}
+    owners |= {f"claim/default/{status['resourceClaimName']}" for one in pods for status in one.status.get("resourceClaimStatuses") or ()}
+    async with Reader(home.bus.watch(catalogue.LEDGER)) as ledgers:
+        await ledgers.until(lambda _: {owner for node in home.nodes for owner in home.held(node)} == owners, timeout_s=60)
 
 
 async def test_claim_is_advised_when_it_does_not_fit(served: Place) -> None:

@@ -14,7 +14,7 @@ __all__ = ["ask_patiently"]
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 # Nothing tells an asker that somebody listens now; NATS answers "nobody there" at once, so a pause keeps the test from spinning.
 _PAUSE_S = 0.05
 

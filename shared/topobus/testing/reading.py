@@ -24,7 +24,7 @@ class Reader(Generic[T]):
         self._arrived = asyncio.Condition()
         self._task: asyncio.Task[None] | None = None
 
-    async def until(self, is_enough: Callable[[list[T]], bool], *, timeout_s: float = 20.0) -> list[T]:
+    async def until(self, is_enough: Callable[[list[T]], bool], *, timeout_s: float = 60.0) -> list[T]:
         """Wait until the items satisfy the test; gives them. Fails with what came when time is up or the source ended."""
         if self._task is None:
             raise RuntimeError("use the reader as a context manager")
