@@ -280,7 +280,10 @@ async def test_claim_with_very_long_configuration_is_allocated_with_all_of_it(ho
 
 async def test_controller_goes_on_when_it_cannot_write_what_is_wrong(home: ClusterHome) -> None:
     """A pod whose claim is malformed, and whose condition cannot be written either, is told later and takes nobody down."""
-    wish = {"driver": "topobus.dev", "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", "locality": "hard:swich"}}
+    wish = {
+        "driver": "topobus.dev",
+        "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", "locality": "hard:swich"},
+    }
     wrong = claim("c")
     wrong["spec"]["devices"]["config"] = [{"opaque": wish}]
     home.server.refuse("PATCH", "pods", code=403, reason="Forbidden", times=1)

@@ -74,7 +74,9 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         group.create_task(announcer.run())
         group.create_task(reservations.run())
         group.create_task(rollcall.run())
-        group.create_task(publish_options(bus, NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory)))
+        group.create_task(
+            publish_options(bus, NodeAlignment(node=node, options=options, reserved_cpus=reserved, reserved_memory=reserved_memory))
+        )
         await bus.answer(PLACE, answers.place, node=node)
         await bus.answer(PREFER, answers.prefer, node=node)
         await bus.answer(ADOPT, answers.adopt, node=node)
