@@ -8,7 +8,7 @@ PARALLEL := -n $(JOBS) --dist loadfile
 # Set-up may put a nats-server there.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo up test lint types imports proto docs unit integration engine versions bench format clean
+.PHONY: help setup demo up test checks suite again lint types imports proto docs unit integration engine versions bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -22,9 +22,16 @@ demo: setup ## the main job: eight services, a recorded 8-GPU machine, a pod pla
 up: setup ## run the whole system here until Ctrl-C
 	@$(BIN)/topobus up
 
-test: setup lint types imports proto docs ## everything that needs no container engine
+test: checks suite ## everything that needs no container engine
+
+checks: setup lint types imports proto docs ## all that runs no test file
 	$(BIN)/python -m pytest -q --doctest-modules shared/topobus services/topobus --ignore shared/topobus/kubeletpb
+
+suite: setup ## the tests, three files at a time
 	$(BIN)/python -m pytest -q -m "not engine" $(PARALLEL)
+
+again: setup ## the tests that failed last, alone: what was only the machine's load passes now, what is broken fails again
+	$(BIN)/python -m pytest -q -m "not engine" --last-failed --last-failed-no-failures none
 
 lint: setup ## style
 	$(BIN)/ruff check .
