@@ -98,7 +98,7 @@ class SliceBook:
     def _is_whole(self, pool: PoolId) -> bool:
         slices = [one for origin in sorted(self._by_pool[pool], key=str) for one in self._slices[origin]]
         found = gather_pools(slices, Node(""), ALL_GATES)
-        return all(one.state in (PoolState.READY, PoolState.OBSOLETE) for one in found if one.id == pool)
+        return all(one.state is PoolState.READY for one in found if one.id == pool)
 
     def _relevant(self, node: str) -> list[Slice]:
         """Collect the slices that an allocation on a node may have to look at, in the order in which they would all stand."""
