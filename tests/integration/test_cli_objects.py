@@ -53,7 +53,8 @@ class System:
 
     def run(self, *arguments: object, code: int = 0, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run one command against the system and check its exit code."""
-        environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": self.nats_url}
+        # Wide enough that no table breaks a word.
+        environment = {**os.environ, "TOPOBUS_ALL__NATS__URL": self.nats_url, "COLUMNS": "160"}
         done = subprocess.run(
             [*_TOPOBUS, *map(str, arguments)], env=environment, input=stdin, capture_output=True, text=True, timeout=_LIMIT_S, check=False
         )

@@ -128,9 +128,9 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
         async with rig.gateway():
             await rig.plane.wait_for("adopted", 3)
             reply = await ask(rig)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(90):
                 # The gateway calls it a disagreement after it looked twice; each look is a call of kubelet's that we see.
-                while not reply.disagreements:
+                while not reply.disagreements or not [one for one in logs if one["event"] == "holding.disagreed"]:
                     looks = len([one for one in rig.kubelet.events if one.event == "PodResources.List"])
                     await rig.kubelet.wait_for_event("PodResources.List", count=looks + 1)
                     reply = await ask(rig)
@@ -235,7 +235,7 @@ async def test_nothing_is_released_when_kubelet_refuses_to_tell(rig: Rig) -> Non
         await admit(rig, BY_RESOURCE)
         before = holders(rig)
         with capture_logs() as logs:
-            async with asyncio.timeout(20), grpc.aio.insecure_channel(f"unix:{rig.kubelet.pod_resources_socket}") as channel:
+            async with asyncio.timeout(90), grpc.aio.insecure_channel(f"unix:{rig.kubelet.pod_resources_socket}") as channel:
                 stub = rpc.PodResourcesListerStub(channel)
                 while not [one for one in logs if one["event"] == "pod-resources.failed"]:
                     calls = (stub.List(pb.ListPodResourcesRequest()) for _ in range(40))
