@@ -6,6 +6,7 @@ from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.domain.errors import ContractError
 from topobus.runtime.bus import Bus, Conflict
 from topobus.runtime.logging import get_logger
 
@@ -29,7 +30,11 @@ class Pen:
             get_logger().debug("object.write-lost", object=name_of(value), revision=revision)
             return None
         made = Stored(written.revision, value)
-        self._world.put_object(key, made)
+        try:
+            self._world.put_object(key, made)
+        except ContractError as err:
+            # It is written, and known as far as it can be read; that its content is malformed is what may have been told by this very write.
+            get_logger().debug("object.written-malformed", object=name_of(value), error=str(err))
         return made
 
     async def erase(self, key: ObjectKey, revision: int) -> bool:
