@@ -18,10 +18,10 @@ from topobus.runtime.config import NatsSettings
 from topobus.runtime.jetstream import JetStream
 from topobus.testing.nats_cluster import NatsCluster
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 _KEY = {"node": "n1", "device_class": "gpu"}
-_LIMIT_S = 60.0
+_LIMIT_S = 120.0
 
 
 @pytest_asyncio.fixture
