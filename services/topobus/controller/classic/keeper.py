@@ -341,7 +341,7 @@ class ClassicKeeper:
             raise PeerUnavailable(f"driver {self._name}: {what} took longer than {self._settings.classic_call_s:g} s") from err
         except TopobusError:
             raise
-        except Exception as err:
+        except Exception as err:  # boundary: a third party's driver may fail in any way; its claims wait, and all others go on
             raise PeerUnavailable(f"driver {self._name}: {what} failed: {type(err).__name__}: {err}") from err
 
     def _now(self) -> str:
