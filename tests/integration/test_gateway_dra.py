@@ -36,6 +36,8 @@ from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.drahealth.v1 import api_pb2_grpc as health_rpc
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.sysfs.boot import BOOT_ID_FILE
+from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
 from topobus.testing.nats import NatsServer
 
@@ -272,9 +274,11 @@ async def test_gateway_makes_devices_ready_again_when_the_machine_was_rebooted(
     async with rig.kubelet, rig.gateway():
         before = await prepare(rig)
         again = await prepare(rig)
-    other = tmp_path / "boot_id"
-    other.write_text("another-boot\n")
-    monkeypatch.setattr(boot, "BOOT_ID", other)
+    other = Tree(HardwareSettings(root=str(tmp_path / "rebooted")))
+    file = other.path(BOOT_ID_FILE)
+    file.parent.mkdir(parents=True)
+    file.write_text("another-boot\n")
+    monkeypatch.setattr(boot, "LIVE", other)
     rig.plane.renumbered = {"gpu-0": "/dev/gpu-7"}
     async with rig.kubelet, rig.gateway():
         after = await prepare(rig)

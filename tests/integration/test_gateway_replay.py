@@ -15,6 +15,8 @@ from support.node_plane import device
 from topobus.domain.errors import ConfigError
 from topobus.gateway import boot
 from topobus.gateway.given import GivenStore
+from topobus.sysfs.boot import BOOT_ID_FILE
+from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, Container, Pod
 from topobus.testing.nats import NatsServer
 
@@ -54,9 +56,11 @@ def store_path(rig: Rig) -> Path:
 def rebooted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Let the machine have another boot id."""
     with monkeypatch.context() as patch:
-        other = tmp_path / "boot_id"
-        other.write_text("another-boot\n")
-        patch.setattr(boot, "BOOT_ID", other)
+        other = Tree(HardwareSettings(root=str(tmp_path / "rebooted")))
+        file = other.path(BOOT_ID_FILE)
+        file.parent.mkdir(parents=True)
+        file.write_text("another-boot\n")
+        patch.setattr(boot, "LIVE", other)
         yield
 
 

@@ -5,13 +5,14 @@ A container shares the host's id, so it is read where it always is and not below
 
 from __future__ import annotations
 
-from pathlib import Path
+from topobus.sysfs.boot import read_boot_id
+from topobus.sysfs.tree import Tree
 
-__all__ = ["BOOT_ID", "boot_id"]
+__all__ = ["LIVE", "boot_id"]
 
-BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+LIVE = Tree()
 
 
 def boot_id() -> str:
     """Read the id of this boot; empty where the kernel tells none."""
-    return BOOT_ID.read_text(encoding="ascii").strip() if BOOT_ID.exists() else ""
+    return read_boot_id(LIVE)

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from topobus.domain.idset import NodeSet
 from topobus.domain.machine import Machine, PciDevice
+from topobus.sysfs.boot import read_boot_id
 from topobus.sysfs.cpus import read_cpu_facts
 from topobus.sysfs.limits import Limits, read_limits
 from topobus.sysfs.numa import read_node_cpus, read_numa_facts
@@ -44,7 +45,7 @@ def read_machine(tree: Tree, node: str) -> Machine:
     pci_devices, lost_warnings = _without_missing_nodes(pci_devices, {one.id for one in numa.nodes})
     return Machine(
         node=node,
-        boot_id=scan.read("proc/sys/kernel/random/boot_id") or "",
+        boot_id=read_boot_id(scan),
         architecture=architecture,
         numa_nodes=numa.nodes,
         cpus=tuple(one if one.l3 is not None or one.id not in shared else replace(one, l3=shared[one.id]) for one in cpus.cpus),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from topobus.domain.errors import HardwareError
+from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import Tree
 
 __all__ = ["Recording", "record"]
@@ -37,7 +38,7 @@ _FILES = (
     "proc/cpuinfo",
     "proc/meminfo",
     "proc/version",
-    "proc/sys/kernel/random/boot_id",
+    BOOT_ID_FILE,
 )
 # Which network the node's own is (proc/net is that of whoever records).
 _ROUTES = ("route", "ipv6_route")

@@ -1,0 +1,17 @@
+"""Which boot of the machine this is: flows in from proc/sys/kernel/random/boot_id, flows out as the text that the kernel made up at its start."""
+
+from __future__ import annotations
+
+from topobus.sysfs.tree import Tree
+
+__all__ = ["BOOT_ID_FILE", "read_boot_id"]
+
+BOOT_ID_FILE = "proc/sys/kernel/random/boot_id"
+
+
+def read_boot_id(tree: Tree) -> str:
+    """Read the id of this boot; empty where the kernel tells none.
+
+    Errors: raises HardwareError when the file is there and cannot be read.
+    """
+    return tree.read(BOOT_ID_FILE) or ""
