@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import subprocess
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
 from integration.values import health, inventory, release, released
+from support.secured_nats import SecuredNats, secured_nats
 from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
-from topobus.contracts.render_nats import PRINCIPALS, render_permissions, render_server
+from topobus.contracts.render_nats import PRINCIPALS, render_server
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.silence import Answered
-from topobus.runtime.bus import Bus, ChangeKind
-from topobus.runtime.config import NatsSettings
+from topobus.runtime.bus import ChangeKind
 from topobus.runtime.readiness import Readiness
-from topobus.testing.nats import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
@@ -29,18 +29,10 @@ _KEY = {"node": "n1", "device_class": "gpu"}
 
 
 @pytest_asyncio.fixture
-async def guarded(nats_binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsServer]:
-    """A server with the rendered permissions; every principal's password is its name."""
-    for principal in PRINCIPALS:
-        monkeypatch.setenv(f"TOPOBUS_{principal.upper()}_PASSWORD", principal)
-        (tmp_path / principal).write_text(principal)
-    async with NatsServer(binary=nats_binary, config=render_permissions()) as server:
-        yield server
-
-
-async def _enter(server: NatsServer, tmp_path: Path, principal: str, readiness: Readiness, **options: float) -> Bus:
-    settings = NatsSettings(url=server.url, user=principal, password_file=str(tmp_path / principal), **options)  # type: ignore[arg-type]  # timeout_s only
-    return await Bus.connect(settings, name=principal, readiness=readiness)
+async def guarded(nats_binary: Path, tmp_path: Path) -> AsyncIterator[SecuredNats]:
+    """A server with the rendered permissions."""
+    async with secured_nats(tmp_path, binary=nats_binary) as nats:
+        yield nats
 
 
 def _version(binary: Path) -> tuple[int, int]:
@@ -61,13 +53,11 @@ async def test_server_accepts_its_configuration_when_it_is_new_enough(nats_binar
     assert checked.returncode == 0, checked.stderr
 
 
-async def test_services_can_work_when_permissions_are_on(guarded: NatsServer, tmp_path: Path) -> None:
+async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -> None:
     """Under the rendered rights each does its part and none is denied anything: provision, watch, write, publish, follow, ask, answer."""
     readiness = {name: Readiness() for name in ("discovery", "gpu", "topology", "gateway", "cli")}
-    buses = {name: await _enter(guarded, tmp_path, name, readiness[name]) for name in readiness if name != "cli"}
-    settings = NatsSettings(url=guarded.url, user="cli", password_file=str(tmp_path / "cli"))
-    buses["cli"] = await Bus.connect(settings, name="topobus-cli", readiness=readiness["cli"])
-    try:
+    async with AsyncExitStack() as stack:
+        buses = {name: await stack.enter_async_context(guarded.bus(name, readiness=readiness[name])) for name in readiness}
         for bus in buses.values():
             await bus.provision()
         await buses["discovery"].put(MACHINE, Machine(node="n1", numa_nodes=(), cpus=()), node="n1")
@@ -92,17 +82,12 @@ async def test_services_can_work_when_permissions_are_on(guarded: NatsServer, tm
             assert isinstance(await buses[asker].is_answered(ask, timeout_s=10, **_KEY), Answered)
 
         assert [name for name, one in readiness.items() if not one.is_ready] == []
-    finally:
-        for bus in buses.values():
-            await bus.close()
 
 
-async def test_service_is_denied_when_it_writes_what_is_not_its_own(guarded: NatsServer, tmp_path: Path) -> None:
+async def test_service_is_denied_when_it_writes_what_is_not_its_own(guarded: SecuredNats) -> None:
     """The gpu service cannot write a ledger, nor another class's inventory; it learns of it by its readiness."""
-    topology = await _enter(guarded, tmp_path, "topology", Readiness())
     readiness = Readiness()
-    gpu = await _enter(guarded, tmp_path, "gpu", readiness, timeout_s=0.5)
-    try:
+    async with guarded.bus("topology") as topology, guarded.bus("gpu", readiness=readiness, timeout_s=0.5) as gpu:
         await topology.provision()
         with pytest.raises(PeerUnavailable):
             await gpu.put(LEDGER, Ledger(node="n1"), node="n1")
@@ -112,6 +97,16 @@ async def test_service_is_denied_when_it_writes_what_is_not_its_own(guarded: Nat
         assert await topology.get(LEDGER, node="n1") is None
         assert await topology.list(INVENTORY) == ()
         assert "Permissions Violation" in readiness.report()["bus-permissions"].title()
-    finally:
-        await gpu.close()
-        await topology.close()
+
+
+@pytest.mark.parametrize("principal", PRINCIPALS)
+async def test_attacker_has_only_the_rights_of_its_credential(guarded: SecuredNats, principal: str) -> None:
+    """A bare client as any principal is let in, reaches its own inbox, and is told of what it may not do: the attacks of other tests are real ones."""
+    async with guarded.attacker(principal) as attacker:
+        inbox = f"{attacker.client.new_inbox()}"
+        echo = await attacker.client.subscribe(inbox)
+        await attacker.send(inbox, b"echo")
+        assert (await echo.next_msg(10)).data == b"echo"
+        await attacker.send("somewhere.else")
+
+        assert ["somewhere.else" in denial for denial in attacker.denials] == [True]

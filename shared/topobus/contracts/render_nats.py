@@ -11,7 +11,7 @@ from typing import Any
 
 from topobus.contracts.catalogue import ALL, DEVICE_SERVICES, EVENTS, PREFIX, STATES, Ask, Event, Noun, State, to_token
 
-__all__ = ["PRINCIPALS", "Rights", "render_permissions", "render_server", "rights"]
+__all__ = ["PRINCIPALS", "Rights", "connection_name", "render_permissions", "render_server", "rights"]
 
 PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller", "cli", "user")
 
@@ -19,9 +19,18 @@ PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller"
 _CLUSTER_WIDE = ("controller", "cli", "user")
 # Who stands in the catalogue under another name than that of its connection.
 _READER_NAMES = {"user": "users"}
-_CONNECTION_NAMES = {"cli": ("topobus-cli",)}
+_CONNECTION_NAMES = {"cli": "topobus-cli"}
 
 Rights = dict[str, list[str]]
+
+
+def connection_name(principal: str) -> str:
+    """Give the name under which a principal's process connects: the second token of its inboxes.
+
+    >>> connection_name("gpu"), connection_name("cli")
+    ('gpu', 'topobus-cli')
+    """
+    return _CONNECTION_NAMES.get(principal, principal)
 
 
 def rights(principal: str, *, node: str = "", may_create: bool = True) -> Rights:
@@ -32,10 +41,10 @@ def rights(principal: str, *, node: str = "", may_create: bool = True) -> Rights
     where = "*" if not node or principal in _CLUSTER_WIDE else to_token(node)
     publish: set[str] = set()
     subscribe: set[str] = set()
-    for name in _CONNECTION_NAMES.get(principal, (principal,)):
-        # Our inbox: answers, and the canary that we send to ourselves.
-        publish.add(f"_INBOX.{name}.>")
-        subscribe.add(f"_INBOX.{name}.>")
+    # Our inbox: answers, and the canary that we send to ourselves.
+    inbox = f"_INBOX.{connection_name(principal)}.>"
+    publish.add(inbox)
+    subscribe.add(inbox)
     reads = _READER_NAMES.get(principal, principal)
     for noun in ALL:
         if principal in noun.writer:
@@ -60,11 +69,10 @@ def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subsc
     else:
         subject = f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}"
         subscribe.add(subject)
-        publish.update(f"_INBOX.{name}.>" for reader in noun.readers for name in _CONNECTION_NAMES.get(reader, (reader,)))
+        publish.update(f"_INBOX.{connection_name(reader)}.>" for reader in noun.readers)
         if isinstance(noun, Ask) and not noun.queue_group:
             # A starting instance asks at its own subject whether another one answers there already, and answers when asked.
             publish.add(subject)
-            publish.update(f"_INBOX.{name}.>" for name in _CONNECTION_NAMES.get(principal, (principal,)))
 
 
 def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str], *, is_writer: bool) -> None:

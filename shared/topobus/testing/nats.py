@@ -9,7 +9,9 @@ import shutil
 import signal
 import socket
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from topobus.domain.errors import ConfigError
@@ -58,13 +60,17 @@ class NatsServer:
     Use as `async with NatsServer() as server: …`.
     """
 
-    def __init__(self, *, binary: Path | None = None, config: str = "", port: int = 0) -> None:
+    def __init__(
+        self, *, binary: Path | None = None, config: str = "", port: int = 0, environment: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """Prepare a server; `environment` comes on top of our own: `config` may name its variables, as passwords do."""
         self.binary = binary or find_nats_server()
         self.port = port or free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="topobus-nats-"))
         self.store = self.folder / "store"
         self.log = self.folder / "nats.log"
         self._config = config
+        self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -83,7 +89,9 @@ class NatsServer:
         """Start on the same port and store; returns when a client would be served."""
         file = self._write_config()
         with self.log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(str(self.binary), "-c", str(file), stdout=log, stderr=log)
+            self._process = await asyncio.create_subprocess_exec(
+                str(self.binary), "-c", str(file), stdout=log, stderr=log, env=self._environment
+            )
         try:
             async with asyncio.timeout(_START_LIMIT_S):
                 while not await self._is_answering():
