@@ -1,0 +1,144 @@
+"""The boundary around one object of a reconcile loop: what goes wrong with it concerns no other object.
+
+Flows in: the work on one object, and the version of what that work reads. Flows out: whether another try is due, one log line and one count a failure, and a report to the
+object. An object that failed is set aside until its version changes: the same work on the same input would fail again, and a loop that ends for it starts again with it.
+A peer that is silent is no failure of the object: its work is due again after a while. Both homes of the controller use it for every kind of object and for every node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from typing import NamedTuple
+
+from prometheus_client import Counter
+
+from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.outcome import Reason
+from topobus.runtime.logging import get_logger
+
+__all__ = ["ObjectBoundary", "flatten", "is_peer_failure"]
+
+# A message becomes a condition, an event and a log line: long enough for a path and two values.
+_MAX_MESSAGE = 1000
+
+
+class _SetAside(NamedTuple):
+    version: Hashable
+    reason: Reason
+
+
+class ObjectBoundary:
+    """Runs the work of one loop, object by object.
+
+    Args: loop — the loop's name, a label of the metric; failures — counts failures, with the one label `loop`.
+    """
+
+    def __init__(self, loop: str, failures: Counter) -> None:
+        self._loop = loop
+        self._failures = failures
+        self._set_aside: dict[Hashable, _SetAside] = {}
+        self._logged: dict[Hashable, str] = {}
+        self._log = get_logger()
+
+    async def run(
+        self,
+        key: Hashable,
+        version: Hashable,
+        work: Callable[[], Awaitable[bool]],
+        *,
+        name: str,
+        report: Callable[[Reason], Awaitable[object]] | None = None,
+    ) -> bool:
+        """Do the work for one object, unless it failed at this version already; True says that another try is due after a while.
+
+        Shapes: version — changes when anything changes that the work reads (the object's revision at least); name — the object's, for the log; report — writes the
+        reason into the object; it is called once a failure, and again when the write itself met a silent peer.
+        Errors: raises nothing but what is no Exception (a cancellation).
+        """
+        known = self._set_aside.get(key)
+        if known is not None and known.version == version:
+            return False
+        try:
+            is_due = await work()
+        except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
+            if is_peer_failure(err):
+                self._log.warning("object.peer-silent", loop=self._loop, object=name, error=str(err))
+                return True
+            return await self._put_aside(key, version, err, name, report)
+        self._set_aside.pop(key, None)
+        self._logged.pop(key, None)
+        return is_due
+
+    def run_now(self, key: Hashable, version: Hashable, work: Callable[[], None], *, name: str) -> bool:
+        """Do work that waits for nothing; False says that the object failed, now or at this version before."""
+        known = self._set_aside.get(key)
+        if known is not None and known.version == version:
+            return False
+        try:
+            work()
+        except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it
+            self._set_aside[key] = _SetAside(version, self._failed(key, err, name))
+            return False
+        self._set_aside.pop(key, None)
+        self._logged.pop(key, None)
+        return True
+
+    def reason(self, key: Hashable) -> Reason | None:
+        """Say why an object is set aside; None for one that is not."""
+        known = self._set_aside.get(key)
+        return known.reason if known is not None else None
+
+    def keep(self, keys: Collection[Hashable]) -> None:
+        """Forget objects that are not among these: they are gone. Call it once a round."""
+        if self._set_aside or self._logged:
+            self._set_aside = {key: known for key, known in self._set_aside.items() if key in keys}
+            self._logged = {key: text for key, text in self._logged.items() if key in keys}
+
+    async def _put_aside(
+        self, key: Hashable, version: Hashable, err: Exception, name: str, report: Callable[[Reason], Awaitable[object]] | None
+    ) -> bool:
+        reason = self._failed(key, err, name)
+        if report is not None:
+            try:
+                await report(reason)
+            except Exception as unreported:  # noqa: BLE001 - boundary: one object of a reconciler; one that cannot even be told is logged
+                self._log.warning("object.unreported", loop=self._loop, object=name, error=str(unreported))
+                if is_peer_failure(unreported):
+                    return True  # not set aside yet: the next round fails alike and reports again
+        self._set_aside[key] = _SetAside(version, reason)
+        return False
+
+    def _failed(self, key: Hashable, err: Exception, name: str) -> Reason:
+        """Log and count a failure, once as long as it stays the same; gives what the object is told."""
+        cause = flatten(err)[0]
+        if isinstance(cause, ContractError):
+            reason = Reason(code="malformed", message=str(cause)[:_MAX_MESSAGE])
+        else:
+            text = f"{name}: the controller cannot work with this object ({type(cause).__name__}: {cause})"
+            reason = Reason(
+                code="malformed", message=f"{text[:_MAX_MESSAGE]}; it is set aside until it changes, the controller's log has more"
+            )
+        if self._logged.get(key) != reason.message:
+            self._logged[key] = reason.message
+            self._failures.labels(self._loop).inc()
+            if isinstance(cause, ContractError):
+                self._log.warning("object.set-aside", loop=self._loop, object=name, error=str(cause))
+            else:
+                self._log.error("object.set-aside", loop=self._loop, object=name, error=str(cause), exc_info=err)
+        return reason
+
+
+def flatten(err: BaseException) -> tuple[BaseException, ...]:
+    """List what went wrong: the error itself, or the errors that a task group collected, in order.
+
+    >>> flatten(ExceptionGroup("two", [ValueError("a"), ExceptionGroup("one", [KeyError("b")])]))
+    (ValueError('a'), KeyError('b'))
+    """
+    if isinstance(err, BaseExceptionGroup):
+        return tuple(leaf for part in err.exceptions for leaf in flatten(part))
+    return (err,)
+
+
+def is_peer_failure(err: BaseException) -> bool:
+    """Say whether a silent or failing peer is all that went wrong: the work is due again, and the object is not to blame."""
+    return all(isinstance(leaf, PeerUnavailable | HardwareError) for leaf in flatten(err))
