@@ -187,7 +187,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
         if self._group is not None:
             # A readiness of its own: a plugin that is away must not make the gateway unready.
             own = replace(self._runtime, readiness=Readiness())
-            self._group.create_task(serve_devices(settings, own, device_class, registry=DriverRegistry(drivers=(driver,))))
+            registry = DriverRegistry(drivers=(driver,))
+            self._group.create_task(serve_devices(settings, own, device_class, registry=registry, resource=resource))
         return driver
 
     def _tell(self) -> None:

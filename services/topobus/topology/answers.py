@@ -25,7 +25,7 @@ from topobus.contracts.messages import (
 )
 from topobus.domain import transitions
 from topobus.domain.alignment.place import place, prefer
-from topobus.domain.alignment.resources import class_of_resource
+from topobus.domain.alignment.resources import class_of_resource, named_by_class
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, with_devices
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.idset import NodeSet
@@ -285,6 +285,7 @@ class Answers:
     async def _view(self, ledger: Ledger, pod: PodRequest) -> NodeView:
         """The node as the plan sees it, with the hints of services that have their own."""
         view = self._facts.view(ledger)
+        pod = named_by_class(view, pod)
         asks = sorted(
             {
                 (one.device_class, one.count)

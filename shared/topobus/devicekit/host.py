@@ -43,14 +43,14 @@ __all__ = ["DeviceServiceSettings", "DriverSettings", "HealthSettings", "serve_d
 
 
 async def serve_devices(
-    settings: DeviceServiceSettings, runtime: Runtime, device_class: str, *, registry: DriverRegistry | None = None
+    settings: DeviceServiceSettings, runtime: Runtime, device_class: str, *, registry: DriverRegistry | None = None, resource: str = ""
 ) -> None:
-    """Run the device service of a class until cancelled. `registry` replaces the installed plugins (for tests).
+    """Run the device service of a class until cancelled. `registry` replaces the installed plugins; `resource` names the class for pods when its name is not ours.
 
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
     check_pools(device_class, settings.pools)
-    await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers)).run()
+    await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers), resource).run()
 
 
 @runtime_checkable
@@ -61,7 +61,10 @@ class _WarningDriver(Protocol):
 
 
 class _DeviceHost:
-    def __init__(self, settings: DeviceServiceSettings, runtime: Runtime, device_class: str, registry: DriverRegistry) -> None:
+    def __init__(
+        self, settings: DeviceServiceSettings, runtime: Runtime, device_class: str, registry: DriverRegistry, resource: str = ""
+    ) -> None:
+        self._resource = resource
         self._settings = settings
         self._runtime = runtime
         self._bus = runtime.bus
@@ -313,6 +316,7 @@ class _DeviceHost:
             has_custom_hints=hinting_driver(drivers, roster.devices) is not None,
             drivers=tuple(sorted(self._drivers)),
             warnings=(*(f"{one.name}: plugin is skipped: {one.why}" for one in self._skipped), *roster.warnings),
+            resource=self._resource,
         )
         # A machine that changed without changing a device is no news to the readers of this class.
         if self._stored is None or msgspec.structs.replace(self._stored, machine_generation=machine.generation) != inventory:

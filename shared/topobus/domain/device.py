@@ -97,6 +97,8 @@ class Inventory(Struct, frozen=True, kw_only=True):
     drivers: tuple[str, ...] = ()
     """Plugins that looked, also those that found nothing."""
     warnings: tuple[str, ...] = ()
+    resource: str = ""
+    """The resource name under which kubelet and pods know the class, when it is not ours: `nvidia.com/gpu` of somebody else's device plugin."""
 
     def device(self, name: str) -> Device | None:
         """Find a device by name."""

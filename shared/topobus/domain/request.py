@@ -104,13 +104,14 @@ class Owner(Struct, frozen=True, kw_only=True):
 
 
 class DeviceRequest(Struct, frozen=True, kw_only=True):
-    """So many devices of one class or of one of its pools (`gpu-h100`), or exactly these of a class.
+    """So many devices of one class or of one of its pools (`gpu-h100`), or exactly these of a class; or so many of a resource named in full (`nvidia.com/gpu`).
 
     A class by count means what no pool of it has, as the class's own resource does for kubelet. `names`, when given, is the very set wanted (a claim's
     allocation): `count` must equal its length.
     """
 
     device_class: str
+    """A class, a pool, or, with a slash in it, the resource of somebody else's device plugin: the class that has its devices is the node's to know."""
     count: int
     names: tuple[str, ...] = ()
     is_shared: bool = False

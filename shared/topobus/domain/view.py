@@ -131,3 +131,5 @@ class NodeView(Struct, frozen=True, kw_only=True):
     """Classes whose service had no opinion in time (custom hints asked, no answer)."""
     custom_hints: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
     """Class to hints that its service gave, for classes with custom hints."""
+    resource_names: dict[str, str] = {}
+    """Resource name of somebody else's device plugin (`nvidia.com/gpu`) to the class that has its devices."""

@@ -38,11 +38,58 @@ def test_pod_request_counts_exclusive_cpus_when_the_container_is_guaranteed(reso
 
 
 def test_pod_request_reads_devices_and_memory_when_they_have_limits() -> None:
-    """Each `topobus.dev/<class>` limit is a device request, sorted by class; memory is in bytes."""
+    """Each `topobus.dev/<class>` limit is a device request, sorted by class; other domains' go by their full names; memory is in bytes."""
     request = pod_request(_pod({"limits": {"topobus.dev/nic": "2", "topobus.dev/gpu": 2, "memory": "1.5Gi", "nvidia.com/gpu": 1}}), uid="u")
 
-    assert request.containers[0].devices == (DeviceRequest(device_class="gpu", count=2), DeviceRequest(device_class="nic", count=2))
+    assert request.containers[0].devices == (
+        DeviceRequest(device_class="gpu", count=2),
+        DeviceRequest(device_class="nic", count=2),
+        DeviceRequest(device_class="nvidia.com/gpu", count=1),
+    )
     assert request.containers[0].memory_bytes == 3 * 2**29
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"cpu": 1, "memory": "1Gi", "ephemeral-storage": "1Gi", "hugepages-2Mi": "2Mi"},
+        {"nvidia.com/gpu": 0},
+    ],
+)
+def test_pod_request_asks_no_devices_when_a_resource_is_kubernetes_own_or_none_of_it_is_wanted(limits: dict[str, Any]) -> None:
+    """Standard resources keep their meaning, and an amount of 0 asks nothing."""
+    assert pod_request(_pod({"limits": limits}), uid="u").containers[0].devices == ()
+
+
+def test_pod_request_leaves_out_what_a_claim_serves_when_the_status_says_so() -> None:
+    """What the pod's special claim serves in one container is not asked of the node again; another container's is."""
+    limits = {"limits": {"example.com/gpu": 1}}
+    mapping = {"containerName": "a", "resourceName": "example.com/gpu", "requestName": "r"}
+    pod = ApiObject(
+        api_version="v1",
+        kind="Pod",
+        metadata={"name": "p"},
+        spec={"containers": [{"name": "a", "resources": limits}, {"name": "b", "resources": limits}]},
+        status={"extendedResourceClaimStatus": {"resourceClaimName": "c", "requestMappings": [mapping]}},
+    )
+
+    request = pod_request(pod, uid="u")
+
+    assert [one.devices for one in request.containers] == [(), (DeviceRequest(device_class="example.com/gpu", count=1),)]
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({"requests": {"nvidia.com/gpu": 1}}, "need a limit"),
+        ({"requests": {"nvidia.com/gpu": 1}, "limits": {"nvidia.com/gpu": 2}}, "a request equal to it"),
+        ({"limits": {"nvidia.com/gpu": "500m"}}, "wanted a whole number"),
+    ],
+)
+def test_pod_request_refuses_an_extended_resource_when_kubernetes_would(resources: dict[str, Any], said: str) -> None:
+    """Extended resources are whole, and limited to what is requested, in any domain."""
+    with pytest.raises(ContractError, match=said):
+        pod_request(_pod(resources), uid="u")
 
 
 @pytest.mark.parametrize(

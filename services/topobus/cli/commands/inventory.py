@@ -76,7 +76,7 @@ def summary_table(inventories: Sequence[Inventory], ledgers: dict[str, Ledger]) 
         free = [device for device in one.devices if device.name not in held and device.health.is_allocatable]
         table.add_row(
             one.node,
-            Text(one.device_class, "name"),
+            Text(class_text(one), "name"),
             str(len(one.devices)),
             str(len(held)),
             str(len(free)),
@@ -88,11 +88,20 @@ def summary_table(inventories: Sequence[Inventory], ledgers: dict[str, Ledger]) 
     return table
 
 
+def class_text(inventory: Inventory) -> str:
+    """Name a class, and the resource under which pods know it when that is not ours.
+
+    >>> class_text(Inventory(node="n", device_class="gpu-nvidia", generation=1, resource="nvidia.com/gpu"))
+    'gpu-nvidia (nvidia.com/gpu)'
+    """
+    return f"{inventory.device_class} ({inventory.resource})" if inventory.resource else inventory.device_class
+
+
 def device_table(inventory: Inventory, holders: Holders) -> Table:
     """List the devices of one inventory; CPUs core by core would be hundreds of lines, so they are summed up a NUMA node."""
     if inventory.device_class == "cpu":
         return _cpu_table(inventory, holders)
-    title = f"{inventory.node}: {inventory.device_class}"
+    title = f"{inventory.node}: {class_text(inventory)}"
     table = Table(box=box.SIMPLE_HEAD, header_style="title", title=title, title_justify="left", pad_edge=False, collapse_padding=True)
     # Who holds a device may have a long name; where it sits and how it is must not be pushed out by it.
     for column, least in (("device", 16), ("model", 10), ("NUMA", 4), ("below", 7), ("health", 10), ("held by", 10)):

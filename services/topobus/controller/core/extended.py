@@ -20,6 +20,7 @@ from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.quantity import Quantity
+from topobus.domain.resource_names import CLASS_RESOURCE_PREFIX
 
 __all__ = [
     "EXTENDED_CLAIM",
@@ -34,7 +35,7 @@ __all__ = [
     "with_extended_status",
 ]
 
-IMPLICIT_PREFIX = "deviceclass.resource.kubernetes.io/"
+IMPLICIT_PREFIX = CLASS_RESOURCE_PREFIX
 EXTENDED_CLAIM = "resource.kubernetes.io/extended-resource-claim"
 """On a claim: it was made for a pod's extended resources."""
 

@@ -18,6 +18,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core.inventory import class_of_driver
 from topobus.controller.core.reasons import summarize
 from topobus.domain.alignment.place import place, plan
+from topobus.domain.alignment.resources import offered_part
 from topobus.domain.alignment.together import with_claim_held
 from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name
 from topobus.domain.idset import CpuSet
@@ -91,6 +92,7 @@ def objection_of_pod(view: NodeView, pod: PodRequest, owner_keys: Sequence[str],
     for key, result in zip(owner_keys, results, strict=True):
         devices, cpus = _held_by(result, view.node)
         view = with_claim_held(view, key, devices, cpus)
+    pod = offered_part(view, pod)
     if isinstance(plan(view, pod), Placement):
         return None
     judged = place(view, pod)  # the same, with its reasons

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from topobus.domain.request import Owner, PodRequest
+from topobus.domain.resource_names import is_resource_name
 
 __all__ = ["complaint_of_devices", "complaint_of_operation", "complaint_of_pod"]
 
@@ -15,6 +16,8 @@ __all__ = ["complaint_of_devices", "complaint_of_operation", "complaint_of_pod"]
 _NAME_CHARACTERS = 253
 # A DNS label: containers and device classes.
 _LABEL_CHARACTERS = 63
+# A qualified name: a DNS subdomain, a slash, and 63 characters.
+_RESOURCE_CHARACTERS = _NAME_CHARACTERS + 1 + _LABEL_CHARACTERS
 # etcd takes 1.5 MiB an object, and a container with an image and a request has 100 bytes and more; nobody has been seen with more than tens.
 _CONTAINERS = 256
 _DEVICE_REQUESTS = 64
@@ -55,7 +58,12 @@ def complaint_of_pod(pod: PodRequest) -> str:
         for key, count in counts.items():
             if abs(count) > _COUNT:
                 return f"container {one.name!r}: {key} is {count}, wanted at most {_COUNT}"
-        wrong = complaint_of_devices((device.device_class, device.names) for device in one.devices)
+        for device in one.devices:
+            most = _RESOURCE_CHARACTERS if is_resource_name(device.device_class) else _LABEL_CHARACTERS
+            wrong = _wrong_text(device.device_class, most)
+            if wrong:
+                return f"container {one.name!r}: a device class {wrong}"
+        wrong = complaint_of_devices(("", device.names) for device in one.devices)
         if wrong:
             return f"container {one.name!r}: {wrong}"
     return ""

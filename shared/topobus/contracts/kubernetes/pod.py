@@ -7,6 +7,8 @@ too; we ask for less, so that a pod can be tried before its memory is known.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+
 from msgspec import Struct
 
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
@@ -15,13 +17,13 @@ from topobus.contracts.kubernetes.shape import did_you_mean, read_as
 from topobus.contracts.kubernetes.wishes import read_annotations
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
-from topobus.domain.names import is_dns_label
+from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.domain.quantity import Quantity
 from topobus.domain.request import ContainerKind, ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.domain.resource_names import RESOURCE_PREFIX
 
 __all__ = ["RESOURCE_PREFIX", "ClaimSource", "Container", "PodClaim", "PodSpec", "Resources", "pod_request"]
 
-RESOURCE_PREFIX = "topobus.dev/"
 _DOMAIN = RESOURCE_PREFIX.rstrip("/")
 
 _NATIVE = ("cpu", "memory", "ephemeral-storage")
@@ -92,7 +94,8 @@ class PodSpec(Struct, frozen=True, kw_only=True, rename="camel"):
 def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
     """Turn a Pod into what it asks of a node.
 
-    Shapes: containers — init containers first, then the others, as kubelet admits them.
+    Shapes: containers — init containers first, then the others, as kubelet admits them. A resource of another domain is asked by its full name, for only
+    the node knows whether somebody offers it; what the pod's claim for extended resources serves is left out.
     Errors: raises ContractError that names the container, the resource, what was found and what was wanted.
     """
     where = name_of(pod)
@@ -103,9 +106,10 @@ def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
         raise ContractError(f"{where}: spec.containers is empty: wanted at least one container")
     metadata = metadata_of(pod)
     wishes = read_annotations(metadata.annotations, where)
+    claimed = _claimed(pod)
     containers = (
-        *(_container(one, _init_kind(one, where), f"{where}: init container {one.name}") for one in spec.init_containers),
-        *(_container(one, ContainerKind.APP, f"{where}: container {one.name}") for one in spec.containers),
+        *(_container(one, _init_kind(one, where), f"{where}: init container {one.name}", claimed) for one in spec.init_containers),
+        *(_container(one, ContainerKind.APP, f"{where}: container {one.name}", claimed) for one in spec.containers),
     )
     names = [one.name for one in containers]
     for name in names:
@@ -126,7 +130,15 @@ def _init_kind(one: Container, where: str) -> ContainerKind:
     return ContainerKind.SIDECAR if one.restart_policy else ContainerKind.INIT
 
 
-def _container(one: Container, kind: ContainerKind, where: str) -> ContainerRequest:
+def _claimed(pod: ApiObject) -> frozenset[tuple[str, str]]:
+    """List the containers and resources that the pod's special claim serves (KEP-5004), as its status says."""
+    status = pod.status.get("extendedResourceClaimStatus")
+    mappings = status.get("requestMappings") if isinstance(status, dict) else None
+    entries = [one for one in mappings if isinstance(one, dict)] if isinstance(mappings, list) else []
+    return frozenset((str(one.get("containerName")), str(one.get("resourceName"))) for one in entries)
+
+
+def _container(one: Container, kind: ContainerKind, where: str, claimed: frozenset[tuple[str, str]]) -> ContainerRequest:
     limits = {name: _quantity(value, f"{where}: limits.{name}") for name, value in one.resources.limits.items()}
     requests = {name: _quantity(value, f"{where}: requests.{name}") for name, value in one.resources.requests.items()}
     for part, amounts in (("limits", limits), ("requests", requests)):
@@ -151,7 +163,10 @@ def _container(one: Container, kind: ContainerKind, where: str) -> ContainerRequ
         memory_bytes=memory.units,
         is_memory_fixed="memory" in limits and requests.get("memory", limits["memory"]) == limits["memory"],
         hugepages={name: limits[name].units for name in sorted(limits) if name.startswith("hugepages-") and limits[name].units},
-        devices=_devices(limits, requests, where),
+        devices=(
+            *_devices(limits, requests, where),
+            *_foreign_devices(limits, requests, where, {resource for name, resource in claimed if name == one.name}),
+        ),
     )
 
 
@@ -183,6 +198,25 @@ def _devices(limits: dict[str, Quantity], requests: dict[str, Quantity], where: 
             raise ContractError(f"{where}: limits.{name} is {amount}: wanted a whole number from 1 to {_MAX_COUNT}", next_step=next_step)
         found.append(DeviceRequest(device_class=device_class, count=amount.units))
     return tuple(found)
+
+
+def _foreign_devices(
+    limits: dict[str, Quantity], requests: dict[str, Quantity], where: str, claimed: Collection[str]
+) -> Iterator[DeviceRequest]:
+    """Read what is asked of other domains; an amount of 0 asks nothing, as Kubernetes has it."""
+    for name in sorted(limits.keys() | requests.keys()):
+        if "/" not in name or name.startswith(RESOURCE_PREFIX) or name in claimed:
+            continue
+        amount = limits.get(name, requests.get(name, Quantity(0)))
+        if is_extended_resource_name(name) and (name not in limits or requests.get(name, amount) != amount):
+            raise ContractError(
+                f"{where}: requests.{name} is {requests[name]} and limits.{name} is {limits.get(name, 'missing')}: "
+                "extended resources need a limit, and a request equal to it"
+            )
+        if not amount.is_whole:
+            raise ContractError(f"{where}: {name} is {amount}: wanted a whole number")
+        if amount.units:
+            yield DeviceRequest(device_class=name, count=amount.units)
 
 
 def _quantity(value: QuantityText, where: str) -> Quantity:

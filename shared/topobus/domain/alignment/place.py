@@ -19,7 +19,7 @@ from topobus.domain.alignment.devices import choose_devices
 from topobus.domain.alignment.greedy import Ask, place_greedily
 from topobus.domain.alignment.planner import GaveUp, Steps, search
 from topobus.domain.alignment.refusals import Conflict, explain_conflict
-from topobus.domain.alignment.resources import has_pools, placed_by_class, request_by_resource, view_by_resource
+from topobus.domain.alignment.resources import has_pools, named_by_class, placed_by_class, request_by_resource, view_by_resource
 from topobus.domain.alignment.room import Room
 from topobus.domain.alignment.together import join_claims, leave_claims
 from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
@@ -37,6 +37,7 @@ _HINT_STEPS = 200
 
 def place(view: NodeView, request: PodRequest) -> Placement | Refusal:
     """Place all containers of a pod, or say why not and what would have to be freed."""
+    request = named_by_class(view, request)
     if request.claims:
         outcome = place(*join_claims(view, request))
         return leave_claims(view, request, outcome) if isinstance(outcome, Placement) else outcome
@@ -51,6 +52,7 @@ def plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pla
 
     `steps`, when given, is the budget of the search in mode corrected instead of the node's own.
     """
+    request = named_by_class(view, request)
     if request.claims:
         joined = plan(*join_claims(view, request), steps)
         return leave_claims(view, request, joined) if isinstance(joined, Placement) else joined

@@ -14,14 +14,39 @@ from topobus.domain.device import Device
 from topobus.domain.outcome import ContainerPlacement, Placement
 from topobus.domain.pools import resource_split
 from topobus.domain.request import ContainerRequest, DeviceRequest, PodRequest
+from topobus.domain.resource_names import is_resource_name
 from topobus.domain.view import NodeView
 
-__all__ = ["class_of_resource", "has_pools", "placed_by_class", "request_by_resource", "view_by_resource"]
+__all__ = ["class_of_resource", "has_pools", "named_by_class", "offered_part", "placed_by_class", "request_by_resource", "view_by_resource"]
 
 
 def has_pools(view: NodeView) -> bool:
     """Say whether any device is in a pool; without one a view by resource is the view by class."""
     return any(one.pool for devices in view.devices.values() for one in devices)
+
+
+def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
+    """The same wishes with resources of other people's device plugins by the class that has their devices; what nobody offers keeps its name."""
+    if not any(is_resource_name(wish.device_class) for container in request.containers for wish in container.devices):
+        return request
+
+    def by_class(wish: DeviceRequest) -> DeviceRequest:
+        return structs.replace(wish, device_class=view.resource_names.get(wish.device_class, wish.device_class))
+
+    containers = (structs.replace(one, devices=tuple(map(by_class, one.devices))) for one in request.containers)
+    return structs.replace(request, containers=tuple(containers))
+
+
+def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
+    """The same wishes without resources that no service of this node knows: on a cluster's node kubelet has them from plugins that never met us."""
+
+    def is_known(wish: DeviceRequest) -> bool:
+        return not is_resource_name(wish.device_class) or wish.device_class in view.resource_names
+
+    if all(is_known(wish) for container in request.containers for wish in container.devices):
+        return request
+    containers = (structs.replace(one, devices=tuple(filter(is_known, one.devices))) for one in request.containers)
+    return structs.replace(request, containers=tuple(containers))
 
 
 def class_of_resource(view: NodeView, resource: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from difflib import get_close_matches
 
 from topobus.domain.alignment.cpu_topology import CpuTopology
 from topobus.domain.alignment.cpus import assign_cpus
@@ -25,6 +26,7 @@ from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Reason
 from topobus.domain.request import ContainerKind
+from topobus.domain.resource_names import CLASS_RESOURCE_PREFIX, RESOURCE_PREFIX, is_resource_name, similar_class
 from topobus.domain.view import NodeView, PlanMode
 
 __all__ = ["Room"]
@@ -104,6 +106,9 @@ class Room:
             found += self._cpu_faults(want)
         for one in want.devices:
             if one.count and one.device_class in unheard:
+                continue
+            if is_resource_name(one.device_class):
+                found.append(_fault(want, "unknown-resource", self._nobody_offers(one.device_class), one.device_class))
                 continue
             if one.device_class not in self.devices:
                 known = ", ".join(sorted({*self.devices, CPU_CLASS}))
@@ -231,6 +236,23 @@ class Room:
                     wanted=want.cpus,
                     free=len(whole),
                 )
+
+    def _nobody_offers(self, resource: str) -> str:
+        """Say that no service here has a resource, and who has something like it."""
+        lacking = f"no device service on this node offers {resource}"
+        if resource.startswith(CLASS_RESOURCE_PREFIX):
+            name = resource.removeprefix(CLASS_RESOURCE_PREFIX)
+            return f"{lacking}: it asks for a claim of DeviceClass {name}, which the controller makes of a stored pod when there is such a class"
+        near = get_close_matches(resource, self.view.resource_names, n=1, cutoff=0.85)
+        if near:
+            return f"{lacking}; {near[0]} is offered by its device plugin: did you mean it?"
+        alike = similar_class(resource, self.view.devices)
+        if alike:
+            drivers = sorted({one.driver for one in self.view.devices[alike] if one.driver})
+            by = f" by {'driver' if len(drivers) == 1 else 'drivers'} {', '.join(drivers)}" if drivers else ""
+            return f"{lacking}; {RESOURCE_PREFIX}{alike} is offered{by}: did you mean it?"
+        known = ", ".join(sorted({*(f"{RESOURCE_PREFIX}{name}" for name in self.view.devices), *self.view.resource_names}))
+        return f"{lacking}; there are {known or 'none'}"
 
     def _name_faults(self, want: Want, one: DeviceWant) -> Iterable[Reason]:
         held = self.view.held_devices.get(one.device_class, {})

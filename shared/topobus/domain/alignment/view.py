@@ -99,6 +99,7 @@ def node_view(
         unheard_classes=dict(sorted(silences.items())),
         silent_classes=tuple(sorted(silent_classes)),
         custom_hints=dict(custom_hints or {}),
+        resource_names={one.resource: name for name, one in sorted(inventories.items()) if one.resource},
     )
     return with_ledger(empty, ledger) if ledger is not None else empty
 
