@@ -17,6 +17,7 @@ from support.node_plane import device, no
 from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.config import Exposure
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.testing.kubelet import Admission, Capacity, Container, Pod, Rejection
@@ -241,6 +242,30 @@ async def test_gateway_prefers_by_name_when_the_topology_service_hangs(rig: Rig)
         answer = await admitted(rig, pod(gpu=1))
 
     assert answer.container("main").devices == {GPU: ("gpu-0",)}
+
+
+@pytest.mark.parametrize(("exposure", "is_from_end"), [("both", True), ("device-plugin", False)])
+async def test_gateway_prefers_from_the_other_end_when_claims_are_given_the_devices_too(
+    rig: Rig, exposure: Exposure, is_from_end: bool
+) -> None:
+    """The scheduler gives claims the first devices of a slice: where a class is offered at both doors, pods by resource are given the last."""
+    await rig.plane.show("gpu", *(device(f"gpu-{number}", 0) for number in range(3)))
+    async with rig.kubelet, rig.gateway(default_exposure=exposure):
+        await rig.kubelet.wait_for_resource(GPU, allocatable=3)
+        await admitted(rig, pod(gpu=1))
+
+    assert [one.is_from_end for one in rig.plane.requests("prefer")] == [is_from_end]
+
+
+async def test_gateway_prefers_the_last_by_name_when_topology_hangs_and_claims_are_given_devices_too(rig: Rig) -> None:
+    """Also without topology the two doors begin at two ends."""
+    await rig.plane.show("gpu", *(device(f"gpu-{number}", 0) for number in range(3)))
+    rig.plane.hung.add("prefer")
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_resource(GPU, allocatable=3)
+        answer = await admitted(rig, pod(gpu=1))
+
+    assert answer.container("main").devices == {GPU: ("gpu-2",)}
 
 
 async def test_gateway_refuses_a_container_start_when_its_device_has_become_sick(rig: Rig) -> None:

@@ -27,6 +27,7 @@ from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Machine, NumaNode
 from topobus.gateway.config import ForeignSettings
+from topobus.gateway.core.preference import plugin_choices
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
 from topobus.testing.nats import NatsServer
@@ -168,6 +169,17 @@ async def test_plugin_and_gateway_are_started_again_and_everything_goes_on(rig: 
     assert (after_plugin, after_gateway, errors) == ("", "", {})
     assert (prepared.error, again) == ("", prepared)
     assert sick.message
+
+
+def test_plugin_is_asked_once_more_when_its_single_choice_is_among_those_that_claims_are_given() -> None:
+    """First all that is free and not withheld, then the further half; several devices are the plugin's own to align."""
+    names = [f"widget-{number}" for number in range(6)]
+
+    assert plugin_choices(names, (), 1, is_from_end=True) == (tuple(names), tuple(names[3:]))
+    assert plugin_choices(names, (), 1, withheld=["widget-5"], is_from_end=True) == (tuple(names[:5]), tuple(names[2:5]))
+    assert plugin_choices(names, (), 2, withheld=["widget-5"], is_from_end=True) == (tuple(names[:5]),)
+    assert plugin_choices(names, (), 6, withheld=["widget-5"], is_from_end=True) == (tuple(names),)
+    assert plugin_choices(names, (), 1) == (tuple(names),)
 
 
 async def test_devices_are_unknown_when_the_plugin_is_gone(rig: Rig) -> None:

@@ -5,7 +5,7 @@ Operation ids are the caller's: the same on a retry, so that asking again gives 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +23,7 @@ from topobus.domain.errors import TopobusError
 from topobus.domain.outcome import MemoryBlock, Refusal
 from topobus.domain.request import Owner
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.core.preference import fall_back, is_legal
+from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
 from topobus.gateway.disagreements import Disagreements
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
@@ -46,20 +46,39 @@ class NodeAsks:
         self.disagreements = Disagreements(bus, node)
         """Where everybody is told of what kubelet and the ledger see differently."""
 
-    async def prefer(self, device_class: str, available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
-        """Choose devices: topology's choice when it comes in time and is a legal one, else the first by name. Never an error.
+    async def prefer(
+        self,
+        device_class: str,
+        available: Sequence[str],
+        must_include: Sequence[str],
+        size: int,
+        *,
+        withheld: Collection[str] = (),
+        is_from_end: bool = False,
+    ) -> tuple[str, ...]:
+        """Choose devices: topology's choice when it comes in time and is a legal one, else by name. Never an error.
 
         A class with a preference of its own (somebody else's plugin) is asked first; what it leaves open is topology's again, as kubelet fills up a choice
         that is too short.
         """
         if device_class in self.preferences:
-            theirs = await self.preferences[device_class](available, must_include, size) or ()
+            choices = plugin_choices(available, must_include, size, withheld=withheld, is_from_end=is_from_end)
+            theirs: tuple[str, ...] = ()
+            for offered in choices:
+                theirs = await self.preferences[device_class](offered, must_include, size) or ()
+                if not theirs or set(theirs) <= set(choices[-1]):
+                    break
             kept = [*must_include, *(one for one in dict.fromkeys(theirs) if one in available and one not in must_include)][:size]
             if is_legal(kept, available, must_include, size):
                 return tuple(sorted(kept))
             must_include = kept if set(must_include) <= set(kept) else must_include
         request = PreferRequest(
-            device_class=device_class, available=tuple(sorted(available)), must_include=tuple(sorted(must_include)), size=size
+            device_class=device_class,
+            available=tuple(sorted(available)),
+            must_include=tuple(sorted(must_include)),
+            size=size,
+            withheld=tuple(sorted(withheld)),
+            is_from_end=is_from_end,
         )
         why = "the choice is not one of those asked for"
         try:
@@ -68,7 +87,7 @@ class NodeAsks:
                 return tuple(sorted(reply.devices))
         except TopobusError as err:
             why = str(err)
-        chosen = fall_back(available, must_include, size)
+        chosen = fall_back(available, must_include, size, withheld=withheld, is_from_end=is_from_end)
         get_logger().warning("preference.fell-back", device_class=device_class, size=size, chosen=list(chosen), why=why)
         return chosen
 

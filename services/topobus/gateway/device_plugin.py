@@ -66,7 +66,9 @@ class DevicePlugin(rpc.DevicePluginServicer):
         variables: dict[str, str],
         deadlines: DeadlineSettings,
         before_start: BeforeStart | None = None,
+        is_from_end: bool = False,
     ) -> None:
+        """Take what it works with; `is_from_end` when claims are given devices of this resource, too: those have the first by name."""
         self.device_class = offer.device_class
         self.resource = offer.resource
         self.streams_changed = Broadcast()
@@ -81,6 +83,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
         self._variables = variables
         self._deadlines = deadlines
         self._before_start = before_start
+        self._is_from_end = is_from_end
         self._list: tuple[tuple[ListEntry, ...], pb.ListAndWatchResponse] | None = None
         self._parts: dict[ListEntry, bytes] = {}
 
@@ -167,9 +170,17 @@ class DevicePlugin(rpc.DevicePluginServicer):
         return await answer(context, self._metrics, "PreStartContainer", self._label, work)
 
     async def _prefer(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+        withheld = self._state.withheld(self.device_class)
         chosen = [
-            await self._asks.prefer(self.device_class, one.available_deviceIDs, one.must_include_deviceIDs, one.allocation_size)
-            for one in request.container_requests
+            await self._asks.prefer(
+                self.device_class,
+                wanted.available_deviceIDs,
+                wanted.must_include_deviceIDs,
+                wanted.allocation_size,
+                withheld=withheld.keys(),
+                is_from_end=self._is_from_end,
+            )
+            for wanted in request.container_requests
         ]
         return pb.PreferredAllocationResponse(
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=names) for names in chosen]

@@ -82,6 +82,7 @@ class NodeState:
         # Made when asked for, for each change wakes the streams of all classes.
         self._health: dict[str, tuple[HealthEntry, ...]] = {}
         self._silent: Mapping[str, str] = {}
+        self._withheld: Mapping[str, Mapping[str, Owner]] = {}
         self._seen = {"inventories": asyncio.Event(), "ledger": asyncio.Event()}
 
     @property
@@ -122,6 +123,19 @@ class NodeState:
     def holders(self, device_class: str) -> dict[str, Owner]:
         """Who holds which device of a class, what was handed out a moment ago included."""
         return dict(self._holders.get(device_class, {}))
+
+    def withheld(self, device_class: str) -> dict[str, Owner]:
+        """Devices of a class that nobody holds and that are allocated to a claim on this node, with the claim."""
+        held = self._holders.get(device_class, {})
+        return {name: owner for name, owner in self._withheld.get(device_class, {}).items() if name not in held}
+
+    def withhold(self, devices: Mapping[str, Mapping[str, Owner]]) -> None:
+        """Take over which devices are allocated to claims that are not prepared yet: class to device to claim.
+
+        The lists stay as they are. Unhealthy would take the devices out of the node's allocatable and turn a pod away for good that could run on one of them
+        once the claim is gone; a claim's pod waits and is tried again.
+        """
+        self._withheld = devices
 
     def is_holder(self, owner_key: str) -> bool:
         """Say whether an owner may hold something: true, too, while the ledger is not known."""

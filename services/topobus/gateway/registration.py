@@ -67,6 +67,7 @@ class PluginRegistrar:
         variables: dict[str, str],
         deadlines: DeadlineSettings,
         before_start: BeforeStart | None = None,
+        is_from_end: bool = False,
         is_awaited: Callable[[], bool] = lambda: False,
     ) -> None:
         self.resource = offer.resource
@@ -81,6 +82,7 @@ class PluginRegistrar:
         self._variables = variables
         self._deadlines = deadlines
         self._before_start = before_start
+        self._is_from_end = is_from_end
         self._is_awaited = is_awaited
         # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
         self._token = uuid.uuid4().hex[:8]
@@ -114,6 +116,7 @@ class PluginRegistrar:
             variables=self._variables,
             deadlines=self._deadlines,
             before_start=self._before_start,
+            is_from_end=self._is_from_end,
         )
         async with serving(path, lambda server: rpc.add_DevicePluginServicer_to_server(plugin, server)):
             own, kubelet_path = identity(path), self._watch.folder / KUBELET_SOCKET

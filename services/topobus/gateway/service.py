@@ -278,6 +278,7 @@ class _Gateway:
             deadlines=self._settings.deadlines,
             is_awaited=lambda: self._is_awaited,
             before_start=self._foreign.before_start(offer.device_class) if self._foreign is not None and is_foreign else None,
+            is_from_end=self._settings.offers_dra(offer.device_class, offer.pool),
         )
 
     def _make_driver(self, device_class: str) -> DraDriver:

@@ -111,10 +111,19 @@ class Answers:
             view = self._facts.view(self._book.ledger)
         except PeerUnavailable:
             # kubelet treats an error as fatal for the pod, so an uninformed choice is better than none: by name.
-            rest = sorted(set(asked.available) - set(asked.must_include))
+            rest = sorted(set(asked.available) - set(asked.must_include), reverse=asked.is_from_end)
+            rest.sort(key=lambda name: name in asked.withheld)
             chosen = (*asked.must_include, *rest)[: max(asked.size, len(asked.must_include))]
             return PreferReply(devices=tuple(chosen), reason="by name: the machine is not known yet")
-        devices, reason = prefer(view, asked.device_class, asked.available, asked.must_include, asked.size)
+        devices, reason = prefer(
+            view,
+            asked.device_class,
+            asked.available,
+            asked.must_include,
+            asked.size,
+            withheld=asked.withheld,
+            is_from_end=asked.is_from_end,
+        )
         self._count("prefer", "placed", began)
         get_logger().debug("devices.preferred", device_class=asked.device_class, size=asked.size, devices=devices, reason=reason)
         return PreferReply(devices=devices, reason=reason)

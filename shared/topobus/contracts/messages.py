@@ -131,6 +131,10 @@ class PreferRequest(Struct, frozen=True, kw_only=True):
     available: tuple[str, ...]
     must_include: tuple[str, ...] = ()
     size: int
+    withheld: tuple[str, ...] = ()
+    """Free devices that are about to be a claim's: they are chosen when nothing else is left."""
+    is_from_end: bool = False
+    """Among what is equally aligned prefer the largest names: the scheduler gives claims the smallest."""
 
 
 class PreferReply(Struct, frozen=True, kw_only=True):

@@ -1,10 +1,15 @@
-"""GetPreferredAllocation without an error: the topology service's choice when it is a legal one, else the first by name."""
+"""GetPreferredAllocation without an error: the topology service's choice when it is a legal one, else one by name.
+
+Two doors lead to one device. The scheduler gives claims the first free device of a slice, which is the first by name; where a class is offered at both
+doors, pods by the device plugin are therefore given the last ones, and those of claims that are allocated and not prepared yet after all others. The two
+meet only when a node is nearly full.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-__all__ = ["fall_back", "is_legal"]
+__all__ = ["fall_back", "is_legal", "plugin_choices"]
 
 
 def is_legal(chosen: Sequence[str], available: Sequence[str], must_include: Sequence[str], size: int) -> bool:
@@ -16,12 +21,34 @@ def is_legal(chosen: Sequence[str], available: Sequence[str], must_include: Sequ
     )
 
 
-def fall_back(available: Sequence[str], must_include: Sequence[str], size: int) -> tuple[str, ...]:
-    """Choose without help: what must be included, then by name. Never more than `size` unless more must be included.
+def fall_back(
+    available: Sequence[str], must_include: Sequence[str], size: int, *, withheld: Collection[str] = (), is_from_end: bool = False
+) -> tuple[str, ...]:
+    """Choose without help: what must be included, then by name, what is withheld last. Never more than `size` unless more must be included.
 
-    >>> fall_back(["c", "a", "b"], ["b"], 2)
-    ('a', 'b')
+    >>> fall_back(["c", "a", "b"], ["b"], 2), fall_back(["c", "a", "b"], ["b"], 2, is_from_end=True)
+    (('a', 'b'), ('b', 'c'))
     """
     kept = sorted(set(must_include))
-    rest = sorted(set(available) - set(kept))
+    rest = sorted(set(available) - set(kept), reverse=is_from_end)
+    rest.sort(key=lambda name: name in withheld)
     return tuple(sorted([*kept, *rest[: max(0, size - len(kept))]]))
+
+
+def plugin_choices(
+    available: Sequence[str], must_include: Sequence[str], size: int, *, withheld: Collection[str] = (), is_from_end: bool = False
+) -> tuple[tuple[str, ...], ...]:
+    """List what somebody else's plugin is asked to choose from, one after the other until its choice is among the last.
+
+    First all that is not withheld, while that is enough. Then, for a single device where claims are given devices, too, the further half: which of several
+    devices belong together is the plugin's to say, whatever their names are.
+
+    >>> plugin_choices(["a", "b", "c", "d", "e"], [], 1, withheld=["e"], is_from_end=True)
+    (('a', 'b', 'c', 'd'), ('c', 'd'))
+    """
+    every = tuple(sorted({*available, *must_include}))
+    free = tuple(name for name in every if name not in withheld or name in must_include)
+    if len(free) < size:
+        return (every,)
+    further = free[len(free) // 2 :]
+    return (free, further) if is_from_end and size == 1 and not must_include and len(further) < len(free) else (free,)

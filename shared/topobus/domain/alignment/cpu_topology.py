@@ -53,6 +53,27 @@ class CpuTopology:
         made.count = made.all_bits.bit_count()
         return made
 
+    def mirrored(self) -> CpuTopology:
+        """Turn all ids round, so that whoever prefers the smallest takes the largest; `mirrored_cpus` leads there and back."""
+        made = CpuTopology(())
+        made.all_bits, made.count = self._mirror(self.all_bits), self.count
+        made.by_core, made.by_l3, made.by_numa, made.by_socket = (
+            {-unit: self._mirror(bits) for unit, bits in units.items()}
+            for units in (self.by_core, self.by_l3, self.by_numa, self.by_socket)
+        )
+        return made
+
+    def mirrored_cpus(self, cpus: CpuSet) -> CpuSet:
+        """Turn the ids of CPUs round: the lowest one of the machine's range becomes the highest."""
+        return CpuSet.from_bits(self._mirror(cpus.bits))
+
+    def _mirror(self, bits: int) -> int:
+        top = self.all_bits.bit_length() - 1
+        mirrored = 0
+        for cpu in CpuSet.from_bits(bits):
+            mirrored |= 1 << (top - cpu)
+        return mirrored
+
     def _add(self, bits: int, core: int, socket: int, numa_node: int | None, l3: int) -> None:
         self.all_bits |= bits
         self.by_core[core] = self.by_core.get(core, 0) | bits

@@ -26,7 +26,7 @@ class Company(Struct, frozen=True):
 
 
 class Group(Struct, frozen=True):
-    """Like devices, smallest names first; the first `musts` of them are wanted in any case."""
+    """Like devices, in the order in which they are taken; the first `musts` of them are wanted in any case."""
 
     devices: tuple[Device, ...]
     musts: int
@@ -75,11 +75,13 @@ class Links:
         return Reach(place, 0.0) if link is None else Reach(min(place, link.rank), link.bandwidth_gbps)
 
 
-def form_groups(pool: Sequence[Device], musts: Collection[str], sites: Mapping[str, Site], links: Links) -> list[Group]:
-    """Put like devices together."""
+def form_groups(
+    pool: Sequence[Device], musts: Collection[str], sites: Mapping[str, Site], links: Links, order: Mapping[str, int]
+) -> list[Group]:
+    """Put like devices together; `order` is the place of each name, the first ones are taken first where nothing else decides."""
     groups: list[list[Device]] = []
     by_kind: dict[tuple[Site, bool], list[list[Device]]] = {}
-    for one in sorted(pool, key=lambda device: (device.name not in musts, device.name)):
+    for one in sorted(pool, key=lambda device: (device.name not in musts, order[device.name])):
         kind = (sites[one.name], one.health.state is HealthState.DEGRADED)
         for group in by_kind.setdefault(kind, []):
             if links.is_empty or (_are_alike(links, group[0].name, one.name) and _are_linked_alike(links, group, one)):
@@ -93,7 +95,7 @@ def form_groups(pool: Sequence[Device], musts: Collection[str], sites: Mapping[s
         Group(tuple(group), sum(one.name in musts for one in group), sites[group[0].name], group[0].health.state is HealthState.DEGRADED)
         for group in groups
     ]
-    return sorted(formed, key=lambda one: (one.is_degraded, -one.musts, -len(one.devices), one.devices[0].name))
+    return sorted(formed, key=lambda one: (one.is_degraded, -one.musts, -len(one.devices), order[one.devices[0].name]))
 
 
 def _are_alike(links: Links, one: str, other: str) -> bool:

@@ -3,7 +3,8 @@
 Goal, the first difference decides: (1) fewest degraded devices; (2) widest bottleneck link among the chosen; (3) highest total bandwidth; (4) closest to
 the devices of other classes in the same container, chosen or still to be chosen; (5) least damage to what can be asked for later, single devices
 included; (6) the smallest names, of groups that are alike the one with the smallest name giving most. A class whose devices report no links puts (4)
-before (2): a NIC belongs next to its GPU, not next to another NIC. An unknown link is the worst.
+before (2): a NIC belongs next to its GPU, not next to another NIC. An unknown link is the worst. Who chooses from the end of the names (`is_from_end`) has
+(6) turned round: the largest names; and for a single device, which has no link to be judged by, (6) goes before (5).
 
 The search walks counts a symmetry class, not subsets, and cuts branches that cannot win. It is exact up to `SEARCH_BUDGET` count vectors; beyond, the best
 of those walked (the dense ones come first) is taken and `Choice.is_exact` is False.
@@ -76,10 +77,12 @@ def choose_devices(
     must_include: Sequence[Device] = (),
     company: Sequence[Company] = (),
     free: Sequence[Device] = (),
+    is_from_end: bool = False,
 ) -> Choice:
     """Choose `count` devices, those that must be included among them.
 
-    Shapes:  candidates — may or may not hold `must_include`; sites — of all devices named; free — all free devices of the class, for the damage.
+    Shapes:  candidates — may or may not hold `must_include`; sites — of all devices named; free — all free devices of the class, for the damage;
+             is_from_end — ties are won by the largest names instead of the smallest.
     Result:  `count` names, sorted; fewer only when there are fewer.
     """
     musts = {one.name for one in must_include}
@@ -88,8 +91,9 @@ def choose_devices(
     links = Links(pool)
     if count == len(pool) or count == 0:
         return _report(pool[:count] if count else [], sites, company, links)
-    groups = form_groups(pool, musts, sites, links)
-    return _Search(groups, sites, count, company, free or pool, links).run()
+    order = {name: place for place, name in enumerate(sorted((one.name for one in pool), reverse=is_from_end))}
+    groups = form_groups(pool, musts, sites, links, order)
+    return _Search(groups, sites, count, company, free or pool, links, order, is_order_first=is_from_end and count == 1).run()
 
 
 class _Search:
@@ -103,7 +107,12 @@ class _Search:
         company: Sequence[Company],
         free: Sequence[Device],
         links: Links,
+        order: Mapping[str, int],
+        *,
+        is_order_first: bool,
     ) -> None:
+        self.order = order
+        self.is_order_first = is_order_first
         self.groups = groups
         self.sites = sites
         self.count = count
@@ -125,7 +134,7 @@ class _Search:
         self.best_links: tuple[int, int, float] | None = None
         self.best_damage: tuple[int, ...] = ()
         self.best_counts: tuple[int, ...] = ()
-        self.best_names: tuple[str, ...] = ()
+        self.best_places: tuple[int, ...] = ()
         self.ties = 0
 
     def run(self) -> Choice:
@@ -184,7 +193,12 @@ class _Search:
         if rank > best_rank or reachable < best_bandwidth:
             return True
         # With links at best equal the damage decides, and damage only grows on the way down.
-        return not self.company and reachable <= best_bandwidth * (1 + 1e-9) and self.damage.of(counts) > self.best_damage
+        return (
+            not self.company
+            and not self.is_order_first
+            and reachable <= best_bandwidth * (1 + 1e-9)
+            and self.damage.of(counts) > self.best_damage
+        )
 
     def _taken(self, counts: Sequence[int]) -> dict[Site, int]:
         taken: dict[Site, int] = {}
@@ -200,14 +214,16 @@ class _Search:
         closeness = _closeness(self._taken(counts), self.company)
         head = (degraded, rank, -bandwidth, closeness) if self.links_first else (degraded, closeness, rank, -bandwidth)
         damage = self.damage.of(counts)
-        key = (*head, damage)
+        # A single device's place in the order tells all apart, so the damage after it never decides.
+        key = head if self.is_order_first else (*head, damage)
         if self.best is not None and key > self.best:
             return
-        names = tuple(sorted(one.name for group, count in zip(self.groups, counts, strict=True) for one in group.devices[:count]))
+        chosen = (one.name for group, count in zip(self.groups, counts, strict=True) for one in group.devices[:count])
+        places = tuple(sorted(self.order[name] for name in chosen))
         is_tie = self.best is not None and key == self.best
         self.ties = self.ties + 1 if is_tie else 0
-        if not is_tie or names < self.best_names:
-            self.best, self.best_counts, self.best_names = key, counts, names
+        if not is_tie or places < self.best_places:
+            self.best, self.best_counts, self.best_places = key, counts, places
             self.best_links, self.best_damage = (degraded, rank, bandwidth), damage
 
 

@@ -10,7 +10,7 @@ Pools are resources of their own, as they are to kubelet: `resources` says how.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from msgspec import structs
 
@@ -163,30 +163,43 @@ def policy_of(view: NodeView, request: PodRequest) -> Policy:
 
 
 def prefer(
-    view: NodeView, device_class: str, available: Sequence[str], must_include: Sequence[str], size: int
+    view: NodeView,
+    device_class: str,
+    available: Sequence[str],
+    must_include: Sequence[str],
+    size: int,
+    *,
+    withheld: Collection[str] = (),
+    is_from_end: bool = False,
 ) -> tuple[tuple[str, ...], str]:
     """Choose the best `size` of the available devices, and say why; total: keeps what must be included, never fails.
 
     Names that the inventory does not know are used last, by name. Fewer come back only when fewer are available.
+    `withheld` are free devices that are about to be somebody else's: they come after all that are not. `is_from_end` prefers the largest names among what
+    is equally aligned, for who chooses beside somebody that takes the smallest.
     """
     musts = tuple(dict.fromkeys(must_include))
     pool = tuple(sorted(set(available) - set(musts)))
     if size <= len(musts) or not pool:
         return musts, "only what must be included" if musts else "nothing is available"
     if device_class == CPU_CLASS:
-        return _prefer_cpus(view, pool, musts, size)
+        return _prefer_cpus(view, pool, musts, size, withheld, is_from_end=is_from_end)
     room = Room(view)
     known = room.devices.get(device_class, {})
     spoken_for = _spoken_for(view, device_class)
     # kubelet knows neither pods placed without it nor what went sick a moment ago: such devices come after all others.
-    fit = [known[name] for name in pool if name in known and known[name].health.is_allocatable and name not in spoken_for]
+    free = [known[name] for name in pool if name in known and known[name].health.is_allocatable and name not in spoken_for]
+    fit = [device for device in free if device.name not in withheld]
     kept = [known[name] for name in musts if name in known]
     strangers = len(musts) - len(kept)
-    choice = choose_devices(fit, room.sites(device_class), size - strangers, must_include=kept, free=fit)
+    choice = choose_devices(fit, room.sites(device_class), size - strangers, must_include=kept, free=free, is_from_end=is_from_end)
     chosen = [*musts, *(name for name in choice.names if name not in musts)]
-    rest = sorted((name for name in pool if name not in chosen), key=lambda name: (name in spoken_for, name not in known, name))
+    rest = sorted((name for name in pool if name not in chosen), reverse=is_from_end)
+    rest.sort(key=lambda name: (name in spoken_for, name not in known, name in withheld))
     chosen += rest[: max(0, size - len(chosen))]
     why = f"widest bottleneck {choice.bottleneck.value}" if choice.bottleneck is not None else "least fragmentation"
+    if is_from_end and len(choice.names) == 1:
+        return tuple(chosen), "the last by name, since claims are given the first"
     tied = f", {choice.tied} other choices tied and lost by name" if choice.tied else ""
     return tuple(chosen), f"{why}{tied}"
 
@@ -199,14 +212,24 @@ def _spoken_for(view: NodeView, device_class: str) -> set[str]:
     return {name for name, owner in view.held_devices.get(device_class, {}).items() if not owner.startswith(stale)}
 
 
-def _prefer_cpus(view: NodeView, pool: Sequence[str], musts: tuple[str, ...], size: int) -> tuple[tuple[str, ...], str]:
+def _prefer_cpus(
+    view: NodeView, pool: Sequence[str], musts: tuple[str, ...], size: int, withheld: Collection[str], *, is_from_end: bool
+) -> tuple[tuple[str, ...], str]:
     """Whole free cores first, as the static policy packs."""
     room = Room(view)
     spoken_for = _spoken_for(view, CPU_CLASS)
-    offered = CpuSet.of(cpu for name in pool if (cpu := cpu_of_name(name)) is not None and cpu in room.online and name not in spoken_for)
-    taken = take_cpus(room.topology, offered, min(size - len(musts), len(offered)), view.options.cpu) or CpuSet()
+    wanted = size - len(musts)
+    ids = {name: cpu for name in pool if (cpu := cpu_of_name(name)) is not None and cpu in room.online and name not in spoken_for}
+    free = CpuSet.of(ids.values())
+    offered = CpuSet.of(cpu for name, cpu in ids.items() if name not in withheld)
+    if len(offered) < min(wanted, len(free)):
+        offered = free
+    topology = room.topology.mirrored() if is_from_end else room.topology
+    seen = room.topology.mirrored_cpus(offered) if is_from_end else offered
+    taken = take_cpus(topology, seen, min(wanted, len(seen)), view.options.cpu) or CpuSet()
+    taken = room.topology.mirrored_cpus(taken) if is_from_end else taken
     chosen = [*musts, *(cpu_name(cpu) for cpu in taken)]
     taken_names = set(chosen)
-    rest = sorted((name for name in pool if name not in taken_names), key=lambda name: (name in spoken_for, name))
+    rest = sorted((name for name in pool if name not in taken_names), key=lambda name: (name in spoken_for, name in withheld, name))
     chosen += rest[: max(0, size - len(chosen))]
     return tuple(chosen), "whole free cores first"
