@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.devicekit.answers import gone, own_variable
+from topobus.devicekit.answers import own_variable, unusable
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.outcome import Refusal
@@ -16,8 +16,8 @@ __all__ = ["drm_edits"]
 
 
 def drm_edits(tree: Tree, devices: Sequence[Device]) -> dict[str, ContainerEdits] | Refusal:
-    """Make each GPU's edits, by device name; refused when one of the cards has left the bus."""
-    if (refusal := gone(tree, devices)) is not None:
+    """Make each GPU's edits, by device name; refused when one of the cards has left the bus or cannot be used any more."""
+    if (refusal := unusable(tree, devices)) is not None:
         return refusal
     edits: dict[str, ContainerEdits] = {}
     for address, device in sorted(((one.pci, one) for one in devices if one.pci is not None), key=lambda pair: pair[0]):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.devicekit.pci import pci_folder
+from topobus.devicekit.pci import pci_folder, why_not_offered
 from topobus.domain.device import Device
 from topobus.domain.errors import HardwareError
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.pci import PciAddress
 from topobus.sysfs.tree import Tree
 
-__all__ = ["gone", "own_variable", "unreadable"]
+__all__ = ["gone", "is_offered", "own_variable", "unreadable", "unusable"]
 
 # Enough of a raw value to recognise it in an event.
 _RAW_CHARACTERS = 60
@@ -35,6 +36,35 @@ def gone(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
         return None
     reason = Reason(code="device-gone", message=f"no longer on the bus: {', '.join(names)}", facts={"devices": names})
     return Refusal(reasons=(reason,))
+
+
+def is_offered(tree: Tree, address: PciAddress, left_out: list[str]) -> bool:
+    """Say whether a function can be offered as what it is; when not, add the sentence for the inventory's warnings to `left_out`.
+
+    A function that cannot be read is offered: `observe` says what is wrong with it.
+    """
+    try:
+        why = why_not_offered(tree, address)
+    except HardwareError:
+        return True
+    if why:
+        left_out.append(f"{address} is not offered: {why}")
+    return not why
+
+
+def unusable(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
+    """Refuse devices that left the bus, or that a container cannot use any more: held for passthrough, or shared through virtual functions.
+
+    `discover` leaves these out, but its last look may be seconds old when a claim is prepared.
+    """
+    refusal = gone(tree, devices)
+    if refusal is not None:
+        return refusal
+    causes = {device.name: why for device in devices if device.pci is not None and (why := why_not_offered(tree, device.pci))}
+    if not causes:
+        return None
+    text = "; ".join(f"{name}: {why}" for name, why in sorted(causes.items()))
+    return Refusal(reasons=(Reason(code="device-not-offered", message=text, facts={"devices": tuple(sorted(causes))}),))
 
 
 def own_variable(device: Device) -> str:

@@ -24,9 +24,15 @@ __all__ = [
     "pci_device_name",
     "pci_folder",
     "select_functions",
+    "why_not_offered",
 ]
 
 PCI_DEVICES = "sys/bus/pci/devices"
+
+# Kernel drivers that hold a function for a virtual machine or for user space: no container can use it as what it is. Beside these, vfio-pci and the vendors'
+# variants of it (nvgrace-gpu-vfio-pci, mlx5_vfio_pci, xe-vfio-pci) are known by their ending.
+_PASSTHROUGH_DRIVERS = frozenset({"pci-stub", "pciback", "uio-pci-generic", "igb-uio", "xen-pciback"})
+_VFIO_ENDING = "vfio-pci"
 
 # So many corrected errors between two looks are a failing lane or riser, not cosmic noise (a healthy link shows a few a day).
 _CORRECTED_STORM = 100
@@ -119,6 +125,27 @@ def pci_device(
         capacity=capacity or {},
         near_cpus=function.near_cpus,
     )
+
+
+def why_not_offered(tree: Tree, address: PciAddress) -> str:
+    """Say why a function cannot be given to a container as what it is; empty when it can.
+
+    A function that a passthrough driver holds belongs to a virtual machine. A physical function with virtual functions on is shared through them; given
+    whole beside them it would be handed out twice.
+    Errors: raises HardwareError for a file that exists and cannot be read.
+    Source: Documentation/driver-api/vfio.rst; `sriov_numvfs` in Documentation/ABI/testing/sysfs-bus-pci.
+
+    Cost: two look-ups in the function's folder.
+    """
+    folder = pci_folder(address)
+    kernel_driver = tree.link_name(f"{folder}/driver")
+    kind = kernel_driver.replace("_", "-")
+    if kind.endswith(_VFIO_ENDING) or kind in _PASSTHROUGH_DRIVERS:
+        return f"kernel driver {kernel_driver} holds it for passthrough"
+    virtual_functions = tree.read_int(f"{folder}/sriov_numvfs") or 0
+    if virtual_functions:
+        return f"it has {virtual_functions} virtual functions on, which are offered instead"
+    return ""
 
 
 def observe_kernel_driver(tree: Tree, address: PciAddress) -> list[Observation]:

@@ -88,7 +88,7 @@ def _read(tree: Tree, name: str, address: PciAddress, usable: CpuSet, warnings: 
         is_root_port=port == _ROOT_PORT or (is_bridge and port is None and not path and _has_express(tree, real)),
         is_switch_port=port in (_UPSTREAM, _DOWNSTREAM),
         numa_node=node if node >= 0 else None,
-        driver=_link_name(tree, f"{real}/driver"),
+        driver=tree.link_name(f"{real}/driver"),
         link=_read_link(tree, real),
         iommu_group=_read_group(tree, real),
         physfn=PciAddress.parse(physfn.rpartition("/")[2]) if physfn else None,
@@ -213,12 +213,5 @@ def _whole(text: str | None) -> int:
 
 
 def _read_group(tree: Tree, real: str) -> int | None:
-    name = _link_name(tree, f"{real}/iommu_group")
+    name = tree.link_name(f"{real}/iommu_group")
     return int(name) if name.isdecimal() else None
-
-
-def _link_name(tree: Tree, path: str) -> str:
-    """Give the last part of what a link leads to; empty when there is no such link (the target itself may be missing in a recording)."""
-    if not tree.is_link(path):
-        return ""
-    return tree.path(path).name

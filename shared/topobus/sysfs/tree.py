@@ -149,6 +149,10 @@ class Tree:
         folder, _, name = path.rpartition("/")
         return self.path(folder).joinpath(name).is_symlink()
 
+    def link_name(self, path: str) -> str:
+        """Give the last part of what a link leads to; empty when there is no such link (the target itself may be missing in a recording)."""
+        return self.path(path).name if self.is_link(path) else ""
+
     def real(self, path: str) -> str | None:
         """Resolve all links and give the path relative to the tree (`sys/devices/pci0000:17/…`); None when absent."""
         found = self.path(path)

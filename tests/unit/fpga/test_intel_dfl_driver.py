@@ -152,12 +152,25 @@ def test_observe_is_unhealthy_when_the_card_left_the_bus(node: Node) -> None:
     assert [one.reason for one in node.look(devices)] == ["fell-off-bus"]
 
 
-def test_prepare_gives_port_and_engine_when_the_card_has_both(node: Node) -> None:
-    """A container gets the port that it computes through and the engine that it loads bitstreams by."""
+def test_prepare_gives_the_port_alone_when_the_card_has_an_engine(node: Node) -> None:
+    """A container gets the port that it computes through, and never the engine that re-flashes the card for everybody."""
     devices = node.discover()
 
     edits = node.driver.prepare(node.tree, devices, CONTEXT)
 
     assert not isinstance(edits, Refusal)
-    assert [one.path for one in edits[devices[0].name].device_nodes] == ["/dev/dfl-port.0", "/dev/dfl-fme.0"]
+    assert [one.path for one in edits[devices[0].name].device_nodes] == ["/dev/dfl-port.0"]
     assert edits[devices[0].name].env == {"TOPOBUS_FPGA_0000_5E_00_0": "0000:5e:00.0"}
+
+
+def test_discover_leaves_the_card_out_when_its_ports_are_virtual_functions(node: Node) -> None:
+    """A physical function whose ports went to virtual functions is not offered beside them; a claim that still names it is refused."""
+    devices = node.discover()
+    node.write(f"{CARD}/sriov_numvfs", "2")
+
+    refusal = node.driver.prepare(node.tree, devices, CONTEXT)
+
+    assert node.discover() == ()
+    assert node.driver.warnings == (f"{ADDRESS} is not offered: it has 2 virtual functions on, which are offered instead",)
+    assert isinstance(refusal, Refusal)
+    assert [reason.code for reason in refusal.reasons] == ["device-not-offered"]

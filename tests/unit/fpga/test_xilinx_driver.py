@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from topobus.devicekit.driver import PrepareContext
@@ -194,12 +195,12 @@ def test_observe_is_unknown_when_a_file_cannot_be_read(slot: Slot) -> None:
     assert slot.look(devices) == [(HealthState.UNKNOWN, "tree-unreadable")]
 
 
-def test_prepare_gives_render_and_management_node_when_both_functions_have_drivers(slot: Slot) -> None:
-    """A container gets what XRT opens, and a variable of the card's own."""
+def test_prepare_gives_the_render_node_alone_when_both_functions_have_drivers(slot: Slot) -> None:
+    """A container gets what runs kernels and a variable of the card's own, and never the node that re-flashes the card."""
     edits = slot.driver.prepare(slot.tree, slot.discover(), CONTEXT)
 
     assert not isinstance(edits, Refusal)
-    assert [node.path for node in edits[NAME].device_nodes] == ["/dev/dri/renderD129", "/dev/xclmgmt15104"]
+    assert [node.path for node in edits[NAME].device_nodes] == ["/dev/dri/renderD129"]
     assert edits[NAME].env == {"TOPOBUS_FPGA_0000_3B_00_0": "0000:3b:00.1"}
 
 
@@ -212,3 +213,11 @@ def test_prepare_refuses_when_the_card_is_no_longer_there(slot: Slot) -> None:
 
     assert isinstance(refusal, Refusal)
     assert refusal.reasons[0].facts == {"devices": (NAME,)}
+
+
+def test_discover_leaves_the_card_out_when_its_user_function_is_passed_through(tmp_path: Path) -> None:
+    """A card whose user function a virtual machine holds is not offered, and the inventory says so."""
+    slot = Slot(tmp_path, functions=(MANAGEMENT, msgspec.structs.replace(USER, driver="vfio-pci")))
+
+    assert slot.discover() == ()
+    assert slot.driver.warnings == (f"{USER.address} is not offered: kernel driver vfio-pci holds it for passthrough",)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topobus.devicekit.answers import gone, own_variable, unreadable
+from topobus.devicekit.answers import is_offered, own_variable, unreadable, unusable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import PciHealth, pci_device
 from topobus.domain.device import AttributeValue, Device
@@ -59,20 +59,23 @@ class IntelDflDriver:
     def __init__(self) -> None:
         self._pci_health = PciHealth()
         self.warnings: tuple[str, ...] = ()
-        """What the last `discover` could not read; the inventory shows it."""
+        """What the last `discover` left out, and why; the inventory shows it."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the cards, by region."""
-        found = []
-        unread = []
+        devices: list[Device] = []
+        left_out: list[str] = []
         for region in dfl_regions(tree):
             try:
-                found.append(self._device(read_dfl_card(tree, region), machine))
+                card = read_dfl_card(tree, region)
             except HardwareError as err:
                 # One card that nobody can read has no address to name it by; known before, it is missed by the host, which says so.
-                unread.append(f"{region} is left out: {err.message}")
-        self.warnings = tuple(unread)
-        return tuple(found)
+                left_out.append(f"{region} is left out: {err.message}")
+                continue
+            if card.pci is None or is_offered(tree, card.pci, left_out):
+                devices.append(self._device(card, machine))
+        self.warnings = tuple(left_out)
+        return tuple(devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at bus, engine and ports of each card; one that cannot be read leaves the others alone."""
@@ -80,16 +83,20 @@ class IntelDflDriver:
         return {one.name: self._observe_one(tree, one) for one in devices}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give the nodes of the ports and of the management engine; the kit adds `TOPOBUS_FPGA_DEVICES`."""
-        refusal = gone(tree, devices)
+        """Give the nodes of the ports; the kit adds `TOPOBUS_FPGA_DEVICES`.
+
+        Never the management engine's: through it a container could re-flash the card, load another region or inject errors for whoever comes next.
+        """
+        refusal = unusable(tree, devices)
         if refusal is not None:
             return refusal
         edits = {}
         for one in devices:
             card = read_dfl_card(tree, str(one.attributes["region"]))
-            nodes = [port.name for port in card.ports] + ([card.engine] if card.engine else [])
             where = str(one.pci) if one.pci is not None else card.region
-            edits[one.name] = ContainerEdits(env={own_variable(one): where}, device_nodes=tuple(map(device_node, nodes)))
+            edits[one.name] = ContainerEdits(
+                env={own_variable(one): where}, device_nodes=tuple(device_node(port.name) for port in card.ports)
+            )
         return edits
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from topobus.devicekit.answers import gone, own_variable, unreadable
+from topobus.devicekit.answers import is_offered, own_variable, unreadable, unusable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
 from topobus.domain.device import AttributeValue, Device
@@ -89,6 +89,8 @@ class XilinxDriver:
     def __init__(self) -> None:
         self._pci_health = PciHealth()
         self._management: dict[str, PciAddress] = {}
+        self.warnings: tuple[str, ...] = ()
+        """What the last `discover` left out, and why; the inventory shows it."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the cards, by slot."""
@@ -96,7 +98,11 @@ class XilinxDriver:
         slots: dict[tuple[int, int, int], list[PciDevice]] = {}
         for one in functions:
             slots.setdefault(one.address.key[:3], []).append(one)
-        return tuple(self._device(tree, _card(tree, tuple(slots[slot]))) for slot in sorted(slots))
+        left_out: list[str] = []
+        cards = [_card(tree, tuple(slots[slot])) for slot in sorted(slots)]
+        devices = tuple(self._device(tree, card) for card in cards if is_offered(tree, card.main.address, left_out))
+        self.warnings = tuple(left_out)
+        return devices
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at both functions of each card: presence, PCIe errors, shell, firewall; one that cannot be read leaves the others alone."""
@@ -104,11 +110,12 @@ class XilinxDriver:
         return {one.name: self._observe_one(tree, one) for one in devices if one.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        """Give the render node of the user function and the management node, where the drivers made them.
+        """Give the render node of the user function, where the driver made one.
 
-        Each card's variable holds its PCI address, for XRT's tools; the kit adds `TOPOBUS_FPGA_DEVICES`.
+        Never the management node: through it a container could re-flash or reset the card for whoever comes next. Each card's variable holds its PCI
+        address, for XRT's tools; the kit adds `TOPOBUS_FPGA_DEVICES`.
         """
-        return gone(tree, devices) or {one.name: self._edits(tree, one) for one in devices}
+        return unusable(tree, devices) or {one.name: self._edits(tree, one) for one in devices}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the card; its program stays until the next user loads another."""
@@ -116,7 +123,6 @@ class XilinxDriver:
     def _edits(self, tree: Tree, device: Device) -> ContainerEdits:
         addresses = _functions_of(device)
         nodes = [f"dri/{name}" for one in addresses for name in tree.names(f"{pci_folder(one)}/drm") if name.startswith("renderD")]
-        nodes += [f"xclmgmt{number}" for one in addresses if (number := _instance(tree, one)) is not None]
         return ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=tuple(device_node(one) for one in nodes))
 
     def _device(self, tree: Tree, card: _Card) -> Device:
@@ -215,12 +221,6 @@ def _functions_of(device: Device) -> list[PciAddress]:
     if isinstance(management, str) and management != str(device.pci):
         found.append(PciAddress.parse(management))
     return found
-
-
-def _instance(tree: Tree, address: PciAddress) -> int | None:
-    """Give the number of a management function's node; None for other functions."""
-    folder = pci_folder(address)
-    return tree.read_int(f"{folder}/instance") if tree.exists(f"{folder}/mgmt_pf") else None
 
 
 def _rom(tree: Tree, address: PciAddress, file: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from topobus.devicekit.answers import unreadable
+from topobus.devicekit.answers import is_offered, unreadable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import (
     PciHealth,
@@ -61,10 +61,18 @@ class AmdDriver:
     def __init__(self) -> None:
         self._products = ProductTable()
         self._pci_health = PciHealth()
+        self.warnings: tuple[str, ...] = ()
+        """What the last `discover` left out, and why; the inventory shows it."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
-        functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
+        left_out: list[str] = []
+        functions = [
+            function
+            for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
+            if is_offered(tree, function.address, left_out)
+        ]
+        self.warnings = tuple(left_out)
         nodes = {one.address: one for one in _kfd_nodes(tree)}
         return tuple(self._device(tree, one, nodes) for one in functions)
 

@@ -3,13 +3,18 @@
 Flows in: PCI functions, proc/driver/nvidia/gpus/*/information, NVML (on the live machine, or when a library folder is set). Flows out: devices with
 UUID, model, memory and NVLink peers; health; device nodes and `NVIDIA_VISIBLE_DEVICES`.
 Without NVML everything still works, with what sysfs, /proc and the product table tell; what is missing stands in `warnings`.
+
+What is not offered, and named in the inventory's warnings instead:
+- a GPU that a passthrough driver (vfio-pci) holds, and a physical function with virtual functions on;
+- a GPU in MIG mode: CUDA finds no device on the whole card, and its instances are given out one by one.
+A session that went stale (the driver was replaced below it) makes the GPUs Unknown, `unmonitored`, and is renewed with growing pauses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topobus.devicekit.answers import gone, own_variable, unreadable
+from topobus.devicekit.answers import is_offered, own_variable, unreadable, unusable
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.pci import (
     PciHealth,
@@ -60,13 +65,22 @@ class NvidiaDriver:
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List the GPUs, by address."""
-        functions = select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
         warnings: list[str] = []
-        told = self._ask_nvml(tree, [one.address for one in functions], warnings)
+        functions = [
+            function
+            for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
+            if is_offered(tree, function.address, warnings)
+        ]
+        told = self._ask_nvml(tree, [function.address for function in functions], warnings)
         version = _driver_version(tree)
-        devices = tuple(self._device(tree, one, told, version) for one in functions)
+        devices: list[Device] = []
+        for function in functions:
+            if _is_partitioned(tree, function.address, told.get(function.address)):
+                warnings.append(f"{function.address} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU")
+            else:
+                devices.append(self._device(tree, function, told, version))
         self.warnings = tuple(warnings)
-        return devices
+        return tuple(devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function, the kernel module's word, and NVML's."""
@@ -77,7 +91,7 @@ class NvidiaDriver:
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's nodes, the driver's shared nodes, and the variable that NVIDIA's container runtime reads."""
-        if (refusal := gone(tree, devices)) is not None:
+        if (refusal := unusable(tree, devices)) is not None:
             return refusal
         sharing = sharing_of(devices, context)
         shares = sharing if isinstance(sharing, Refusal) else sharing_edits(tree, sharing, len(devices))
@@ -181,6 +195,15 @@ def _observe_driver(tree: Tree, address: PciAddress) -> list[Observation]:
             )
         ]
     return []
+
+
+def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> bool:
+    """Say whether a GPU is in MIG mode, by NVML, or by the kernel module's list of its instances where NVML is not asked."""
+    if gpu is not None and gpu.facts.get("migEnabled"):
+        return True
+    minor = _information_if_readable(tree, address).get("Device Minor", "")
+    # Source: NVIDIA, "MIG User Guide", device nodes and capabilities: gpu<minor>/mig/gi<instance>.
+    return any(name.startswith("gi") for name in tree.names(f"{_PROC}/capabilities/gpu{minor}/mig")) if minor else False
 
 
 def _information_path(address: PciAddress) -> str:
