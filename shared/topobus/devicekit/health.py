@@ -24,7 +24,7 @@ __all__ = ["SILENT_REASONS", "forgive", "is_same_to_readers", "next_health", "si
 _SEVERITY = (HealthState.UNHEALTHY, HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.DEGRADED, HealthState.HEALTHY)
 
 # Reasons of the DRIVER dimension that mean "no word", not "something is wrong".
-SILENT_REASONS = frozenset({"driver-hung", "driver-failed", "driver-not-loaded"})
+SILENT_REASONS = frozenset({"driver-hung", "driver-failed", "driver-not-loaded", "unmonitored"})
 
 
 def silence(reason: str, message: str) -> Observation:

@@ -42,6 +42,8 @@ class _Gpu:
     recovery: int = 0
     is_lost: bool = False
     refuses: frozenset[str] = frozenset()
+    error: int = 0
+    """What every question to this GPU is answered with; 0: it answers."""
 
 
 class _Library:
@@ -50,12 +52,16 @@ class _Library:
     def __init__(self, *gpus: _Gpu) -> None:
         self.gpus = {one.address: one for one in gpus}
         self.events: list[tuple[PciAddress, int]] = []
+        self.session_error = 0
+        """What every question of this session is answered with; 0: it is good."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(pynvml, name)
 
     def nvmlDeviceGetHandleByPciBusId(self, bus_id: str) -> _Gpu:  # noqa: N802 - NVML's own name
         gpu = self.gpus.get(PciAddress.parse(bus_id))
+        if self.session_error:
+            raise pynvml.NVMLError(self.session_error)
         if gpu is None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return gpu
@@ -66,6 +72,7 @@ class _Library:
         return SimpleNamespace(busId=f"{gpu.address.domain:08X}:{str(gpu.address).partition(':')[2].upper()}".encode())
 
     def nvmlDeviceGetUUID(self, gpu: _Gpu) -> str:  # noqa: N802
+        self._check(gpu, "uuid")
         return f"GPU-nvml-{gpu.address.bus:x}"
 
     def nvmlDeviceGetName(self, gpu: _Gpu) -> str:  # noqa: N802
@@ -115,19 +122,56 @@ class _Library:
         return SimpleNamespace(device=self.gpus[address], eventData=xid)
 
     def _check(self, gpu: _Gpu, what: str) -> None:
+        if self.session_error or gpu.error:
+            raise pynvml.NVMLError(self.session_error or gpu.error)
         if what in gpu.refuses:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
 
+class _MigLibrary(_Library):
+    """The first GPU is in MIG mode."""
+
+    def nvmlDeviceGetIndex(self, gpu: _Gpu) -> int:  # noqa: N802
+        return list(self.gpus).index(gpu.address)
+
+    def nvmlDeviceGetMigMode(self, gpu: _Gpu) -> list[int]:  # noqa: N802
+        return [int(gpu.address == min(self.gpus)), 0]
+
+    def nvmlDeviceGetArchitecture(self, _gpu: _Gpu) -> int:  # noqa: N802
+        return int(pynvml.NVML_DEVICE_ARCH_HOPPER)
+
+    def nvmlDeviceGetBrand(self, _gpu: _Gpu) -> int:  # noqa: N802
+        return int(pynvml.NVML_BRAND_UNKNOWN)
+
+    def nvmlDeviceGetCudaComputeCapability(self, _gpu: _Gpu) -> tuple[int, int]:  # noqa: N802
+        return (9, 0)
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+        return 12020
+
+
+def _nvml(library: _Library, *successors: _Library | None) -> Nvml:
+    """Give a session whose successors open in this order; None is an attempt that fails, and after the last nothing opens."""
+    waiting = list(successors)
+
+    def reopen(_module: Any) -> _Library:
+        successor = waiting.pop(0) if waiting else None
+        if successor is None:
+            raise NvmlUnavailable("Driver/library version mismatch")
+        return successor
+
+    return Nvml(library, reopen=reopen)
+
+
 def _observe(library: _Library) -> list[Observation]:
-    nvml = Nvml(library)
+    nvml = _nvml(library)
     nvml.describe([_FIRST])
     return nvml.observe([_FIRST])[_FIRST]
 
 
 def test_describe_gives_identity_and_memory_when_the_library_tells() -> None:
     """UUID, name, memory and minor come from NVML; a GPU that NVML does not know is left out with a warning."""
-    nvml = Nvml(_Library(_Gpu(_FIRST)))
+    nvml = _nvml(_Library(_Gpu(_FIRST)))
 
     told = nvml.describe([_FIRST, _SECOND])
 
@@ -161,24 +205,24 @@ def test_describe_tells_what_selectors_ask_for_when_the_library_does() -> None:
         def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
             return 12020
 
-    told = Nvml(Telling(_Gpu(_FIRST), _Gpu(_SECOND, refuses=frozenset({"mig"})))).describe([_FIRST, _SECOND])
+    told = _nvml(Telling(_Gpu(_FIRST), _Gpu(_SECOND, refuses=frozenset({"mig"})))).describe([_FIRST, _SECOND])
 
     facts = {"index": 3, "architecture": "Hopper", "cudaComputeCapability": "9.0", "cudaDriverVersion": "12.2.0"}
     assert told[_FIRST].facts == {**facts, "migEnabled": True}
     assert told[_SECOND].facts == {**facts, "migEnabled": False}
-    assert Nvml(_Library(_Gpu(_FIRST))).describe([_FIRST])[_FIRST].facts == {}
+    assert _nvml(_Library(_Gpu(_FIRST))).describe([_FIRST])[_FIRST].facts == {}
 
 
 def test_describe_adds_up_links_when_two_gpus_share_several() -> None:
     """Bandwidth to a peer is the sum of the links to it, in Gbit/s; links that are down count nothing."""
-    told = Nvml(_Library(_Gpu(_FIRST, links=[str(_SECOND), str(_SECOND), ""]))).describe([_FIRST])
+    told = _nvml(_Library(_Gpu(_FIRST, links=[str(_SECOND), str(_SECOND), ""]))).describe([_FIRST])
 
     assert told[_FIRST].links == {_SECOND: 400.0}
 
 
 def test_describe_goes_on_when_the_library_refuses_one_question() -> None:
     """What a driver does not support is left empty and said; the rest is told."""
-    nvml = Nvml(_Library(_Gpu(_FIRST, refuses=frozenset({"memory", "events"}))))
+    nvml = _nvml(_Library(_Gpu(_FIRST, refuses=frozenset({"memory", "events"}))))
 
     told = nvml.describe([_FIRST])
 
@@ -213,7 +257,7 @@ def test_observe_tells_what_is_wrong_when_the_library_knows(gpu: _Gpu, wanted: l
 def test_observe_tells_a_lost_link_when_links_were_up_before() -> None:
     """Fewer NVLinks than were seen before is Degraded."""
     gpu = _Gpu(_FIRST, links=["switch", "switch"])
-    nvml = Nvml(_Library(gpu))
+    nvml = _nvml(_Library(gpu))
     nvml.describe([_FIRST])
     before = nvml.observe([_FIRST])[_FIRST]
     gpu.links[1] = ""
@@ -225,7 +269,7 @@ def test_observe_tells_a_lost_link_when_links_were_up_before() -> None:
 def test_observe_reports_xid_of_its_gpu_when_an_event_came() -> None:
     """An Xid makes exactly its own GPU Unhealthy, once; application faults make none."""
     library = _Library(_Gpu(_FIRST), _Gpu(_SECOND))
-    nvml = Nvml(library)
+    nvml = _nvml(library)
     nvml.describe([_FIRST, _SECOND])
     library.events = [(_SECOND, 79), (_FIRST, 31)]
 
@@ -237,7 +281,124 @@ def test_observe_reports_xid_of_its_gpu_when_an_event_came() -> None:
 
 
 @pytest.mark.parametrize(
-    ("xid", "action"), [(48, RecoveryAction.RESET_DEVICE), (79, RecoveryAction.REBOOT_NODE), (999, RecoveryAction.WAIT)]
+    "error",
+    [
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_UNKNOWN,
+    ],
+)
+def test_observe_knows_nothing_when_the_session_is_stale(error: int) -> None:
+    """A driver that was replaced below the session makes its GPUs Unknown, `unmonitored`: no answer is no health."""
+    library = _Library(_Gpu(_FIRST), _Gpu(_SECOND))
+    nvml = _nvml(library)
+    nvml.describe([_FIRST, _SECOND])
+    library.session_error = error
+
+    seen = nvml.observe([_FIRST, _SECOND])
+
+    assert {address: [(one.reason, one.state) for one in signs] for address, signs in seen.items()} == {
+        _FIRST: [("unmonitored", HealthState.UNKNOWN)],
+        _SECOND: [("unmonitored", HealthState.UNKNOWN)],
+    }
+
+
+def test_describe_keeps_what_was_told_last_when_the_session_is_stale() -> None:
+    """The inventory does not change because a driver is being replaced; a GPU that left the bus is forgotten."""
+    library = _Library(_Gpu(_FIRST), _Gpu(_SECOND))
+    nvml = _nvml(library)
+    before = nvml.describe([_FIRST, _SECOND])
+    library.session_error = pynvml.NVML_ERROR_UNKNOWN
+
+    assert nvml.describe([_FIRST, _SECOND]) == before
+    assert nvml.describe([_FIRST]) == {_FIRST: before[_FIRST]}
+    assert nvml.describe([_FIRST, _SECOND]) == {_FIRST: before[_FIRST]}
+
+
+def test_observe_opens_the_session_anew_when_it_went_stale() -> None:
+    """The next look opens another session, which is asked from then on and watches Xid errors; failed attempts are further and further apart."""
+    library, successor = _Library(_Gpu(_FIRST)), _Library(_Gpu(_FIRST))
+    nvml = _nvml(library, None, None, successor)
+    nvml.describe([_FIRST])
+    library.session_error = pynvml.NVML_ERROR_UNINITIALIZED
+
+    looks = [bool(nvml.observe([_FIRST])[_FIRST]) for _ in range(8)]
+    successor.events = [(_FIRST, 79)]
+
+    # Attempts at looks 2, 4 and 7: after each failure twice as many looks are waited.
+    assert looks == [True, True, True, True, True, True, False, False]
+    assert [one.evidence for one in nvml.observe([_FIRST])[_FIRST]] == [{"xid": "79"}]
+
+
+def test_observe_blames_one_gpu_when_it_alone_does_not_answer() -> None:
+    """A single GPU that NVML fails on is Unknown; the others are looked at on, in the same session."""
+    library = _Library(_Gpu(_FIRST), _Gpu(_SECOND))
+    nvml = _nvml(library, _Library())
+    nvml.describe([_FIRST, _SECOND])
+    library.gpus[_FIRST].error = pynvml.NVML_ERROR_UNKNOWN
+
+    seen = [nvml.observe([_FIRST, _SECOND]) for _ in range(3)]
+
+    assert [[one.reason for one in look[_FIRST]] for look in seen] == [["unmonitored"]] * 3
+    assert [look[_SECOND] for look in seen] == [[]] * 3
+    library.gpus[_FIRST].error = 0
+    assert nvml.observe([_FIRST, _SECOND]) == {_FIRST: [], _SECOND: []}
+
+
+def test_observe_tells_a_lost_gpu_at_every_look_when_it_stays_lost() -> None:
+    """A GPU that NVML lost does not become well because NVML does not list it any more."""
+    library = _Library(_Gpu(_FIRST), _Gpu(_SECOND))
+    nvml = _nvml(library)
+    nvml.describe([_FIRST, _SECOND])
+    library.gpus[_FIRST].is_lost = True
+    first = nvml.observe([_FIRST, _SECOND])[_FIRST]
+    del library.gpus[_FIRST]
+
+    later = [nvml.observe([_FIRST, _SECOND])[_FIRST] for _ in range(2)]
+    nvml.describe([_FIRST, _SECOND])
+
+    assert [one.reason for one in first] == ["gpu-lost"]
+    assert [[one.reason for one in look] for look in (*later, nvml.observe([_FIRST, _SECOND])[_FIRST])] == [["gpu-lost"]] * 3
+
+
+def test_observe_advises_a_reset_when_the_gpu_refuses_to_work_without() -> None:
+    """NVML's "reset required" is evidence, not silence."""
+    seen = _observe(_Library(_Gpu(_FIRST, error=pynvml.NVML_ERROR_RESET_REQUIRED)))
+
+    assert [(one.reason, one.state, one.action) for one in seen] == [
+        ("recovery-advised", HealthState.UNHEALTHY, RecoveryAction.RESET_DEVICE)
+    ]
+
+
+@pytest.mark.parametrize("xid", [8, 13, 31, 43, 45, 63, 68, 94, 106, 137, 154])
+def test_xid_table_says_nothing_when_the_catalogue_restarts_or_ignores(xid: int) -> None:
+    """RESTART_APP and IGNORE of NVIDIA's catalogue say nothing of the GPU: a contained memory error (94) does not take it out."""
+    assert XidTable().observation(xid) is None
+
+
+@pytest.mark.parametrize("xid", [92, 144, 149, 157])
+def test_xid_table_degrades_when_the_catalogue_leaves_it_to_the_driver(xid: int) -> None:
+    """What the driver's own recovery advice decides leaves the GPU in use."""
+    observation = XidTable().observation(xid)
+
+    assert observation is not None
+    assert (observation.state, observation.is_sticky) == (HealthState.DEGRADED, False)
+
+
+@pytest.mark.parametrize(
+    ("xid", "action"),
+    [
+        (48, RecoveryAction.RESET_DEVICE),
+        (74, RecoveryAction.RESET_DEVICE),
+        (79, RecoveryAction.REBOOT_NODE),
+        (109, RecoveryAction.RESET_DEVICE),
+        (110, RecoveryAction.RESET_DEVICE),
+        (136, RecoveryAction.RESET_DEVICE),
+        (140, RecoveryAction.RESET_DEVICE),
+        (151, RecoveryAction.REBOOT_NODE),
+        (999, RecoveryAction.WAIT),
+    ],
 )
 def test_xid_table_says_what_to_do_when_a_number_is_known(xid: int, action: RecoveryAction) -> None:
     """Known numbers have their action; an unknown one is a fault that may pass."""
@@ -263,7 +424,7 @@ def test_driver_prefers_nvml_when_it_is_there(recorded: RecordedMachine) -> None
     """With NVML a GPU has its UUID, exact memory and fabric peers; through switches every GPU on them is one."""
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     addresses = [PciAddress.parse(one) for one in recorded.pci("h100")]
-    driver = NvidiaDriver(Nvml(_Library(*(_Gpu(one, links=["switch"] * 18) for one in addresses))))
+    driver = NvidiaDriver(_nvml(_Library(*(_Gpu(one, links=["switch"] * 18) for one in addresses))))
 
     first, second = driver.discover(tree, read_machine(tree, "n1"))
 
@@ -290,6 +451,18 @@ def test_driver_never_asks_nvml_when_the_tree_is_recorded(recorded: RecordedMach
 
     assert len(driver.discover(tree, read_machine(tree, "n1"))) == 2
     assert driver.warnings == ()
+
+
+def test_driver_does_not_offer_a_gpu_when_nvml_says_that_mig_is_on(recorded: RecordedMachine) -> None:
+    """CUDA finds no device on a GPU in MIG mode, so it is not offered whole; its neighbour is."""
+    tree = Tree(HardwareSettings(root=str(recorded.root)))
+    addresses = [PciAddress.parse(one) for one in recorded.pci("h100")]
+    driver = NvidiaDriver(_nvml(_MigLibrary(*map(_Gpu, addresses))))
+
+    devices = driver.discover(tree, read_machine(tree, "n1"))
+
+    assert [device.pci for device in devices] == [addresses[1]]
+    assert driver.warnings == (f"{addresses[0]} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU",)
 
 
 def test_driver_leaves_the_variable_out_when_a_uuid_is_unknown(recorded: RecordedMachine) -> None:

@@ -1,20 +1,27 @@
 """NVML behind one small class: identity, memory, NVLink peers and health of NVIDIA GPUs, where the vendor's library loads.
 
 Only the `nvidia` plugin uses it. Whatever the library refuses is left out and said in `warnings`; the plugin then goes on with sysfs.
+
+A session is good only for the driver that it was opened on. When the driver is reloaded or replaced, every question fails from then on, and a failed
+question is no health: such GPUs are Unknown with the reason `unmonitored`, keep the identity that was told last, and the session is opened anew, the
+library loaded from the disk again, with pauses that grow.
 Source: NVML API reference; nvidia-ml-py (module `pynvml`), whose functions raise `NVMLError`.
 """
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module, resources
+from functools import partial
+from importlib import import_module, reload, resources
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from topobus.devicekit.health import silence
 from topobus.domain.device import AttributeValue
 from topobus.domain.health import Dimension, HealthState, Observation, RecoveryAction
 from topobus.domain.pci import PciAddress
@@ -24,8 +31,14 @@ from topobus.sysfs.tree import Tree
 __all__ = ["Nvml", "NvmlGpu", "NvmlUnavailable", "XidTable", "load_nvml"]
 
 _LIBRARY = "libnvidia-ml.so.1"
+# A silence of the health machine (devicekit.health): what was known of the GPU stands.
+_UNMONITORED = "unmonitored"
 # Events read at one look: a storm must not hold the look for ever; the rest comes with the next.
 _MAX_EVENTS = 64
+# Looks between two attempts to open a session anew, doubled with each failure: a look comes every second (health.poll_s), and a driver's update takes
+# minutes.
+_FIRST_PAUSE_LOOKS = 1
+_LONGEST_PAUSE_LOOKS = 60
 _ACTIONS = {
     1: RecoveryAction.RESET_DEVICE,
     2: RecoveryAction.REBOOT_NODE,
@@ -63,11 +76,12 @@ class XidTable:
         text = resources.files("topobus.gpu.plugins").joinpath("nvidia_xids.toml").read_text(encoding="utf-8")
         rows = tomllib.loads(text)
         self._ignored = frozenset(rows["ignored"])
+        self._degraded = frozenset(rows["degraded"])
         self._reset = frozenset(rows["reset"])
         self._reboot = frozenset(rows["reboot"])
 
     def observation(self, xid: int) -> Observation | None:
-        """Turn an Xid into an observation; None for those that are an application's fault.
+        """Turn an Xid into an observation; None for those that say nothing of the GPU: an application's fault, or news.
 
         One that needs a reset or a reboot is sticky: nothing tells later that it happened.
         """
@@ -78,7 +92,7 @@ class XidTable:
             action = RecoveryAction.REBOOT_NODE
         return Observation(
             dimension=Dimension.COMPUTE,
-            state=HealthState.UNHEALTHY,
+            state=HealthState.DEGRADED if xid in self._degraded else HealthState.UNHEALTHY,
             reason="xid",
             message=f"the driver reported Xid {xid}",
             evidence={"xid": str(xid)},
@@ -97,6 +111,11 @@ def load_nvml(tree: Tree) -> Nvml:
         module: Any = import_module("pynvml")
     except ImportError as err:
         raise NvmlUnavailable("the Python package nvidia-ml-py is not installed") from err
+    _open(module, tree)
+    return Nvml(module, reopen=partial(_reopen, tree=tree))
+
+
+def _open(module: Any, tree: Tree) -> None:
     folder = tree.settings.library_path
     try:
         if folder:
@@ -105,34 +124,64 @@ def load_nvml(tree: Tree) -> Nvml:
         module.nvmlInit()
     except (OSError, module.NVMLError) as err:
         raise NvmlUnavailable(f"{_LIBRARY} cannot be used: {err}") from err
-    return Nvml(module)
+
+
+def _reopen(module: Any, *, tree: Tree) -> Any:
+    """Close a session and open another with the library as it lies on the disk now.
+
+    The loader gives the same library again as long as somebody holds it, so it is closed first; pynvml keeps it, and pointers into it, in globals, which
+    a reload of the module makes anew.
+    Errors: raises NvmlUnavailable.
+    """
+    try:
+        module.nvmlShutdown()
+    except module.NVMLError:
+        # A session that is void cannot be closed.
+        pass
+    library = module.nvmlLib
+    module = reload(module)
+    if library is not None:
+        _ctypes.dlclose(library._handle)
+    _open(module, tree)
+    return module
 
 
 class Nvml:
-    """A started library. `module` has pynvml's functions; tests give their own."""
+    """A started library. `module` has pynvml's functions; tests give their own, and `reopen`, which gives the module of a new session or raises NvmlUnavailable."""
 
-    def __init__(self, module: Any, xids: XidTable | None = None) -> None:
+    def __init__(self, module: Any, xids: XidTable | None = None, *, reopen: Callable[[Any], Any]) -> None:
         self._nvml = module
+        self._reopen = reopen
         self._xids = xids or XidTable()
         self._handles: dict[PciAddress, Any] = {}
+        self._described: dict[PciAddress, NvmlGpu] = {}
+        """What was told last of each GPU, while it is on the bus: its identity when the session goes stale."""
+        self._lost: set[PciAddress] = set()
         self._events: Any = None
         self._watched: set[PciAddress] = set()
         self._most_links: dict[PciAddress, int] = {}
+        self._is_stale = False
+        self._pause_looks = _FIRST_PAUSE_LOOKS
+        self._looks_to_wait = 0
         self.warnings: list[str] = []
         """What the library refused since the last `describe`."""
 
     def describe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, NvmlGpu]:
-        """Ask for identity, memory and links of these GPUs; one that NVML does not know is left out."""
+        """Ask for identity, memory and links of these GPUs; one that NVML has never known is left out, one that it does not tell of now is as it was told last."""
         self.warnings = []
-        found: dict[PciAddress, NvmlGpu] = {}
+        described: dict[PciAddress, NvmlGpu] = {}
         for address in addresses:
-            handle = self._handle(address)
+            handle, trouble = self._sign_of_life(address)
             if handle is None:
+                if trouble is not None:
+                    self._warn(f"NVML: {address}: {trouble.message}")
+                if address in self._described:
+                    described[address] = self._described[address]
                 continue
             memory = self._try(self._nvml.nvmlDeviceGetMemoryInfo, handle)
             minor = self._try(self._nvml.nvmlDeviceGetMinorNumber, handle)
             links, switch_gbps = self._links(handle, address)
-            found[address] = NvmlGpu(
+            described[address] = NvmlGpu(
                 uuid=str(self._try(self._nvml.nvmlDeviceGetUUID, handle) or ""),
                 name=str(self._try(self._nvml.nvmlDeviceGetName, handle) or ""),
                 memory_bytes=0 if memory is None else int(memory.total),
@@ -142,31 +191,95 @@ class Nvml:
                 facts=gpu_facts(self._nvml, handle, self._quiet),
             )
             self._watch(address, handle)
-        return found
+        self._described = described
+        self._lost &= set(addresses)
+        return described
 
     def observe(self, addresses: Sequence[PciAddress]) -> dict[PciAddress, list[Observation]]:
         """Look at the health of these GPUs."""
+        if self._is_stale:
+            self._renew()
         seen: dict[PciAddress, list[Observation]] = {address: [] for address in addresses}
         for address, observation in self._xid_events():
             seen.setdefault(address, []).append(observation)
+        asked = unmonitored = 0
         for address in addresses:
-            handle = self._handles.get(address)
+            handle, trouble = self._sign_of_life(address)
             if handle is not None:
-                seen[address] += self._observe_one(address, handle)
+                seen[address] += self._signs(address, handle)
+            elif trouble is not None:
+                seen[address].append(trouble)
+            asked += handle is not None or trouble is not None
+            unmonitored += trouble is not None and trouble.reason == _UNMONITORED
+        if asked and unmonitored == asked:
+            # One GPU that fails alone may be ill; when none answers, it is the session.
+            self._is_stale = True
+        elif not self._is_stale:
+            self._pause_looks = _FIRST_PAUSE_LOOKS
         return seen
 
-    def _observe_one(self, address: PciAddress, handle: Any) -> list[Observation]:
+    def _renew(self) -> None:
+        """Open the session anew when its turn has come."""
+        if self._looks_to_wait > 0:
+            self._looks_to_wait -= 1
+            return
+        self._looks_to_wait = self._pause_looks
+        self._pause_looks = min(2 * self._pause_looks, _LONGEST_PAUSE_LOOKS)
+        try:
+            self._nvml = self._reopen(self._nvml)
+        except NvmlUnavailable as err:
+            self._warn(f"{err}; GPUs are not monitored")
+            return
+        self._is_stale = False
+        self._handles.clear()
+        self._watched.clear()
+        self._events = None
+        for address in self._described:
+            handle, _ = self._sign_of_life(address)
+            if handle is not None:
+                self._watch(address, handle)
+
+    def _sign_of_life(self, address: PciAddress) -> tuple[Any | None, Observation | None]:
+        """Ask a GPU for a sign of life: its handle when it gives one, else what is wrong; neither for one that NVML has never known.
+
+        The PCI address may come from the library's memory; how much memory is in use comes from the driver.
+        """
         nvml = self._nvml
         try:
-            nvml.nvmlDeviceGetPciInfo(handle)
+            if address not in self._handles:
+                self._handles[address] = nvml.nvmlDeviceGetHandleByPciBusId(str(address))
+            handle = self._handles[address]
+            for question in (nvml.nvmlDeviceGetPciInfo, nvml.nvmlDeviceGetMemoryInfo):
+                try:
+                    question(handle)
+                except nvml.NVMLError as err:
+                    if err.value not in (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_NO_PERMISSION):
+                        raise
         except nvml.NVMLError as err:
-            if err.value == nvml.NVML_ERROR_GPU_IS_LOST:
-                self._handles.pop(address, None)
-                self._watched.discard(address)
-                return [_observation(Dimension.PRESENCE, HealthState.UNHEALTHY, "gpu-lost", str(err), RecoveryAction.REBOOT_NODE)]
-            return []
+            self._handles.pop(address, None)
+            self._watched.discard(address)
+            is_unknown = err.value == nvml.NVML_ERROR_NOT_FOUND and address not in self._described and address not in self._lost
+            if is_unknown:
+                self._warn(f"NVML: {err}")
+                return None, None
+            return None, self._trouble(address, err)
+        self._lost.discard(address)
+        return handle, None
+
+    def _trouble(self, address: PciAddress, err: Any) -> Observation:
+        nvml = self._nvml
+        if err.value == nvml.NVML_ERROR_GPU_IS_LOST or (address in self._lost and err.value == nvml.NVML_ERROR_NOT_FOUND):
+            # A lost GPU is not found later: still the same fault.
+            self._lost.add(address)
+            return _observation(Dimension.PRESENCE, HealthState.UNHEALTHY, "gpu-lost", str(err), RecoveryAction.REBOOT_NODE)
+        if err.value == nvml.NVML_ERROR_RESET_REQUIRED:
+            return _observation(Dimension.DRIVER, HealthState.UNHEALTHY, "recovery-advised", str(err), RecoveryAction.RESET_DEVICE)
+        return silence(_UNMONITORED, f"NVML does not answer for the GPU: {err}")
+
+    def _signs(self, address: PciAddress, handle: Any) -> list[Observation]:
+        """Look at what a GPU that answers tells of its health."""
         checks = (self._recovery(handle), self._memory(handle), self._thermal(handle), self._nvlink(address, handle))
-        return [one for one in checks if one is not None]
+        return [observation for observation in checks if observation is not None]
 
     def _recovery(self, handle: Any) -> Observation | None:
         advice = self._field(handle, self._nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)
@@ -262,14 +375,6 @@ class Nvml:
             self._warn(f"{address}: Xid errors cannot be watched: {err}")
         # Not again, even when refused: a GPU that cannot be watched will not learn it.
         self._watched.add(address)
-
-    def _handle(self, address: PciAddress) -> Any | None:
-        if address not in self._handles:
-            handle = self._try(self._nvml.nvmlDeviceGetHandleByPciBusId, str(address))
-            if handle is None:
-                return None
-            self._handles[address] = handle
-        return self._handles[address]
 
     def _field(self, handle: Any, field: int) -> int | None:
         values = self._quiet(self._nvml.nvmlDeviceGetFieldValues, handle, [field])
