@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from topobus.contracts.catalogue import EVENTS, LEDGER, STATES
+from integration.values import inventory
+from topobus.contracts.catalogue import EVENTS, INVENTORY, LEDGER, PROVISIONER, STATES
+from topobus.contracts.streams import stream_names, wanted_streams
 from topobus.domain.errors import ConfigError
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
@@ -15,6 +20,9 @@ from topobus.runtime.failures import JetStreamError
 from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
+
+# Ends a test that waits for what never comes; nothing is measured with it.
+_LIMIT_S = 60.0
 
 
 async def test_provision_makes_every_stream_and_bucket_when_the_server_is_empty(bus: Bus) -> None:
@@ -67,3 +75,93 @@ async def test_bucket_cannot_be_emptied_when_somebody_purges_or_rolls_up(bus: Bu
         await api.call(f"STREAM.PURGE.KV_{LEDGER.bucket}")
     with pytest.raises(JetStreamError, match=re.compile("roll", re.IGNORECASE)):
         await api.store(f"$KV.{LEDGER.bucket}.n1", b"{}", stream=f"KV_{LEDGER.bucket}", headers={"Nats-Rollup": "all"})
+
+
+def _session(server: NatsServer, **options: int) -> AbstractAsyncContextManager[Bus]:
+    return Bus.session(NatsSettings(url=server.url, **options), name="test")  # type: ignore[arg-type]  # numbers only
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"republish": {"src": "$KV.topobus_inventories.attack.gpu", "dest": "$KV.topobus_ledgers.demo-node"}},
+        {"sources": [{"name": "ELSEWHERE"}]},
+        {"subjects": ["$KV.topobus_inventories.>", "somebody.elses"]},
+        {"sealed": True},
+        {"max_bytes": 1024 * 1024},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+async def test_provision_refuses_a_stream_that_somebody_made_beforehand(nats_server: NatsServer, field: dict[str, Any]) -> None:
+    """A bucket that is as the catalogue wants it but for one field more is refused by name, and the check-up names it, too."""
+    name = f"KV_{INVENTORY.bucket}"
+    wanted = next(config for config in wanted_streams(1) if config["name"] == name)
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
+        api = bus._states._jetstream
+        # No server makes a sealed stream; one that is there can be sealed.
+        await api.call(f"STREAM.CREATE.{name}", wanted if "sealed" in field else {**wanted, **field})
+        if "sealed" in field:
+            await api.call(f"STREAM.UPDATE.{name}", {**wanted, **field, "deny_delete": True})
+        with pytest.raises(ConfigError, match=rf"{name} differs from the catalogue: .*{next(iter(field))}"):
+            await bus.provision()
+
+        assert next(iter(field)) in (await bus.inspect())[name]
+
+
+async def test_provision_updates_what_an_older_release_made(nats_server: NatsServer) -> None:
+    """Streams without bounds get them, keep what they hold, and are as the catalogue wants them afterwards."""
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
+        api = bus._states._jetstream
+        for config in wanted_streams(1):
+            older = {**config, "max_consumers": 16_384, "discard": "new" if config["name"].startswith("KV_") else "old"}
+            older |= {"max_bytes": -1} if config["name"].startswith("KV_") else {"max_msg_size": -1}
+            await api.call(f"STREAM.CREATE.{config['name']}", older)
+        await bus.put(INVENTORY, inventory(1), node="n1", device_class="gpu")
+        await bus.provision()
+
+        assert set((await bus.inspect()).values()) == {""}
+        info = await api.stream_info(f"KV_{INVENTORY.bucket}")
+        assert info is not None
+        assert (info.config["max_bytes"], info.config["discard"]) == (INVENTORY.max_bucket_bytes, "old")
+        stored = await bus.get(INVENTORY, node="n1", device_class="gpu")
+        assert stored is not None
+        assert stored.value == inventory(1)
+
+
+async def test_provision_says_what_room_is_missing_when_the_store_is_too_small(nats_binary: Path, tmp_path: Path) -> None:
+    """A store that the bounds do not fit into is refused with the stream, its size and what to do; a smaller wish fits."""
+    small = 'jetstream {{ store_dir: "{}", max_file_store: 400MB }}'
+    async with NatsServer(binary=nats_binary, config=small.format(tmp_path / "a")) as server, _session(server) as bus:
+        with pytest.raises(ConfigError, match=r"no room for stream KV_\w+, which may take \d+ MiB.*nats\.store_mib"):
+            await bus.provision()
+    async with NatsServer(binary=nats_binary, config=small.format(tmp_path / "b")) as server:
+        async with Bus.session(NatsSettings(url=server.url, store_mib=360), name="test") as bus:
+            await bus.provision()
+
+            assert set((await bus.inspect()).values()) == {""}
+        async with Bus.session(NatsSettings(url=server.url), name="test") as other:
+            await other.provision()
+            assert set((await other.inspect()).values()) == {""}
+
+
+async def test_streams_are_made_again_when_somebody_deletes_them_while_the_controller_runs(nats_server: NatsServer) -> None:
+    """Every deleted stream is back without a restart and without a reconnect, also when nobody uses it."""
+    async with Bus.session(NatsSettings(url=nats_server.url), name=PROVISIONER) as bus:
+        await bus.provision()
+        api = bus._states._jetstream
+        for name in stream_names():
+            await api.call(f"STREAM.DELETE.{name}")
+        async with asyncio.timeout(_LIMIT_S):
+            while await api.stream_names() != set(stream_names()):  # noqa: ASYNC110 - nothing tells when they are there
+                await asyncio.sleep(0.05)
+
+        assert set((await bus.inspect()).values()) == {""}
+
+
+async def test_stream_is_made_again_when_a_writer_misses_it(nats_server: NatsServer) -> None:
+    """Without a controller, and without users, whoever writes to a stream that is gone makes it again, and the write is done within its timeout."""
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
+        await bus.provision()
+        await bus._states._jetstream.call(f"STREAM.DELETE.KV_{INVENTORY.bucket}")
+
+        assert await bus.put(INVENTORY, inventory(1), node="n1", device_class="gpu") == 1

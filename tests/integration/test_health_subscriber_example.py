@@ -87,12 +87,15 @@ async def test_example_works_with_a_users_rights_when_permissions_are_on(
     """The rendered permissions of `user` are enough to follow health."""
     for principal in PRINCIPALS:
         monkeypatch.setenv(f"TOPOBUS_{principal.upper()}_PASSWORD", principal)
-    password = tmp_path / "gpu"
+    password, provisioner = tmp_path / "gpu", tmp_path / "controller"
     password.write_text("gpu")
+    provisioner.write_text("controller")
     async with (
         NatsServer(binary=nats_binary, config=render_permissions()) as server,
+        Bus.session(NatsSettings(url=server.url, user="controller", password_file=str(provisioner)), name="controller") as controller,
         Bus.session(NatsSettings(url=server.url, user="gpu", password_file=str(password)), name="gpu") as bus,
     ):
+        await controller.provision()
         await bus.provision()
         await _publish(bus, "gpu-0", 1)
         process = await _start(server.url.replace("nats://", "nats://user:user@"))

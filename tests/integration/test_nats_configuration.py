@@ -55,7 +55,7 @@ async def test_server_accepts_its_configuration_when_it_is_new_enough(nats_binar
 
 async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -> None:
     """Under the rendered rights each does its part and none is denied anything: provision, watch, write, publish, follow, ask, answer."""
-    readiness = {name: Readiness() for name in ("discovery", "gpu", "topology", "gateway", "cli")}
+    readiness = {name: Readiness() for name in ("controller", "discovery", "gpu", "topology", "gateway", "cli")}
     async with AsyncExitStack() as stack:
         buses = {name: await stack.enter_async_context(guarded.bus(name, readiness=readiness[name])) for name in readiness}
         for bus in buses.values():

@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
+from topobus.contracts.catalogue import PROVISIONER
 from topobus.contracts.render_nats import PRINCIPALS, connection_name, render_permissions
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock
@@ -146,10 +147,10 @@ def password_variable(principal: str) -> str:
 
 @asynccontextmanager
 async def secured_nats(folder: Path, *, binary: Path | None = None, permissions: str = "", more: str = "") -> AsyncIterator[SecuredNats]:
-    """Run a server with the shipped permissions until the block ends.
+    """Run a server with the shipped permissions until the block ends; its streams are made, as the controller makes them in an installation.
 
-    `folder` takes the password files. `permissions` replaces the shipped file (`render_permissions(may_create=False)`, rights of one node);
-    `more` is further server configuration.
+    `folder` takes the password files. `permissions` replaces the shipped file (`render_permissions(may_create=False)`, rights of one node), and then
+    nothing is made; `more` is further server configuration.
     """
     for principal in PRINCIPALS:
         (folder / principal).write_text(principal, encoding="utf-8")
@@ -157,4 +158,8 @@ async def secured_nats(folder: Path, *, binary: Path | None = None, permissions:
     environment = {password_variable(principal): principal for principal in PRINCIPALS}
     config = f"{permissions or render_permissions()}\n{more}"
     async with NatsServer(binary=binary, config=config, environment=environment) as server:
-        yield SecuredNats(server, folder)
+        secured = SecuredNats(server, folder)
+        if not permissions:
+            async with secured.bus(PROVISIONER) as bus:
+                await bus.provision()
+        yield secured

@@ -57,7 +57,7 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
             level=Level.FAIL,
             what=f"stream {name}",
             found=trouble,
-            next_step="start any Topobus service: it makes what is missing"
+            next_step="start topobus-controller: it makes what is missing"
             if trouble == MISSING
             else f"mend it (nats stream edit {name}) or remove it if its content may go",
         )

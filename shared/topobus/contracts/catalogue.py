@@ -40,6 +40,7 @@ __all__ = [
     "PREFER",
     "PREFIX",
     "PREPARE",
+    "PROVISIONER",
     "RELEASE",
     "STATES",
     "UNPREPARE",
@@ -55,6 +56,8 @@ PREFIX = "topobus.v1"
 # Stands where a node's name would, for what belongs to no node; `_` is illegal in node names, so it cannot collide.
 CLUSTER = "_"
 
+# The one process that makes streams and updates those of older releases, where each process is a NATS user of its own. It runs in every installation.
+PROVISIONER = "controller"
 DEVICE_SERVICES = ("gpu", "nic", "fpga", "cpu")
 # Who serves a class: its own service, and the gateway for classes of device plugins that are somebody else's.
 _CLASS_SERVERS = (*DEVICE_SERVICES, "gateway")
@@ -118,6 +121,10 @@ class State(Noun, Generic[M]):
     message: type[M]
     history: int = 8
     max_value_bytes: int = 512 * 1024
+    max_bucket_bytes: int
+    """What all keys with their history may take on the disk together, so that one bucket's writers cannot starve another's."""
+    is_said_again: bool = False
+    """True when each writer compares its keys with what it knows and writes again what is gone: then a full bucket may drop its oldest values."""
 
     def key(self, **values: str) -> str:
         """Build the key of one entry: `key(node="n1", device_class="gpu")`."""
@@ -163,6 +170,8 @@ class Event(Noun, Generic[M]):
     max_per_subject: int
     """How many events of one subject are kept. There is no age limit: the newest of each subject is the present state and must stay."""
     max_stream_bytes: int
+    max_event_bytes: int = 64 * 1024
+    """The largest event that the stream takes."""
 
     def subject(self, **values: str) -> str:
         """Build the subject of one event."""
@@ -198,6 +207,8 @@ MACHINE = State(
     readers=(*_CLASS_SERVERS, "topology", "controller", "cli"),
     description="NUMA nodes and distances, CPUs, caches, memory and the PCI tree of one node.",
     max_value_bytes=900 * 1024,
+    max_bucket_bytes=192 * 1024 * 1024,
+    is_said_again=True,
 )
 INVENTORY = State(
     name="inventory",
@@ -207,6 +218,8 @@ INVENTORY = State(
     writer=_CLASS_SERVERS,
     readers=("topology", "gateway", "controller", "cli"),
     description="All devices of one class on one node with their health.",
+    max_bucket_bytes=384 * 1024 * 1024,
+    is_said_again=True,
 )
 LEDGER = State(
     name="ledger",
@@ -218,6 +231,8 @@ LEDGER = State(
     description="Who holds what on one node, with the answers of the newest operations.",
     history=16,
     max_value_bytes=900 * 1024,
+    # The most of all: sixteen revisions a node, each with its newest answers, and without room for them nothing can be placed.
+    max_bucket_bytes=768 * 1024 * 1024,
 )
 ALIGNMENT = State(
     name="alignment",
@@ -227,6 +242,7 @@ ALIGNMENT = State(
     writer=("topology",),
     readers=("topology", "controller", "cli"),
     description="How one node aligns: policy, scope, mode, reserved CPUs and memory, as its operator set them.",
+    max_bucket_bytes=32 * 1024 * 1024,
 )
 OBJECT = State(
     name="object",
@@ -236,6 +252,7 @@ OBJECT = State(
     writer=("cli", "controller"),
     readers=("controller", "gateway", "cli"),
     description="The stand-alone API: DeviceClasses, ResourceClaims and Pods in Kubernetes' wire shape. CLI writes spec, controller status.",
+    max_bucket_bytes=256 * 1024 * 1024,
 )
 HEALTH = Event(
     name="health",
@@ -260,6 +277,8 @@ DECISION = Event(
     description="Every decision with its inputs, enough to replay it offline.",
     max_per_subject=4096,
     max_stream_bytes=512 * 1024 * 1024,
+    # A decision carries the node as it was seen: as large as a message may be (render_nats.render_server).
+    max_event_bytes=1020 * 1024,
 )
 DISAGREEMENT = Event(
     name="disagreement",

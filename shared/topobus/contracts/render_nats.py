@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
-from topobus.contracts.catalogue import ALL, DEVICE_SERVICES, EVENTS, PREFIX, STATES, Ask, Event, Noun, State, to_token
+from topobus.contracts.catalogue import ALL, DEVICE_SERVICES, PREFIX, PROVISIONER, Ask, Event, Noun, State, to_token
+from topobus.contracts.streams import stream_names, total_bytes
 
 __all__ = ["PRINCIPALS", "Rights", "connection_name", "render_permissions", "render_server", "rights"]
 
@@ -36,7 +36,7 @@ def connection_name(principal: str) -> str:
 def rights(principal: str, *, node: str = "", may_create: bool = True) -> Rights:
     """Give the subjects that a principal publishes and subscribes, sorted.
 
-    `node` narrows a node's process to its own node. `may_create`: false when somebody else made the streams.
+    `node` narrows a node's process to its own node. `may_create`: false when the streams are made by somebody else than the controller.
     """
     where = "*" if not node or principal in _CLUSTER_WIDE else to_token(node)
     publish: set[str] = set()
@@ -52,10 +52,11 @@ def rights(principal: str, *, node: str = "", may_create: bool = True) -> Rights
         if reads in noun.readers or principal in noun.writer:
             _add_reader(noun, principal, where, publish, subscribe, is_writer=principal in noun.writer and reads not in noun.readers)
     if principal != "user":
-        for stream in _streams():
-            publish.add(f"$JS.API.STREAM.INFO.{stream}")
-            if may_create:
-                publish.add(f"$JS.API.STREAM.CREATE.{stream}")
+        publish.update(f"$JS.API.STREAM.INFO.{stream}" for stream in stream_names())
+    if principal == PROVISIONER and may_create:
+        # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes and updates them.
+        publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())
+        publish.add("$JS.API.STREAM.NAMES")
     return {"publish": sorted(publish), "subscribe": sorted(subscribe)}
 
 
@@ -106,11 +107,6 @@ def _stream(noun: Noun) -> str:
     return noun.stream if isinstance(noun, Event) else f"KV_{noun.bucket}" if isinstance(noun, State) else ""
 
 
-def _streams() -> list[str]:
-    nouns: list[State[Any] | Event[Any]] = [*STATES, *EVENTS]
-    return [_stream(one) for one in nouns]
-
-
 def render_permissions(*, may_create: bool = True) -> str:
     """Give deploy/nats/permissions.conf: one user a principal, passwords from the server's environment."""
     lines = [
@@ -121,9 +117,9 @@ def render_permissions(*, may_create: bool = True) -> str:
         "# topobus.contracts.render_nats.rights(principal, node=…) gives them for one node. `user` follows events: inbox prefix _INBOX.user.",
         "# Rights keep honest processes apart. They do not stop a hostile one in the same account: whoever may publish to any stream can name a",
         "# bucket's key as the reply subject, and the server writes its acknowledgement there. Distrusted services need an account of their own.",
-        "# Services may create the streams that are missing."
+        f"# The {PROVISIONER} alone makes the streams that are missing and updates those of older releases; the others wait for it."
         if may_create
-        else "# Services may not create streams: provision them first, as another user.",
+        else "# Nobody here may make streams: provision them first, as another user.",
         "authorization {",
         "  users: [",
     ]
@@ -154,7 +150,8 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
         'write_deadline: "2s"',
         "jetstream {",
         '  store_dir: "/data"',
-        "  # Events take up to 768 MiB (their streams' max_bytes); the rest is for state, which must never starve.",
+        f"  # All streams have bounds of their own (max_bytes), {total_bytes() // 1024**2} MiB together, so that none starves another. Larger ones (nats.store_mib)",
+        "  # need more here.",
         "  max_file_store: 4GB",
         "  max_memory_store: 256MB",
         *(

@@ -30,10 +30,12 @@ def _lines() -> Iterable[str]:
     yield ""
     yield "## State: the newest value of a key"
     yield ""
-    yield "A KV bucket each. Writers compare-and-set on the key's revision; a deleted key is a marker."
+    yield "A KV bucket each. Writers compare-and-set on the key's revision; a deleted key is a marker. The largest bucket is what all its keys with their"
+    yield "history may take on the disk; `nats.store_mib` makes all of them smaller or larger. A full one drops its oldest values where their writers say"
+    yield "again what is gone, and refuses new ones elsewhere."
     yield ""
     yield from _table(
-        ("noun", "bucket", "key", "message", "writer", "readers", "history", "largest value"),
+        ("noun", "bucket", "key", "message", "writer", "readers", "history", "largest value", "largest bucket", "when full"),
         (
             (
                 f"`{one.name}`",
@@ -44,6 +46,8 @@ def _lines() -> Iterable[str]:
                 _names(one.readers),
                 str(one.history),
                 _size(one.max_value_bytes),
+                _size(one.max_bucket_bytes),
+                "oldest goes" if one.is_said_again else "refuses",
             )
             for one in STATES
         ),
@@ -56,7 +60,7 @@ def _lines() -> Iterable[str]:
     yield "each subject is the present state and stays."
     yield ""
     yield from _table(
-        ("noun", "stream", "subject", "message", "type", "writer", "readers", "kept a subject", "largest stream"),
+        ("noun", "stream", "subject", "message", "type", "writer", "readers", "kept a subject", "largest event", "largest stream"),
         (
             (
                 f"`{one.name}`",
@@ -67,6 +71,7 @@ def _lines() -> Iterable[str]:
                 _names(one.writer),
                 _names(one.readers),
                 str(one.max_per_subject),
+                _size(one.max_event_bytes),
                 _size(one.max_stream_bytes),
             )
             for one in EVENTS

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import Ask, Event, State
+from topobus.contracts.catalogue import PROVISIONER, Ask, Event, State
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime import provision
@@ -28,6 +28,11 @@ from topobus.runtime.state import Change, ChangeKind, Conflict, Entry, States, W
 
 __all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry", "Received", "Start", "Written"]
 
+_MIB = 1024 * 1024
+# How often the provisioner looks whether all streams are there, and how long anybody rests after having made some: a deleted one is back within seconds.
+_STREAM_LOOK_S = 5.0
+_STREAM_PAUSE_S = 1.0
+
 M = TypeVar("M")
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -43,6 +48,7 @@ class Bus:
         self._asks = Asks(connection)
         self._reprovisioning: asyncio.Task[None] | None = None
         self._stop_listening: Callable[[], None] | None = None
+        self._keeping_streams: asyncio.Task[None] | None = None
 
     @classmethod
     async def connect(
@@ -78,8 +84,9 @@ class Bus:
         """Answer what has been asked already, then disconnect."""
         if self._stop_listening is not None:
             self._stop_listening()
-        if self._reprovisioning is not None:
-            self._reprovisioning.cancel()
+        for task in (self._reprovisioning, self._keeping_streams):
+            if task is not None:
+                task.cancel()
         try:
             await self._asks.drain(timeout_s=3.0)
         finally:
@@ -104,8 +111,9 @@ class Bus:
         return self._connection.server_version
 
     async def provision(self) -> None:
-        """Make all streams and buckets of the catalogue; waits for JetStream. Done again after each reconnect: a store may have been lost.
+        """Make all streams and buckets of the catalogue, or wait for who may; waits for JetStream.
 
+        Done again after each reconnect, for a store may have been lost, and whenever one turns out to be gone.
         Errors: ConfigError when one exists and differs.
         """
         readiness = self._connection.readiness
@@ -114,7 +122,12 @@ class Bus:
         attempt = 0
         while True:
             try:
-                await provision.provision(jetstream, self._connection.settings.replicas)
+                await provision.provision(
+                    jetstream,
+                    self._connection.settings.replicas,
+                    may_create=self._connection.may_provision,
+                    store_bytes=self._connection.settings.store_mib * _MIB,
+                )
                 break
             except (PeerUnavailable, JetStreamError) as err:
                 (get_logger().info if attempt % 10 == 0 else get_logger().debug)("bus.provision-waiting", error=str(err), attempt=attempt)
@@ -122,8 +135,10 @@ class Bus:
             await asyncio.sleep(full_jitter(attempt, most_s=5.0))
             attempt += 1
         readiness.set("streams", is_ready=True)
+        self._connection.has_missed_stream.clear()
         if self._stop_listening is None:
             self._stop_listening = self._connection.on_change(self._provision_again)
+            self._keeping_streams = asyncio.create_task(self._keep_streams(), name="bus-streams")
 
     def _provision_again(self) -> None:
         if self._reprovisioning is not None:
@@ -139,12 +154,35 @@ class Bus:
             self._connection.readiness.set("streams", is_ready=False, why=str(err))
             get_logger().error("bus.provision-refused", **{**err.facts, "error": str(err)})
 
+    async def _keep_streams(self) -> None:
+        """Make again, for ever, what somebody deletes while we run.
+
+        Whoever reads or writes a stream that is gone hears of it from the server. The provisioner looks besides, for others may not make streams.
+        """
+        jetstream = JetStream(self._connection)
+        missed = self._connection.has_missed_stream
+        looks = self._connection.name == PROVISIONER
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STREAM_LOOK_S if looks else None):
+                    await missed.wait()
+            try:
+                if missed.is_set() or await provision.find_missing(jetstream):
+                    get_logger().info("bus.streams-missed")
+                    await self._provision_quietly()
+            except (PeerUnavailable, JetStreamError) as err:
+                get_logger().debug("bus.streams-unseen", error=str(err))
+            missed.clear()
+            # A write that nobody takes for another reason than a stream that is gone must not make this a busy loop.
+            await asyncio.sleep(_STREAM_PAUSE_S)
+
     async def inspect(self) -> dict[str, str]:
         """Compare all streams and buckets with the catalogue and make nothing: name to what is wrong, an empty text where nothing is.
 
         Errors: PeerUnavailable when there is no JetStream.
         """
-        return await provision.inspect(JetStream(self._connection), self._connection.settings.replicas)
+        settings = self._connection.settings
+        return await provision.inspect(JetStream(self._connection), settings.replicas, store_bytes=settings.store_mib * _MIB)
 
     # state
 

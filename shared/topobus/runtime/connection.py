@@ -18,6 +18,8 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from topobus.contracts.catalogue import PROVISIONER
+from topobus.contracts.render_nats import PRINCIPALS
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.asides import Asides, say
 from topobus.runtime.backoff import full_jitter
@@ -80,6 +82,8 @@ class Connection:
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self.has_missed_stream = asyncio.Event()
+        """Set when the server said that a stream of the catalogue is gone; cleared by who looks after the streams."""
         self.crash: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Fails when this process has broken its own promise and must end."""
 
@@ -116,6 +120,12 @@ class Connection:
     def is_connected(self) -> bool:
         """Say whether a client is up (its last canary came back)."""
         return self._up.is_set()
+
+    @property
+    def may_provision(self) -> bool:
+        """Say whether we may make streams: where each process is a user of its own, one of them alone has that right."""
+        is_of_a_kind = self.settings.user in PRINCIPALS or bool(self.settings.credentials_file)
+        return self.name == PROVISIONER or not is_of_a_kind
 
     @property
     def server_version(self) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topobus.domain.errors import PeerUnavailable
 
-__all__ = ["AmbiguousWrite", "ConnectionLost", "JetStreamError", "NobodyThere"]
+__all__ = ["AmbiguousWrite", "ConnectionLost", "JetStreamError", "NobodyThere", "StoreFull"]
 
 
 class AmbiguousWrite(PeerUnavailable):
@@ -19,6 +19,10 @@ class NobodyThere(PeerUnavailable):
     """Raised when the server says that nobody listens at a subject: surely nothing was done."""
 
 
+class StoreFull(PeerUnavailable):
+    """Raised when a write was refused because there is no room: surely nothing was done, and it will not work before somebody makes room."""
+
+
 class JetStreamError(Exception):
     """Raised when JetStream answers with an error of its own; never leaves the runtime as it is.
 
@@ -31,6 +35,12 @@ class JetStreamError(Exception):
     CONSUMER_NOT_FOUND = 10014
     MESSAGE_NOT_FOUND = 10037
     STREAM_NAME_IN_USE = 10058
+    # What all streams may take together is more than the server has.
+    NO_ROOM_FOR_STREAM = 10047
+    TOO_MANY_CONSUMERS = 10026
+    # The store as a whole is full (503, and yet it does not pass by itself), or (10077) this stream's own bound is reached.
+    _STORE_FULL = 10023
+    _NOT_STORED = 10077
     # No leader yet; too few servers for the copies, as in the first seconds of a cluster whose members have not all met.
     _WAITING = frozenset({10163, 10005})
 
@@ -43,4 +53,9 @@ class JetStreamError(Exception):
     @property
     def is_temporary(self) -> bool:
         """Say whether the same request may work soon: JetStream is starting (503), or waits for others of its cluster."""
-        return self.code == 503 or self.err_code in self._WAITING
+        return (self.code == 503 and not self.is_full) or self.err_code in self._WAITING
+
+    @property
+    def is_full(self) -> bool:
+        """Say whether there is no room: in the whole store, or in this stream."""
+        return self.err_code == self._STORE_FULL or (self.err_code == self._NOT_STORED and "maximum" in self.description)

@@ -181,7 +181,7 @@ class Feed:
         """Look at the stream: is it still the one that we know? Remembers it otherwise."""
         info = await self._jetstream.stream_info(self._stream)
         if info is None:
-            raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start any Topobus service: it makes them")
+            raise PeerUnavailable(f"stream {self._stream} does not exist", next_step="start topobus-controller: it makes them")
         if not self._created:
             self._created, self._began_at = info.created, info.last_sequence
             if self._start is From.NEW:

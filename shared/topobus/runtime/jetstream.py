@@ -33,6 +33,8 @@ class StreamInfo(Struct, frozen=True, kw_only=True):
     created: str
     first_sequence: int
     last_sequence: int
+    size_bytes: int
+    consumer_count: int
 
 
 class StoredMessage(Struct, frozen=True, kw_only=True):
@@ -68,7 +70,22 @@ class JetStream:
             raise PeerUnavailable(
                 f"JetStream does not listen at {subject}", next_step="start nats-server with JetStream on (-js)", subject=subject
             ) from err
-        return _checked(answer.data, subject)
+        try:
+            return _checked(answer.data, subject)
+        except JetStreamError as err:
+            if err.err_code == JetStreamError.STREAM_NOT_FOUND:
+                self.connection.has_missed_stream.set()
+            raise
+
+    async def stream_names(self) -> set[str]:
+        """Name all streams of the server's account."""
+        names: set[str] = set()
+        while True:
+            raw = await self.call("STREAM.NAMES", {"offset": len(names)})
+            page = raw.get("streams") or []
+            names.update(page)
+            if not page or len(names) >= int(raw["total"]):
+                return names
 
     async def stream_info(self, stream: str) -> StreamInfo | None:
         """Describe a stream; None when there is none."""
@@ -79,7 +96,14 @@ class JetStream:
                 return None
             raise
         state = raw["state"]
-        return StreamInfo(config=raw["config"], created=raw["created"], first_sequence=state["first_seq"], last_sequence=state["last_seq"])
+        return StreamInfo(
+            config=raw["config"],
+            created=raw["created"],
+            first_sequence=state["first_seq"],
+            last_sequence=state["last_seq"],
+            size_bytes=state["bytes"],
+            consumer_count=state["consumer_count"],
+        )
 
     async def last_message(self, stream: str, subject: str) -> StoredMessage | None:
         """Read the newest message of a subject from the stream's leader (replicas may lag; a ledger must not be read from one)."""
@@ -134,6 +158,10 @@ class JetStream:
                         next_step="read the value again before deciding",
                         subject=subject,
                     ) from err
+                failure = err
+            except NobodyThere as err:
+                # No stream takes the subject, or JetStream is off: who looks after the streams finds out which.
+                self.connection.has_missed_stream.set()
                 failure = err
             except PeerUnavailable as err:
                 failure = err

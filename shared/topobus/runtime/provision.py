@@ -1,31 +1,23 @@
-"""Provisioning: every stream and bucket of the catalogue, made when absent, compared when present.
+"""Provisioning: every stream and bucket of the catalogue, made when absent, brought up to date when an older release made it, compared when present.
 
-Idempotent, and safe when eight services do it at once. A difference is never repaired in silence: ConfigError names stream, field, got, wanted.
+Idempotent, and safe when eight services do it at once. A difference that nobody here made is never repaired in silence: ConfigError names stream, field,
+got, wanted. Who may not make streams waits for who may.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
-from topobus.contracts import catalogue
-from topobus.contracts.catalogue import Event, State
-from topobus.domain.errors import ConfigError
+from topobus.contracts.catalogue import PROVISIONER, State
+from topobus.contracts.streams import DifferenceKind, bucket_stream, differences, stream_names, updated, wanted_streams
+from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.runtime.failures import JetStreamError
-from topobus.runtime.jetstream import JetStream
+from topobus.runtime.jetstream import JetStream, StreamInfo
+from topobus.runtime.logging import get_logger
 
-__all__ = ["bucket_config", "bucket_stream", "bucket_subject", "inspect", "provision", "stream_config"]
+__all__ = ["bucket_stream", "bucket_subject", "find_missing", "inspect", "provision"]
 
-# Header bytes that the server counts into a message's size, on top of the value.
-_HEADER_ALLOWANCE = 4096
-# Server 2.15 refuses consumer 1001 of a stream that does not say its own limit.
-_MAX_CONSUMERS = 16_384
-_TWO_MINUTES_NS = 120 * 1_000_000_000
-
-
-def bucket_stream(state: State[Any]) -> str:
-    """Name the stream behind a bucket, as every NATS client does."""
-    return f"KV_{state.bucket}"
+_MIB = 1024 * 1024
 
 
 def bucket_subject(state: State[Any], key: str) -> str:
@@ -33,56 +25,11 @@ def bucket_subject(state: State[Any], key: str) -> str:
     return f"$KV.{state.bucket}.{key}"
 
 
-def bucket_config(state: State[Any], replicas: int) -> dict[str, Any]:
-    """Say how a bucket's stream must be.
+async def provision(jetstream: JetStream, replicas: int, *, may_create: bool = True, store_bytes: int = 0) -> None:
+    """Make what is absent, update what an older release made, refuse what differs.
 
-    No rollup and no purge: one header could otherwise empty the whole bucket. A delete is a marker, which needs neither.
-    """
-    return {
-        **_common(bucket_stream(state), bucket_subject(state, ">"), state.description, replicas),
-        "max_msgs_per_subject": state.history,
-        "max_msg_size": state.max_value_bytes + _HEADER_ALLOWANCE,
-        "max_bytes": -1,
-        "discard": "new",
-        "allow_direct": True,
-        "deny_purge": True,
-    }
-
-
-def stream_config(event: Event[Any], replicas: int) -> dict[str, Any]:
-    """Say how an event's stream must be: no age limit, since the newest event of a subject is the present state."""
-    return {
-        **_common(event.stream, event.pattern().partition("*")[0] + ">", event.description, replicas),
-        "max_msgs_per_subject": event.max_per_subject,
-        "max_msg_size": -1,
-        "max_bytes": event.max_stream_bytes,
-        "discard": "old",
-        "allow_direct": True,
-        "deny_purge": True,
-    }
-
-
-def _common(name: str, subject: str, description: str, replicas: int) -> dict[str, Any]:
-    return {
-        "name": name,
-        "description": description,
-        "subjects": [subject],
-        "retention": "limits",
-        "storage": "file",
-        "num_replicas": replicas,
-        "max_age": 0,
-        "max_msgs": -1,
-        "max_consumers": _MAX_CONSUMERS,
-        "duplicate_window": _TWO_MINUTES_NS,
-        "allow_rollup_hdrs": False,
-        "deny_delete": True,
-    }
-
-
-async def provision(jetstream: JetStream, replicas: int) -> None:
-    """Make what is absent; refuse what differs.
-
-    Errors: ConfigError for drift, for replicas that this server cannot keep consistent, for limits too small; PeerUnavailable when there is no JetStream.
+    Errors: ConfigError for drift, for replicas that this server cannot keep consistent, for limits too small; PeerUnavailable when there is no JetStream,
+    or a stream is absent that we may not make.
     """
     version = jetstream.connection.server_version
     if replicas > 1 and version < (2, 10, 0):
@@ -90,46 +37,44 @@ async def provision(jetstream: JetStream, replicas: int) -> None:
             f"nats.replicas is {replicas} and the server is {'.'.join(map(str, version))}: before 2.10 a replicated compare-and-set lets several writers win",
             next_step="use nats-server 2.10 or later, or replicas = 1",
         )
-    for config in _catalogue_configs(replicas):
-        await _provision_one(jetstream, config)
+    for config in wanted_streams(replicas, store_bytes=store_bytes):
+        await _provision_one(jetstream, config, may_create=may_create)
 
 
-async def inspect(jetstream: JetStream, replicas: int) -> dict[str, str]:
+async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) -> dict[str, str]:
     """Compare without making anything: each stream of the catalogue with what is wrong with it, empty when it is as it should be."""
     found: dict[str, str] = {}
-    for config in _catalogue_configs(replicas):
+    for config in wanted_streams(replicas, store_bytes=store_bytes):
         info = await jetstream.stream_info(config["name"])
-        found[config["name"]] = "it does not exist" if info is None else next(_differences(info.config, config), ("", ""))[1]
+        if info is None:
+            found[config["name"]] = "it does not exist"
+            continue
+        wrong = [one.text for one in differences(info.config, config) if one.kind is not DifferenceKind.HARMLESS]
+        found[config["name"]] = wrong[0] if wrong else ""
     return found
 
 
-def _catalogue_configs(replicas: int) -> list[dict[str, Any]]:
-    return [bucket_config(state, replicas) for state in catalogue.STATES] + [stream_config(event, replicas) for event in catalogue.EVENTS]
+async def find_missing(jetstream: JetStream) -> list[str]:
+    """Name the catalogue's streams that do not exist."""
+    there = await jetstream.stream_names()
+    return [name for name in stream_names() if name not in there]
 
 
-def _differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Name each field that differs, with what was found and what is wanted."""
-    for field, want in wanted.items():
-        value = got.get(field, _absent(want))
-        # Other words for people are no other stream: an upgrade that mends a sentence must not stop every service.
-        if value != want and field != "description":
-            yield field, f"{field} is {value!r}, wanted {want!r}"
-
-
-async def _provision_one(jetstream: JetStream, config: dict[str, Any]) -> None:
+async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_create: bool) -> None:
     name = config["name"]
     info = await jetstream.stream_info(name)
     if info is None:
+        if not may_create:
+            raise PeerUnavailable(f"stream {name} does not exist", next_step=f"start topobus-{PROVISIONER}: it makes what is missing")
         try:
             await jetstream.call(f"STREAM.CREATE.{name}", config)
         except JetStreamError as err:
             if err.is_temporary:
                 raise
             if err.err_code != JetStreamError.STREAM_NAME_IN_USE:
-                raise ConfigError(
-                    f"the NATS server refuses stream {name}: {err}", next_step="check the server's JetStream limits (max_file_store)"
-                ) from err
+                raise _refused(name, config, err) from err
         else:
+            get_logger().info("stream.made", stream=name, max_bytes=config["max_bytes"])
             return
         # Somebody made it between our look and our making: it is compared like any other.
         info = await jetstream.stream_info(name)
@@ -137,15 +82,55 @@ async def _provision_one(jetstream: JetStream, config: dict[str, Any]) -> None:
             raise ConfigError(
                 f"stream {name} is in use and cannot be seen", next_step="check this user's permissions on $JS.API.STREAM.INFO"
             )
-    for field, difference in _differences(info.config, config):
-        raise ConfigError(
-            f"stream {name} differs from the catalogue: {difference}",
-            next_step=f"edit it (nats stream edit {name}) or remove it, if its content may go",
+    await _compare(jetstream, info, config, may_create=may_create)
+
+
+async def _compare(jetstream: JetStream, info: StreamInfo, config: dict[str, Any], *, may_create: bool) -> None:
+    name = config["name"]
+    found = differences(info.config, config)
+    for difference in found:
+        if difference.kind is DifferenceKind.DRIFT:
+            raise ConfigError(
+                f"stream {name} differs from the catalogue: {difference.text}",
+                next_step=f"edit it (nats stream edit {name}) or remove it, if its content may go",
+                stream=name,
+                field=difference.field,
+            )
+    named = [difference.text for difference in found if difference.kind is DifferenceKind.HARMLESS and difference.field != "metadata"]
+    if named:
+        get_logger().info("stream.differs", stream=name, differences=named, effect="none: it is used as it is")
+    if may_create and any(difference.kind is DifferenceKind.OUTDATED for difference in found):
+        await _update(jetstream, info, config)
+
+
+async def _update(jetstream: JetStream, info: StreamInfo, config: dict[str, Any]) -> None:
+    """Bring an older release's stream up to date; where the server has no room for its bound, it goes on without one."""
+    name = config["name"]
+    new = updated(info.config, config, size_bytes=info.size_bytes)
+    try:
+        await jetstream.call(f"STREAM.UPDATE.{name}", new)
+    except JetStreamError as err:
+        if err.is_temporary:
+            raise
+        get_logger().warning(
+            "stream.update-refused",
             stream=name,
-            field=field,
+            error=str(err),
+            max_bytes=new["max_bytes"],
+            next_step="give the server more room (max_file_store), or lower nats.store_mib",
         )
+    else:
+        changed = sorted(field for field, value in new.items() if info.config.get(field) != value)
+        get_logger().info("stream.updated", stream=name, fields=changed, max_bytes=new["max_bytes"])
 
 
-def _absent(want: object) -> object:
-    """Give what an absent field means: servers leave out false, zero and empty ones."""
-    return {bool: False, int: 0, str: "", list: []}.get(type(want))
+def _refused(name: str, config: dict[str, Any], err: JetStreamError) -> ConfigError:
+    if err.err_code != JetStreamError.NO_ROOM_FOR_STREAM:
+        return ConfigError(
+            f"the NATS server refuses stream {name}: {err}", next_step="check the server's JetStream limits (max_file_store)"
+        )
+    return ConfigError(
+        f"the NATS server has no room for stream {name}, which may take {config['max_bytes'] // _MIB} MiB: {err}",
+        next_step="give it more disk or a larger max_file_store (without one it takes 75 % of what is free), or lower nats.store_mib everywhere",
+        stream=name,
+    )

@@ -83,7 +83,7 @@ def test_check_streams_names_stream_and_difference_when_one_drifted() -> None:
 
     assert only(findings, "streams").found.startswith("1 of 3")
     assert "max_age" in only(findings, "stream B").found
-    assert "start any" in only(findings, "stream C").next_step
+    assert "start topobus-controller" in only(findings, "stream C").next_step
 
 
 def test_check_server_fails_when_it_is_too_old() -> None:
