@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from topobus.domain.idset import CpuSet
 
-ids = st.frozensets(st.integers(0, 300), max_size=40)
+ids = st.frozensets(st.integers(0, 300) | st.integers(0, 8191), max_size=40)
 
 
 @given(ids, ids)

@@ -24,6 +24,7 @@ from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
 from topobus.domain.errors import ConfigError
+from topobus.domain.idset import NodeSet
 from topobus.domain.names import is_extended_resource_name
 from topobus.domain.outcome import Reason, Refusal
 from topobus.gateway.asks import Preference
@@ -204,7 +205,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
 
 def _device(one: pb.Device) -> ForeignDevice:
     # Some plugins say -1 for "unknown"; only the exact word is healthy.
-    nodes = tuple(sorted({node.ID for node in one.topology.nodes if node.ID >= 0}))
+    # Beyond the kernel's ids there is no node: such a device has no opinion, as with a negative id.
+    nodes = tuple(sorted({node.ID for node in one.topology.nodes if 0 <= node.ID <= NodeSet.MAX_ID}))
     return ForeignDevice(id=one.ID, is_healthy=one.health == "Healthy", nodes=nodes)
 
 

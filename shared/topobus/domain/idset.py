@@ -1,22 +1,30 @@
 """Sets of small non-negative ids as immutable bitsets: `NodeSet` for NUMA nodes, `CpuSet` for logical CPUs.
 
-Python integers are the bitset, so nothing limits the ids (sparse ids and ids above 63 are ordinary), and union, intersection
-and comparison cost a few machine words. The text form is the kernel's list format (`0-3,8`), in messages too.
+Python integers are the bitset (sparse ids and ids above 63 are ordinary), and union, intersection and comparison cost a few machine words.
+Each kind has a highest id, that of Linux: a set comes from messages of others, and a few characters of text must not become a set that costs seconds.
+The text form is the kernel's list format (`0-3,8`), in messages too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Self
+from collections.abc import Collection, Iterable, Iterator
+from itertools import islice
+from typing import ClassVar, Self
 
-__all__ = ["CpuSet", "IdSet", "NodeSet"]
+__all__ = ["CpuSet", "IdSet", "NodeSet", "ids_of_bits"]
 
-# An id above this is a corrupt file, not a machine: Linux stops at 8192 CPUs (NR_CPUS) and 1024 nodes (MAX_NUMNODES).
-_MAX_ID = 1 << 20
+# arch/x86/Kconfig, NR_CPUS_RANGE_END with CPUMASK_OFFSTACK: no kernel is built for more. arm64 stops at 4096, ppc64 at 8192.
+_MAX_CPU_ID = 8191
+# include/linux/numa.h with NODES_SHIFT 10, the largest that any architecture offers: MAX_NUMNODES is 1024.
+_MAX_NODE_ID = 1023
+# Every second CPU of the largest machine takes 20 kB to write down; a text longer than this repeats itself.
+_MAX_TEXT = 64 * 1024
+# Below this an integer's lowest bit is found and cleared in a few machine words; above, each such step would cost the length of the whole integer.
+_FEW_BITS = 512
 
 
 class IdSet:
-    """An immutable, ordered set of ids.
+    """An immutable, ordered set of ids, up to `MAX_ID`.
 
     >>> IdSet(3, 0, 1)
     IdSet(0, 1, 3)
@@ -26,24 +34,33 @@ class IdSet:
 
     __slots__ = ("bits",)
 
+    MAX_ID: ClassVar[int] = _MAX_CPU_ID
     bits: int
 
     def __init__(self, *ids: int) -> None:
-        bits = 0
         for one in ids:
-            if one < 0 or one > _MAX_ID:
-                raise ValueError(f"id {one} is out of range: wanted 0 to {_MAX_ID}")
-            bits |= 1 << one
-        object.__setattr__(self, "bits", bits)
+            if one < 0 or one > self.MAX_ID:
+                raise ValueError(f"id {one} is out of range: wanted 0 to {self.MAX_ID}")
+        object.__setattr__(self, "bits", _bits_of_ids(ids))
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is immutable")
 
     @classmethod
     def from_bits(cls, bits: int) -> Self:
-        """Wrap an integer whose bit n stands for id n."""
+        """Wrap an integer whose bit n stands for id n.
+
+        Errors: raises ValueError for a negative one, and for bits above the highest id.
+        """
         if bits < 0:
             raise ValueError(f"a bitset cannot be negative: got {bits}")
+        if bits.bit_length() > cls.MAX_ID + 1:
+            raise ValueError(f"id {bits.bit_length() - 1} is out of range: wanted 0 to {cls.MAX_ID}")
+        return cls._wrap(bits)
+
+    @classmethod
+    def _wrap(cls, bits: int) -> Self:
+        """Wrap what is known to be within bounds: alignment makes millions of these."""
         made = cls.__new__(cls)
         object.__setattr__(made, "bits", bits)
         return made
@@ -58,10 +75,13 @@ class IdSet:
         """Read the kernel's list format.
 
         Errors: raises ValueError that names the bad part. An empty or blank text is the empty set.
+        Cost: O(length of the text), and that is bounded.
 
         >>> NodeSet.parse("0,8-9").ids
         (0, 8, 9)
         """
+        if len(text) > _MAX_TEXT:
+            raise ValueError(f"not a list of ids: {text[:20]!r}… has {len(text)} characters, wanted at most {_MAX_TEXT}")
         bits = 0
         for part in text.strip().split(","):
             span = part.strip()
@@ -71,10 +91,12 @@ class IdSet:
             if not first.isdecimal() or (dash and not last.isdecimal()):
                 raise ValueError(f"not a list of ids: {text.strip()!r} (part {span!r})")
             low, high = int(first), int(last) if dash else int(first)
-            if high < low or high > _MAX_ID:
+            if high < low:
                 raise ValueError(f"not a list of ids: {text.strip()!r} (part {span!r})")
+            if high > cls.MAX_ID:
+                raise ValueError(f"not a list of ids: {text.strip()[:60]!r} (part {span[:20]!r}: wanted 0 to {cls.MAX_ID})")
             bits |= ((1 << (high - low + 1)) - 1) << low
-        return cls.from_bits(bits)
+        return cls._wrap(bits)
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -95,26 +117,22 @@ class IdSet:
         return self.bits != 0
 
     def __iter__(self) -> Iterator[int]:
-        bits = self.bits
-        while bits:
-            low = bits & -bits
-            yield low.bit_length() - 1
-            bits ^= low
+        return ids_of_bits(self.bits)
 
     def __contains__(self, one: object) -> bool:
         return isinstance(one, int) and one >= 0 and bool(self.bits >> one & 1)
 
     def __or__(self, other: Self) -> Self:
-        return self.from_bits(self.bits | other.bits)
+        return self._wrap(self.bits | other.bits)
 
     def __and__(self, other: Self) -> Self:
-        return self.from_bits(self.bits & other.bits)
+        return self._wrap(self.bits & other.bits)
 
     def __sub__(self, other: Self) -> Self:
-        return self.from_bits(self.bits & ~other.bits)
+        return self._wrap(self.bits & ~other.bits)
 
     def __xor__(self, other: Self) -> Self:
-        return self.from_bits(self.bits ^ other.bits)
+        return self._wrap(self.bits ^ other.bits)
 
     def __le__(self, other: Self) -> bool:
         return self.bits & ~other.bits == 0
@@ -147,16 +165,13 @@ class IdSet:
         return self.bits & other.bits == 0
 
     def take(self, count: int) -> Self:
-        """Return the `count` smallest ids (all, when there are fewer)."""
-        bits = 0
-        rest = self.bits
-        for _ in range(count):
-            if not rest:
-                break
-            low = rest & -rest
-            bits |= low
-            rest ^= low
-        return self.from_bits(bits)
+        """Return the `count` smallest ids (all, when there are fewer). Cost: O(ids taken)."""
+        if count >= len(self):
+            return self._wrap(self.bits)
+        if count <= 0:
+            return self._wrap(0)
+        last = next(islice(self, count - 1, None))
+        return self._wrap(self.bits & ((1 << (last + 1)) - 1))
 
 
 class NodeSet(IdSet):
@@ -164,8 +179,52 @@ class NodeSet(IdSet):
 
     __slots__ = ()
 
+    MAX_ID: ClassVar[int] = _MAX_NODE_ID
+
 
 class CpuSet(IdSet):
     """A set of logical CPU ids."""
 
     __slots__ = ()
+
+    MAX_ID: ClassVar[int] = _MAX_CPU_ID
+
+
+def ids_of_bits(bits: int) -> Iterator[int]:
+    """Give the numbers of the bits that are set, ascending.
+
+    Cost: O(length of the integer + bits that are set), for integers of any length.
+
+    >>> list(ids_of_bits(0b1001))
+    [0, 3]
+    """
+    base = 0
+    if bits.bit_length() > _FEW_BITS:
+        words = bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+        step = _FEW_BITS // 8
+        for start in range(0, len(words), step):
+            part = int.from_bytes(words[start : start + step], "little")
+            while part:
+                low = part & -part
+                yield base + low.bit_length() - 1
+                part ^= low
+            base += _FEW_BITS
+        return
+    while bits:
+        low = bits & -bits
+        yield low.bit_length() - 1
+        bits ^= low
+
+
+def _bits_of_ids(ids: Collection[int]) -> int:
+    """Set one bit an id; cost: O(ids + highest id)."""
+    highest = max(ids, default=0)
+    if highest < _FEW_BITS:
+        bits = 0
+        for one in ids:
+            bits |= 1 << one
+        return bits
+    octets = bytearray(highest // 8 + 1)
+    for one in ids:
+        octets[one >> 3] |= 1 << (one & 7)
+    return int.from_bytes(octets, "little")

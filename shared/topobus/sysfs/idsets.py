@@ -58,5 +58,10 @@ def read_cpu_list(tree: Tree, path: str) -> CpuSet | None:
 
 def read_node_list(tree: Tree, path: str) -> NodeSet | None:
     """Read a node list such as `0,8-9`; None when absent, HardwareError when it is none."""
-    found = read_cpu_list(tree, path)
-    return None if found is None else NodeSet.from_bits(found.bits)
+    text = tree.read(path)
+    if text is None:
+        return None
+    try:
+        return NodeSet.parse(text)
+    except ValueError as err:
+        raise HardwareError(f"{path} under {tree.root}: got {text[:60]!r}, wanted a node list", path=path, raw=text[:200]) from err

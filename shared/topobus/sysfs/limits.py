@@ -6,12 +6,16 @@ Flows out: allowed CPUs and nodes, or None for "no limit told". Source: cgroups(
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from msgspec import Struct
 
-from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.idset import CpuSet, IdSet, NodeSet
 from topobus.sysfs.tree import Tree
 
 __all__ = ["Limits", "read_limits"]
+
+S = TypeVar("S", bound=IdSet)
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -29,11 +33,9 @@ def read_limits(tree: Tree) -> Limits:
     if pattern is None or name is None:
         return Limits()
     base = name.rstrip("/")
-    cpus = _read_list(tree, pattern.format(group=base, what="cpus"))
-    nodes = _read_list(tree, pattern.format(group=base, what="mems"))
-    return Limits(
-        cpus=None if cpus is None else CpuSet.from_bits(cpus), nodes=None if nodes is None else NodeSet.from_bits(nodes), source=name or "/"
-    )
+    cpus = _read_list(tree, pattern.format(group=base, what="cpus"), CpuSet)
+    nodes = _read_list(tree, pattern.format(group=base, what="mems"), NodeSet)
+    return Limits(cpus=cpus, nodes=nodes, source=name or "/")
 
 
 def _find_files(tree: Tree) -> str | None:
@@ -67,11 +69,11 @@ def _own_group(tree: Tree) -> str | None:
     return None
 
 
-def _read_list(tree: Tree, path: str) -> int | None:
+def _read_list(tree: Tree, path: str, kind: type[S]) -> S | None:
     text = tree.read_mounted(path)
     if text is None:
         return None
     try:
-        return CpuSet.parse(text).bits
+        return kind.parse(text)
     except ValueError:
         return None

@@ -1,8 +1,10 @@
 """IdSet: the kernel's list format, immutability, ordering."""
 
+from typing import Any
+
 import pytest
 
-from topobus.domain.idset import CpuSet, IdSet, NodeSet
+from topobus.domain.idset import CpuSet, IdSet, NodeSet, ids_of_bits
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,71 @@ def test_lowest_is_refused_when_empty() -> None:
     """An empty set has no lowest id, and none is made up."""
     with pytest.raises(ValueError, match="empty"):
         _ = IdSet().lowest
+
+
+@pytest.mark.parametrize(("kind", "highest"), [(NodeSet, 1023), (CpuSet, 8191)])
+def test_idset_stops_at_the_kernels_highest_id(kind: type[IdSet], highest: int) -> None:
+    """A machine has at most 1024 nodes and 8192 CPUs; an id above is refused however it is written, for a set of it would cost what no machine asks for."""
+    assert kind.parse(f"0-{highest}").ids == tuple(range(highest + 1))
+    assert kind(highest) == kind.from_bits(1 << highest)
+
+    for make in (
+        lambda: kind(highest + 1),
+        lambda: kind.parse(f"{highest + 1}"),
+        lambda: kind.parse(f"0-{highest + 1}"),
+        lambda: kind.from_bits(1 << (highest + 1)),
+    ):
+        with pytest.raises(ValueError, match=f"wanted 0 to {highest}"):
+            make()
+
+
+def test_idset_refuses_a_text_that_only_repeats_itself() -> None:
+    """No list of the kernel is longer than 64 KiB; a longer one is refused before it is read, with its size."""
+    with pytest.raises(ValueError, match="has 900000 characters"):
+        NodeSet.parse("0," * 450_000)
+
+
+class Counted(int):
+    """An integer that counts the machine words that operations on it read."""
+
+    words = 0
+
+    def _cost(self) -> None:
+        Counted.words += self.bit_length() // 64 + 1
+
+    def __and__(self, other: int) -> "Counted":
+        self._cost()
+        return Counted(int(self) & int(other))
+
+    def __xor__(self, other: int) -> "Counted":
+        self._cost()
+        return Counted(int(self) ^ int(other))
+
+    def __neg__(self) -> "Counted":
+        self._cost()
+        return Counted(-int(self))
+
+    def to_bytes(self, *arguments: Any, **named: Any) -> bytes:
+        """Count the one pass over the integer."""
+        self._cost()
+        return int(self).to_bytes(*arguments, **named)
+
+
+@pytest.mark.parametrize("bits", [1 << 12, 1 << 14, 1 << 16])
+def test_bits_are_walked_through_once_however_long_the_integer_is(bits: int) -> None:
+    """The cost of all ids of a set grows with its length, not with its square: a million bits were minutes before."""
+    Counted.words = 0
+
+    found = list(ids_of_bits(Counted((1 << bits) - 1)))
+
+    assert found == list(range(bits))
+    assert Counted.words <= bits // 64 + 1
+
+
+def test_take_gives_the_smallest_of_a_large_set() -> None:
+    """Taking some of a set of thousands gives exactly its lowest ids."""
+    odd = CpuSet.of(range(1, 8192, 2))
+
+    assert odd.take(1000).ids == tuple(range(1, 2000, 2))
+    assert odd.take(0) == CpuSet()
+    assert odd.take(10_000) == odd

@@ -8,6 +8,7 @@ first value that has enough for all are the first solution; whatever is not as p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes.limits import MAX_LIST
@@ -17,6 +18,7 @@ from topobus.controller.core.constraints import attribute_values
 from topobus.controller.core.pools import Candidate
 from topobus.controller.core.selectors import SelectorCompiler, SelectorError
 from topobus.controller.core.taints import SILENT_TAINT, tolerates
+from topobus.domain.idset import ids_of_bits
 
 __all__ = ["Sheet", "make_sheet"]
 
@@ -53,12 +55,10 @@ class Sheet(NamedTuple):
                 free = one.places & ~taken
                 if index in claim.matched:
                     free &= within
-                for _ in range(one.number):
-                    if not free:
-                        return None
-                    lowest = free & -free
-                    places.append(lowest.bit_length() - 1)
-                    free ^= lowest
+                chosen = tuple(islice(ids_of_bits(free), one.number))
+                if len(chosen) < one.number:
+                    return None
+                places += chosen
             found.append(tuple(places))
         return tuple(found)
 
