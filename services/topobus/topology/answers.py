@@ -41,7 +41,7 @@ from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
 from topobus.topology.book import Book, Decide
 from topobus.topology.core.decisions import decision_id, request_of_devices
-from topobus.topology.core.limits import complaint_of_devices, complaint_of_operation, complaint_of_pod
+from topobus.topology.core.limits import complaint_of_devices, complaint_of_memory, complaint_of_operation, complaint_of_pod
 from topobus.topology.facts import Facts
 from topobus.topology.metrics import TopologyMetrics
 
@@ -131,7 +131,9 @@ class Answers:
     async def adopt(self, asked: AdoptRequest) -> AdoptReply:
         """Write down what kubelet or a claim decided; refused when a live pod or claim holds one of the devices."""
         began = self._clock.monotonic()
-        _accept(complaint_of_operation(asked.op_id, asked.owner) or complaint_of_devices(asked.devices))
+        _accept(
+            complaint_of_operation(asked.op_id, asked.owner) or complaint_of_devices(asked.devices) or complaint_of_memory(asked.memory)
+        )
 
         async def decide(ledger: Ledger) -> Step:
             made = decision_id(ledger, asked.op_id)

@@ -13,6 +13,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
+from topobus.domain.strays import stray_devices, without_strays
 from topobus.domain.view import AlignmentOptions, NodeView
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
@@ -20,6 +21,9 @@ from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Change, ChangeKind
 
 __all__ = ["Facts"]
+
+# More names than these say nothing to a person; the count does.
+_SHOWN_STRAYS = 16
 
 
 class Facts:
@@ -46,6 +50,7 @@ class Facts:
         self._has_inventories = False
         self._unheard: Mapping[str, str] = {}
         self._static: NodeView | None = None
+        self._strays: tuple[str, ...] = ()
         readiness.set("machine", is_ready=False, why="waiting for discovery")
         readiness.set("inventories", is_ready=False, why="reading inventories")
 
@@ -79,7 +84,7 @@ class Facts:
         if self._static is None:
             self._static = node_view(
                 self.machine,
-                self.inventories,
+                self._without_strays(self.machine),
                 None,
                 self._options,
                 self._reserved,
@@ -88,6 +93,20 @@ class Facts:
             )
             self._warn_about_reserved(self._static)
         return self._static
+
+    def _without_strays(self, machine: Machine) -> dict[str, Inventory]:
+        """Set devices aside that name NUMA nodes which the machine lacks, and name them when they are others than before."""
+        strays = tuple(sorted(device.name for inventory in self.inventories.values() for device in stray_devices(inventory, machine)))
+        if strays and strays != self._strays:
+            get_logger().warning(
+                "devices.set-aside",
+                count=len(strays),
+                devices=strays[:_SHOWN_STRAYS],
+                numa_nodes=str(machine.node_set),
+                next_step="they name NUMA nodes that the machine lacks: see their plugin, or whether discovery runs",
+            )
+        self._strays = strays
+        return {name: without_strays(inventory, machine) for name, inventory in self.inventories.items()}
 
     async def _watch_machine(self) -> None:
         async with aclosing(self._bus.watch(MACHINE, node=self._node)) as changes:

@@ -1,14 +1,18 @@
 """Bytes to values and back: JSON by msgspec, with the domain's own types as text.
 
-Unknown fields are ignored, missing ones take their default; anything else that does not fit is a ContractError that names the place.
+Unknown fields are ignored, missing ones take their default; anything else that does not fit is a ContractError that names the place. Messages of the catalogue
+have limits (`bounds`) as well.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
 
+from topobus.contracts.bounds import bounded
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet, IdSet, NodeSet
 from topobus.domain.pci import PciAddress
@@ -45,11 +49,14 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
-    """Decode and validate JSON into `wanted`.
+    """Decode and validate JSON into `wanted`; a message of the catalogue is held to its limits first.
 
     Errors: raises ContractError with the JSON path of the first misfit and a sample of the bytes; `where` names the subject, key or file.
     """
     try:
+        message = _messages().get(wanted)
+        if message is not None:
+            msgspec.json.decode(data, type=bounded(message))
         return msgspec.json.decode(data, type=wanted, dec_hook=_decode_custom)
     except (msgspec.MsgspecError, ValueError, UnicodeDecodeError, RecursionError) as err:
         # RecursionError: nested deeper than msgspec goes, at which it raises Python's own error.
@@ -58,6 +65,19 @@ def decode(data: bytes | str, wanted: type[T], *, where: str = "message") -> T:
         raise ContractError(
             f"{where}: cannot read this as {getattr(wanted, '__name__', wanted)}: {err}", sample=sample, size_bytes=len(raw)
         ) from err
+
+
+@cache
+def _messages() -> dict[type, type[Struct]]:
+    """List what crosses NATS. Only now: the catalogue's own imports come before it is whole."""
+    from topobus.contracts.catalogue import ASKS, EVENTS, STATES
+
+    kinds: list[type[Struct]] = [
+        *(noun.message for noun in (*STATES, *EVENTS)),
+        *(kind for ask in ASKS for kind in (ask.request, ask.reply)),
+    ]
+    # A ledger's readers leave out a part of it.
+    return {base: base for kind in kinds for base in kind.__mro__ if base is not Struct and issubclass(base, Struct)}
 
 
 def to_builtins(value: object) -> Any:

@@ -14,7 +14,9 @@ from topobus.controller.core.values import Allocated, AllocationInput, Fault
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError
+from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.machine import Machine, NumaNode
 from topobus.domain.request import Owner, OwnerKind
 from unit.controller.allocation import solve
 
@@ -186,3 +188,26 @@ def test_pod_claims_have_stable_names_that_fit_when_the_pods_name_is_long() -> N
     assert names[0] == names[1] != names[2]
     assert len(names[0]) <= 63
     assert owner_pod_uid(made) == "a"
+
+
+def _machine(*nodes: int) -> Machine:
+    numa_nodes = tuple(NumaNode(id=node, cpus=CpuSet(), memory_bytes=0) for node in nodes)
+    return Machine(node="n1", numa_nodes=numa_nodes, cpus=())
+
+
+def test_world_gives_nobody_a_device_on_a_node_that_the_machine_lacks() -> None:
+    """A device of a node that nobody has is set aside by itself, and is back as soon as discovery tells of the node."""
+    world = World()
+    devices = (
+        Device(name="gpu-0", device_class="gpu", numa_nodes=NodeSet(1)),
+        Device(name="gpu-1", device_class="gpu", numa_nodes=NodeSet(0)),
+    )
+    world.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=devices))
+    world.put_machine(_machine(0))
+    one = _claim("one")
+    _put(world, one)
+
+    before = _devices(_input(world, one))
+    world.put_machine(_machine(0, 1))
+
+    assert (before, _devices(_input(world, one))) == (["gpu-1"], ["gpu-0"])

@@ -31,6 +31,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.silence import unheard
+from topobus.domain.strays import without_strays
 from topobus.domain.view import NodeAlignment, NodeView
 
 __all__ = ["ObjectKey", "Stored", "World"]
@@ -86,10 +87,15 @@ class World:
 
     def put_machine(self, machine: Machine) -> None:
         """Take in a machine."""
-        if machine.node not in self.machines:
+        before = self.machines.get(machine.node)
+        if before is None:
             self._nodes = None
             self.stock.free(machine.node)
         self.machines[machine.node] = machine
+        if before is None or before.node_set != machine.node_set:
+            # Devices on nodes that the machine lacked, or lacks from now on.
+            for inventory in self._inventories_of.get(machine.node, {}).values():
+                self._publish(inventory)
 
     def drop_machine(self, node: str) -> None:
         """Forget a machine."""
@@ -145,6 +151,9 @@ class World:
     def _publish(self, inventory: Inventory) -> None:
         place = (inventory.node, inventory.device_class)
         since = self._silent.get(place)
+        machine = self.machines.get(inventory.node)
+        if machine is not None:
+            inventory = without_strays(inventory, machine)
         slices = (
             slices_from_inventory(inventory) if since is None else silenced(slices_from_inventory(unheard(inventory, since=since)), since)
         )
@@ -329,7 +338,7 @@ class World:
         if machine is None:
             return None
         silent = {device_class: since for (there, device_class), since in self._silent.items() if there == node}
-        inventories = self._inventories_of.get(node, {})
+        inventories = {name: without_strays(one, machine) for name, one in self._inventories_of.get(node, {}).items()}
         asked = self.alignments.get(node, NodeAlignment(node=node))
         return aligned_view(machine, inventories, self.ledgers.get(node), asked, unheard_classes=silent)
 

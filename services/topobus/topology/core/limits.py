@@ -5,12 +5,14 @@ The ledger is one value of limited size that every service of the node reads. Ku
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import MemoryBlock
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.resource_names import is_resource_name
 
-__all__ = ["complaint_of_devices", "complaint_of_operation", "complaint_of_pod"]
+__all__ = ["complaint_of_devices", "complaint_of_memory", "complaint_of_operation", "complaint_of_pod"]
 
 # A DNS subdomain (RFC 1123), the longest name that Kubernetes takes for anything.
 _NAME_CHARACTERS = 253
@@ -23,6 +25,9 @@ _CONTAINERS = 256
 _DEVICE_REQUESTS = 64
 # More CPUs than Linux can be built for on x86 (NR_CPUS): the longest list of names that can make sense.
 _DEVICES = 8192
+# One for plain memory and one for each size of huge pages; no architecture has more than five of these.
+_MEMORY_BLOCKS = 64
+_BYTES = 2**63 - 1
 # JSON numbers above this are not the same number to every reader.
 _COUNT = 2**53
 
@@ -52,7 +57,7 @@ def complaint_of_pod(pod: PodRequest) -> str:
             return f"a container's name {wrong}"
         if len(one.devices) > _DEVICE_REQUESTS:
             return f"container {one.name!r} has {len(one.devices)} device requests, wanted at most {_DEVICE_REQUESTS}"
-        if not 0 <= one.memory_bytes <= 2**63 - 1:
+        if not 0 <= one.memory_bytes <= _BYTES:
             return f"container {one.name!r}: memory_bytes is {one.memory_bytes}, wanted 0 or more, below 2^63"
         counts = {"cpus": one.cpus, **{f"{device.device_class} count": device.count for device in one.devices}}
         for key, count in counts.items():
@@ -80,6 +85,24 @@ def complaint_of_devices(devices: Mapping[str, tuple[str, ...]] | Iterable[tuple
             wrong = _wrong_text(text, _LABEL_CHARACTERS)
             if wrong:
                 return f"{key} {wrong}"
+    return ""
+
+
+def complaint_of_memory(blocks: Sequence[MemoryBlock]) -> str:
+    """Say what is out of bounds in memory blocks; empty when nothing is."""
+    if len(blocks) > _MEMORY_BLOCKS:
+        return f"{len(blocks)} memory blocks are named, wanted at most {_MEMORY_BLOCKS}"
+    for block in blocks:
+        wrong = _wrong_text(block.kind, _LABEL_CHARACTERS)
+        if wrong:
+            return f"a memory block's kind {wrong}"
+        if len(block.shares) > NodeSet.MAX_ID + 1:
+            return f"a block of {block.kind} has {len(block.shares)} shares, wanted at most one a NUMA node"
+        for node, size_bytes in block.shares:
+            if not 0 <= node <= NodeSet.MAX_ID:
+                return f"a block of {block.kind} has a share on NUMA node {node}, wanted 0 to {NodeSet.MAX_ID}"
+            if not 0 <= size_bytes <= _BYTES:
+                return f"a block of {block.kind} has {size_bytes} bytes on NUMA node {node}, wanted 0 or more, below 2^63"
     return ""
 
 

@@ -37,14 +37,14 @@ def cpu_name(cpu: int) -> str:
 def cpu_of_name(name: str) -> int | None:
     """Read a CPU device's name; None when it is not one.
 
-    >>> cpu_of_name("cpu-7"), cpu_of_name("cpu-07"), cpu_of_name("gpu-7")
-    (7, None, None)
+    >>> cpu_of_name("cpu-7"), cpu_of_name("cpu-07"), cpu_of_name("gpu-7"), cpu_of_name("cpu-8192")
+    (7, None, None, None)
     """
     digits = name.removeprefix(_PREFIX)
-    # Six digits hold every CPU that Linux can have (NR_CPUS is at most 8192); a longer number is no CPU.
-    if not (name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) <= 6):
+    if not (name.startswith(_PREFIX) and digits.isascii() and digits.isdecimal() and len(digits) <= len(str(CpuSet.MAX_ID))):
         return None
-    return int(digits) if str(int(digits)) == digits else None
+    # A number that no set of CPUs can have is a name that no CPU has.
+    return int(digits) if str(int(digits)) == digits and int(digits) <= CpuSet.MAX_ID else None
 
 
 def node_view(

@@ -1,0 +1,186 @@
+"""Attacks by what is written or asked on the bus: a credential of one class cannot stop the controller, nor fill a node's ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from support.alignment_nodes import dgx_facts
+from support.asking import ask_patiently
+from support.secured_nats import Attacker, SecuredNats, secured_nats
+from support.small_topology import SmallTopology
+from topobus.contracts import catalogue
+from topobus.contracts.codec import encode
+from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
+from topobus.contracts.messages import ApiObject, PlaceRequest, PlanReply, PlanRequest
+from topobus.controller.config import ControllerSettings
+from topobus.controller.service import serve
+from topobus.domain.device import Device, Inventory
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Placement
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.runtime.bus import Bus, Change
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.reading import Reader
+from topobus.topology.config import TopologySettings
+from topobus.topology.service import serve as serve_topology
+
+pytestmark = pytest.mark.integration
+
+NODE = "demo-node"
+CLAIM = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: one}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev, count: 1}}]}}
+"""
+
+
+class Place:
+    """A node, its topology and a user, each under its own credential."""
+
+    def __init__(self, nats: SecuredNats, user: Bus, objects: Reader[Change[ApiObject]], attacker: Attacker) -> None:
+        self.nats = nats
+        self.user = user
+        self.objects = objects
+        self.attacker = attacker
+
+    async def publish(self, node: str, device_class: str, inventory: object) -> None:
+        """Write an inventory as the attacker: any bytes, past all of our own code."""
+        await self.attacker.send(f"$KV.topobus_inventories.{node}.{device_class}", json.dumps(inventory).encode())
+        assert self.attacker.denials == []
+
+    async def plan(self) -> PlanReply:
+        """Ask for a pod's place."""
+        owner = Owner(kind=OwnerKind.POD, name="p", uid="uid-p")
+        request = PodRequest(
+            owner=owner, containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),)
+        )
+        return await ask_patiently(self.user, catalogue.PLAN, PlanRequest(op_id="op-1", pod=request), node=catalogue.CLUSTER)
+
+    async def allocated(self) -> list[str]:
+        """Store a claim and wait for its devices."""
+        (claim,) = parse_manifest(CLAIM, where="test.yaml")
+        stored = admit(claim, uid="uid-one", now="2026-01-01T00:00:00Z")
+        await self.user.put(catalogue.OBJECT, stored, **object_parts(stored))
+        await self.objects.until(lambda items: any(item.value is not None and item.value.status.get("allocation") for item in items))
+        newest = [item.value for item in self.objects.items if item.value is not None][-1]
+        return [result["device"] for result in newest.status["allocation"]["devices"]["results"]]
+
+
+@asynccontextmanager
+async def controller(nats: SecuredNats) -> AsyncIterator[None]:
+    """Run the real controller under its own credential; it must not have ended when the block does."""
+    async with nats.bus("controller") as bus:
+        runtime = Runtime(
+            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
+        )
+        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2), runtime))
+        yield
+        assert not task.done()
+        task.cancel()
+        await asyncio.wait({task})
+
+
+@pytest_asyncio.fixture
+async def place(nats_binary: Path, tmp_path: Path) -> AsyncIterator[Place]:
+    """The demo machine with its GPUs under the shipped permissions, and somebody with the gpu service's credential."""
+    async with AsyncExitStack() as stack:
+        nats = await stack.enter_async_context(secured_nats(tmp_path, binary=nats_binary))
+        buses = {name: await stack.enter_async_context(nats.bus(name)) for name in ("discovery", "gpu", "topology", "cli")}
+        await buses["topology"].provision()
+        machine, inventories = dgx_facts()
+        await buses["discovery"].put(catalogue.MACHINE, machine, node=NODE)
+        await buses["gpu"].put(catalogue.INVENTORY, inventories["gpu"], node=NODE, device_class="gpu")
+        await SmallTopology(buses["topology"], machine, [inventories["gpu"]]).start()
+        objects = await stack.enter_async_context(Reader(buses["cli"].watch(catalogue.OBJECT)))
+        attacker = await stack.enter_async_context(nats.attacker("gpu"))
+        yield Place(nats, buses["cli"], objects, attacker)
+
+
+def bomb(node: str, **fields: object) -> dict[str, object]:
+    """Make an inventory of one device with hostile fields."""
+    return {"node": node, "device_class": "gpu", "generation": 1, "devices": [{"name": "gpu-0", "device_class": "gpu", **fields}]}
+
+
+@pytest.mark.parametrize(
+    ("node", "fields"),
+    [
+        ("ghost-node", {"numa_nodes": "0-1048575"}),
+        ("ghost-node", {"cpu": -1}),
+        (NODE, {"numa_nodes": "0-1048575"}),
+        (NODE, {"numa_nodes": "0-1023", "near_cpus": "0-8191"}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(f"{key}={text}" for key, text in value.items()),
+)
+async def test_controller_serves_when_one_class_publishes_a_hostile_inventory(place: Place, node: str, fields: dict[str, object]) -> None:
+    """142 bytes of the gpu service's credential, in the bucket before the controller starts, stop neither plans nor claims."""
+    honest = await place.user.get(catalogue.INVENTORY, node=NODE, device_class="gpu")
+    assert honest is not None
+    if node == NODE:
+        # Beside honest devices, as a faulty plugin of the same service would write it.
+        devices = json.loads(encode(honest.value))["devices"]
+        await place.publish(
+            node, "gpu", bomb(node, **fields) | {"generation": 2, "devices": [*devices[1:], *bomb(node, **fields)["devices"]]}
+        )  # type: ignore[misc]  # JSON
+    else:
+        await place.publish(node, "gpu", bomb(node, **fields))
+    is_readable = node != NODE or "1048575" not in str(fields)
+
+    async with controller(place.nats):
+        reply = await place.plan()
+        assert reply.chosen is not None
+        assert isinstance(reply.chosen.result, Placement)
+        if is_readable:
+            assert (await place.allocated())[0].startswith("gpu-")
+
+
+async def test_controller_gives_nobody_a_device_on_a_node_that_the_machine_lacks(place: Place) -> None:
+    """A device that names NUMA node 7 of a machine with two is set aside, its neighbours of the same inventory are handed out."""
+    _, inventories = dgx_facts()
+    devices = inventories["gpu"].devices
+    stray = Device(name="gpu-00", device_class="gpu", numa_nodes=NodeSet(7))
+    told = Inventory(node=NODE, device_class="gpu", generation=2, devices=(stray, *devices))
+    await place.publish(NODE, "gpu", json.loads(encode(told)))
+
+    async with controller(place.nats):
+        assert await place.allocated() == [devices[0].name]
+
+
+async def test_topology_refuses_an_adoption_with_thousands_of_memory_blocks(nats_binary: Path, tmp_path: Path) -> None:
+    """400 kB of memory blocks on nodes that nobody has are refused where they are read; the ledger stays as it was and places go on."""
+    owner = {"kind": "pod", "name": "greedy", "uid": "u"}
+    blocks = [{"kind": "memory", "nodes": str(number % 1024), "shares": []} for number in range(9_000)]
+    adoption = json.dumps({"op_id": "op-1", "owner": owner, "devices": {}, "memory": blocks}).encode()
+    async with AsyncExitStack() as stack:
+        nats = await stack.enter_async_context(secured_nats(tmp_path, binary=nats_binary))
+        bus, user = [await stack.enter_async_context(nats.bus(name)) for name in ("topology", "cli")]
+        await bus.provision()
+        machine, inventories = dgx_facts()
+        async with nats.bus("discovery") as discovery, nats.bus("gpu") as gpu:
+            await discovery.put(catalogue.MACHINE, machine, node=NODE)
+            await gpu.put(catalogue.INVENTORY, inventories["gpu"], node=NODE, device_class="gpu")
+        runtime = Runtime(name="topology", node=NODE, bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+        task = asyncio.create_task(serve_topology(TopologySettings(node=NODE), runtime))
+        request = PodRequest(owner=Owner(kind=OwnerKind.POD, name="p", uid="u"), containers=(ContainerRequest(name="main"),))
+        await ask_patiently(user, catalogue.PLACE, PlaceRequest(op_id="op-0", pod=request, is_dry_run=True), node=NODE)
+        attacker = await stack.enter_async_context(nats.attacker("cli"))
+
+        answer = await attacker.ask(catalogue.ADOPT.subject(node=NODE), adoption)
+
+        assert (answer.headers or {}).get("Topobus-Error") == "contract"
+        entry = await user.get(catalogue.LEDGER, node=NODE)
+        assert entry is None or entry.value.allocations == {}
+        reply = await user.ask(catalogue.PLACE, PlaceRequest(op_id="op-2", pod=request), node=NODE)
+        assert isinstance(reply.result, Placement)
+        task.cancel()
+        await asyncio.wait({task})
