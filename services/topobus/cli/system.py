@@ -7,17 +7,11 @@ Everything a run makes (sockets, logs, streams, the recorded machine) lies in it
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import os
 import shutil
-import signal
 import socket
 import sysconfig
-import tempfile
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,21 +22,13 @@ from topobus.domain.errors import ConfigError
 from topobus.testing.nats import free_port
 from topobus.testing.nats_provider import provide_nats_server
 
-__all__ = ["DEMO_NODE", "SERVICES", "Layout", "System", "start_system", "state_folder"]
+__all__ = ["DEMO_NODE", "SERVICES", "Layout", "System", "start_system"]
 
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 DEMO_NODE = "demo-node"
 
-# AF_UNIX paths end at 108 bytes (sun_path, unix(7)). This is the longest socket below a state folder, with room for a plugin's class name as the gateway
-# leaves it; a longer path fails only at bind, so it is checked before anything starts.
-_LONGEST_SOCKET = "kubelet/device-plugins/topobus-cccccccccccccccc-00000000-00.sock"
-_SOCKET_BYTES = 107
 _DEFAULT_NATS_PORT = 4222
 _NATS_READY_S = 15.0
-_SHORT_TMP = Path("/tmp")
-_LOCK = "lock"
-# Between making a folder and locking it; nobody needs so long.
-_ABANDONED_AFTER_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,80 +81,6 @@ class System:
     async def until_ready(self, *, timeout_s: float) -> None:
         """Wait until all services say that they are ready."""
         await self.supervisor.until_ready(SERVICES, timeout_s=timeout_s)
-
-
-@contextlib.contextmanager
-def state_folder(wanted: Path | None) -> Iterator[Path]:
-    """Give the folder for a run: the one wanted, kept afterwards; else a fresh one that is removed afterwards.
-
-    Errors: raises ConfigError when the folder is in use by another run, cannot be made, or is so deep that sockets would not fit.
-    """
-    if wanted is None:
-        near = Path(tempfile.gettempdir())
-        home = near if _has_room(near / "topobus-12345678") else _SHORT_TMP
-        _remove_abandoned(home)
-        with _signals_as_interrupts():
-            made = Path(tempfile.mkdtemp(prefix="topobus-", dir=home))
-            try:
-                with _lock(made / _LOCK):
-                    yield made
-            finally:
-                shutil.rmtree(made, ignore_errors=True)
-        return
-    folder = wanted.absolute()
-    if not _has_room(folder):
-        longest = len(os.fsencode(folder / _LONGEST_SOCKET))
-        raise ConfigError(
-            f"--dir {folder}: a socket below it would have a path of {longest} bytes, wanted at most {_SOCKET_BYTES}",
-            next_step="choose a shorter folder, such as /tmp/topobus",
-        )
-    with contextlib.ExitStack() as held:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_lock(folder / _LOCK))
-        except BlockingIOError as err:
-            raise ConfigError(
-                f"--dir {folder} is in use by another `topobus up`", next_step="stop that one, or choose another folder"
-            ) from err
-        except OSError as err:
-            raise ConfigError(f"--dir {folder}: {err.strerror}", next_step="choose a folder that can be written") from err
-        yield folder
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
-    """Hold a folder's lock; the kernel frees it when this process ends, however it ends."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-
-
-def _remove_abandoned(home: Path) -> None:
-    """Remove fresh folders of runs that were killed before they could: ours, old enough, with a lock that nobody holds."""
-    for lock in home.glob(f"topobus-????????/{_LOCK}"):
-        try:
-            found = lock.stat()
-            if found.st_uid != os.geteuid() or time.time() - found.st_mtime < _ABANDONED_AFTER_S:
-                continue
-            with _lock(lock):
-                shutil.rmtree(lock.parent, ignore_errors=True)
-        except OSError:
-            # Somebody holds it, or another run removes it at this moment.
-            continue
-
-
-@contextlib.contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the stack as Ctrl-C does, so that what is made before a loop runs is removed, too."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
 
 
 @asynccontextmanager
@@ -270,7 +182,3 @@ def _folders(layout: Layout) -> dict[tuple[str, str], str]:
         ("GATEWAY", "CDI_DIR"): str(layout.cdi),
         ("GATEWAY", "CHECKPOINT_PATH"): str(layout.gateway / "checkpoint.json"),
     }
-
-
-def _has_room(folder: Path) -> bool:
-    return len(os.fsencode(folder / _LONGEST_SOCKET)) <= _SOCKET_BYTES

@@ -13,6 +13,7 @@ from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.output import Output
 from topobus.domain.machine import Machine
+from topobus.runtime.own_folder import objection_to_folder
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.recording import Recording, record
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -32,6 +33,10 @@ def record_machine(
     output = options.output()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(f"{folder} is there already and not empty", next_step="give a folder that does not exist yet")
+    if folder.exists():
+        objection = objection_to_folder(folder.stat())
+        if objection:
+            raise InputError(f"{folder} {objection}", next_step="give a folder that does not exist yet, in one of yours")
     source = Tree(HardwareSettings(root=str(root), honours_cpuset=False))
     try:
         done = _record(source, folder, output)

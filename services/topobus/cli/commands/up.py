@@ -17,9 +17,10 @@ from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.output import Output
+from topobus.cli.state_folder import state_folder
 from topobus.cli.status import log_text, status_line, status_table
 from topobus.cli.supervision import ProgramState, ProgramStatus
-from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system, state_folder
+from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system
 from topobus.testing.machines import PROFILES, build
 
 __all__ = ["up"]

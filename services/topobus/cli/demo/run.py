@@ -20,9 +20,10 @@ from topobus.cli.demo.stage import ExpectationError, Stage
 from topobus.cli.exits import ExitCode, code_of
 from topobus.cli.output import Output
 from topobus.cli.picture import save_picture
+from topobus.cli.state_folder import state_folder
 from topobus.cli.status import log_text, status_table
 from topobus.cli.supervision import is_alive
-from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system, state_folder
+from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system
 from topobus.contracts.catalogue import MACHINE
 from topobus.domain.errors import TopobusError
 from topobus.domain.request import Policy

@@ -16,6 +16,7 @@ from pathlib import Path
 from topobus.domain.errors import ConfigError
 from topobus.domain.idset import CpuSet
 from topobus.domain.pci import PciAddress
+from topobus.runtime.own_folder import objection_to_folder
 from topobus.testing.machines.content import DEVICE_NODES, Content, place, unplace
 from topobus.testing.machines.functions import function_contents, locality_content
 from topobus.testing.machines.layout import PlacedFunction, lay_out
@@ -227,9 +228,12 @@ def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) ->
 
     `has_device_nodes` puts real character devices (of the null device's number) below `dev`, so that a container runtime can hand them out:
     set `hardware.runtime_dev` to that folder.
-    Errors: raises ConfigError when `into` holds anything else, and when nodes are wanted by somebody who may not make them.
+    Errors: raises ConfigError when `into` holds anything else, or may be written by others, and when nodes are wanted by somebody who may not make them.
     """
     what = load_profile(profile)
+    objection = objection_to_folder(into.stat()) if into.exists() else ""
+    if objection:
+        raise ConfigError(f"{into} {objection}", next_step="give a folder that does not exist yet, in one of yours")
     if into.exists() and any(into.iterdir()):
         if not (into / _STORE / "profile").is_file():
             raise ConfigError(f"{into} is not empty and not a recorded machine", next_step="give an empty folder")

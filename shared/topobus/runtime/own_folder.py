@@ -1,0 +1,20 @@
+"""Whether a folder is ours alone to write to: what others may write to may hold links that lead our writes to any file of ours."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+__all__ = ["objection_to_folder"]
+
+
+def objection_to_folder(found: os.stat_result) -> str:
+    """Say why a folder's content is not ours alone to decide; empty when it is.
+
+    Shapes: found — of the folder itself, not of a link to it, and best of an open one, for a name may stand for another folder a moment later.
+    """
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}, not to you ({os.geteuid()})"
+    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid()):
+        return f"may be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    return ""
