@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Machine, NumaNode
 from topobus.gateway.config import ForeignSettings
+from topobus.gateway.core.edit_limits import EditRights
 from topobus.gateway.core.preference import plugin_choices
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
@@ -282,3 +284,74 @@ async def test_registration_is_refused_when_it_cannot_be_served(rig: Rig, change
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
 
     assert words in refusal
+
+
+MOUNT = pb.Mount(container_path="/opt/acme", host_path="/opt/acme", read_only=True)
+NODE_SPEC = pb.DeviceSpec(container_path="/dev/widget", host_path="/dev/full", permissions="mrw")
+DISK = pb.DeviceSpec(container_path="/dev/widget", host_path="/dev/sda", permissions="rw")
+MOUNTING = EditRights(mounts=("/opt/acme",))
+AS_KUBELET = EditRights(as_kubelet=True)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a plugin's Allocate says, what the operator allows its class, and what a pod is told; empty: it is admitted."""
+
+    rights: EditRights
+    says: str
+    mounts: tuple[pb.Mount, ...] = ()
+    nodes: tuple[pb.DeviceSpec, ...] = ()
+    env: tuple[tuple[str, str], ...] = (("A", "1"),)
+
+
+ANSWERS = {
+    "node-with-mknod": Answer(EditRights(), "", nodes=(NODE_SPEC,)),
+    "disk": Answer(EditRights(), "device node '/dev/sda'", nodes=(DISK,)),
+    "disk-that-is-allowed": Answer(EditRights(device_nodes=("/dev/sda",)), "", nodes=(DISK,)),
+    "mount": Answer(EditRights(), "a mount of '/opt/acme'", mounts=(MOUNT,)),
+    "mount-that-is-allowed": Answer(MOUNTING, "", mounts=(MOUNT,)),
+    "mount-for-writing": Answer(MOUNTING, "for writing", mounts=(pb.Mount(container_path="/opt/acme", host_path="/opt/acme"),)),
+    "relative-mount": Answer(MOUNTING, "absolute path", mounts=(pb.Mount(container_path="opt", host_path="opt/acme", read_only=True),)),
+    "relative-mount-as-kubelet": Answer(AS_KUBELET, "", mounts=(pb.Mount(container_path="opt", host_path="opt/acme"),)),
+    "empty-name": Answer(EditRights(), "variable ''", env=(("", "1"),)),
+    "empty-name-as-kubelet": Answer(AS_KUBELET, "", env=(("", "1"),)),
+    "strange-permission": Answer(
+        EditRights(), "letters rwm", nodes=(pb.DeviceSpec(container_path="/dev/w", host_path="/dev/full", permissions="rwmx"),)
+    ),
+    "preload": Answer(EditRights(), "variable 'LD_PRELOAD'", env=(("LD_PRELOAD", "/x.so"),)),
+    "preload-that-is-allowed": Answer(EditRights(variables=("LD_PRELOAD",)), "", env=(("LD_PRELOAD", "/x.so"),)),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS.keys())
+async def test_pod_gets_of_a_plugins_answer_what_the_operator_allows(rig: Rig, answer: Answer) -> None:
+    """Device nodes that are no disks by default; mounts, disks and loaders' variables where a setting names them; all of it where a setting says so."""
+    async with rig.kubelet, rig.gateway(edits={CLASS: answer.rights}), trivial_plugin(rig, listed("w-0", 0)) as plugin:
+        plugin.env, plugin.mounts, plugin.nodes = dict(answer.env), list(answer.mounts), list(answer.nodes)
+        await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
+        admitted = await rig.kubelet.admit(pod(1))
+
+    if answer.says:
+        assert isinstance(admitted, Rejection)
+        assert answer.says in admitted.message
+    else:
+        assert isinstance(admitted, Admission), admitted
+        edits = admitted.container("main").edits
+        assert [mount.host_path for mount in edits.mounts] == [mount.host_path for mount in answer.mounts]
+        assert [(node.host_path, node.permissions) for node in edits.device_nodes] == [
+            (node.host_path, node.permissions) for node in answer.nodes
+        ]
+        assert edits.env.items() >= dict(answer.env).items()
+
+
+async def test_claim_is_refused_when_a_trusted_plugins_answer_has_no_form_in_cdi(rig: Rig) -> None:
+    """What kubelet would pass on is not always what a CDI file can say: the claim gets a sentence, and no file is there."""
+    async with rig.kubelet, rig.gateway(edits={CLASS: AS_KUBELET}), trivial_plugin(rig, listed("w-0", 0)) as plugin:
+        plugin.mounts = [pb.Mount(container_path="opt", host_path="opt/acme")]
+        await claim_of(rig, "w-0")
+        await rig.kubelet.wait_for_driver(DRIVER)
+        (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
+        files = list(rig.cdi_dir.iterdir())
+
+    assert "is no absolute path" in prepared.error
+    assert files == []

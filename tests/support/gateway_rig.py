@@ -15,8 +15,10 @@ import msgspec
 from prometheus_client import CollectorRegistry
 
 from support.node_plane import NODE, NodePlane
+from support.secured_nats import SecuredNats
 from topobus.domain.idset import NodeSet
 from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings
+from topobus.gateway.core.edit_limits import EditRights
 from topobus.gateway.node_state import Broadcast
 from topobus.gateway.service import serve
 from topobus.runtime.bus import Bus
@@ -73,6 +75,8 @@ class Rig:
     kubelet: KubeletSimulator
     settings: GatewaySettings
     readiness: WatchedReadiness
+    nats: NatsSettings
+    """By which the gateway connects."""
 
     @property
     def cdi_dir(self) -> Path:
@@ -84,7 +88,7 @@ class Rig:
         """Run a gateway for the length of a block, on a connection of its own."""
         settings = msgspec.structs.replace(self.settings, **changes)
         self.readiness = WatchedReadiness()
-        async with Bus.session(NatsSettings(url=self.url), name="gateway") as bus:
+        async with Bus.session(self.nats, name="gateway") as bus:
             runtime = Runtime(
                 name="gateway", node=NODE, bus=bus, clock=SystemClock(), readiness=self.readiness, registry=CollectorRegistry()
             )
@@ -98,15 +102,19 @@ class Rig:
 
 
 @asynccontextmanager
-async def make_rig(url: str, **kubelet_options: object) -> AsyncIterator[Rig]:
-    """Make the folder, the bus and the node plane; kubelet and gateway are started by the test."""
+async def make_rig(url: str, *, secured: SecuredNats | None = None, **kubelet_options: object) -> AsyncIterator[Rig]:
+    """Make the folder, the bus and the node plane; kubelet and gateway are started by the test.
+
+    On a server with users the plane is the topology service alone: who answers for the devices is the test's to say.
+    """
     # Short: a unix socket's path ends at 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="gw"))
+    nats = NatsSettings(url=url) if secured is None else secured.settings("gateway")
     try:
-        async with Bus.session(NatsSettings(url=url), name="plane") as bus:
+        async with Bus.session(nats, name="plane") if secured is None else secured.bus("topology") as bus:
             await bus.provision()
             plane = NodePlane(bus)
-            await plane.start()
+            await plane.start(classes=("gpu", "nic") if secured is None else ())
             options: dict[str, object] = {"numa_nodes": NodeSet(0, 1), **kubelet_options}
             kubelet = KubeletSimulator(root / "kubelet", **options)  # type: ignore[arg-type]  # a test's own options
             settings = GatewaySettings(
@@ -120,7 +128,9 @@ async def make_rig(url: str, **kubelet_options: object) -> AsyncIterator[Rig]:
                 cdi_dir=str(root / "cdi"),
                 checkpoint_path=str(root / "state" / "checkpoint.json"),
                 deadlines=DEADLINES,
+                # The node plane names its nodes after the devices.
+                edits={name: EditRights(device_nodes=(f"/dev/{name}-",)) for name in ("gpu", "nic", "fpga", "cpu")},
             )
-            yield Rig(root, url, bus, plane, kubelet, settings, WatchedReadiness())
+            yield Rig(root, url, bus, plane, kubelet, settings, WatchedReadiness(), nats)
     finally:
         shutil.rmtree(root)

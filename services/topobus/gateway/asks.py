@@ -5,6 +5,7 @@ Operation ids are the caller's: the same on a retry, so that asking again gives 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -23,8 +24,10 @@ from topobus.domain.errors import TopobusError
 from topobus.domain.outcome import MemoryBlock, Refusal
 from topobus.domain.request import Owner
 from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden
 from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
 from topobus.gateway.disagreements import Disagreements
+from topobus.gateway.links import real_paths, with_real_folders
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
 
@@ -37,7 +40,9 @@ Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, 
 class NodeAsks:
     """Asks of one node."""
 
-    def __init__(self, bus: Bus, node: str, deadlines: DeadlineSettings) -> None:
+    def __init__(self, bus: Bus, node: str, deadlines: DeadlineSettings, rights: Callable[[str], EditRights]) -> None:
+        """Ask over a bus; `rights` tells what a class's devices may bring into a container."""
+        self._rights = rights
         self._bus = bus
         self._node = node
         self._deadlines = deadlines
@@ -137,7 +142,10 @@ class NodeAsks:
         config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
         looked_at: Sequence[str] = (),
     ) -> Prepared | Refusal:
-        """Have devices made ready, each with its configuration; `looked_at` are those of admin access."""
+        """Have devices made ready, each with its configuration; `looked_at` are those of admin access.
+
+        Refused, too, when the answer has anything that devices of this class may not bring into a container.
+        """
         given = [config.get(name, ()) for name in names]
         # The same for all is said once, which device services of before know, too.
         is_alike = all(one == given[0] for one in given)
@@ -150,7 +158,26 @@ class NodeAsks:
             looked_at=tuple(sorted(looked_at)),
         )
         reply = await self._bus.ask(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
-        return reply.result
+        if isinstance(reply.result, Refusal):
+            return reply.result
+        return await self.refuse_forbidden(device_class, reply.result) or reply.result
+
+    async def refuse_forbidden(self, device_class: str, prepared: Prepared) -> Refusal | None:
+        """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet and a container runtime do it. None is all allowed."""
+        rights = self._rights(device_class)
+        paths = host_paths(prepared)
+        leads_to = {}
+        if paths:
+            leads_to, rights = await asyncio.to_thread(lambda: (real_paths(paths), with_real_folders(rights)))
+        refusal = refuse_forbidden(device_class, prepared, rights, leads_to)
+        if refusal is not None:
+            get_logger().error(
+                "edits.forbidden",
+                device_class=device_class,
+                reasons=[one.message for one in refusal.reasons],
+                next_step=f"if the driver needs this, allow it: TOPOBUS_GATEWAY__EDITS (class {device_class}); if not, find out who answered",
+            )
+        return refusal
 
     async def unprepare(self, op_id: str, owner: Owner, device_class: str, names: Sequence[str]) -> Refusal | None:
         """Undo prepare; None is done."""

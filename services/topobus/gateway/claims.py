@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
+from topobus.contracts.messages import Prepared
 from topobus.devicekit.cdi import file_name, render
 from topobus.devicekit.cdi_files import check_writable, delete, restore_files, write, write_missing
 from topobus.domain.device import driver_name
@@ -116,7 +117,9 @@ class ClaimPreparer:
         Errors: raises ConfigError when there is something to write and the folder cannot be written. With nothing to write that is told only: the other
         door works without, and the first claim may find the folder mended.
         """
-        wanted = {_file(entry): render(entry.cdi) for entry in self._checkpoint.entries() if entry.is_running and entry.cdi is not None}
+        running = [entry for entry in self._checkpoint.entries() if entry.is_running]
+        # A gateway of before may have written what is forbidden now; its claim is told so when kubelet asks, and the others have their files.
+        wanted = {_file(entry): render(entry.cdi) for entry in running if entry.cdi is not None and await self._refusal(entry) is None}
         await asyncio.to_thread(self._checkpoint.sweep)
         try:
             written, orphans = await asyncio.to_thread(restore_files, self._cdi_dir, CDI_VENDOR, wanted)
@@ -206,6 +209,9 @@ class ClaimPreparer:
     async def _prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...]:
         entry = self._checkpoint.get(claim.uid, device_class)
         if entry is not None and entry.is_running and entry.boot_id == self._boot_id:
+            refusal = await self._refusal(entry)
+            if refusal is not None:
+                raise _ClaimFailed(_text(refusal))
             await self._write_cdi(entry, only_missing=True)
             return _answer(entry)
         found = allocation_of(
@@ -346,6 +352,13 @@ class ClaimPreparer:
         refusal = await self._asks.release(op_id, claim.owner, is_undone=True, keeps_devices=is_kept)
         if refusal is not None:
             raise _ClaimFailed(_text(refusal))
+
+    async def _refusal(self, entry: ClaimEntry) -> Refusal | None:
+        """Look at what the checkpoint would have us write: rights may be fewer than when it was prepared."""
+        if entry.cdi is None:
+            return None
+        edits = {device.name: device.edits for device in entry.cdi.devices}
+        return await self._asks.refuse_forbidden(entry.device_class, Prepared(edits=edits, common=entry.cdi.common))
 
     async def _write_cdi(self, entry: ClaimEntry, *, only_missing: bool = False) -> None:
         if entry.cdi is None:

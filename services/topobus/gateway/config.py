@@ -12,6 +12,7 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.domain.silence import SilenceSettings
 from topobus.gateway.core.doors import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
+from topobus.gateway.core.edit_limits import EditRights, is_plain_path
 from topobus.runtime.config import ServiceSettings
 
 __all__ = [
@@ -135,6 +136,9 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     """Prefix of the device plugin's resource names: `topobus.dev/gpu`."""
     exposure: dict[str, Exposure] = field(default_factory=dict)
     """How a class or one of its pools is offered: `{"cpu": "dra", "gpu": "none", "gpu-h100": "both"}`. A pool that is not named goes with its class."""
+    edits: dict[str, EditRights] = field(default_factory=dict)
+    """What devices of a class may bring into containers, besides what the drivers need that come with Topobus: `{"fpga": {"device_nodes": ["/dev/acme"]}}`.
+    Whatever else a device service wants to give is refused, for a container runtime does as root what it is told."""
     default_exposure: Exposure = "both"
     """For classes not named in `exposure`. `both`: a pod may take a device either way; the ledger keeps it from being given twice."""
 
@@ -171,6 +175,8 @@ def check(settings: GatewaySettings) -> None:
             raise ConfigError(
                 f"gateway: exposure: got {device_class!r}, wanted a class or a pool of one, such as gpu or gpu-h100", key="exposure"
             )
+    for device_class, rights in settings.edits.items():
+        _check_rights(device_class, rights)
     if (settings.cluster.mode == "kubeconfig") != bool(settings.cluster.kubeconfig):
         raise ConfigError(
             f"gateway: cluster: mode {settings.cluster.mode!r} and kubeconfig {settings.cluster.kubeconfig!r} do not go together",
@@ -212,3 +218,20 @@ def check(settings: GatewaySettings) -> None:
                 next_step="use a shorter folder",
                 key=key,
             )
+
+
+def _check_rights(device_class: str, rights: EditRights) -> None:
+    """Refuse rights that name no place, or every place."""
+    key = f"edits.{device_class}"
+    if not is_dns_label(device_class):
+        raise ConfigError(f"gateway: edits: got {device_class!r}, wanted a class such as gpu or widget-acme", key="edits")
+    for name in ("device_nodes", "mounts", "writable_mounts"):
+        for path in getattr(rights, name):
+            # A prefix of nodes may end where a folder's name does.
+            plain = path.removesuffix("/") if name == "device_nodes" else path
+            if plain in ("", "/") or not is_plain_path(plain):
+                raise ConfigError(
+                    f"gateway: {key}.{name}: got {path!r}, wanted an absolute path of the host without '..', and not all of it",
+                    next_step="name what the driver of this class gives to containers",
+                    key=key,
+                )

@@ -24,6 +24,7 @@ from topobus.gateway.claim_settling import ClaimSettler
 from topobus.gateway.claims import ClaimPreparer
 from topobus.gateway.cluster import Cluster, ClusterClaims
 from topobus.gateway.config import GatewaySettings, check
+from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
 from topobus.gateway.dra_plugin import DraDriver
 from topobus.gateway.foreign_plugins import ForeignPlugins
 from topobus.gateway.given import GivenStore
@@ -103,7 +104,7 @@ class _Gateway:
             classes=self._state.inventories,
             on_change=lambda: self._state.note_silence(dict(self._rollcall.silent)),
         )
-        self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines)
+        self._asks = NodeAsks(runtime.bus, runtime.node, settings.deadlines, self._rights_of)
         self._metrics = CallMetrics(runtime.registry)
         self._cluster = cluster
         self._turn = turn
@@ -256,6 +257,11 @@ class _Gateway:
         """Name the resource of a class; somebody else's keeps its name, so that pods need not change."""
         foreign = self._foreign.resource_of(device_class) if self._foreign is not None else ""
         return foreign or f"{self._settings.resource_prefix}/{device_class}"
+
+    def _rights_of(self, device_class: str) -> EditRights:
+        """Tell what devices of a class may bring into a container."""
+        is_foreign = self._foreign is not None and bool(self._foreign.resource_of(device_class))
+        return rights_of(device_class, self._settings.edits.get(device_class, NO_RIGHTS), is_foreign=is_foreign)
 
     def _offers_dra(self, device_class: str) -> bool:
         """Say whether a class has anything for its DRA driver: what no pool has, or one of its pools."""

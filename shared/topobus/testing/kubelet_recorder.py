@@ -63,6 +63,8 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         self.allocate_error = ""
         self.env: dict[str, str] = {}
         self.cdi_devices: list[str] = []
+        self.mounts: list[pb.Mount] = []
+        self.nodes: list[pb.DeviceSpec] = []
         self.hangs: Callable[[str], bool] = lambda event: False
         """Says of which calls the answer never comes."""
         self._devices = list(devices)
@@ -133,13 +135,14 @@ class RecordingPlugin(rpc.DevicePluginServicer):
         return pb.PreferredAllocationResponse(container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=chosen)])
 
     async def Allocate(self, request: pb.AllocateRequest, context: Context) -> pb.AllocateResponse:
-        """Answer one environment variable and the CDI names."""
+        """Answer variables, CDI names, mounts and device nodes as they are set."""
         self._note("Allocate", request, context)
         if self.hangs("Allocate"):
             await asyncio.Event().wait()
         if self.allocate_error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, self.allocate_error)
-        answer = pb.ContainerAllocateResponse(envs=self.env, cdi_devices=[pb.CDIDevice(name=one) for one in self.cdi_devices])
+        names = [pb.CDIDevice(name=name) for name in self.cdi_devices]
+        answer = pb.ContainerAllocateResponse(envs=self.env, cdi_devices=names, mounts=self.mounts, devices=self.nodes)
         return pb.AllocateResponse(container_responses=[answer])
 
     async def PreStartContainer(self, request: pb.PreStartContainerRequest, context: Context) -> pb.PreStartContainerResponse:

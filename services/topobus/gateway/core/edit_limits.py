@@ -1,0 +1,393 @@
+"""What a device service may bring into a container: an allow-list for each class, checked once more before anything becomes root's doing.
+
+Flows in: edits that came over the bus, the rights of their class, where their host paths lead. Flows out: None, or a Refusal that names class, device, edit
+and what would be allowed. An answer of `prepare` is data of whoever may write there; kubelet and a container runtime do with it what root can do.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
+
+from msgspec import Struct, structs
+
+from topobus.contracts.messages import Prepared
+from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.outcome import Reason, Refusal
+
+__all__ = ["FOREIGN_RIGHTS", "NO_RIGHTS", "SHIPPED_RIGHTS", "EditRights", "host_paths", "is_plain_path", "refuse_forbidden", "rights_of"]
+
+
+class EditRights(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What devices of one class may bring into a container. Prefixes are text: `/dev/nvidia` covers `/dev/nvidia0`; folders cover what is below them."""
+
+    device_nodes: tuple[str, ...] = ()
+    """Prefixes of the host's device nodes. Raw memory, disks, consoles and the like are covered only by a prefix that names them (`/dev/sdb`)."""
+    may_mknod: bool = False
+    """Allow permission `m`: the container may make the node again, under another name."""
+    mounts: tuple[str, ...] = ()
+    """Folders or files of the host that may be mounted read-only, with what is below them."""
+    writable_mounts: tuple[str, ...] = ()
+    """Those that may be mounted for writing, too."""
+    variables: tuple[str, ...] = ()
+    """Names of variables that would be refused otherwise, such as `LD_PRELOAD`: a program obeys them before it does anything of its own."""
+    annotations: tuple[str, ...] = ()
+    """Prefixes of annotations. Those that a runtime obeys (`cdi.k8s.io/`) are covered only by a prefix that names them."""
+    as_kubelet: bool = False
+    """For somebody else's device plugin alone: check nothing, as kubelet checks nothing of a plugin that registers with it."""
+
+
+# The longest string of an environment (MAX_ARG_STRLEN, 32 pages), a path with its zero (PATH_MAX), both execve(2) and Linux' limits.h.
+_ENTRY_BYTES = 32 * 4096 - 1
+_PATH_BYTES = 4095
+# Of one device, or of what is common: far more than any driver needs, and far less than would hurt kubelet or a runtime.
+_EDITS_LIMIT = 512
+# Of all edits of one answer: kubelet takes answers of 4 MiB from a device plugin (gRPC's default).
+_TOTAL_BYTES = 4 * 1024 * 1024
+# An error stays readable, and fits into a status.
+_REASONS_LIMIT = 8
+_SHOWN_CHARACTERS = 80
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# Variables that make a loader, a shell or an interpreter run something else, or send a program to somebody else.
+_FORBIDDEN_PREFIXES = ("LD_", "PYTHON", "BASH_FUNC_", "GIT_", "KUBERNETES_", "DOTNET_", "CORECLR_", "COR_", "MALLOC_", "NPM_CONFIG_")
+_FORBIDDEN = frozenset(
+    [
+        "PATH",
+        "ENV",
+        "BASH_ENV",
+        "IFS",
+        "PS4",
+        "SHELL",
+        "SHELLOPTS",
+        "BASHOPTS",
+        "PROMPT_COMMAND",
+        "HOME",
+        "TMPDIR",
+        "GCONV_PATH",
+        "LOCPATH",
+        "NLSPATH",
+        "GLIBC_TUNABLES",
+        "HOSTALIASES",
+        "RESOLV_HOST_CONF",
+        "LOCALDOMAIN",
+        "RES_OPTIONS",
+        "NODE_OPTIONS",
+        "NODE_PATH",
+        "NODE_EXTRA_CA_CERTS",
+        "PERL5LIB",
+        "PERL5OPT",
+        "PERL5DB",
+        "PERLLIB",
+        "RUBYOPT",
+        "RUBYLIB",
+        "JAVA_TOOL_OPTIONS",
+        "_JAVA_OPTIONS",
+        "JDK_JAVA_OPTIONS",
+        "JAVA_HOME",
+        "CLASSPATH",
+        "LUA_INIT",
+        "LUA_PATH",
+        "LUA_CPATH",
+        "PHPRC",
+        "PHP_INI_SCAN_DIR",
+        "R_PROFILE",
+        "R_ENVIRON",
+        "OPENSSL_CONF",
+        "OPENSSL_ENGINES",
+        "OPENSSL_MODULES",
+        "SSL_CERT_FILE",
+        "SSL_CERT_DIR",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "GTK_MODULES",
+        "QT_PLUGIN_PATH",
+        "CUDA_INJECTION64_PATH",
+        "CUDA_INJECTION32_PATH",
+        "OCL_ICD_VENDORS",
+        "OCL_ICD_FILENAMES",
+        "VK_ICD_FILENAMES",
+        "VK_DRIVER_FILES",
+        "VK_LAYER_PATH",
+        "HSA_TOOLS_LIB",
+    ]
+)
+# Nodes by which the host's memory, disks, processors or people's input are reached; a prefix that is shorter does not cover them.
+_PROTECTED_NODES = re.compile(
+    r"/dev/(k?mem$|port$|kmsg|oldmem|crash$|nvram|[shv]d[a-z]|xvd[a-z]|s[rgt]\d|nst\d|nvme|mmcblk|md\d|md[/_]|dm-|mapper/|disk/|block/|bsg/|loop|nbd|rbd"
+    r"|drbd|zram|ram\d|pmem|dax\d|mtd|ubi\d|bcache|btrfs|raw|cpu/|msr|mcelog|snapshot|watchdog|tty|console|vcs|input/|uinput|uhid|hidraw|pts/|ptmx"
+    r"|shm/|mqueue/|hugepages|char/|fd\d|fd/|std(in|out|err)$|autofs|userfaultfd|cpu_dma_latency|hwrng|tpm|log$|initctl)"
+)
+# What a runtime itself makes in each container; a device under such a name would take its place.
+_RUNTIMES_OWN = frozenset(
+    f"/dev/{name}"
+    for name in [
+        "null",
+        "zero",
+        "full",
+        "random",
+        "urandom",
+        "tty",
+        "ptmx",
+        "console",
+        "stdin",
+        "stdout",
+        "stderr",
+        "core",
+        "fd",
+        "pts",
+        "shm",
+        "mqueue",
+    ]
+)
+# Annotations that a container runtime obeys.
+_PROTECTED_ANNOTATIONS = re.compile(
+    r"cdi\.k8s\.io/|io\.kubernetes\.cri|io\.containerd\.|io\.katacontainers\.|io\.podman\.|run\.oci\.|org\.criu\.|.*nri\."
+)
+# Below these a mount would change what the runtime guards, or what starts with every program.
+_GUARDED_FOLDERS = (
+    "/proc",
+    "/sys",
+    "/dev/pts",
+    "/dev/mqueue",
+    "/run/secrets",
+    "/var/run/secrets",
+    "/etc/ld.so.preload",
+    "/etc/ld.so.cache",
+)
+_GUARDED_EXACTLY = frozenset(
+    [
+        "/",
+        "/dev",
+        "/etc",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib64",
+        "/usr",
+        "/usr/bin",
+        "/usr/sbin",
+        "/usr/lib",
+        "/usr/lib64",
+        "/usr/local",
+        "/run",
+        "/var",
+        "/var/run",
+        "/tmp",
+        "/root",
+        "/home",
+        "/opt",
+    ]
+)
+_OPTIONS = frozenset(
+    ["ro", "rw", "bind", "rbind", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "relatime", "noatime"]
+)
+
+NO_RIGHTS = EditRights()
+SHIPPED_RIGHTS: Mapping[str, EditRights] = MappingProxyType(
+    {
+        # NVIDIA's, AMD's and Intel's nodes. An MPS client needs the daemon's pipes and its files in shared memory (CUDA MPS guide).
+        "gpu": EditRights(device_nodes=("/dev/nvidia", "/dev/dri/", "/dev/kfd"), writable_mounts=("/dev/shm", "/tmp/nvidia-mps")),
+        "nic": EditRights(device_nodes=("/dev/infiniband/", "/dev/vfio/")),
+        # Ports and render nodes; not the management nodes (dfl-fme, xclmgmt), by which a card is programmed anew.
+        "fpga": EditRights(device_nodes=("/dev/dfl-port.", "/dev/dri/renderD")),
+    }
+)
+"""What the drivers that come with Topobus need, by class."""
+FOREIGN_RIGHTS = EditRights(device_nodes=("/dev/",), may_mknod=True, annotations=("",))
+"""Of somebody else's device plugin, unless the operator says more."""
+
+
+def rights_of(device_class: str, configured: EditRights, *, is_foreign: bool) -> EditRights:
+    """Tell the rights of a class: those that its kind has from the beginning, and what the operator adds.
+
+    >>> rights_of("fpga", EditRights(device_nodes=("/dev/acme",)), is_foreign=False).device_nodes
+    ('/dev/dfl-port.', '/dev/dri/renderD', '/dev/acme')
+    """
+    own = FOREIGN_RIGHTS if is_foreign else SHIPPED_RIGHTS.get(device_class, NO_RIGHTS)
+    return _joined(own, structs.replace(configured, as_kubelet=configured.as_kubelet and is_foreign))
+
+
+def host_paths(prepared: Prepared) -> tuple[str, ...]:
+    """List the host's paths that edits name, of which somebody must say where they lead."""
+    parts = (prepared.common, *prepared.edits.values())
+    nodes = {node.host_path or node.path for edits in parts for node in edits.device_nodes}
+    return tuple(sorted(nodes | {mount.host_path for edits in parts for mount in edits.mounts}))
+
+
+def is_plain_path(path: str) -> bool:
+    """Say whether a path is absolute, written in its shortest way, and without characters that nobody sees.
+
+    >>> [is_plain_path(path) for path in ("/dev/a", "/dev/../etc", "dev/a", "/dev//a", "/", "/a/")]
+    [True, False, False, False, True, False]
+    """
+    return path.startswith("/") and posixpath.normpath(path) == path and not path.startswith("//") and not _has_control(path)
+
+
+def refuse_forbidden(
+    device_class: str, prepared: Prepared, rights: EditRights, leads_to: Mapping[str, str] = MappingProxyType({})
+) -> Refusal | None:
+    """Refuse an answer of `prepare` in which anything is outside the rights of its class; None is all allowed.
+
+    Shapes: leads_to — host path to where its links lead, for those of which that is known and another path.
+    Errors: raises nothing; Refusal code edits-forbidden with at most eight reasons.
+    """
+    if rights.as_kubelet:
+        return None
+    reasons: list[Reason] = []
+    for device, edits in (("", prepared.common), *sorted(prepared.edits.items())):
+        for edit, wanted in _breaches(edits, rights, leads_to):
+            reasons.append(_reason(device_class, device, edit, wanted))
+            if len(reasons) == _REASONS_LIMIT:
+                return Refusal(reasons=tuple(reasons))
+    size_bytes = sum(map(_size_bytes, (prepared.common, *prepared.edits.values())))
+    if size_bytes > _TOTAL_BYTES:
+        reasons.append(_reason(device_class, "", f"edits of {size_bytes} bytes in all", f"at most {_TOTAL_BYTES}"))
+    return Refusal(reasons=tuple(reasons)) if reasons else None
+
+
+def _joined(one: EditRights, other: EditRights) -> EditRights:
+    """Allow what one of the two allows."""
+    return EditRights(
+        device_nodes=(*one.device_nodes, *other.device_nodes),
+        may_mknod=one.may_mknod or other.may_mknod,
+        mounts=(*one.mounts, *other.mounts),
+        writable_mounts=(*one.writable_mounts, *other.writable_mounts),
+        variables=(*one.variables, *other.variables),
+        annotations=(*one.annotations, *other.annotations),
+        as_kubelet=one.as_kubelet or other.as_kubelet,
+    )
+
+
+def _reason(device_class: str, device: str, edit: str, wanted: str) -> Reason:
+    whose = f"device {_shown(device)}" if device else "all devices"
+    text = f"the {device_class} service wants to give {whose} of class {device_class} {edit}, which the gateway forbids: wanted {wanted}"
+    return Reason(code="edits-forbidden", message=text, facts={"class": device_class, "device": device, "edit": edit, "wanted": wanted})
+
+
+def _breaches(edits: ContainerEdits, rights: EditRights, leads_to: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """List what is not allowed, each with what would be."""
+    for what, count in (
+        ("variables", len(edits.env)),
+        ("device nodes", len(edits.device_nodes)),
+        ("mounts", len(edits.mounts)),
+        ("annotations", len(edits.annotations)),
+    ):
+        if count > _EDITS_LIMIT:
+            yield f"{count} {what}", f"at most {_EDITS_LIMIT} a device"
+    for name, value in sorted(edits.env.items()):
+        yield from _variable_breaches(name, value, rights)
+    for node in edits.device_nodes:
+        yield from _node_breaches(node, rights, leads_to)
+    for mount in edits.mounts:
+        yield from _mount_breaches(mount, rights, leads_to)
+    for name, value in sorted(edits.annotations.items()):
+        yield from _annotation_breaches(name, value, rights)
+
+
+def _variable_breaches(name: str, value: str, rights: EditRights) -> Iterator[tuple[str, str]]:
+    shown = f"variable {_shown(name)}"
+    if not _VARIABLE.fullmatch(name):
+        yield shown, "a name of letters, digits and '_' that does not begin with a digit"
+    elif name not in rights.variables and (name.upper() in _FORBIDDEN or name.upper().startswith(_FORBIDDEN_PREFIXES)):
+        yield shown, "none that a loader, a shell or an interpreter obeys"
+    if _has_control(value):
+        yield f"{shown} with value {_shown(value)}", "a value without control characters"
+    if _length(name) + 1 + _length(value) > _ENTRY_BYTES:
+        yield f"{shown} of {_length(value)} bytes", f"at most {_ENTRY_BYTES} with its name"
+
+
+def _node_breaches(node: DeviceNode, rights: EditRights, leads_to: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    host = node.host_path or node.path
+    shown = f"device node {_shown(host)}"
+    for path in dict.fromkeys((node.path, host)):
+        yield from _path_breaches(shown, path)
+    if not node.path.startswith("/dev/"):
+        yield f"{shown} as {_shown(node.path)}", "a path below /dev in the container"
+    if node.path in _RUNTIMES_OWN:
+        yield f"{shown} as {node.path}", "a name that the runtime does not use itself"
+    for where in dict.fromkeys((host, leads_to.get(host, host))):
+        if not _is_covered(where, rights.device_nodes, _PROTECTED_NODES):
+            yield _with_target(shown, host, where), f"a node whose path begins with {_listed(rights.device_nodes)}"
+    allowed = "rwm" if rights.may_mknod else "rw"
+    if not node.permissions or not set(node.permissions) <= set(allowed) or len(set(node.permissions)) != len(node.permissions):
+        yield f"{shown} with permissions {_shown(node.permissions)}", f"one or more of the letters {allowed}"
+
+
+def _mount_breaches(mount: Mount, rights: EditRights, leads_to: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    host, inside = mount.host_path, mount.container_path
+    shown = f"a mount of {_shown(host)} on {_shown(inside)}"
+    for path in (host, inside):
+        yield from _path_breaches(shown, path)
+    if inside in _GUARDED_EXACTLY or any(_is_below(inside, folder) for folder in _GUARDED_FOLDERS):
+        yield shown, "a folder of its own in the container"
+    strange = sorted(set(mount.options) - _OPTIONS)
+    if strange or len(mount.options) > len(_OPTIONS):
+        yield f"{shown} with options {_shown(','.join(strange))}", f"options of {', '.join(sorted(_OPTIONS))}"
+    for where in dict.fromkeys((host, leads_to.get(host, host))):
+        if any(_is_below(where, folder) for folder in rights.writable_mounts):
+            continue
+        if not any(_is_below(where, folder) for folder in rights.mounts):
+            yield _with_target(shown, host, where), f"a mount of {_listed((*rights.mounts, *rights.writable_mounts))}"
+        elif "ro" not in mount.options or "rw" in mount.options:
+            yield f"{shown} for writing", "option ro"
+
+
+def _annotation_breaches(name: str, value: str, rights: EditRights) -> Iterator[tuple[str, str]]:
+    shown = f"annotation {_shown(name)}"
+    if not name or _has_control(name) or _has_control(value):
+        yield f"{shown} with value {_shown(value)}", "a name, and no control characters"
+    if not _is_covered(name, rights.annotations, _PROTECTED_ANNOTATIONS):
+        yield shown, f"an annotation whose name begins with {_listed(rights.annotations)}"
+    if _length(name) + _length(value) > _ENTRY_BYTES:
+        yield f"{shown} of {_length(value)} bytes", f"at most {_ENTRY_BYTES} with its name"
+
+
+def _path_breaches(shown: str, path: str) -> Iterator[tuple[str, str]]:
+    if not is_plain_path(path):
+        yield f"{shown} by the path {_shown(path)}", "an absolute path without '..', '//' and control characters"
+    elif _length(path) > _PATH_BYTES:
+        yield f"{shown} by a path of {_length(path)} bytes", f"at most {_PATH_BYTES}"
+
+
+def _is_covered(text: str, prefixes: Iterable[str], protected: re.Pattern[str]) -> bool:
+    """Say whether a prefix covers a text; what is protected is covered only by a prefix that names something protected itself."""
+    is_protected = protected.match(text) is not None
+    return any(text.startswith(prefix) and (not is_protected or protected.match(prefix) is not None) for prefix in prefixes)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _has_control(text: str) -> bool:
+    """Say whether a text has control characters, line separators, or what is no text at all."""
+    return not text.isprintable() and any(unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp", "Cf") for letter in text)
+
+
+def _length(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
+
+def _size_bytes(edits: ContainerEdits) -> int:
+    texts = [*edits.env, *edits.env.values(), *edits.annotations, *edits.annotations.values()]
+    texts += [text for node in edits.device_nodes for text in (node.path, node.host_path)]
+    texts += [text for mount in edits.mounts for text in (mount.host_path, mount.container_path, *mount.options)]
+    return sum(map(_length, texts))
+
+
+def _with_target(shown: str, host: str, where: str) -> str:
+    return shown if where == host else f"{shown}, which leads to {_shown(where)}"
+
+
+def _shown(text: str) -> str:
+    """Show a text that may be anything, so that it can stand in a line."""
+    return ascii(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+
+
+def _listed(prefixes: Iterable[str]) -> str:
+    return " or ".join(repr(prefix) for prefix in prefixes) or "nothing, for this class has no right to any (setting edits)"

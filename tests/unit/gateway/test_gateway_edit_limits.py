@@ -1,0 +1,206 @@
+"""Promises of the last door: what devices of a class may bring into a container, and what never gets in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from topobus.contracts.messages import Prepared
+from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
+from topobus.domain.errors import ConfigError
+from topobus.gateway.config import GatewaySettings, check
+from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden, rights_of
+from topobus.gateway.links import real_paths, with_real_folders
+
+OPERATORS = EditRights(
+    device_nodes=("/dev/acme", "/dev/sdb"), mounts=("/opt/acme",), writable_mounts=("/run/acme",), variables=("LD_LIBRARY_PATH",)
+)
+
+
+def node(path: str, host_path: str = "", permissions: str = "rw") -> ContainerEdits:
+    """One device node."""
+    return ContainerEdits(device_nodes=(DeviceNode(path=path, host_path=host_path, permissions=permissions),))
+
+
+def mount(host: str, inside: str = "/opt/inside", *options: str) -> ContainerEdits:
+    """One mount, read-only unless options say otherwise."""
+    return ContainerEdits(mounts=(Mount(host_path=host, container_path=inside, options=options or ("ro", "rbind")),))
+
+
+def env(name: str, value: str = "1") -> ContainerEdits:
+    """One variable."""
+    return ContainerEdits(env={name: value})
+
+
+FORBIDDEN = {
+    "disk": (node("/dev/sda"), "device node '/dev/sda'"),
+    "disk-under-another-name": (node("/dev/acme0", "/dev/sda"), "device node '/dev/sda'"),
+    "memory": (node("/dev/mem"), "'/dev/mem'"),
+    "kernel-memory": (node("/dev/kmem"), "'/dev/kmem'"),
+    "ports": (node("/dev/port"), "'/dev/port'"),
+    "other-prefix": (node("/dev/acm"), "begins with '/dev/acme' or '/dev/sdb'"),
+    "outside-dev": (node("/dev/acme0", "/srv/acme0"), "begins with"),
+    "outside-dev-in-the-container": (node("/srv/acme0", "/dev/acme0"), "below /dev in the container"),
+    "dots": (node("/dev/acme/../sda"), "without '..'"),
+    "relative": (node("dev/acme0"), "absolute path"),
+    "double-slash": (node("/dev//acme0"), "without '..', '//'"),
+    "newline-in-a-path": (node("/dev/acme\n0"), "control characters"),
+    "name-of-the-runtime": (node("/dev/null", "/dev/acme0"), "the runtime does not use itself"),
+    "mknod": (node("/dev/acme0", permissions="rwm"), "letters rw"),
+    "no-permissions": (node("/dev/acme0", permissions=""), "letters rw"),
+    "strange-permission": (node("/dev/acme0", permissions="rwx"), "letters rw"),
+    "root": (mount("/"), "a mount of '/'"),
+    "kubelet": (mount("/var/lib/kubelet"), "a mount of '/opt/acme' or '/run/acme'"),
+    "beside-a-folder": (mount("/opt/acme-other"), "a mount of '/opt/acme'"),
+    "out-of-a-folder": (mount("/opt/acme/../etc"), "without '..'"),
+    "relative-mount": (mount("opt/acme"), "absolute path"),
+    "for-writing": (mount("/opt/acme", "/opt/inside", "rw", "rbind"), "option ro"),
+    "without-a-word-on-writing": (mount("/opt/acme", "/opt/inside", "rbind"), "option ro"),
+    "both-words-on-writing": (mount("/opt/acme", "/opt/inside", "ro", "rw"), "option ro"),
+    "shared-with-the-host": (mount("/opt/acme", "/opt/inside", "ro", "rshared"), "options 'rshared'"),
+    "over-the-root": (mount("/opt/acme", "/"), "a folder of its own"),
+    "over-proc": (mount("/opt/acme", "/proc/self/attr"), "a folder of its own"),
+    "over-the-preload-file": (mount("/opt/acme/x", "/etc/ld.so.preload"), "a folder of its own"),
+    "over-all-programs": (mount("/opt/acme", "/usr/bin"), "a folder of its own"),
+    "relative-in-the-container": (mount("/opt/acme", "inside"), "absolute path"),
+    "preload": (env("LD_PRELOAD", "/x.so"), "variable 'LD_PRELOAD'"),
+    "path": (env("PATH"), "variable 'PATH'"),
+    "python": (env("PYTHONPATH"), "variable 'PYTHONPATH'"),
+    "bash": (env("BASH_ENV"), "variable 'BASH_ENV'"),
+    "shell": (env("ENV"), "variable 'ENV'"),
+    "separators": (env("IFS"), "variable 'IFS'"),
+    "converters": (env("GCONV_PATH"), "variable 'GCONV_PATH'"),
+    "node": (env("NODE_OPTIONS"), "variable 'NODE_OPTIONS'"),
+    "proxy": (env("https_proxy"), "variable 'https_proxy'"),
+    "no-name": (env(""), "variable ''"),
+    "name-with-equals": (env("A=B"), "variable 'A=B'"),
+    "name-with-a-digit-first": (env("1A"), "variable '1A'"),
+    "name-with-newline": (env("A\nB"), "variable 'A\\nB'"),
+    "newline": (env("A", "1\nLD_PRELOAD=/x.so"), "without control characters"),
+    "zero": (env("A", "\0"), "without control characters"),
+    "line-separator": (env("A", "\u2028"), "without control characters"),
+    "too-long": (env("A", "x" * 131_072), "131072 bytes"),
+    "too-many": (ContainerEdits(env={f"A_{number}": "" for number in range(513)}), "513 variables"),
+    "annotation": (ContainerEdits(annotations={"acme.example/a": "1"}), "annotation 'acme.example/a'"),
+}
+
+
+@pytest.mark.parametrize(("edits", "words"), FORBIDDEN.values(), ids=FORBIDDEN.keys())
+@pytest.mark.parametrize("is_common", [False, True], ids=["device", "common"])
+def test_answer_is_refused_when_an_edit_is_outside_the_rights(edits: ContainerEdits, words: str, is_common: bool) -> None:
+    """Each is refused by name, with class, device, edit and what would be allowed, wherever in the answer it stands."""
+    prepared = Prepared(common=edits, edits={"acme-0": env("OK")}) if is_common else Prepared(edits={"acme-0": edits})
+    refusal = refuse_forbidden("acme", prepared, OPERATORS)
+
+    assert refusal is not None
+    assert all(reason.code == "edits-forbidden" for reason in refusal.reasons)
+    assert words in refusal.reasons[0].message
+    assert refusal.reasons[0].facts["class"] == "acme"
+    assert refusal.reasons[0].facts["device"] == ("" if is_common else "acme-0")
+    assert refusal.reasons[0].message.isprintable()
+
+
+@pytest.mark.parametrize(
+    "edits",
+    [
+        pytest.param(node("/dev/acme0"), id="node"),
+        pytest.param(node("/dev/other", "/dev/acme/0", "r"), id="node-under-another-name"),
+        pytest.param(node("/dev/sdb1"), id="disk-that-the-operator-named"),
+        pytest.param(mount("/opt/acme"), id="mount"),
+        pytest.param(mount("/opt/acme/lib", "/usr/local/acme", "ro", "nosuid", "nodev", "bind"), id="mount-below"),
+        pytest.param(mount("/run/acme", "/run/acme", "rw", "bind"), id="mount-for-writing"),
+        pytest.param(env("LD_LIBRARY_PATH", "/opt/acme/lib"), id="variable-that-the-operator-named"),
+        pytest.param(env("TOPOBUS_ACME_DEVICES", "a,b"), id="variable"),
+        pytest.param(env("A", "Grüße = 1"), id="value-of-letters"),
+    ],
+)
+def test_answer_is_taken_when_every_edit_is_within_the_rights(edits: ContainerEdits) -> None:
+    """What the operator allows goes through as it is."""
+    assert refuse_forbidden("acme", Prepared(common=edits, edits={"acme-0": edits}), OPERATORS) is None
+
+
+def test_disk_needs_its_own_name_when_a_prefix_covers_all_of_dev() -> None:
+    """A plugin that may give any node below /dev may give no disk, no memory and no console by that."""
+    foreign = rights_of("widget-acme", EditRights(), is_foreign=True)
+    refused = [
+        path
+        for path in ("/dev/sda", "/dev/nvme0n1", "/dev/mem", "/dev/dm-0", "/dev/tty0", "/dev/kvm", "/dev/net/tun", "/dev/sgx_enclave")
+        if refuse_forbidden("widget-acme", Prepared(edits={"w": node(path, permissions="rwm")}), foreign) is not None
+    ]
+
+    assert refused == ["/dev/sda", "/dev/nvme0n1", "/dev/mem", "/dev/dm-0", "/dev/tty0"]
+
+
+def test_plugin_of_others_is_trusted_as_by_kubelet_only_when_it_is_one() -> None:
+    """The word means something for a foreign plugin alone: our own services never pass unchecked."""
+    prepared = Prepared(edits={"w": mount("relative")})
+    trusted = EditRights(as_kubelet=True)
+
+    assert refuse_forbidden("w", prepared, rights_of("w", trusted, is_foreign=True)) is None
+    assert refuse_forbidden("w", prepared, rights_of("w", trusted, is_foreign=False)) is not None
+
+
+def test_runtime_obeys_no_annotation_when_a_plugin_of_others_may_set_any() -> None:
+    """An annotation by which a runtime injects devices needs a right of its own."""
+    prepared = Prepared(edits={"w": ContainerEdits(annotations={"acme.example/a": "1", "cdi.k8s.io/acme": "acme.example/w=0"})})
+    refusal = refuse_forbidden("w", prepared, rights_of("w", EditRights(), is_foreign=True))
+    named = rights_of("w", EditRights(annotations=("cdi.k8s.io/",)), is_foreign=True)
+
+    assert refusal is not None
+    assert [reason.facts["edit"] for reason in refusal.reasons] == ["annotation 'cdi.k8s.io/acme'"]
+    assert refuse_forbidden("w", prepared, named) is None
+
+
+def test_refusal_stays_short_when_everything_is_wrong() -> None:
+    """An answer with thousands of faults gives an error that fits into a status."""
+    edits = {f"acme-{number}": mount("/" + "x" * 1000) for number in range(1000)}
+    refusal = refuse_forbidden("acme", Prepared(edits=edits), OPERATORS)
+
+    assert refusal is not None
+    assert len(refusal.reasons) == 8
+    assert max(len(reason.message) for reason in refusal.reasons) < 500
+
+
+def test_answer_is_refused_when_it_is_larger_than_kubelet_takes() -> None:
+    """Many values of legal length do not add up to a message that ends kubelet's stream."""
+    edits = {f"acme-{number}": ContainerEdits(env={f"A_{entry}": "x" * 100_000 for entry in range(10)}) for number in range(5)}
+    refusal = refuse_forbidden("acme", Prepared(edits=edits), OPERATORS)
+
+    assert refusal is not None
+    assert "5000" in refusal.reasons[0].message
+
+
+def test_link_is_refused_when_it_leads_out_of_the_allowed_folder(tmp_path: Path) -> None:
+    """A folder that somebody replaced by a link to another one is no longer the one that the operator allowed; a link within stays one."""
+    allowed = tmp_path / "real" / "acme"
+    (allowed / "inside").mkdir(parents=True)
+    (allowed / "out").symlink_to("/etc")
+    (allowed / "in").symlink_to(allowed / "inside")
+    (tmp_path / "linked").symlink_to(tmp_path / "real")
+    rights = EditRights(mounts=(f"{tmp_path}/linked/acme",))
+
+    def refusal_of(path: str) -> object:
+        prepared = Prepared(edits={"a": mount(path)})
+        return refuse_forbidden("acme", prepared, with_real_folders(rights), real_paths(host_paths(prepared)))
+
+    assert refusal_of(f"{tmp_path}/linked/acme/in") is None
+    assert refusal_of(f"{tmp_path}/real/acme/inside") is None
+    assert "which leads to '/etc'" in str(refusal_of(f"{tmp_path}/linked/acme/out"))
+
+
+@pytest.mark.parametrize(
+    ("device_class", "rights"),
+    [
+        pytest.param("Not A Class", EditRights(), id="class"),
+        pytest.param("gpu", EditRights(mounts=("/",)), id="root"),
+        pytest.param("gpu", EditRights(mounts=("opt/acme",)), id="relative"),
+        pytest.param("gpu", EditRights(writable_mounts=("/opt/../etc",)), id="dots"),
+        pytest.param("gpu", EditRights(device_nodes=("",)), id="everything"),
+        pytest.param("gpu", EditRights(device_nodes=("/",)), id="every-path"),
+    ],
+)
+def test_settings_are_refused_when_rights_name_no_place(device_class: str, rights: EditRights) -> None:
+    """A slip of the operator's that would allow everything, or nothing, is found at the start."""
+    with pytest.raises(ConfigError, match="edits"):
+        check(GatewaySettings(node="n", edits={device_class: rights}))
