@@ -30,11 +30,13 @@ class _SetAside(NamedTuple):
 class ObjectBoundary:
     """Runs the work of one loop, object by object.
 
-    Args: loop — the loop's name, a label of the metric; failures — counts failures, with the one label `loop`.
+    Args: loop — the loop's name, a label of the metric; failures — counts failures, with the one label `loop`; progress — called before each object, so that a long pass
+    does not look dead (`Heartbeat.turn`).
     """
 
-    def __init__(self, loop: str, failures: Counter) -> None:
+    def __init__(self, loop: str, failures: Counter, progress: Callable[[], None] = lambda: None) -> None:
         self._loop = loop
+        self._progress = progress
         self._failures = failures
         self._set_aside: dict[Hashable, _SetAside] = {}
         self._logged: dict[Hashable, str] = {}
@@ -58,6 +60,7 @@ class ObjectBoundary:
         known = self._set_aside.get(key)
         if known is not None and known.version == version:
             return False
+        self._progress()
         try:
             is_due = await work()
         except Exception as err:  # noqa: BLE001 - boundary: one object of a reconciler; its neighbours go on, whatever is wrong with it

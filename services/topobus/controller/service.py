@@ -57,6 +57,7 @@ class _Controller:
         self._settings = settings
         self._runtime = runtime
         self._world = World()
+        self._beat = runtime.beats.loop("reconcile")
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
         compiler = CelCompiler()
@@ -170,11 +171,13 @@ class _Controller:
         is_due = False
         is_planning = False
         while True:
+            self._beat.rest()
             try:
                 async with asyncio.timeout(self._settings.retry_s if is_due else None):
                     await self._changed.wait()
             except TimeoutError:
                 pass
+            self._beat.turn()
             self._changed.clear()
             if self._missing:
                 continue

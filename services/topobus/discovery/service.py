@@ -40,8 +40,11 @@ async def serve(settings: DiscoverySettings, runtime: Runtime) -> None:
     wake = asyncio.Event()
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(_listen(Tree(settings.hardware), wake), name="uevents")
+        beat = runtime.beats.loop("discovery")
         while True:
+            beat.turn()
             await publisher.look()
+            beat.rest()
             try:
                 async with asyncio.timeout(settings.hardware.rescan_s):
                     await wake.wait()

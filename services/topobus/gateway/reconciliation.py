@@ -25,6 +25,7 @@ from topobus.gateway.device_plugin import plugin_owner
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.pods import PodLook
 from topobus.gateway.sockets import identity
+from topobus.runtime.heartbeat import Heartbeat
 from topobus.runtime.logging import get_logger
 
 __all__ = ["Reconciler"]
@@ -46,7 +47,7 @@ class Reconciler:
         self._asks = asks
         self._deadlines = deadlines
 
-    async def run(self) -> None:
+    async def run(self, beat: Heartbeat) -> None:
         """Look for ever. Nothing happens where kubelet has no such socket."""
         loop = asyncio.get_running_loop()
         kubelet, appeared_at = identity(self._socket), loop.time()
@@ -54,7 +55,9 @@ class Reconciler:
         used_before: set[_Mark] = set()
         lacking_before: frozenset[Lacking | ExclusiveUse] = frozenset()
         while True:
+            beat.rest()
             await asyncio.sleep(self._deadlines.reconcile_s)
+            beat.turn()
             if identity(self._socket) != kubelet:
                 kubelet, appeared_at = identity(self._socket), loop.time()
                 used_before.clear()

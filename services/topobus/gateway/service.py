@@ -205,7 +205,9 @@ class _Gateway:
                     await driver.take_over()
                 self._state.changed.announce()
             group.create_task(work.preparer.undo_unknown())
-            group.create_task(Reconciler(work.pods, self._state, self._asks, self._settings.deadlines).run())
+            group.create_task(
+                Reconciler(work.pods, self._state, self._asks, self._settings.deadlines).run(self._runtime.beats.loop("pods"))
+            )
             await self._runtime.bus.answer(PODS, work.pods.answer, node=self._runtime.node)
             if self._foreign is not None:
                 group.create_task(self._foreign.run())

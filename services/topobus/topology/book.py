@@ -21,6 +21,7 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.transitions import Step, announce, check, shed
 from topobus.runtime.bus import Bus
 from topobus.runtime.failures import AmbiguousWrite
+from topobus.runtime.heartbeat import Heartbeat
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Conflict
@@ -102,10 +103,13 @@ class Book:
                     return
                 await self._reload()
 
-    async def look_after(self) -> None:
+    async def look_after(self, beat: Heartbeat) -> None:
         """Look at the bucket now and then, for ever: what was lost there is written back, what another instance wrote is taken in."""
         while True:
+            beat.rest()
             await asyncio.sleep(_LOOK_S)
+            # The lock is every decision's: as long as this loop gets it, decisions are made.
+            beat.turn()
             try:
                 async with self._lock:
                     await self._reload()

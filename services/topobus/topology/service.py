@@ -70,7 +70,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     get_logger().info("topology.opened", policy=options.policy.value, scope=options.scope.value, mode=options.mode.value)
     async with asyncio.TaskGroup() as group:
         group.create_task(facts.watch())
-        group.create_task(book.look_after())
+        group.create_task(book.look_after(runtime.beats.loop("ledger")))
         group.create_task(announcer.run())
         group.create_task(reservations.run())
         group.create_task(rollcall.run())

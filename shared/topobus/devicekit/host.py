@@ -184,7 +184,9 @@ class _DeviceHost:
         """Look at one driver's devices for ever: discover when it is time or the machine changed, observe at each look."""
         due_at = 0.0
         generation = 0
+        beat = self._runtime.beats.loop(f"driver-{name}")
         while True:
+            beat.turn()
             machine = self._machine
             if machine is not None:
                 is_due = machine.generation != generation or self._runtime.clock.monotonic() >= due_at
@@ -193,6 +195,7 @@ class _DeviceHost:
                     due_at = self._runtime.clock.monotonic() + self._settings.hardware.rescan_s
                 self._views[name] = await self._look(name, machine, is_due=is_due or self._views[name].devices is None)
                 self._has_news.set()
+            beat.rest()
             await self._wait_for_machine(machine, generation)
 
     async def _wait_for_machine(self, machine: Machine | None, generation: int) -> None:
@@ -242,7 +245,9 @@ class _DeviceHost:
     async def _publish(self) -> None:
         """Publish what changed, whenever a driver has looked."""
         await self._wait_for_first_looks()
+        beat = self._runtime.beats.loop("publish")
         while True:
+            beat.turn()
             self._has_news.clear()
             try:
                 await self._step()
@@ -250,6 +255,7 @@ class _DeviceHost:
                 # What was not published is still news at the next look.
                 self._told = None
                 self._log.warning("publishing.delayed", why="; ".join(str(one) for one in errors.exceptions))
+            beat.rest()
             await self._has_news.wait()
 
     async def _wait_for_first_looks(self) -> None:

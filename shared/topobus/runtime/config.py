@@ -54,6 +54,12 @@ class HttpSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The address to listen at. The default keeps metrics on this machine; 0.0.0.0 or :: opens them."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """0: no endpoint."""
+    stalled_s: Annotated[float, Meta(gt=0, le=3600)] = 10.0
+    """After how many seconds without a turn of the event loop /healthz fails, so that a supervisor starts the process again. 10 s: no honest step blocks the loop
+    for a second, and a machine that swaps or was suspended is back sooner; with a probe each 10 s that must fail three times a hung process ends within 40 s."""
+    stuck_s: Annotated[float, Meta(gt=0, le=86_400)] = 120.0
+    """After how many seconds without progress in a loop's work /healthz fails. 120 s: each step has a limit of its own of ten seconds or so, and a long
+    pass reports each of its steps."""
 
 
 class LogSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

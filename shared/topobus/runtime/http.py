@@ -1,6 +1,7 @@
-"""The probe and metrics endpoint: /healthz (alive), /readyz (ready, and which part is not), /metrics (Prometheus).
+"""The probe and metrics endpoint: /healthz (the loops turn), /readyz (ready, and which part is not), /metrics (Prometheus).
 
-The standard library's server in a thread of its own: it answers even while the event loop is busy, and costs no dependency.
+The standard library's server in a thread of its own: it answers even while the event loop is busy, and costs no dependency. What it answers is the word of the loops
+(`heartbeat`): a process whose event loop has hung, or whose work makes no progress, is neither alive nor ready.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from topobus.domain.errors import ConfigError
 from topobus.runtime.config import HttpSettings
+from topobus.runtime.heartbeat import Heartbeats
 from topobus.runtime.readiness import Readiness
 
 __all__ = ["Endpoint", "probe"]
@@ -28,8 +30,9 @@ _PROBE_TIMEOUT_S = 2.0
 class Endpoint:
     """Serves while the `with` block runs; does nothing when the port is 0."""
 
-    def __init__(self, settings: HttpSettings, readiness: Readiness, registry: CollectorRegistry) -> None:
+    def __init__(self, settings: HttpSettings, readiness: Readiness, registry: CollectorRegistry, beats: Heartbeats | None = None) -> None:
         self._settings = settings
+        self._beats = beats or Heartbeats()
         self._readiness = readiness
         self._registry = registry
         self._server: ThreadingHTTPServer | None = None
@@ -43,7 +46,7 @@ class Endpoint:
             {"address_family": AF_INET6 if ":" in self._settings.host else AF_INET, "daemon_threads": True},
         )
         try:
-            self._server = kind((self._settings.host, self._settings.port), _handler(self._readiness, self._registry))
+            self._server = kind((self._settings.host, self._settings.port), _handler(self._readiness, self._registry, self._beats))
         except (OSError, OverflowError) as err:
             raise ConfigError(
                 f"http.port: cannot listen at {self._settings.host}:{self._settings.port}: {err}",
@@ -76,7 +79,7 @@ def probe(settings: HttpSettings) -> tuple[bool, str]:
         return False, f"no answer at {url}: {err}"
 
 
-def _handler(readiness: Readiness, registry: CollectorRegistry) -> type[BaseHTTPRequestHandler]:
+def _handler(readiness: Readiness, registry: CollectorRegistry, beats: Heartbeats) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         timeout = 5.0
         server_version = "topobus"
@@ -85,11 +88,14 @@ def _handler(readiness: Readiness, registry: CollectorRegistry) -> type[BaseHTTP
         def do_GET(self) -> None:
             """Answer the three paths."""
             path = self.path.partition("?")[0]
+            stalled = {name: f"stalled: no progress for {silent_s:.0f} s" for name, silent_s in beats.stalled().items()}
             if path == "/healthz":
-                self._send(200, "text/plain; charset=utf-8", b"ok\n")
+                text = "".join(f"{name} {what}\n" for name, what in stalled.items()) or "ok\n"
+                self._send(503 if stalled else 200, "text/plain; charset=utf-8", text.encode())
             elif path == "/readyz":
-                body = json.dumps({"ready": readiness.is_ready, "parts": readiness.report()}, indent=1).encode() + b"\n"
-                self._send(200 if readiness.is_ready else 503, "application/json", body)
+                is_ready = readiness.is_ready and not stalled
+                body = json.dumps({"ready": is_ready, "parts": readiness.report() | stalled}, indent=1).encode() + b"\n"
+                self._send(200 if is_ready else 503, "application/json", body)
             elif path == "/metrics":
                 self._send(200, CONTENT_TYPE_LATEST, generate_latest(registry))
             else:

@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,6 +21,7 @@ from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import LogSettings, ServiceSettings, load_settings, origin_of
 from topobus.runtime.endpoint import check_files
+from topobus.runtime.heartbeat import Heartbeats
 from topobus.runtime.http import Endpoint, probe
 from topobus.runtime.logging import get_logger, setup_logging
 from topobus.runtime.readiness import Readiness
@@ -54,6 +55,8 @@ class Runtime:
     clock: Clock
     readiness: Readiness
     registry: CollectorRegistry
+    beats: Heartbeats = field(default_factory=Heartbeats)
+    """The loops of the process say here that they turn; /healthz fails when one does not."""
 
 
 def run(
@@ -134,14 +137,17 @@ async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[
     for collector in (ProcessCollector, PlatformCollector, GCCollector):
         collector(registry=registry)
     log = get_logger()
-    with Endpoint(settings.http, readiness, registry):
+    beats = Heartbeats(SystemClock(), event_loop_limit_s=settings.http.stalled_s, work_limit_s=settings.http.stuck_s)
+    with Endpoint(settings.http, readiness, registry, beats):
         log.info("service.started", version=importlib.metadata.version("topobus"))
-        work = asyncio.create_task(_work(name, settings, serve, readiness, registry), name=name)
+        work = asyncio.create_task(_work(name, settings, serve, readiness, registry, beats), name=name)
         stopped = asyncio.create_task(stop.wait())
+        beating = asyncio.create_task(beats.follow_event_loop(), name="heartbeat")
         try:
             await asyncio.wait({work, stopped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
+            beating.cancel()
         if stop.is_set():
             log.info("service.stopping")
             readiness.set("service", is_ready=False, why="stopping")
@@ -159,13 +165,18 @@ async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[
 
 
 async def _work(
-    name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[None]], readiness: Readiness, registry: CollectorRegistry
+    name: str,
+    settings: S,
+    serve: Callable[[S, Runtime], Awaitable[None]],
+    readiness: Readiness,
+    registry: CollectorRegistry,
+    beats: Heartbeats,
 ) -> None:
     clock = SystemClock()
     bus = await Bus.connect(settings.nats, name=name, clock=clock, registry=registry, readiness=readiness)
     try:
         await bus.provision()
-        runtime = Runtime(name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry)
+        runtime = Runtime(name=name, node=settings.node, bus=bus, clock=clock, readiness=readiness, registry=registry, beats=beats)
         async with asyncio.TaskGroup() as group:
             # A promise broken inside a handler ends the process as one broken in `serve` does.
             crash = group.create_task(bus.wait_crash())
