@@ -20,11 +20,11 @@ from topobus.controller.consumers import Consumers
 from topobus.controller.core import claims
 from topobus.controller.core.answers import explain_nodes
 from topobus.controller.core.claims import Attempt
-from topobus.controller.core.inventory import holders_from_ledger
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.scheduling_objects import AllocationMode, consumers_of, mode_of, without_allocation
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder, Member, member
+from topobus.controller.held_already import Holding, look_at_holding
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.pen import Pen
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
@@ -291,21 +291,24 @@ class ClaimKeeper:
         held may be what another replica got by a later one, and is its.
         """
         owner = claims.owner_of(stored.value)
-        entry = await self._bus.get(catalogue.LEDGER, node=attempt.node)
-        if entry is None or owner.key not in entry.value.allocations:
-            return False
-        held = {one for one, holder in holders_from_ledger(entry.value, self._world.cpu_devices(attempt.node)).items() if holder == owner}
-        wanted = set(claims.devices_of(attempt.allocation, attempt.node))
-        if held == wanted:
-            return True
-        # In this order: each attempt is written before it is placed, so as long as the claim still has ours, what was held before is from an older one.
-        newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
-        if newest is None or newest.revision != stored.revision:
-            return None
-        # Another replica may let go of it, and have the next attempt placed, before this is heard: what that holds stays.
-        stale = entry.value.allocations[owner.key].decision_id
-        await self._release(owner, attempt.node, f"release-{owner.uid}-stale-{entry.value.sequence}", decision_id=stale)
-        return False
+
+        async def is_newest() -> bool:
+            newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
+            return newest is not None and newest.revision == stored.revision
+
+        async def release(op_id: str, decision_id: str) -> None:
+            await self._release(owner, attempt.node, op_id, decision_id=decision_id)
+
+        found = await look_at_holding(
+            self._bus,
+            attempt.node,
+            owner,
+            claims.devices_of(attempt.allocation, attempt.node),
+            cpu_devices=self._world.cpu_devices(attempt.node),
+            is_newest=is_newest,
+            release=release,
+        )
+        return None if found is Holding.OVERTAKEN else found is Holding.DONE
 
     async def _finish(self, key: ObjectKey, stored: Stored) -> None:
         """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""

@@ -1,6 +1,7 @@
 """Where a gated pod's claims are to be allocated: nodes in order, each looked at by the one engine, the first that fits, or the best of a few.
 
 Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks and what would fit. Nothing is written.
+A node whose slices, ledger or inventory cannot be worked with is left out, told once, and tried again when something about it changes: other nodes serve the pod.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.together import wished_request
 from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey
+from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.searching import Searcher
+from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
+from topobus.runtime.logging import get_logger
 
 __all__ = ["Chooser", "NoNodeFits"]
 
@@ -49,8 +53,12 @@ class NoNodeFits:
 class Chooser:
     """Chooses nodes."""
 
-    def __init__(self, settings: ControllerSettings, world: ClusterWorld, searcher: Searcher, compiler: SelectorCompiler) -> None:
+    def __init__(
+        self, settings: ControllerSettings, world: ClusterWorld, searcher: Searcher, compiler: SelectorCompiler, metrics: ControllerMetrics
+    ) -> None:
         self._mode = settings.mode
+        self._metrics = metrics
+        self._failed: dict[str, str] = {}
         self._world = world
         self._searcher = searcher
         self._judgements = Judgements(world.supply, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
@@ -73,16 +81,25 @@ class Chooser:
         asked = requests_of(pod.spec)
         crowded: dict[str, bool] = {}
         fits: list[NodeFit] = []
+        failures: list[tuple[str, Exception]] = []
+        has_searched = False
         for name, is_open in chain(self._in_order(placing, question), _late(crowded)):
-            at = self._world.nodes.get(name)
-            if at is None or self._at_first_sight(placing, plan, at, refused) is not None:
+            try:
+                at = self._world.nodes.get(name)
+                if at is None or self._at_first_sight(placing, plan, at, refused) is not None:
+                    continue
+                if name not in crowded and not self._world.room.fits(name, asked):
+                    # kube-scheduler would hardly place the pod here: only when there is nothing better.
+                    crowded[name] = False
+                    continue
+                outcome = await self._look(name, plan, excluded, question, wishing)
+                found = judge_node(plan, name, outcome)
+            except Exception as err:
+                if isinstance(err, PeerUnavailable | InvariantError):
+                    raise
+                failures.append((name, err))
                 continue
-            if name not in crowded and not self._world.room.fits(name, asked):
-                # kube-scheduler would hardly place the pod here: only when there is nothing better.
-                crowded[name] = False
-                continue
-            outcome = await self._look(name, plan, excluded, question, wishing)
-            found = judge_node(plan, name, outcome)
+            has_searched = True
             if isinstance(found, NodeFit):
                 fits.append(found)
                 if not has_alternatives or len(fits) >= _COMPARED:
@@ -91,6 +108,11 @@ class Chooser:
                 return NoNodeFits((found,))
             elif is_open and question is not None and isinstance(outcome, NoFit):
                 self._judgements.close(question, name)
+        if failures and not has_searched and isinstance(failures[0][1], ContractError):
+            # It is the same on every node, so it is the pod or one of its claims.
+            raise failures[0][1]
+        for name, err in failures:
+            self._tell_failed(name, err)
         if fits:
             best = rank([score_node(plan, one) for one in fits])[0]
             return next(one for one in fits if one.node == best)
@@ -156,7 +178,7 @@ class Chooser:
             if missed is not None:
                 unfit.append(missed)
             elif len(searched) < SHOWN_NODES:
-                searched.append(NodeMiss(name, await self._search(name, plan, excluded, wishing)))
+                searched.append(NodeMiss(name, await self._search_guarded(name, plan, excluded, wishing)))
             else:
                 searched.append(NodeMiss(name, NoFit((), 0)))
         found = nearest([one.node for one in searched], [one.outcome for one in searched])
@@ -166,6 +188,26 @@ class Chooser:
         if wishing is not None or any(one.wishes is not None for one in plan.pending):
             return NoNodeFits((*searched, *unfit), (reason,))
         return NoNodeFits((*searched, *unfit), (reason, *await self._searcher.advise(self._input(node, plan, excluded))))
+
+    def _tell_failed(self, node: str, err: Exception) -> Reason:
+        """Log and count a node that cannot be worked with, once as long as it stays the same; gives what a pod is told of it."""
+        text = str(err) if isinstance(err, TopobusError) else f"{type(err).__name__}: {err}"
+        if self._failed.get(node) != text:
+            self._failed[node] = text
+            self._metrics.set_aside.labels("nodes").inc()
+            get_logger().error("node.set-aside", node=node, error=text, exc_info=None if isinstance(err, TopobusError) else err)
+        return Reason(
+            code="node-failed", message=f"node {node}: what it says of itself cannot be worked with: {text}", facts={"node": node}
+        )
+
+    async def _search_guarded(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None) -> Outcome:
+        """Search one node to explain what it lacks; one that cannot be worked with says so."""
+        try:
+            return await self._search(node, plan, excluded, wishing)
+        except Exception as err:
+            if isinstance(err, PeerUnavailable | InvariantError):
+                raise
+            return NoFit((self._tell_failed(node, err),), 0)
 
     async def _search(
         self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None, *, is_brief: bool = False

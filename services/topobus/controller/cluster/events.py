@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.api import EVENTS, FIELD_MANAGER, Api, Rejected
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import TopobusError
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
@@ -108,7 +108,7 @@ class EventTeller:
             )
             if isinstance(made, Rejected) and made.code != 409:
                 get_logger().warning("event.refused", object=metadata.name, reason=reason, error=made.message)
-        except PeerUnavailable as err:
+        except TopobusError as err:
             get_logger().warning("event.untold", object=metadata.name, reason=reason, error=str(err))
 
     def _may_tell(self, uid: str, now_s: float) -> bool:

@@ -27,7 +27,7 @@ from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.nearness import read_wishes
 from topobus.controller.core.scheduling import Blocked, PodPlan, TakeBack, explain_misses, post_filter, pre_filter
 from topobus.controller.metrics import ControllerMetrics
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
@@ -106,7 +106,7 @@ class Gatekeeper:
         self._failures = {key: count for key, count in self._failures.items() if key in self._world.pods}
         waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
         now_s = self._clock.monotonic()
-        for key in sorted(keys, key=lambda one: (-_priority(self._world.pods[one]), _age(self._world.pods[one]), one)):
+        for key in sorted(keys, key=lambda pod: (-_priority(self._world.pods[pod]), _age(self._world.pods[pod]), pod)):
             if key in self._busy:
                 continue
             sight, due = self._sight(key), self._due.get(key)
@@ -152,25 +152,36 @@ class Gatekeeper:
     async def _work(self, key: Key) -> None:
         """Bring one pod as far as it goes now."""
         try:
+            # All of it in one slot, what it is told included: a thousand pods in trouble at once must not take the connections from those that are in none.
             async with self._slots:
                 self._due.pop(key, None)
                 try:
-                    await self._walk(key)
-                except ContractError as err:
-                    # Telling is a write, too, and may fail as any other.
-                    await self._tell_malformed(key, err)
-                self._failures.pop(key, None)
-        except PeerUnavailable as err:
-            self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
-            self._failures[key] = self._failures.get(key, 0) + 1
-            self._wait(key)
-            pod = self._world.pods.get(key)
-            if pod is not None and err.facts.get("code") in _REFUSALS:
-                await self._events.warn(pod, "WriteRefused", str(err))
+                    await self._walk_guarded(key)
+                    self._failures.pop(key, None)
+                except (PeerUnavailable, HardwareError) as err:
+                    self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
+                    self._failures[key] = self._failures.get(key, 0) + 1
+                    self._wait(key)
+                    pod = self._world.pods.get(key)
+                    if pod is not None and err.facts.get("code") in _REFUSALS:
+                        await self._events.warn(pod, "WriteRefused", str(err))
         finally:
             self._busy.discard(key)
             # Whatever was done or learned, and when this pod is due: it is looked at anew.
             self._changed()
+
+    async def _walk_guarded(self, key: Key) -> None:
+        """Take steps; what is wrong with this pod or its claims concerns no other.
+
+        Errors: raises PeerUnavailable and HardwareError of a peer, after which the same is tried again.
+        """
+        try:
+            await self._walk(key)
+        except Exception as err:
+            if isinstance(err, PeerUnavailable | HardwareError | InvariantError):
+                raise
+            # Telling is a write, too, and may fail as any other.
+            await self._tell_malformed(key, err)
 
     async def _walk(self, key: Key) -> None:
         """Take steps until there is nothing to do now."""
@@ -180,12 +191,26 @@ class Gatekeeper:
                 return
         self._wait(key)
 
-    async def _tell_malformed(self, key: Key, err: ContractError) -> None:
+    async def _tell_malformed(self, key: Key, err: Exception) -> None:
+        """Set a pod aside until something about it changes, and tell it why; one that cannot even be told is only logged."""
+        name = f"{key[0]}/{key[1]}"
+        if isinstance(err, ContractError):
+            message = str(err)
+            self._log.warning("pod.set-aside", pod=name, error=message)
+        else:
+            message = f"the controller cannot work with pod {name} and its claims ({type(err).__name__}: {err}); it is set aside until one of them changes"
+            self._log.error("pod.set-aside", pod=name, error=message, exc_info=err)
         self._metrics.malformed.inc()
+        self._metrics.set_aside.labels("gated-pods").inc()
         pod = self._world.pods.get(key)
-        if pod is not None:
-            self._seen[_uid(pod)] = self._sight(key)
-            await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=str(err)),))
+        if pod is None:
+            return
+        self._seen[_uid(pod)] = self._sight(key)
+        try:
+            await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=message),))
+        except ContractError as untold:
+            # What the server keeps of it cannot be read: the next version of it is looked at again.
+            self._log.warning("pod.untold", pod=name, error=str(untold))
 
     async def _step(self, key: Key, pod: ApiObject) -> bool:
         """Do one step; False when there is nothing to do now."""

@@ -10,17 +10,24 @@ Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+
 from topobus.contracts.kubernetes.objects import DELETE_PROTECTION, metadata_of, name_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.api import CLAIMS, PODS, Api, Rejected
-from topobus.controller.cluster.ledgers import Ledgers
+from topobus.controller.cluster.events import EventTeller
 from topobus.controller.cluster.writes import Writer
 from topobus.controller.core import gated
-from topobus.controller.core.cluster_objects import downgraded_claim, has_gate, is_over
+from topobus.controller.core.cluster_objects import downgraded_claim, has_gate, is_over, version_of
 from topobus.controller.core.cluster_world import ClusterWorld, Key
+from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.pods import claim_from_template, owner_pod_uid, wanted_claims
 from topobus.controller.core.scheduling_objects import Consumer, claim_uses, consumers_of, is_made_for, pod_ref
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
@@ -33,12 +40,15 @@ _ORPHAN_S = 10.0
 class Housekeeper:
     """Looks after claims whose pods are gone, and after pods whose claims are not made yet."""
 
-    def __init__(self, api: Api, clock: Clock, world: ClusterWorld, writer: Writer, ledgers: Ledgers, *, is_own: bool) -> None:
+    def __init__(
+        self, api: Api, clock: Clock, world: ClusterWorld, writer: Writer, events: EventTeller, metrics: ControllerMetrics, *, is_own: bool
+    ) -> None:
         self._api = api
         self._clock = clock
         self._world = world
         self._writer = writer
-        self._ledgers = ledgers
+        self._events = events
+        self._boundary = ObjectBoundary("housekeeping", metrics.set_aside)
         self._is_own = is_own
         self._orphans: dict[str, float] = {}
         self._log = get_logger()
@@ -46,54 +56,54 @@ class Housekeeper:
     async def reconcile_all(self) -> float | None:
         """Look at every claim; gives after how many seconds another look is due."""
         orphans: dict[str, float] = {}
+        looked_at: set[Hashable] = set()
         is_due = False
         for key in self._world.book.noted() if self._is_own else self._world.book.unallocated():
             claim, note = self._world.claims.get(key), self._world.book.note(key)
-            if claim is None or note is None:
-                continue
-            try:
-                other = self._world.book.pod_of(note.pod)
-                pod = self._world.pods.get(other) if other is not None else None
-                if not claim.status.get("allocation") and (pod is None or is_over(pod)):
-                    uid = metadata_of(claim).uid
-                    orphans[uid] = self._orphans.get(uid, self._clock.monotonic())
-                    is_late = self._clock.monotonic() - orphans[uid] >= _ORPHAN_S
-                    if is_late or pod is not None or self._world.is_taken_back(key):
-                        self._log.info("claim.withdrawn", claim=name_of(claim), why="its pod is gone")
-                        await self._writer.claim(key, gated.withdrawal_patch(claim))
-                elif self._is_own:
-                    await self._end(key, claim)
-            except PeerUnavailable as err:
-                self._log.warning("housekeeping.peer-silent", claim=name_of(claim), error=str(err))
-                is_due = True
-            except ContractError:
-                continue  # a note that nobody can read is not ours
+            if claim is not None and note is not None:
+                is_due = await self._guard("end", key, claim, partial(self._look_at_claim, key, claim, note, orphans), looked_at) or is_due
         self._orphans = orphans
         if self._is_own:
-            is_due = await self._make_all() or is_due
-            is_due = await self._finish_all() or is_due
+            for key, pod in sorted(self._world.pods.items()):
+                if has_gate(pod) and not is_over(pod):
+                    is_due = await self._guard("make", key, pod, partial(self._make, key, pod), looked_at) or is_due
+            for key, claim in sorted(self._world.claims.items()):
+                is_due = await self._guard("finish", key, claim, partial(self._finish, key, claim), looked_at) or is_due
+        self._boundary.keep(looked_at)
         return 1.0 if orphans or is_due else None
 
-    async def _make_all(self) -> bool:
-        """Make the claims of gated pods from their templates."""
-        is_due = False
-        for key, pod in sorted(self._world.pods.items()):
-            if not has_gate(pod) or is_over(pod):
-                continue
-            try:
-                await self._make(key, pod)
-            except PeerUnavailable as err:
-                self._log.warning("housekeeping.peer-silent", pod=name_of(pod), error=str(err))
-                is_due = True
-            except ContractError as err:
-                self._log.warning("pod.malformed", pod=name_of(pod), error=str(err))
-        return is_due
+    async def _guard(self, what: str, key: Key, guarded: ApiObject, work: Callable[[], Awaitable[bool]], looked_at: set[Hashable]) -> bool:
+        """Do one piece of work for a claim or a pod; what goes wrong with it concerns no other."""
 
-    async def _make(self, key: Key, pod: ApiObject) -> None:
+        async def report(reason: Reason) -> None:
+            await self._events.warn(guarded, "Malformed", reason.message)
+
+        looked_at.add((what, key))
+        return await self._boundary.run((what, key), version_of(guarded), work, name=name_of(guarded), report=report)
+
+    async def _look_at_claim(self, key: Key, claim: ApiObject, note: GateAttempt, orphans: dict[str, float]) -> bool:
+        """Withdraw an intent whose pod is gone; where nobody else does it, end a claim that nobody uses any more."""
+        other = self._world.book.pod_of(note.pod)
+        pod = self._world.pods.get(other) if other is not None else None
+        if not claim.status.get("allocation") and (pod is None or is_over(pod)):
+            uid = metadata_of(claim).uid
+            orphans[uid] = self._orphans.get(uid, self._clock.monotonic())
+            is_late = self._clock.monotonic() - orphans[uid] >= _ORPHAN_S
+            if is_late or pod is not None or self._world.is_taken_back(key):
+                self._log.info("claim.withdrawn", claim=name_of(claim), why="its pod is gone")
+                await self._writer.claim(key, gated.withdrawal_patch(claim))
+        elif self._is_own:
+            await self._end(key, claim)
+        return False
+
+    async def _make(self, key: Key, pod: ApiObject) -> bool:
+        """Make the claims of a gated pod from their templates."""
         missing = {use.entry for use in claim_uses(pod) if not use.claim}
         if not missing:
-            return
-        statuses = [one for one in pod.status.get("resourceClaimStatuses") or () if isinstance(one, dict)]
+            return False
+        known = pod.status.get("resourceClaimStatuses")
+        statuses = [status for status in known if isinstance(status, dict)] if isinstance(known, list) else []
+        count = len(statuses)
         for wanted in wanted_claims(pod):
             template = self._world.templates.get((key[0], wanted.template))
             if wanted.entry not in missing or template is None:
@@ -116,9 +126,10 @@ class Housekeeper:
                 name = wanted.name
                 self._log.info("claim.created", claim=f"{key[0]}/{name}", pod=name_of(pod), template=wanted.template)
             statuses.append({"name": wanted.entry, "resourceClaimName": name})
-        if len(statuses) > len(pod.status.get("resourceClaimStatuses") or ()):
+        if len(statuses) > count:
             identity = {"uid": pod.metadata.get("uid"), "resourceVersion": pod.metadata.get("resourceVersion")}
             await self._writer.pod(key, {"metadata": identity, "status": {"resourceClaimStatuses": statuses}}, part="status")
+        return False
 
     async def _claim_of(self, key: Key, pod: ApiObject, entry: str) -> str:
         """Name the claim that was made for an entry already, by whom ever; empty when there is none."""
@@ -150,27 +161,24 @@ class Housekeeper:
         key = self._world.book.pod_of(user.uid)
         known = self._world.pods.get(key) if key is not None else None
         if known is None:
-            known = await self._writer.refresh(PODS, (namespace, user.name))
+            try:
+                known = await self._writer.refresh(PODS, (namespace, user.name))
+            except ContractError:
+                return False  # nobody can read it, so it is there: what it has reserved stays reserved
         return known is None or metadata_of(known).uid != user.uid or is_over(known)
 
-    async def _finish_all(self) -> bool:
-        """Delete claims made for pods that have ended, and let go of deleted ones that hold nothing."""
-        is_due = False
-        for key, claim in sorted(self._world.claims.items()):
-            metadata = metadata_of(claim)
-            try:
-                if metadata.deletion_timestamp:
-                    if DELETE_PROTECTION in metadata.finalizers and not claim.status.get("allocation") and gated.was_ours(claim):
-                        await self._writer.claim(key, gated.protection_patch(claim))
-                    continue
-                owner = owner_pod_uid(claim)
-                if owner is None or not gated.was_ours(claim):
-                    continue
-                name = next((str(one.get("name")) for one in metadata.owner_references if one.get("uid") == owner), "")
-                if await self._has_ended(key[0], Consumer("pods", name, owner)):
-                    await self._api.delete(CLAIMS, *key, uid=metadata.uid)
-                    self._log.info("claim.deleted", claim=name_of(claim), why="the pod that it was made for has ended")
-            except PeerUnavailable as err:
-                self._log.warning("housekeeping.peer-silent", claim=name_of(claim), error=str(err))
-                is_due = True
-        return is_due
+    async def _finish(self, key: Key, claim: ApiObject) -> bool:
+        """Delete a claim made for a pod that has ended, and let go of a deleted one that holds nothing."""
+        metadata = metadata_of(claim)
+        if metadata.deletion_timestamp:
+            if DELETE_PROTECTION in metadata.finalizers and not claim.status.get("allocation") and gated.was_ours(claim):
+                await self._writer.claim(key, gated.protection_patch(claim))
+            return False
+        owner = owner_pod_uid(claim)
+        if owner is None or not gated.was_ours(claim):
+            return False
+        name = next((str(reference.get("name")) for reference in metadata.owner_references if reference.get("uid") == owner), "")
+        if await self._has_ended(key[0], Consumer("pods", name, owner)):
+            await self._api.delete(CLAIMS, *key, uid=metadata.uid)
+            self._log.info("claim.deleted", claim=name_of(claim), why="the pod that it was made for has ended")
+        return False

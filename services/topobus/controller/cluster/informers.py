@@ -20,6 +20,9 @@ from topobus.runtime.logging import get_logger
 
 __all__ = ["Informer", "Key", "Sink"]
 
+# Versions count the writes of an etcd, in 63 bits; Python refuses to read numbers of more than 4300 digits.
+_LONGEST_VERSION = 20
+
 Key = tuple[str, str]
 """Namespace (empty for a kind of the whole cluster) and name."""
 
@@ -78,7 +81,7 @@ class Informer:
     @property
     def version(self) -> int:
         """The resource version up to which this copy shows everything; versions of one kind may be compared (Kubernetes 1.35; true before, too)."""
-        return int(self._version) if self._version.isdecimal() else 0
+        return int(self._version) if self._version.isdecimal() and len(self._version) < _LONGEST_VERSION else 0
 
     async def reached(self, version: int, timeout_s: float) -> bool:
         """Wait until the copy shows everything up to a version; False when it does not come so far in time."""
@@ -177,10 +180,12 @@ class Informer:
         self._known[key] = version
         try:
             self._sink.put(self.kind, served, plain)
-        except ContractError as err:
+        except Exception as err:  # noqa: BLE001 - boundary: one object of a list or watch; the others are taken in, whatever is wrong with it
             self._malformed()
             if is_news:
-                get_logger().warning("object.malformed", kind=self.kind.name, namespace=key[0], name=key[1], error=str(err))
+                why = str(err) if isinstance(err, ContractError) else f"{type(err).__name__}: {err}"
+                unforeseen = {} if isinstance(err, ContractError) else {"exc_info": err}
+                get_logger().warning("object.malformed", kind=self.kind.name, namespace=key[0], name=key[1], error=why, **unforeseen)
 
     def _advance(self, version: str) -> None:
         self._version = version

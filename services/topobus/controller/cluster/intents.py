@@ -14,9 +14,10 @@ from enum import Enum
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject
+from topobus.controller.cluster.api import CLAIMS
 from topobus.controller.cluster.choosing import Chooser
 from topobus.controller.cluster.informers import Informer
-from topobus.controller.cluster.ledgers import Ledgers
+from topobus.controller.cluster.ledgers import NODE_FAILED, Ledgers
 from topobus.controller.cluster.writes import Writer
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import gated
@@ -28,6 +29,7 @@ from topobus.controller.core.reasons import summarize
 from topobus.controller.core.refusals import Refusals
 from topobus.controller.core.scheduling import NodeFit, PodClaim, PodPlan
 from topobus.controller.core.values import DeviceId
+from topobus.controller.held_already import Holding
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
@@ -128,11 +130,13 @@ class Intents:
             return Progress.ON
         placed: list[Placement | None] = []
         for one, note in intents:
-            held = await self._hold(one, note)
+            held = await self._hold(plan, one, note)
             if isinstance(held, Refusal):
                 await self._give_way(plan, note, held)
                 return held
-            placed.append(held)
+            if held is Holding.OVERTAKEN:
+                return Progress.ON
+            placed.append(held if isinstance(held, Placement) else None)
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         written: list[tuple[ApiObject, GateAttempt, Placement | None]] = []
         for (one, note), placement, result in zip(intents, placed, fit.results, strict=True):
@@ -184,20 +188,27 @@ class Intents:
             patch = gated.intent_patch(claim, kept) if is_open else gated.withdrawal_patch(claim)
             await self._writer.claim(_key(plan, one), patch)
 
-    async def _hold(self, one: PodClaim, note: GateAttempt) -> Placement | Refusal | None:
+    async def _hold(self, plan: PodPlan, one: PodClaim, note: GateAttempt) -> Placement | Refusal | Holding | None:
+        key = _key(plan, one)
+
+        async def is_newest() -> bool:
+            newest = await self._writer.refresh(CLAIMS, key)
+            return newest is not None and not newest.status.get("allocation") and self._world.book.note(key) == note
+
         try:
-            return await self._ledgers.hold(one.object, note)
+            return await self._ledgers.hold(one.object, note, is_newest)
         except PeerUnavailable as err:
             # It may be held by now; whatever comes of it, the node's gateway lets go of what no claim's status says.
-            message = f"node {note.node}: its ledger does not answer: {err}"
-            return Refusal(reasons=(Reason(code="node-silent", message=message, facts={"node": note.node}),))
+            code = "node-failed" if err.facts.get("code") == NODE_FAILED else "node-silent"
+            message = str(err) if code == NODE_FAILED else f"node {note.node}: its ledger does not answer: {err}"
+            return Refusal(reasons=(Reason(code=code, message=message, facts={"node": note.node}),))
 
     async def _give_way(self, plan: PodPlan, note: GateAttempt, refusal: Refusal) -> None:
         """Take back what was begun on a node that refuses, and keep away from the devices for a while."""
         why = summarize(refusal.reasons)
         self._metrics.decisions.labels("refused-by-node").inc()
         self._log.info("claim.refused", pod=str(plan.pod), node=note.node, why=why)
-        is_all = any(one.code in ("policy-forbidden", "node-silent") for one in refusal.reasons)
+        is_all = any(one.code in ("policy-forbidden", "node-silent", NODE_FAILED) for one in refusal.reasons)
         table = self._world.supply.table_of(note.node)
         mine = [one.id for one in table.candidates if self._world.is_topobus_device(note.node, one.id)]
         refused = mine if is_all else devices_of(note.allocation, note.node)

@@ -7,9 +7,10 @@ the nodes. There is no leader, so nothing waits for one to be found.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import PlanReply, PlanRequest
@@ -30,10 +31,11 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.core.cluster_world import ClusterWorld
 from topobus.controller.core.world import World
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.planner import Planner
 from topobus.controller.searching import Searcher
 from topobus.domain.device import Inventory
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.view import NodeAlignment
@@ -104,14 +106,15 @@ class ClusterController:
         compiler = CelCompiler()
         searcher = Searcher(settings, runtime.clock, compiler, metrics)
         self._metrics = ClusterMetrics(runtime.registry)
+        self._malformed_parts = ObjectBoundary("node-state", metrics.set_aside)
         writer = Writer(api, self._world, self._metrics)
         ledgers = Ledgers(settings, runtime.bus, runtime.clock, self._world)
         events = EventTeller(api, runtime.clock, f"{runtime.name}-{runtime.node}")
-        chooser = Chooser(settings, self._world, searcher, compiler)
+        chooser = Chooser(settings, self._world, searcher, compiler, metrics)
         intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, metrics)
         self._gates = Gatekeeper(settings, runtime.clock, self._world, writer, intents, chooser, events, metrics, self._changed.set)
         self._takebacks = TakeBacks(settings, runtime.clock, self._world, writer, ledgers, events, metrics)
-        self._housekeeper = Housekeeper(api, runtime.clock, self._world, writer, ledgers, is_own=cluster.housekeeping == "own")
+        self._housekeeper = Housekeeper(api, runtime.clock, self._world, writer, events, metrics, is_own=cluster.housekeeping == "own")
         self._planner = Planner(settings, runtime, self._nodes, metrics)
         for part in (*_BUS_PARTS, "cluster"):
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
@@ -128,7 +131,7 @@ class ClusterController:
                 group.create_task(informer.run())
             await self._reconcile(group)
 
-    async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], Awaitable[None]]) -> None:
+    async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], None]) -> None:
         """Keep one of the bus's copies up to date."""
         async with aclosing(changes) as items:
             async for change in items:
@@ -139,10 +142,12 @@ class ClusterController:
                     # What we knew may be void: no claim is decided on before the new snapshot is whole.
                     self._missing.add(part)
                     self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
-                await apply(change)
+                self._malformed_parts.run_now(
+                    (part, *change.parts.values()), object(), partial(apply, change), name=" ".join((part, *change.parts.values()))
+                )
                 self._changed.set()
 
-    async def _on_machine(self, change: Change[Machine]) -> None:
+    def _on_machine(self, change: Change[Machine]) -> None:
         if change.kind is ChangeKind.RESET:
             self._world.machines.clear()
             self._nodes.forget_machines()
@@ -150,19 +155,21 @@ class ClusterController:
             self._world.machines.pop(change.parts["node"], None)
             self._nodes.drop_machine(change.parts["node"])
         elif change.value is not None:
+            _check_place(change, node=change.value.node)
             self._world.machines[change.value.node] = change.value
             self._nodes.put_machine(change.value)
 
-    async def _on_inventory(self, change: Change[Inventory]) -> None:
+    def _on_inventory(self, change: Change[Inventory]) -> None:
         if change.kind is ChangeKind.RESET:
             for node, device_class in tuple(self._world.inventories):
                 self._world.put_inventory(node, device_class, None)
         elif change.kind is ChangeKind.DELETE:
             self._world.put_inventory(change.parts["node"], change.parts["device_class"], None)
         elif change.value is not None:
+            _check_place(change, node=change.value.node, device_class=change.value.device_class)
             self._world.put_inventory(change.value.node, change.value.device_class, change.value)
 
-    async def _on_ledger(self, change: Change[Ledger]) -> None:
+    def _on_ledger(self, change: Change[Ledger]) -> None:
         if change.kind is ChangeKind.RESET:
             for node in tuple(self._world.ledgers):
                 self._world.put_ledger(node, None)
@@ -171,14 +178,16 @@ class ClusterController:
             self._world.put_ledger(change.parts["node"], None)
             self._nodes.drop_ledger(change.parts["node"])
         elif change.value is not None:
+            _check_place(change, node=change.value.node)
             self._world.put_ledger(change.value.node, change.value)
             self._nodes.put_ledger(change.value)
 
-    async def _on_alignment(self, change: Change[NodeAlignment]) -> None:
+    def _on_alignment(self, change: Change[NodeAlignment]) -> None:
         # A reset changes nothing: what nodes publish again is what they published before.
         if change.kind is ChangeKind.DELETE:
             self._world.put_alignment(change.parts["node"], None)
         elif change.value is not None:
+            _check_place(change, node=change.value.node)
             self._world.put_alignment(change.value.node, change.value)
 
     async def _reconcile(self, group: asyncio.TaskGroup) -> None:
@@ -226,3 +235,13 @@ class ClusterController:
         if self._missing:
             raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
         return await self._planner.plan(request)
+
+
+def _check_place(change: Change[Any], **said: str) -> None:
+    """Refuse a state that speaks of another node or class than the one under whose key it stands: whoever may write there may not write for others.
+
+    Errors: raises ContractError.
+    """
+    for part, value in said.items():
+        if change.parts.get(part) != value:
+            raise ContractError(f"a state stored for {part} {change.parts.get(part)!r} says that it is of {part} {value!r}")

@@ -10,7 +10,9 @@ Flows in: the copy of the cluster. Flows out: status writes; the gatekeeper then
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from functools import partial
 
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.messages import ApiObject
@@ -20,13 +22,14 @@ from topobus.controller.cluster.ledgers import Ledgers
 from topobus.controller.cluster.writes import Writer
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import gated
-from topobus.controller.core.cluster_objects import has_gate, is_over
+from topobus.controller.core.cluster_objects import has_gate, is_over, version_of
 from topobus.controller.core.cluster_world import ClusterWorld, Key
 from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.scheduling_objects import pod_ref
 from topobus.controller.core.values import DeviceId
 from topobus.controller.metrics import ControllerMetrics
-from topobus.domain.errors import PeerUnavailable
+from topobus.controller.object_boundary import ObjectBoundary
+from topobus.domain.outcome import Reason
 from topobus.runtime.clock import Clock
 from topobus.runtime.logging import get_logger
 
@@ -64,6 +67,7 @@ class TakeBacks:
         self._events = events
         self._metrics = metrics
         self._since: dict[tuple[str, str, int], float] = {}
+        self._boundary = ObjectBoundary("deallocation", metrics.set_aside)
         self._log = get_logger()
 
     async def reconcile_all(self) -> float | None:
@@ -71,26 +75,53 @@ class TakeBacks:
         doubles = self._yielding()
         waits: list[float] = []
         seen: set[tuple[str, str, int]] = set()
+        looked_at: set[Hashable] = set()
         for key in sorted(self._world.book.placeless()):
             pod = self._world.pods.get(key)
-            mine = self._allocated_for(key, pod) if pod is not None else []
-            if pod is None or not mine or is_over(pod):
+            if pod is None:
                 continue
-            try:
-                if pod.spec.get("nodeName"):
-                    await self._reserve_again(pod, [one for one in mine if metadata_of(pod).uid not in one.users])
-                    continue
-                wait_s = await self._look(key, pod, mine, seen, is_double=bool(doubles & {one.key for one in mine}))
-            except PeerUnavailable as err:
-                self._log.warning("takeback.peer-silent", pod=name_of(pod), error=str(err))
-                wait_s = self._settings.retry_s
-            if wait_s is not None:
-                waits.append(wait_s)
+            looked_at.add(("pod", key))
+            is_due = await self._boundary.run(
+                ("pod", key),
+                self._versions(key, pod),
+                partial(self._look_at_pod, key, pod, doubles, seen, waits),
+                name=name_of(pod),
+                report=partial(self._report, pod),
+            )
+            if is_due:
+                waits.append(self._settings.retry_s)
         self._since = {key: since for key, since in self._since.items() if key in seen}
-        await self._tell_doubles()
-        if not await self._let_go():
-            waits.append(self._settings.retry_s)
+        await self._tell_doubles(looked_at)
+        for key, before in tuple(self._world.let_go.items()):
+            looked_at.add(("let-go", key))
+            version = (version_of(before), self._world.is_taken_back(key))
+            if await self._boundary.run(("let-go", key), version, partial(self._let_go, key, before), name=name_of(before)):
+                waits.append(self._settings.retry_s)
+        self._boundary.keep(looked_at)
         return min(waits, default=None)
+
+    def _versions(self, key: Key, pod: ApiObject) -> Hashable:
+        """Tell states of a pod and its claims apart."""
+        claims = [self._world.claims.get(claim_key) for claim_key in self._world.claims_of(key)]
+        return version_of(pod), tuple(version_of(claim) for claim in claims if claim is not None)
+
+    async def _report(self, pod: ApiObject, reason: Reason) -> None:
+        await self._events.warn(pod, "Malformed", reason.message)
+
+    async def _look_at_pod(
+        self, key: Key, pod: ApiObject, doubles: frozenset[Key], seen: set[tuple[str, str, int]], waits: list[float]
+    ) -> bool:
+        """Look at one pod that has its devices and no node, or that has not reserved them; adds to `waits` after how long another look is due."""
+        mine = self._allocated_for(key, pod)
+        if not mine or is_over(pod):
+            return False
+        if pod.spec.get("nodeName"):
+            await self._reserve_again(pod, [claim for claim in mine if metadata_of(pod).uid not in claim.users])
+            return False
+        wait_s = await self._look(key, pod, mine, seen, is_double=bool(doubles & {claim.key for claim in mine}))
+        if wait_s is not None:
+            waits.append(wait_s)
+        return False
 
     async def _look(self, key: Key, pod: ApiObject, mine: list[_Mine], seen: set[tuple[str, str, int]], *, is_double: bool) -> float | None:
         """Bring one pod's taking back further; gives how long to wait for the next step."""
@@ -157,28 +188,21 @@ class TakeBacks:
                 self._metrics.decisions.labels("taken-back").inc()
                 self._log.info("claim.taken-back", claim=name_of(one.claim), node=one.note.node, pod=name_of(pod), why=why)
 
-    async def _let_go(self) -> bool:
-        """Tell ledgers of allocations that are gone, whoever took them; False when a node was silent."""
-        is_done = True
-        for key, before in tuple(self._world.let_go.items()):
-            now = self._world.claims.get(key)
-            is_same = now is not None and metadata_of(now).uid == metadata_of(before).uid
-            if (
-                now is not None
-                and is_same
-                and (now.status.get("allocation") or (gated.is_pending(now) and not self._world.is_taken_back(key)))
-            ):
-                # It has devices again, or is about to: what is held for it is its own affair.
-                del self._world.let_go[key]
-                continue
-            try:
-                # A node that has it prepared keeps it until its gateway has undone that, and lets go then.
-                await self._ledgers.release(before, f"over-{before.metadata.get('resourceVersion')}")
-                self._world.let_go.pop(key, None)
-            except PeerUnavailable as err:
-                self._log.warning("ledger.silent", claim=name_of(before), error=str(err))
-                is_done = False
-        return is_done
+    async def _let_go(self, key: Key, before: ApiObject) -> bool:
+        """Tell ledgers of an allocation that is gone, whoever took it.
+
+        Errors: raises PeerUnavailable when a node was silent.
+        """
+        now = self._world.claims.get(key)
+        is_same = now is not None and metadata_of(now).uid == metadata_of(before).uid
+        if now is not None and is_same and (now.status.get("allocation") or (gated.is_pending(now) and not self._world.is_taken_back(key))):
+            # It has devices again, or is about to: what is held for it is its own affair.
+            self._world.let_go.pop(key, None)
+            return False
+        # A node that has it prepared keeps it until its gateway has undone that, and lets go then.
+        await self._ledgers.release(before, f"over-{before.metadata.get('resourceVersion')}")
+        self._world.let_go.pop(key, None)
+        return False
 
     def _allocated_for(self, key: Key, pod: ApiObject) -> list[_Mine]:
         """List the claims of a pod that we allocated for it."""
@@ -197,24 +221,31 @@ class TakeBacks:
         """Of each device that two claims have, name the claims that give way: ours to another's, and of two of ours the later one."""
         found: set[Key] = set()
         for _, keys in self._world.doubles():
-            mine = {key: one for key in keys if (one := self._mine(key)) is not None}
+            mine = {key: claim for key in keys if (claim := self._mine(key)) is not None}
             if len(mine) == len(keys):
-                first = min(mine, key=lambda key: (str(mine[key].claim.status["allocation"].get("allocationTimestamp") or ""), key))
+                first = min(mine, key=lambda key: (_allocated_at(mine[key].claim), key))
                 del mine[first]
             found |= mine.keys()
         return frozenset(found)
 
-    async def _tell_doubles(self) -> None:
+    async def _tell_doubles(self, looked_at: set[Hashable]) -> None:
         """Tell the users of claims that have one device together: where both pods run already, the node's ledger lets only the first one prepare."""
         for device, keys in self._world.doubles():
-            await self._tell_double(device, keys)
+            looked_at.add(("double", device))
+            await self._boundary.run(("double", device), keys, partial(self._tell_double, device, keys), name=f"device {device}")
 
-    async def _tell_double(self, device: DeviceId, keys: tuple[Key, ...]) -> None:
+    async def _tell_double(self, device: DeviceId, keys: tuple[Key, ...]) -> bool:
         message = f"device {device} is allocated to {' and '.join(f'{namespace}/{name}' for namespace, name in keys)} at once"
         for key in keys:
             claim = self._world.claims.get(key)
             if claim is not None:
                 await self._events.warn(claim, "DoubleAllocation", message)
+        return False
+
+
+def _allocated_at(claim: ApiObject) -> str:
+    allocation = claim.status.get("allocation")
+    return str(allocation.get("allocationTimestamp") or "") if isinstance(allocation, dict) else ""
 
 
 def _is_unschedulable(pod: ApiObject) -> bool:

@@ -13,7 +13,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster.api import CLAIMS, PODS, Api, Kind, Rejected
 from topobus.controller.cluster.metrics import ClusterMetrics
 from topobus.controller.core.cluster_world import ClusterWorld, Key
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.logging import get_logger
 
 __all__ = ["Writer"]
@@ -38,7 +38,7 @@ class Writer:
     async def refresh(self, kind: Kind, key: Key) -> ApiObject | None:
         """Read an object as it is now; None when it is gone.
 
-        Errors: raises PeerUnavailable.
+        Errors: raises PeerUnavailable; ContractError when nobody can read it.
         """
         found = await self._api.get(kind, *key)
         if found is None:
@@ -73,8 +73,9 @@ class Writer:
         self._metrics.writes.labels(kind.name, outcome).inc()
 
     def _learn(self, kind: Kind, key: Key, version: str, plain: dict[str, Any]) -> ApiObject | None:
-        try:
-            self._world.put(kind.name, version, plain)
-        except ContractError as err:
-            get_logger().warning("object.malformed", kind=kind.name, namespace=key[0], name=key[1], error=str(err))
+        """Take in what the server shows; one that nobody can read is not "gone": who asked sets aside what it was about to do.
+
+        Errors: raises ContractError.
+        """
+        self._world.put(kind.name, version, plain)
         return (self._world.claims if kind is CLAIMS else self._world.pods).get(key)

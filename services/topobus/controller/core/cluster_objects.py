@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from topobus.contracts.kubernetes.objects import Metadata
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 
-__all__ = ["GATE", "downgraded_claim", "gates_of", "has_gate", "is_over", "read_object", "version_of"]
+__all__ = ["GATE", "downgraded_claim", "gates_of", "has_gate", "is_over", "is_path_segment", "read_object", "version_of"]
 
 GATE = "topobus.dev/allocation"
 """The scheduling gate with which a pod asks for its claims to be allocated here."""
@@ -34,6 +37,10 @@ _METADATA = (
 _POD_SPEC = ("schedulingGates", "resourceClaims", "nodeName", "nodeSelector", "tolerations", "affinity", "priority", "overhead")
 _POD_STATUS = ("phase", "resourceClaimStatuses", "conditions")
 _NODE_SPEC = ("taints", "unschedulable")
+# Digits of the largest version that etcd counts to (2^63 - 1); Python refuses to read numbers of more than 4300.
+_LONGEST_VERSION = 19
+# Characters of the longest name of any object (apimachinery, NameMaximumLength is 253).
+_LONGEST_NAME = 253
 
 
 def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject | None:
@@ -44,6 +51,10 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
     metadata = {key: value for key, value in _part(plain, "metadata", kind).items() if key in _METADATA and value is not None}
     if not isinstance(metadata.get("name"), str) or not metadata["name"]:
         raise ContractError(f"{kind}: metadata.name: got {metadata.get('name')!r}, wanted a name")
+    _check_metadata(kind, metadata)
+    for part in ("name", "namespace"):
+        if not is_path_segment(metadata.get(part) or "x"):
+            raise ContractError(f"{kind}: metadata.{part}: got {metadata[part][:100]!r}, wanted a name that can stand in a path")
     spec, status = _part(plain, "spec", kind), _part(plain, "status", kind)
     match kind:
         case "Pod":
@@ -68,7 +79,7 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
             inner = spec.get("spec") if isinstance(spec.get("spec"), Mapping) else {}
             spec = {**spec, "spec": {**(inner or {}), "devices": _upgraded_claim((inner or {}).get("devices"))}}
         case "ResourceSlice":
-            metadata = {key: value for key, value in metadata.items() if key in ("name", "uid", "resourceVersion")}
+            metadata = {key: value for key, value in metadata.items() if key in ("name", "uid", "resourceVersion", "ownerReferences")}
             if version == "v1beta1":
                 spec = {**spec, "devices": [_upgraded_device(one) for one in _list(spec.get("devices"))]}
     group = "v1" if kind in ("Pod", "Node") else "resource.k8s.io/v1"
@@ -78,7 +89,16 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
 def version_of(one: ApiObject) -> int:
     """Read an object's resource version as a number, for comparison with others of its kind; 0 when it has none."""
     text = str(one.metadata.get("resourceVersion") or "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= _LONGEST_VERSION else 0
+
+
+def is_path_segment(name: str) -> bool:
+    r"""Say whether a name can be a part of an API server's path, which every name of an object can (ValidatePathSegmentName).
+
+    >>> is_path_segment("a.b"), is_path_segment(".."), is_path_segment("a/b"), is_path_segment("a\0")
+    (True, False, False, False)
+    """
+    return name not in (".", "..") and name.isprintable() and not any(mark in name for mark in "/%?# ") and 0 < len(name) <= _LONGEST_NAME
 
 
 def gates_of(pod: ApiObject) -> tuple[str, ...]:
@@ -132,6 +152,14 @@ def _upgraded_device(device: object) -> object:
     if not isinstance(device, Mapping) or not isinstance(device.get("basic"), Mapping):
         return device
     return {**{key: value for key, value in device.items() if key != "basic"}, **device["basic"]}
+
+
+def _check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
+    """Refuse metadata of which a part is not what it should be: read as absent, a malformed annotation of ours would mean that there is none."""
+    try:
+        msgspec.convert(metadata, Metadata)
+    except (msgspec.ValidationError, RecursionError) as err:
+        raise ContractError(f"{kind} {metadata['name']}: metadata: {err}") from err
 
 
 def _part(plain: Mapping[str, Any], name: str, kind: str) -> dict[str, Any]:

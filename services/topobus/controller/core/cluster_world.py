@@ -69,11 +69,13 @@ class ClusterWorld:
         self._doubles: set[DeviceId] = set()
         self._taken: dict[str, int] = {}
         self._uses: dict[Key, tuple[Key, ...]] = {}
+        self._unreadable: dict[Key, ApiObject] = {}
+        """Claims that nobody can read now, as they were before: nobody works on them, and what they held stays held."""
 
     def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
         """Take in an object of the API server; one that is older than what is known is late news and left out.
 
-        Errors: raises ContractError for one that nobody can read; it counts as absent then.
+        Errors: raises ContractError for one that nobody can read; it counts as absent then, but what a claim holds stays held.
         """
         key = _key_of(plain)
         try:
@@ -108,8 +110,11 @@ class ClusterWorld:
                 case "DeviceTaintRule":
                     self._rules[key[1]] = read_rule(one)
                     self._show_all()
-        except ContractError:
-            self.drop(kind, key)
+        except Exception:
+            if kind == "ResourceClaim":
+                self._put_unreadable_claim(key, plain)
+            else:
+                self.drop(kind, key)
             raise
 
     def drop(self, kind: str, key: Key) -> None:
@@ -124,7 +129,7 @@ class ClusterWorld:
                 self.room.put_pod(key, None)
                 self._drop_pod(key)
             case "ResourceClaim":
-                gone = self.claims.pop(key, None)
+                gone = self.claims.pop(key, None) or self._unreadable.pop(key, None)
                 if gone is not None:
                     self._note_loss(key, gone, None)
                     self._taken.pop(owner_of(gone).uid, None)
@@ -157,13 +162,23 @@ class ClusterWorld:
 
     def put_claim(self, key: Key, claim: ApiObject) -> None:
         """Take in a claim."""
-        known = self.claims.get(key)
+        status_of(claim)
+        known = self.claims.get(key) or self._unreadable.get(key)
         if known is not None:
             if _is_older(claim, known):
                 return
             self._note_loss(key, known, claim)
+        self._unreadable.pop(key, None)
         self.claims[key] = claim
         self._hold(key, claim)
+
+    def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
+        """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
+        known = self.claims.pop(key, None) or self._unreadable.get(key)
+        if known is None:
+            known = _salvaged(key, plain)
+            self._hold(key, known)
+        self._unreadable[key] = known
 
     def count(self, kind: str) -> int:
         """Say how many objects of a kind are kept."""
@@ -320,6 +335,23 @@ def _key_of(plain: Mapping[str, Any]) -> Key:
     metadata = plain.get("metadata")
     found = metadata if isinstance(metadata, Mapping) else {}
     return str(found.get("namespace") or ""), str(found.get("name") or "")
+
+
+def _salvaged(key: Key, plain: Mapping[str, Any]) -> ApiObject:
+    """Make a claim of what can be made out of one that nobody can read: its name, and the devices that its status names."""
+    metadata, status = plain.get("metadata"), plain.get("status")
+    uid = metadata.get("uid") if isinstance(metadata, Mapping) else ""
+    allocation = status.get("allocation") if isinstance(status, Mapping) else None
+    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
+    results = devices.get("results") if isinstance(devices, Mapping) else None
+    named = [
+        {"request": "unknown", **{field: result[field] for field in ("driver", "pool", "device")}}
+        for result in (results if isinstance(results, list) else ())
+        if isinstance(result, Mapping) and all(isinstance(result.get(field), str) for field in ("driver", "pool", "device"))
+    ]
+    kept = {"allocation": {"devices": {"results": named}}} if named else {}
+    identity = {"namespace": key[0], "name": key[1], "uid": uid if isinstance(uid, str) else ""}
+    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=identity, spec={}, status=kept)
 
 
 def _is_older(one: ApiObject, known: ApiObject) -> bool:
