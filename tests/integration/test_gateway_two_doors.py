@@ -9,6 +9,7 @@ import grpc
 import grpc.aio
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
@@ -85,6 +86,23 @@ async def test_a_claim_is_refused_with_the_holder_while_an_allocation_is_under_w
     assert still_refused.error == refused.error
     assert during == ["device-plugin kubelet/topobus.dev/gpu"]
     assert after.error == ""
+
+
+async def test_ledger_names_the_pod_when_kubelet_has_told_whose_the_device_is(rig: Rig) -> None:
+    """Allocate names no pod, PodResources does: soon after it the ledger says the pod, and the next pod on the same device gets its own name."""
+    async with rig.gateway(deadlines=structs.replace(rig.settings.deadlines, reconcile_s=60.0)):
+        await open_doors(rig)
+        await rig.kubelet.admit(POD)
+        await rig.plane.wait_for("named")
+        (first,) = rig.plane.ledger.allocations.values()
+        await rig.kubelet.remove(POD)
+        await rig.kubelet.admit(structs.replace(POD, name="q", uid="q-1"))
+        await rig.plane.wait_for("named", 2)
+        (second,) = rig.plane.ledger.allocations.values()
+
+    assert (str(first.shown), str(second.shown)) == ("pod default/p", "pod default/q")
+    assert first.owner == second.owner
+    assert first.decision_id == rig.plane.requests("named")[0].decision_id
 
 
 async def test_an_allocation_is_refused_with_the_holder_while_a_claim_is_being_prepared(rig: Rig) -> None:

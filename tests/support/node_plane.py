@@ -149,24 +149,35 @@ class NodePlane:
         if self.adopt_refusal is not None:
             return AdoptReply(result=self.adopt_refusal)
         async with self._lock:
-            step = transitions.adopt(
-                self.ledger,
-                op_id=request.op_id,
-                owner=request.owner,
-                devices=request.devices,
-                decision_id=f"d-{request.op_id}",
-                shared=request.shared,
-                is_shared=request.is_shared,
-                is_prepared=request.is_prepared,
-                memory=request.memory,
-                container=request.container,
-            )
+            named = request.user is not None and bool(request.decision_id)
+            step: transitions.Step | Refusal
+            if request.user is not None and named:
+                step = transitions.name_user(
+                    self.ledger, op_id=request.op_id, owner=request.owner, decision_id=request.decision_id, user=request.user
+                )
+            else:
+                step = self._step(request)
             if isinstance(step, Refusal):
                 return AdoptReply(result=step)
             self.ledger = step.ledger
             await self.bus.put(LEDGER, self.ledger, node=NODE)
-        await self._note("adopted", request)
+        await self._note("named" if named else "adopted", request)
         return AdoptReply(result=Adopted(decision_id=f"d-{request.op_id}", ledger_sequence=self.ledger.sequence))
+
+    def _step(self, request: AdoptRequest) -> transitions.Step | Refusal:
+        return transitions.adopt(
+            self.ledger,
+            op_id=request.op_id,
+            owner=request.owner,
+            devices=request.devices,
+            decision_id=f"d-{request.op_id}",
+            shared=request.shared,
+            is_shared=request.is_shared,
+            is_prepared=request.is_prepared,
+            memory=request.memory,
+            container=request.container,
+            user=request.user,
+        )
 
     async def _release(self, request: ReleaseRequest) -> ReleaseReply:
         await self._note("release", request)

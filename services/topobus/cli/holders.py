@@ -65,7 +65,7 @@ def holders_of(ledger: Ledger | None) -> Holders:
         holder = Holder(
             letter=_LETTERS[place] if place < len(_LETTERS) else _MANY,
             style=_STYLES[place % len(_STYLES)],
-            name=str(allocation.owner),
+            name=str(allocation.shown),
             allocation=allocation,
         )
         found.append(holder)

@@ -107,8 +107,9 @@ class NodeAsks:
         is_prepared: bool = False,
         memory: tuple[MemoryBlock, ...] = (),
         container: str = "",
+        user: Owner | None = None,
     ) -> Adopted | Refusal:
-        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share."""
+        """Write into the ledger what has been decided elsewhere; `shared` names those devices of which the owner has a share, `user` who uses them."""
         request = AdoptRequest(
             op_id=op_id,
             owner=owner,
@@ -118,9 +119,15 @@ class NodeAsks:
             is_prepared=is_prepared,
             memory=memory,
             container=container,
+            user=user,
         )
         reply = await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
         return reply.result
+
+    async def name_user(self, op_id: str, owner: Owner, devices: Mapping[str, tuple[str, ...]], *, decision_id: str, user: Owner) -> None:
+        """Tell the ledger which pod uses what an owner holds by this decision."""
+        request = AdoptRequest(op_id=op_id, owner=owner, devices=dict(devices), user=user, decision_id=decision_id)
+        await self._bus.ask(ADOPT, request, timeout_s=self._deadlines.adopt_s, node=self._node)
 
     async def release(
         self, op_id: str, owner: Owner, *, is_undone: bool = False, keeps_devices: bool = False, only: str = ""

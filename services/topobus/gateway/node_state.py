@@ -71,6 +71,8 @@ class NodeState:
         """Begin with nothing; `own_resource` names the resource of a class."""
         self.node = node
         self.changed = Broadcast()
+        self.ledger_changed = Broadcast()
+        """Also when nobody holds anything else than before: a decision, or a pod's name, is another one."""
         self._bus = bus
         self._own_resource = own_resource
         self._inventories: dict[str, Inventory] = {}
@@ -221,6 +223,7 @@ class NodeState:
     def take_ledger(self, ledger: Holders) -> None:
         """Take over the ledger."""
         self._ledger = ledger
+        self.ledger_changed.announce()
         self._forget_confirmed(ledger)
         held = {name for one in ledger.allocations.values() for two in one.holdings for name in two.devices}
         if any(two.cpus for one in ledger.allocations.values() for two in one.holdings):

@@ -34,6 +34,10 @@ class PodLook:
         """Where kubelet tells it."""
         return self._reader.socket
 
+    async def listing(self) -> Listing | str:
+        """Look at kubelet's pods alone; the text says why kubelet does not tell."""
+        return await self._reader.read()
+
     async def look(self) -> tuple[Listing, Comparison] | str:
         """Look; the text says why kubelet does not tell."""
         listing = await self._reader.read()

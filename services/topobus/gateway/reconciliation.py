@@ -25,6 +25,7 @@ from topobus.gateway.device_plugin import plugin_owner
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.pods import PodLook
 from topobus.gateway.sockets import identity
+from topobus.gateway.users import UserNaming
 from topobus.runtime.heartbeat import Heartbeat
 from topobus.runtime.logging import get_logger
 
@@ -37,8 +38,9 @@ _Mark = tuple[str, str, int]
 class Reconciler:
     """Looks at PodResources, period after period."""
 
-    def __init__(self, look: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings) -> None:
+    def __init__(self, look: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings, users: UserNaming) -> None:
         self._look = look
+        self._users = users
         self._socket = look.socket
         self._doubted: frozenset[Disagreement] = frozenset()
         self._disagreed: frozenset[Disagreement] = frozenset()
@@ -66,6 +68,7 @@ class Reconciler:
                 idle_before, lacking_before = frozenset(), frozenset()
                 continue
             listing, comparison = seen
+            await self._users.name(listing)
             await self._report(frozenset(comparison.disagreements))
             lacking: frozenset[Lacking | ExclusiveUse] = frozenset({*comparison.lacking, *comparison.exclusive})
             for lack in sorted(lacking & lacking_before, key=lambda one: one.where):

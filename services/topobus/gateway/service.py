@@ -36,6 +36,7 @@ from topobus.gateway.reconciliation import Reconciler
 from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
 from topobus.gateway.slice_publisher import SlicePublisher
 from topobus.gateway.sockets import CallMetrics, FolderWatch, identity, remove_stale
+from topobus.gateway.users import UserNaming
 from topobus.runtime.service import Runtime
 
 __all__ = ["serve"]
@@ -205,9 +206,10 @@ class _Gateway:
                     await driver.take_over()
                 self._state.changed.announce()
             group.create_task(work.preparer.undo_unknown())
-            group.create_task(
-                Reconciler(work.pods, self._state, self._asks, self._settings.deadlines).run(self._runtime.beats.loop("pods"))
-            )
+            users = UserNaming(work.pods, self._state, self._asks, self._settings.deadlines.reconcile_s)
+            group.create_task(users.run())
+            reconciler = Reconciler(work.pods, self._state, self._asks, self._settings.deadlines, users)
+            group.create_task(reconciler.run(self._runtime.beats.loop("pods")))
             await self._runtime.bus.answer(PODS, work.pods.answer, node=self._runtime.node)
             if self._foreign is not None:
                 group.create_task(self._foreign.run())

@@ -41,7 +41,13 @@ from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
 from topobus.topology.book import Book, Decide
 from topobus.topology.core.decisions import decision_id, request_of_devices
-from topobus.topology.core.limits import complaint_of_devices, complaint_of_memory, complaint_of_operation, complaint_of_pod
+from topobus.topology.core.limits import (
+    complaint_of_devices,
+    complaint_of_memory,
+    complaint_of_operation,
+    complaint_of_owner,
+    complaint_of_pod,
+)
 from topobus.topology.facts import Facts
 from topobus.topology.metrics import TopologyMetrics
 
@@ -132,10 +138,15 @@ class Answers:
         """Write down what kubelet or a claim decided; refused when a live pod or claim holds one of the devices."""
         began = self._clock.monotonic()
         _accept(
-            complaint_of_operation(asked.op_id, asked.owner) or complaint_of_devices(asked.devices) or complaint_of_memory(asked.memory)
+            complaint_of_operation(asked.op_id, asked.owner)
+            or complaint_of_devices(asked.devices)
+            or complaint_of_memory(asked.memory)
+            or (complaint_of_owner(asked.user, "user") if asked.user is not None else "")
         )
 
         async def decide(ledger: Ledger) -> Step:
+            if asked.user is not None and asked.decision_id:
+                return transitions.name_user(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.decision_id, user=asked.user)
             made = decision_id(ledger, asked.op_id)
             request = request_of_devices(asked.owner, asked.devices, is_shared=asked.is_shared)
             pending = self._pending(ledger, asked.owner, request, None)
@@ -151,6 +162,7 @@ class Answers:
                 is_prepared=asked.is_prepared,
                 memory=asked.memory,
                 container=asked.container,
+                user=asked.user,
                 pending=pending,
             )
             if isinstance(step, Refusal):
@@ -194,7 +206,8 @@ class Answers:
         _accept(complaint_of_operation(asked.op_id, asked.owner))
 
         async def decide(ledger: Ledger) -> Step:
-            pending = self._pending(ledger, asked.owner, None, None)
+            held = ledger.allocations.get(asked.owner.key)
+            pending = structs.replace(self._pending(ledger, asked.owner, None, None), user=held.user if held is not None else None)
             step = transitions.release(
                 ledger,
                 op_id=asked.op_id,

@@ -77,7 +77,7 @@ class HealthEvent(Struct, frozen=True, kw_only=True):
     is_removed: bool = False
     """True when the device left the inventory for good."""
     affected: tuple[Owner, ...] = ()
-    """Who holds the device, from the ledger."""
+    """Who holds the device, from the ledger: of what kubelet's device plugin allocations hold the pod (without a uid) as soon as kubelet has told it."""
     time: str
     """RFC 3339, UTC."""
 
@@ -100,6 +100,8 @@ class DecisionEvent(Struct, frozen=True, kw_only=True):
     ledger_sequence: int = 0
     """The ledger's sequence after the decision."""
     is_dry_run: bool = False
+    user: Owner | None = None
+    """The pod that used what a `release` let go, where the owner does not say it (an allocation of kubelet's)."""
 
 
 class PlaceRequest(Struct, frozen=True, kw_only=True):
@@ -231,6 +233,10 @@ class AdoptRequest(Struct, frozen=True, kw_only=True):
     """Memory by NUMA node that goes with it."""
     container: str = ""
     """The container that holds it, where that is known."""
+    user: Owner | None = None
+    """The pod that uses the devices, where the owner does not say it."""
+    decision_id: str = ""
+    """Not empty: nothing is adopted; the owner's holding of this decision is given its `user`, and a later holding stays as it is."""
 
 
 class Adopted(Struct, frozen=True, kw_only=True, tag="adopted", tag_field="outcome"):

@@ -383,5 +383,5 @@ def _owners(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner,
                 names = (*names, *(f"cpu-{one}" for one in holding.cpus))
             for name in names:
                 owners = held.get(name, ())
-                held[name] = owners if allocation.owner in owners else (*owners, allocation.owner)
+                held[name] = owners if allocation.shown in owners else (*owners, allocation.shown)
     return held

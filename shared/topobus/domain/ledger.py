@@ -48,6 +48,13 @@ class Allocation(Struct, frozen=True, kw_only=True, omit_defaults=True):
     decision_id: str = ""
     is_prepared: bool = False
     """True from the adoption of a claim until the gateway has undone it: containers may be using the devices, so only the gateway's word frees them."""
+    user: Owner | None = None
+    """The pod that uses it, where the owner does not say it: kubelet's Allocate names no pod, its PodResources does so afterwards. Holds nothing itself."""
+
+    @property
+    def shown(self) -> Owner:
+        """Whom people are told: the pod where it is known, else the owner."""
+        return self.user or self.owner
 
 
 class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -59,6 +66,8 @@ class PendingDecision(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ledger_sequence: int
     request: PodRequest | None = None
     view: NodeView | None = None
+    user: Owner | None = None
+    """The pod that used what is let go, where the owner does not say it."""
 
 
 class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):

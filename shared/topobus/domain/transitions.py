@@ -28,6 +28,7 @@ __all__ = [
     "check",
     "commit",
     "known",
+    "name_user",
     "placed_by",
     "record_refusal",
     "release",
@@ -207,9 +208,10 @@ def adopt(
     is_prepared: bool = False,
     memory: tuple[MemoryBlock, ...] = (),
     container: str = "",
+    user: Owner | None = None,
     pending: PendingDecision | None = None,
 ) -> Step | Refusal:
-    """Write down what kubelet or a claim has decided.
+    """Write down what kubelet or a claim has decided; `user` is the pod that uses it, where the owner does not say it.
 
     Among kubelet's own allocations of one resource the newer one is right: kubelet hands a device out again only when it is free for it, and the
     device-plugin API has no "deallocate". So an older DEVICE_PLUGIN owner lets go of the devices in common (of all, when nothing is left to it), but to
@@ -252,12 +254,28 @@ def adopt(
     wanted = structs.replace(
         wanted, container=container, memory=memory, memory_bytes=sum(one.size_bytes for one in memory if one.kind == _MEMORY)
     )
-    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared)
+    left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, user=user)
     displaced = tuple(one.owner for one in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
     check(changed)
     return Step(ledger=changed, record=record)
+
+
+def name_user(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, user: Owner) -> Step:
+    """Say which pod uses what an owner holds by a decision; a later holding of the owner, or none, stays as it is.
+
+    Nothing is decided, so the holding keeps its decision and no event goes out.
+    """
+    found = known(ledger, op_id)
+    if found is not None:
+        return _repeat(ledger, found)
+    held = ledger.allocations.get(owner.key)
+    record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, is_announced=True)
+    if held is None or held.decision_id != decision_id or held.user == user:
+        return Step(ledger=ledger, record=record, is_repeat=True)
+    left = {**ledger.allocations, owner.key: structs.replace(held, user=user)}
+    return Step(ledger=_with(ledger, op_id, record, left), record=record)
 
 
 def _gives_way(old: Owner, new: Owner) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections.abc import Iterable
 from typing import Annotated
 
 from cyclopts import Parameter, validators
@@ -15,10 +16,12 @@ from rich.text import Text
 from topobus.cli.answers import short_time, summary
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
-from topobus.contracts.catalogue import DECISION
+from topobus.contracts.catalogue import DECISION, LEDGER
 from topobus.contracts.messages import DecisionEvent
+from topobus.domain.ledger import Holders
 from topobus.domain.outcome import Refusal
-from topobus.runtime.bus import Start
+from topobus.domain.request import Owner, OwnerKind
+from topobus.runtime.bus import Bus, Start
 
 __all__ = ["decisions"]
 
@@ -48,10 +51,11 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
             table.add_column("decision", no_wrap=True)
             table.add_column("what", overflow="fold")
             table.add_column("answer", overflow="fold")
+            users = await _users(bus, [one.value for one in recent])
             for one in recent:
-                table.add_row(
-                    short_time(one.value.time), Text(one.value.id, "name"), f"{one.value.verb} {one.value.owner}", _answer(one.value)
-                )
+                event = one.value
+                who = event.user or users.get(event.id) or event.owner
+                table.add_row(short_time(event.time), Text(event.id, "name"), f"{event.verb} {who}", _answer(event))
             output.show(table if recent else Text("no decision yet", "faint"))
         if not is_following:
             return ExitCode.OK
@@ -69,10 +73,23 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
                     else:
                         event = received.value
                         head = Text.assemble(
-                            (f"{short_time(event.time)}  ", "faint"), (event.id, "name"), f"  {event.verb} {event.owner} at {event.node}: "
+                            (f"{short_time(event.time)}  ", "faint"),
+                            (event.id, "name"),
+                            f"  {event.verb} {event.user or event.owner} at {event.node}: ",
                         )
                         output.show(head + _answer(event))
     return ExitCode.OK
+
+
+async def _users(bus: Bus, events: Iterable[DecisionEvent]) -> dict[str, Owner]:
+    """Find the pods of what kubelet has allocated and still holds, by decision: the event is older than the pod's name is known."""
+    found: dict[str, Owner] = {}
+    for node in sorted({event.node for event in events if event.owner.kind is OwnerKind.DEVICE_PLUGIN}):
+        ledger = await bus.get(LEDGER.read_as(Holders), node=node)
+        for allocation in ledger.value.allocations.values() if ledger is not None else ():
+            if allocation.user is not None:
+                found[allocation.decision_id] = allocation.user
+    return found
 
 
 def _answer(event: DecisionEvent) -> Text:

@@ -91,6 +91,10 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
                 "the demo expected: kubelet admits the trainer again", next_step=f"{admitted.reason}: {admitted.message}"
             )
         victim = admitted.containers[0].devices[resource("gpu")][0]
+        # Allocate names no pod; PodResources does, a moment later.
+        await scene.ledger(
+            lambda one: all(held.user is not None for held in one.allocations.values()), "kubelet to tell whose the devices are"
+        )
         address = str((await scene.devices())[victim].pci)
         async with Subscriber.started(scene.system.nats_url) as subscriber:
             present = [await subscriber.until(lambda one: True, "the present state") for _ in range(EXPECTED_DEVICES["gpu"])]
@@ -116,7 +120,7 @@ async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber,
     stage.expect(heard.event.device == victim, f"the subscriber hears of {victim} after {after_ms:.0f} ms", heard.event.device)
     stage.expect(heard.event.health.state is HealthState.UNHEALTHY, f"it is unhealthy: {reason_of(heard)}", heard.event.health)
     affected = ", ".join(map(str, heard.event.affected))
-    stage.expect(bool(affected), f"the event names who is affected: {affected}")
+    stage.expect(affected == "pod default/trainer", f"the event names who is affected: {affected}", affected)
     all_but_one = EXPECTED_DEVICES["gpu"] - 1
     inventory = await scene.inventory(
         "gpu",

@@ -41,6 +41,7 @@ def event_of(node: str, op_id: str, record: OperationRecord) -> DecisionEvent | 
         view=pending.view,
         outcome=record.outcome,
         ledger_sequence=pending.ledger_sequence,
+        user=pending.user,
     )
 
 

@@ -12,7 +12,7 @@ from topobus.domain.outcome import MemoryBlock
 from topobus.domain.request import Owner, PodRequest
 from topobus.domain.resource_names import is_resource_name
 
-__all__ = ["complaint_of_devices", "complaint_of_memory", "complaint_of_operation", "complaint_of_pod"]
+__all__ = ["complaint_of_devices", "complaint_of_memory", "complaint_of_operation", "complaint_of_owner", "complaint_of_pod"]
 
 # A DNS subdomain (RFC 1123), the longest name that Kubernetes takes for anything.
 _NAME_CHARACTERS = 253
@@ -36,15 +36,21 @@ def complaint_of_operation(op_id: str, owner: Owner) -> str:
     """Say what is wrong with an operation's id or its owner; empty when nothing is."""
     if not op_id:
         return "op_id is empty: every change needs an operation id, the same on every retry"
-    for key, text in (("op_id", op_id), ("owner.namespace", owner.namespace), ("owner.name", owner.name), ("owner.uid", owner.uid)):
+    wrong = _wrong_text(op_id, _NAME_CHARACTERS)
+    return f"op_id {wrong}" if wrong else complaint_of_owner(owner, "owner")
+
+
+def complaint_of_owner(owner: Owner, field: str) -> str:
+    """Say what is wrong with an owner that stands in a field; empty when nothing is."""
+    for key, text in (("namespace", owner.namespace), ("name", owner.name), ("uid", owner.uid)):
         wrong = _wrong_text(text, _NAME_CHARACTERS)
         if wrong:
-            return f"{key} {wrong}"
+            return f"{field}.{key} {wrong}"
     # Namespace and uid stand around the name in the owner's key: without a slash in them no two owners share a key.
-    for key, text in (("owner.namespace", owner.namespace), ("owner.uid", owner.uid)):
+    for key, text in (("namespace", owner.namespace), ("uid", owner.uid)):
         if "/" in text:
-            return f"{key} is {text!r}, wanted no '/' in it"
-    return "owner.name is empty: an owner without a name cannot be told from another" if not owner.name else ""
+            return f"{field}.{key} is {text!r}, wanted no '/' in it"
+    return f"{field}.name is empty: an owner without a name cannot be told from another" if not owner.name else ""
 
 
 def complaint_of_pod(pod: PodRequest) -> str:

@@ -1,0 +1,52 @@
+"""Which pod uses what a device plugin's allocation holds, as kubelet lists it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from topobus.domain.ledger import Allocation, Holders, Holding
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.pods import PodUse
+from topobus.gateway.core.users import nameless, unnamed_users
+
+PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="hash")
+CLAIM = Owner(kind=OwnerKind.CLAIM, name="training", uid="u")
+A, B = (Owner(kind=OwnerKind.POD, name=name, uid="") for name in "ab")
+HELD = Allocation(owner=PLUGIN, holdings=(Holding(devices={"gpu": ("gpu-0", "gpu-1")}),), decision_id="d")
+
+
+def _ledger(*allocations: Allocation) -> Holders:
+    return Holders(node="n", allocations={one.owner.key: one for one in allocations})
+
+
+def _use(pod: str, *devices: str, resource: str = "topobus.dev/gpu") -> PodUse:
+    return PodUse(namespace="default", pod=pod, container="main", resource=resource, device_class="gpu", devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("known", "uses", "told"),
+    [
+        (None, (_use("a", "gpu-0", "gpu-1"),), [A]),
+        (A, (_use("a", "gpu-0", "gpu-1"),), []),
+        (A, (_use("b", "gpu-1"),), [B]),
+        (None, (_use("a", "gpu-0"), _use("b", "gpu-1")), []),
+        (None, (_use("a", "gpu-0", resource="topobus.dev/gpu-h100"),), []),
+        (None, (_use("a", "gpu-7"),), []),
+        (None, (), []),
+    ],
+    ids=["new", "known", "another", "two-pods", "another-resource", "another-device", "not-listed"],
+)
+def test_unnamed_users_tells_the_pod_when_kubelet_lists_one(known: Owner | None, uses: tuple[PodUse, ...], told: list[Owner]) -> None:
+    """One pod with a device of the allocation, through its resource, is its user; anything less certain says nothing."""
+    found = unnamed_users(_ledger(structs.replace(HELD, user=known)), uses)
+
+    assert [user for _, user in found] == told
+
+
+def test_nameless_lists_allocations_of_kubelets_alone_when_claims_hold_devices_too() -> None:
+    """A claim is named already, and a pod that is known is not asked for again."""
+    claim = Allocation(owner=CLAIM, holdings=(Holding(devices={"gpu": ("gpu-2",)}),))
+
+    assert nameless(_ledger(HELD, claim)) == (HELD,)
+    assert nameless(_ledger(structs.replace(HELD, user=A), claim)) == nameless(None) == ()

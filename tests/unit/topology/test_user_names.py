@@ -1,0 +1,64 @@
+"""Which pod uses what kubelet's Allocate has given out: told afterwards, without touching the holding."""
+
+from topobus.domain import transitions
+from topobus.domain.holdings import names_of
+from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.domain.transitions import Step, unannounced
+
+PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="hash")
+POD = Owner(kind=OwnerKind.POD, name="a", uid="")
+
+
+def _allocated(ledger: Ledger, decision: str) -> Ledger:
+    step = transitions.adopt(ledger, op_id=f"op-{decision}", owner=PLUGIN, devices={"gpu": ("gpu-0",)}, decision_id=decision)
+    assert isinstance(step, Step)
+    return step.ledger
+
+
+def _named(ledger: Ledger, decision: str) -> Step:
+    return transitions.name_user(ledger, op_id=f"name-{decision}-{ledger.sequence}", owner=PLUGIN, decision_id=decision, user=POD)
+
+
+def test_name_user_changes_nothing_but_the_name_when_the_holding_is_the_one_meant() -> None:
+    """Devices, owner and decision stay, so that a release that means this decision still finds it; no event goes out."""
+    before = transitions.announce(_allocated(Ledger(node="n"), "d-1"), ["op-d-1"])
+    after = _named(before, "d-1").ledger
+    (held,) = after.allocations.values()
+    released = transitions.release(after, op_id="r", owner=PLUGIN, decision_id="d-2", only="d-1")
+
+    assert held == Allocation(owner=PLUGIN, holdings=before.allocations[PLUGIN.key].holdings, decision_id="d-1", user=POD)
+    assert (str(held.shown), names_of(held)) == ("pod default/a", {"gpu": ("gpu-0",)})
+    assert unannounced(after) == ()
+    assert isinstance(released, Step)
+    assert released.ledger.allocations == {}
+
+
+def test_name_user_leaves_a_later_holding_alone_when_an_older_one_was_meant() -> None:
+    """Kubelet gave the same device to another pod meanwhile: the name that was read before is not that pod's."""
+    later = _allocated(_named(_allocated(Ledger(node="n"), "d-1"), "d-1").ledger, "d-2")
+    step = _named(later, "d-1")
+
+    assert step.is_repeat
+    assert step.ledger is later
+    assert later.allocations[PLUGIN.key].user is None
+
+
+def test_name_user_writes_nothing_when_the_name_is_known_or_nothing_is_held() -> None:
+    """Said again, or of what was let go: no write, for every service of the node reads each."""
+    named = _named(_allocated(Ledger(node="n"), "d-1"), "d-1").ledger
+
+    assert _named(named, "d-1").is_repeat
+    assert _named(Ledger(node="n"), "d-1").is_repeat
+
+
+def test_old_owner_keeps_its_pod_when_a_part_of_its_devices_is_handed_out_again() -> None:
+    """The rest is still that pod's."""
+    both = transitions.adopt(Ledger(node="n"), op_id="1", owner=PLUGIN, devices={"gpu": ("gpu-0", "gpu-1")}, decision_id="d-1", user=POD)
+    assert not isinstance(both, Refusal)
+    other = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="other")
+    step = transitions.adopt(both.ledger, op_id="2", owner=other, devices={"gpu": ("gpu-0",)}, decision_id="d-2")
+
+    assert isinstance(step, Step)
+    assert (step.ledger.allocations[PLUGIN.key].user, step.ledger.allocations[other.key].user) == (POD, None)
