@@ -55,12 +55,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
     ]
 
 
-def published(inventory: Inventory) -> dict[str, Any]:
-    """The slice that the node's gateway would publish."""
+def published(inventory: Inventory, node_uid: str) -> dict[str, Any]:
+    """The slice that the node's gateway would publish, owned by the node's object."""
     devices = [msgspec.json.decode(encode(slice_device(one))) for one in inventory.devices]
     pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": driver_name(inventory.device_class), "nodeName": NODE, "pool": pool, "devices": devices}
-    return {"kind": "ResourceSlice", "metadata": {"name": f"{NODE}-{inventory.device_class}"}, "spec": spec}
+    owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": node_uid, "controller": True}
+    return {"kind": "ResourceSlice", "metadata": {"name": f"{NODE}-{inventory.device_class}", "ownerReferences": [owner]}, "spec": spec}
 
 
 class Rig:
@@ -89,7 +90,9 @@ async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[I
     await topology.start()
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
         home = ClusterHome(server, nats_server.url, tmp_path)
-        home.put(node(NODE), *map(published, inventories), device_class(DRIVER, DRIVER), device_class("nic.topobus.dev", "nic.topobus.dev"))
+        uid = server.put(node(NODE))["metadata"]["uid"]
+        home.put(*(published(inventory, uid) for inventory in inventories))
+        home.put(device_class(DRIVER, DRIVER), device_class("nic.topobus.dev", "nic.topobus.dev"))
         yield Rig(home, bus, topology)
 
 
@@ -105,6 +108,57 @@ async def test_ledger_holds_the_devices_before_the_claim_says_so(rig: Rig) -> No
     assert [one.op_id for one in rig.topology.requests] == [f"allocate-{uid}-1"]
     assert list(held.holdings[0].devices["gpu"]) == rig.home.devices("c")
     assert held.owner == Owner(kind=OwnerKind.CLAIM, namespace="default", name="c", uid=uid)
+
+
+def _evil(**changes: Any) -> dict[str, Any]:
+    """A slice of somebody else for our driver and our node's pool, of a newer generation."""
+    pool = {"name": NODE, "generation": 999_999, "resourceSliceCount": 1}
+    spec = {"driver": DRIVER, "nodeName": NODE, "pool": pool, "devices": [{"name": "gpu-fake"}], **changes}
+    return {"kind": "ResourceSlice", "metadata": {"name": "evil"}, "spec": {key: value for key, value in spec.items() if value is not None}}
+
+
+EVIL = {
+    "of nobody": _evil(),
+    "of all nodes": _evil(nodeName=None, allNodes=True),
+    "of another node": _evil(nodeName="n2"),
+    "of labels": _evil(
+        nodeName=None, nodeSelector={"nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "DoesNotExist"}]}]}
+    ),
+    "owned": _evil(),
+    "without memory": _evil(devices=[{"name": "gpu-fake", "attributes": {"model": {"string": "x"}}}]),
+}
+
+
+@pytest.mark.parametrize("what", sorted(EVIL))
+async def test_foreign_slices_hide_nothing_of_a_nodes_devices(rig: Rig, what: str) -> None:
+    """A slice of somebody else in our pool counts for nothing: claims get the node's devices, also those whose selector it would break; it is named."""
+    evil = EVIL[what]
+    if what == "owned":
+        uid = rig.home.get("Node", NODE)["metadata"]["uid"]
+        evil["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": uid, "controller": True}]
+    picky = claim("c", count=2, device_class_name=DRIVER)
+    expression = f'device.capacity["{DRIVER}"].memory.isGreaterThan(quantity("1Gi"))'
+    picky["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": expression}}]
+    rig.home.put(node("n2"), evil, picky, pod("p", "c"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+        await rig.home.until(lambda: rig.home.events(NODE) or rig.home.events("n2"), "a word to the node's users")
+
+    assert len(rig.home.devices("c")) == 2
+    assert "gpu-fake" not in rig.home.devices("c")
+    assert [(reason, "evil" in message) for reason, message in rig.home.events(NODE)] == [("ForeignResourceSlice", True)]
+
+
+async def test_device_that_went_keeps_nobody_from_the_others(rig: Rig, recorded: tuple[Machine, list[Inventory]]) -> None:
+    """While a slice still shows a device that the node has no more, claims get the others."""
+    gpus = recorded[1][0]
+    fewer = msgspec.structs.replace(gpus, generation=2, devices=gpus.devices[1:])
+    await rig.bus.put(catalogue.INVENTORY, fewer, node=NODE, device_class="gpu")
+    rig.home.put(claim("c", count=7, device_class_name=DRIVER), pod("p", "c"))
+    async with rig.home.controller():
+        await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
+
+    assert gpus.devices[0].name not in rig.home.devices("c")
 
 
 async def test_other_devices_are_tried_when_the_node_refuses(rig: Rig) -> None:

@@ -275,6 +275,24 @@ async def test_leftovers_are_deleted_when_a_class_is_no_longer_offered(rig: Rig,
     assert found["gpu.topobus.dev"][1] == 5
 
 
+@pytest.mark.parametrize("generation", [999_999, 2**62, 2**63 - 1])
+async def test_foreign_slice_in_our_pool_is_deleted_whatever_its_generation(rig: Rig, server: ApiServerSimulator, generation: int) -> None:
+    """Somebody publishes a newer generation of our pool: it goes, and the node's devices are the pool's newest again, now and after the next change."""
+    pool = {"name": NODE, "generation": generation, "resourceSliceCount": 1}
+    spec = {"driver": "gpu.topobus.dev", "nodeName": NODE, "pool": pool, "devices": [{"name": "gpu-fake"}]}
+    async with rig.gateway():
+        await published(rig, server)
+        server.put({"kind": "ResourceSlice", "metadata": {"name": "evil"}, "spec": spec})
+        await server.until(lambda: "evil" not in [one["metadata"]["name"] for one in server.objects("ResourceSlice")], what="it gone")
+        await server.until(lambda: len(shown(server).get("gpu.topobus.dev", [])) == 2, what="both GPUs")
+        await rig.plane.show("gpu", device("gpu-0", 0))
+        await server.until(lambda: len(shown(server).get("gpu.topobus.dev", [])) == 1, what="one GPU")
+        await rig.readiness.until(lambda report: report["slices"] == "ready")
+
+    (ours,) = [one for one in server.objects("ResourceSlice") if one["spec"]["driver"] == "gpu.topobus.dev"]
+    assert 0 < ours["spec"]["pool"]["generation"] < 2**63
+
+
 async def test_gateway_waits_when_the_node_is_not_in_the_cluster(rig: Rig, server: ApiServerSimulator) -> None:
     """Without its node object nothing is published, and readiness says whose name is missing; it appears, and all is well."""
     server.remove("Node", NODE)

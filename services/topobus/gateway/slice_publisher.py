@@ -53,6 +53,9 @@ class SliceMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.slices = Gauge("topobus_gateway_slices", "ResourceSlices of this node in the API server", ["class"], registry=registry)
         self.writes = Counter("topobus_gateway_slice_writes_total", "Writes of ResourceSlices", ["verb", "outcome"], registry=registry)
+        self.foreign = Counter(
+            "topobus_gateway_foreign_slices_total", "ResourceSlices in this node's pools that no gateway made, deleted", registry=registry
+        )
         self.dropped = Gauge(
             "topobus_gateway_slice_fields_dropped", "1: the API server does not keep this field", ["field"], registry=registry
         )
@@ -195,6 +198,14 @@ class SlicePublisher:
             return ""
         self._generations[device_class] = plan.generation
         trouble = await self._execute(plan)
+        if plan.foreign and not trouble:
+            self._metrics.foreign.inc(len(plan.foreign))
+            get_logger().warning(
+                "slices.foreign-deleted",
+                driver=driver,
+                slices=plan.foreign,
+                next_step="find out who may create ResourceSlices besides this node's gateway (kubectl auth can-i create resourceslices --as ...)",
+            )
         log = get_logger().bind(driver=driver, generation=plan.generation)
         counts = {"deleted": len(plan.deletes), "updated": len(plan.updates), "created": len(plan.creates)}
         if not trouble:

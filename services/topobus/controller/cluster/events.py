@@ -53,7 +53,7 @@ class EventTeller:
         self._budgets: dict[str, _Budget] = {}
 
     async def warn(self, one: ApiObject, reason: str, message: str) -> None:
-        """Tell of trouble with a pod or claim."""
+        """Tell of trouble with a pod, a claim or a node."""
         await self._tell(one, "Warning", reason, message)
 
     async def _tell(self, one: ApiObject, kind: str, reason: str, message: str) -> None:
@@ -69,11 +69,13 @@ class EventTeller:
             self._told.clear()
             self._budgets.clear()
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        # Events of an object without a namespace stand in this one (client-go tools/record).
+        namespace = metadata.namespace or "default"
         try:
             if known is not None and known.message == shown:
                 again = replace(known, count=known.count + 1, at_s=now_s)
                 self._told[metadata.uid, reason] = again
-                patched = await self._api.patch(EVENTS, metadata.namespace, known.name, {"count": again.count, "lastTimestamp": now})
+                patched = await self._api.patch(EVENTS, namespace, known.name, {"count": again.count, "lastTimestamp": now})
                 if not isinstance(patched, Rejected):
                     return
             # The name follows from what is told: neither a repeated write nor another replica makes a second event.
@@ -85,7 +87,7 @@ class EventTeller:
                 {
                     "apiVersion": "v1",
                     "kind": "Event",
-                    "metadata": {"name": name, "namespace": metadata.namespace},
+                    "metadata": {"name": name, "namespace": namespace},
                     "involvedObject": {
                         "apiVersion": one.api_version,
                         "kind": one.kind,

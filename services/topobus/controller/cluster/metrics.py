@@ -24,3 +24,8 @@ class ClusterMetrics:
             registry=registry,
         )
         self.objects = Gauge("topobus_controller_cluster_objects", "Objects kept, by kind.", ["kind"], registry=registry)
+        self.foreign = Gauge(
+            "topobus_controller_cluster_foreign_slices",
+            "ResourceSlices that name a driver of ours and are not of its node: they do not count.",
+            registry=registry,
+        )

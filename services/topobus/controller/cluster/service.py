@@ -110,6 +110,8 @@ class ClusterController:
         writer = Writer(api, self._world, self._metrics)
         ledgers = Ledgers(settings, runtime.bus, runtime.clock, self._world)
         events = EventTeller(api, runtime.clock, f"{runtime.name}-{runtime.node}")
+        self._events = events
+        self._told_foreign: dict[str, str] = {}
         chooser = Chooser(settings, self._world, searcher, compiler, metrics)
         intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, metrics)
         self._gates = Gatekeeper(settings, runtime.clock, self._world, writer, intents, chooser, events, metrics, self._changed.set)
@@ -214,14 +216,31 @@ class ClusterController:
                 is_planning = True
             if not all(one.is_synced for one in self._informers.values()):
                 continue
+            await self._tell_foreign()
             dues = (self._gates.start_all(group), await self._takebacks.reconcile_all(), await self._housekeeper.reconcile_all())
             wait_s = min((due_s for due_s in dues if due_s is not None), default=None)
             spent_s = self._runtime.clock.monotonic() - started_s
+
+    async def _tell_foreign(self) -> None:
+        """Name slices of somebody else in our pools, once each: in the log, and to the node's users."""
+        foreign = dict(self._world.foreign)
+        self._metrics.foreign.set(len(foreign))
+        for name, why in sorted(foreign.items()):
+            if self._told_foreign.get(name) == why:
+                continue
+            get_logger().warning(
+                "slice.foreign", slice=name, why=why, next_step=f"find out who made it: kubectl get resourceslice {name} -o yaml"
+            )
+            node = self._world.node_objects.get(self._world.pool_of(name))
+            if node is not None:
+                await self._events.warn(node, "ForeignResourceSlice", f"ResourceSlice {name} does not count: {why}")
+        self._told_foreign = foreign
 
     def _tell_readiness(self) -> None:
         """Keep the readiness part: ready once all lists were taken in; trouble afterwards is a remark, for the copies stand."""
         waiting = [kind.plural for kind, one in self._informers.items() if not one.is_synced]
         remarks = sorted({one.trouble for one in self._informers.values() if one.trouble})
+        remarks += [f"ResourceSlice {name} does not count: {why}" for name, why in sorted(self._told_foreign.items())]
         why = "; ".join([f"no list yet of {', '.join(waiting)}"] * bool(waiting) + remarks)
         self._runtime.readiness.set("cluster", is_ready=not waiting, why=why)
         for kind, one in self._informers.items():

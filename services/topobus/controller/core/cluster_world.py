@@ -13,7 +13,7 @@ from typing import Any
 from msgspec import structs
 
 from topobus.contracts.kubernetes import limits
-from topobus.contracts.kubernetes.objects import name_of
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceDevice, SliceSpec
 from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
@@ -25,6 +25,7 @@ from topobus.controller.core.inventory import class_of_driver
 from topobus.controller.core.node_fit import NodeFacts, node_facts
 from topobus.controller.core.node_room import NodeRoom
 from topobus.controller.core.scheduling_objects import claim_uses
+from topobus.controller.core.slice_origin import only_known_devices, why_foreign
 from topobus.controller.core.supply import Supply
 from topobus.controller.core.taints import TaintRule, read_rule, tainted
 from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice
@@ -61,7 +62,14 @@ class ClusterWorld:
         self.room = NodeRoom()
         self.let_go: dict[Key, ApiObject] = {}
         """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
+        self.foreign: dict[str, str] = {}
+        """Slices that name a driver of ours and are not of its node, with the reason: they do not count."""
+        self.node_objects: dict[str, ApiObject] = {}
+        """Nodes as stored: whose slices are whose, and whom to tell."""
         self._slices: dict[str, Slice] = {}
+        self._owners: dict[str, tuple[dict[str, Any], ...]] = {}
+        self._of_node: dict[str, set[str]] = {}
+        """Node to the slices of our drivers that are of a pool of its name."""
         self._rules: dict[str, TaintRule] = {}
         self._devices: dict[Key, frozenset[DeviceId]] = {}
         self._holders: dict[DeviceId, set[Key]] = {}
@@ -105,7 +113,7 @@ class ClusterWorld:
                     spec_of_slice = read_as(one.spec, SliceSpec, where=name_of(one))
                     # One wrong amount in a slice would end every search that meets it.
                     _refuse(limits.check_slice(spec_of_slice), one)
-                    self._slices[key[1]] = Slice(key[1], spec_of_slice)
+                    self._file_slice(key[1], Slice(key[1], spec_of_slice), metadata_of(one).owner_references)
                     self._show(key[1])
                 case "DeviceTaintRule":
                     self._rules[key[1]] = read_rule(one)
@@ -122,6 +130,7 @@ class ClusterWorld:
         match kind:
             case "Node":
                 self.room.drop_node(key[1])
+                self.node_objects.pop(key[1], None)
                 if self.nodes.pop(key[1], None) is not None:
                     self.node_names = tuple(sorted(self.nodes))
                     self.supply.outdate(key[1])
@@ -139,7 +148,8 @@ class ClusterWorld:
             case "DeviceClass":
                 self.classes.pop(key[1], None)
             case "ResourceSlice":
-                if self._slices.pop(key[1], None) is not None:
+                if key[1] in self._slices:
+                    self._file_slice(key[1], None, ())
                     self.supply.put_slices((1, key[1]), ())
             case "DeviceTaintRule":
                 if self._rules.pop(key[1], None) is not None:
@@ -193,6 +203,11 @@ class ClusterWorld:
         }
         return len(kept.get(kind, {}))
 
+    def pool_of(self, name: str) -> str:
+        """Name the pool of a slice; empty when it is not known."""
+        published = self._slices.get(name)
+        return published.spec.pool.name if published is not None else ""
+
     def claims_of(self, pod: Key) -> tuple[Key, ...]:
         """List the claims that a pod names, or that were made for it."""
         return self._uses.get(pod, ())
@@ -235,10 +250,13 @@ class ClusterWorld:
 
     def put_inventory(self, node: str, device_class: str, inventory: Inventory | None) -> None:
         """Take in what a node that runs Topobus says of its devices; what may be allocated is what its ResourceSlices show."""
+        before = self._device_names(node, device_class)
         if inventory is None:
             self.inventories.pop((node, device_class), None)
         else:
             self.inventories[node, device_class] = inventory
+        if self._device_names(node, device_class) != before:
+            self._show_of_node(node)
         if device_class == "cpu":
             self.supply.put_cpus(node, inventory.devices if inventory is not None else ())
 
@@ -285,14 +303,50 @@ class ClusterWorld:
             if known is None:
                 self.node_names = tuple(sorted(self.nodes))
             self.supply.outdate(facts.node.name)
+        before = self.node_objects.get(facts.node.name)
+        self.node_objects[facts.node.name] = one
+        if before is None or metadata_of(before).uid != metadata_of(one).uid:
+            self._show_of_node(facts.node.name)
+
+    def _file_slice(self, name: str, published: Slice | None, owners: tuple[dict[str, Any], ...]) -> None:
+        """Remember a slice, or (None) forget it."""
+        before = self._slices.pop(name, None)
+        self._owners.pop(name, None)
+        self.foreign.pop(name, None)
+        if before is not None:
+            self._of_node.get(before.spec.pool.name, set()).discard(name)
+        if published is None:
+            return
+        self._slices[name], self._owners[name] = published, owners
+        if class_of_driver(published.spec.driver) is not None:
+            self._of_node.setdefault(published.spec.pool.name, set()).add(name)
+
+    def _show_of_node(self, node: str) -> None:
+        """Judge a node's slices of our drivers anew: what the node says of itself is another now."""
+        for name in sorted(self._of_node.get(node, ())):
+            self._show(name)
 
     def _show_all(self) -> None:
         for name in sorted(self._slices):
             self._show(name)
 
     def _show(self, name: str) -> None:
-        """Give a slice to the supply as we see it."""
-        self.supply.put_slices((1, name), (self._shown(self._slices[name]),))
+        """Give a slice to the supply as we see it, unless it only claims to be of a driver of ours."""
+        spec = self._slices[name].spec
+        node = self.node_objects.get(spec.pool.name)
+        inventory = self._device_names(spec.pool.name, class_of_driver(spec.driver) or "")
+        uid = metadata_of(node).uid if node is not None else None
+        why = why_foreign(spec, self._owners[name], node_uid=uid, inventory=inventory)
+        if why:
+            self.foreign[name] = why
+            self.supply.put_slices((1, name), ())
+            return
+        self.foreign.pop(name, None)
+        self.supply.put_slices((1, name), (self._shown(Slice(name, only_known_devices(spec, inventory))),))
+
+    def _device_names(self, node: str, device_class: str) -> frozenset[str] | None:
+        inventory = self.inventories.get((node, device_class))
+        return frozenset([device.name for device in inventory.devices]) if inventory is not None else None
 
     def _shown(self, one: Slice) -> Slice:
         """Show a slice as we see it: with the taints of rules, and without the one that only keeps kube-scheduler away."""

@@ -48,6 +48,9 @@ LIST_FIELDS = tuple(f"spec.devices.*.attributes.*.{name}" for name in ("ints", "
 """Lists as attributes: a server that does not know them refuses the slice instead of dropping the field."""
 
 # Three hexadecimal digits in front of the name: the scheduler tries pools in the order of slice names. 4096 slices of 64 devices are enough for a node.
+# Generations are signed numbers of 64 bits. Where somebody else published one near their end there is none above it: it is not counted, only deleted. Ours grow by
+# one a change, so that this is some 10^11 years of a change a second away.
+_LARGEST_GENERATION = 2**62
 _INDEX = re.compile(r"([0-9a-f]{3})-")
 
 
@@ -67,6 +70,8 @@ class SlicePlan(Struct, frozen=True, kw_only=True):
     updates: tuple[ApiObject, ...] = ()
     """Complete objects with the resource version that they replace."""
     creates: tuple[ApiObject, ...] = ()
+    foreign: tuple[str, ...] = ()
+    """Names of those to delete that no gateway of ours made: somebody else published in this pool."""
 
     @property
     def is_empty(self) -> bool:
@@ -159,13 +164,14 @@ def slice_plan(
     specs = {str(one.metadata.get("name", "")): (read or read_slice)(one) for one in found}
     # The server lets nobody rename a slice's pool: one of another pool can only be replaced, and its generation is none of ours.
     specs = {name: spec if spec is not None and spec.pool.name == node else None for name, spec in specs.items()}
-    generation = max((spec.pool.generation for spec in specs.values() if spec), default=last_generation)
+    counted = [spec.pool.generation for spec in specs.values() if spec and spec.pool.generation <= _LARGEST_GENERATION]
+    generation = max(counted, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
     matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
     obsolete: list[ApiObject] = []
     for one in found:
         spec = specs[str(one.metadata.get("name", ""))]
         index = _index_of(one)
-        if spec is None or spec.pool.generation < generation or not 0 <= index < len(chunks) or index in matched:
+        if spec is None or spec.pool.generation != generation or not 0 <= index < len(chunks) or index in matched:
             obsolete.append(one)
         else:
             matched[index] = (one, spec)
@@ -188,7 +194,19 @@ def slice_plan(
     generation += is_bumped
     updates = [_updated(matched[index][0], wanted(index, generation), owner) for index in sorted(matched) if index in changed or is_bumped]
     creates = [_created(index, wanted(index, generation), owner) for index in missing]
-    return SlicePlan(generation=generation, deletes=tuple(map(_deletion, obsolete)), updates=tuple(updates), creates=tuple(creates))
+    strange = [one for one in obsolete if _index_of(one) < 0 or specs[str(one.metadata.get("name", ""))] is None]
+    strange += [one for one in obsolete if one not in strange and _is_beyond(specs[str(one.metadata.get("name", ""))])]
+    return SlicePlan(
+        generation=generation,
+        deletes=tuple(map(_deletion, obsolete)),
+        updates=tuple(updates),
+        creates=tuple(creates),
+        foreign=tuple(str(one.metadata.get("name", "")) for one in strange),
+    )
+
+
+def _is_beyond(spec: SliceSpec | None) -> bool:
+    return spec is not None and spec.pool.generation > _LARGEST_GENERATION
 
 
 def read_slice(one: ApiObject) -> SliceSpec | None:
