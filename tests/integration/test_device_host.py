@@ -41,7 +41,7 @@ pytestmark = pytest.mark.integration
 
 _NODE = "n1"
 _PROFILES = Path(__file__).parent.parent / "data" / "profiles"
-_OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
+_OWNER = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u1")
 # Longer than anything here takes on a busy machine; a test that hangs fails with this.
 _LIMIT_S = 20.0
 

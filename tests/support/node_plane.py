@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from msgspec import structs
@@ -74,6 +74,8 @@ class NodePlane:
         self.prefers: tuple[str, ...] | None = None
         self.adopt_refusal: Refusal | None = None
         self.prepare_refusal: Refusal | None = None
+        self.prepare_by: Callable[[PrepareRequest], Awaitable[PrepareReply]] | None = None
+        """Prepares in place of the rule: a real device service's part."""
         self.hung: set[str] = set()
         self.go = asyncio.Event()
         self.go.set()
@@ -204,6 +206,8 @@ class NodePlane:
             await asyncio.Event().wait()
         if self.prepare_refusal is not None:
             return PrepareReply(result=self.prepare_refusal)
+        if self.prepare_by is not None:
+            return await self.prepare_by(request)
         device_class = request.devices[0].partition("-")[0].upper()
         edits = {
             name: ContainerEdits(

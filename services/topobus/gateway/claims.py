@@ -25,15 +25,22 @@ from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.claim_answers import PreparedDevice, answer_of
 from topobus.gateway.claim_reading import ClaimReader
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.core.claims import CDI_VENDOR, ClaimAllocation, allocation_of, cdi_device_name, cdi_spec, is_allocated_here
+from topobus.gateway.core.claims import (
+    CDI_VENDOR,
+    ClaimAllocation,
+    allocation_of,
+    cdi_spec,
+    is_allocated_here,
+)
 from topobus.gateway.disk import DiskWork
 from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.node_state import NodeState
 from topobus.runtime.logging import get_logger
 
-__all__ = ["ClaimKey", "ClaimPreparer", "PreparedDevice", "Settler"]
+__all__ = ["ClaimKey", "ClaimPreparer", "Settler"]
 
 
 T = TypeVar("T")
@@ -53,16 +60,6 @@ class ClaimKey(Struct, frozen=True, kw_only=True):
     def owner(self) -> Owner:
         """Who holds the claim's devices."""
         return Owner(kind=OwnerKind.CLAIM, namespace=self.namespace, name=self.name, uid=self.uid)
-
-
-class PreparedDevice(Struct, frozen=True, kw_only=True):
-    """One device for kubelet."""
-
-    request: str
-    pool: str
-    device: str
-    cdi_devices: tuple[str, ...]
-    share_id: str = ""
 
 
 class Settler(Protocol):
@@ -213,7 +210,7 @@ class ClaimPreparer:
             if refusal is not None:
                 raise _ClaimFailed(_text(refusal))
             await self._write_cdi(entry, only_missing=True)
-            return _answer(entry)
+            return answer_of(entry)
         found = allocation_of(
             await self._reader.read(claim.namespace, claim.name),
             namespace=claim.namespace,
@@ -237,24 +234,37 @@ class ClaimPreparer:
             entry = msgspec.structs.replace(entry, devices=found.devices)
             await self._checkpoint.put(entry)
         entry = await self._adopt(entry, claim, found)
-        looked_at = [one.device for one in found.devices if one.is_shared]
         async with self._alone_with(device_class, found.names):
             # After a reboot the devices are made ready once more, by another operation.
             op_id = f"{entry.attempt}-prepare" + (f"-{self._boot_id[:8]}" if entry.is_running else "")
-            prepared = await self._asks.prepare(op_id, claim.owner, device_class, found.names, found.config, sorted(set(looked_at)))
-        if isinstance(prepared, Refusal):
-            raise _ClaimFailed(_text(prepared))
-        missing = sorted(set(found.names) - prepared.edits.keys())
-        if missing:
-            raise _ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
-        entry = msgspec.structs.replace(entry, is_prepared=True, boot_id=self._boot_id, cdi=cdi_spec(claim.uid, device_class, prepared))
+            prepared = await self._ask_to_prepare(op_id, claim, device_class, found, found.names)
+            by_request: dict[str, Prepared] = {}
+            if len(found.requests) > 1:
+                # Containers that name one request get what its devices have in common, which only their driver knows.
+                for request, names in found.requests.items():
+                    by_request[request] = await self._ask_to_prepare(f"{op_id}-of-{request}", claim, device_class, found, names)
+        spec = cdi_spec(claim.uid, device_class, prepared, by_request)
+        entry = msgspec.structs.replace(entry, is_prepared=True, boot_id=self._boot_id, cdi=spec)
         # Side by side: each is made whole from the other at the next start, and kubelet hears of neither before both are on disk.
         for outcome in await asyncio.gather(self._write_cdi(entry), self._checkpoint.put(entry), return_exceptions=True):
             if outcome is not None:
                 raise outcome
         where = f"{claim.namespace}/{claim.name}"
         get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(found.names))
-        return _answer(entry)
+        return answer_of(entry)
+
+    async def _ask_to_prepare(
+        self, op_id: str, claim: ClaimKey, device_class: str, found: ClaimAllocation, names: tuple[str, ...]
+    ) -> Prepared:
+        """Have some of the claim's devices made ready together."""
+        looked_at = sorted({allocated.device for allocated in found.devices if allocated.is_shared} & set(names))
+        prepared = await self._asks.prepare(op_id, claim.owner, device_class, names, found.config, looked_at)
+        if isinstance(prepared, Refusal):
+            raise _ClaimFailed(_text(prepared))
+        missing = sorted(set(names) - prepared.edits.keys())
+        if missing:
+            raise _ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
+        return prepared
 
     def _check_rivals(self, claim: ClaimKey, device_class: str, found: ClaimAllocation) -> None:
         """Refuse what another claim is prepared with, whatever the ledger says: this file is what containers run on."""
@@ -381,20 +391,6 @@ class ClaimPreparer:
             for name in sorted(names):
                 await stack.enter_async_context(self._locks.of(f"{device_class}/{name}"))
             yield
-
-
-def _answer(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
-    return tuple(
-        PreparedDevice(
-            request=one.request, pool=one.pool, device=one.device, cdi_devices=_cdi_names(entry, one.device), share_id=one.share_id
-        )
-        for one in entry.devices
-    )
-
-
-def _cdi_names(entry: ClaimEntry, device: str) -> tuple[str, ...]:
-    name = cdi_device_name(entry.uid, device)
-    return (entry.cdi.qualified_name(name),) if entry.cdi and any(one.name == name for one in entry.cdi.devices) else ()
 
 
 def _file(entry: ClaimEntry) -> str:

@@ -6,7 +6,8 @@ node, or a Refusal with the place of the first thing that is wrong: an unreadabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import CdiDevice, CdiSpec
 from topobus.domain.device import driver_name
 from topobus.domain.edits import ContainerEdits
+from topobus.domain.names import is_dns_label
 from topobus.domain.outcome import Reason, Refusal
 
 __all__ = [
@@ -24,7 +26,11 @@ __all__ = [
     "ClaimAllocation",
     "allocation_of",
     "cdi_device_name",
+    "cdi_names",
+    "cdi_request_name",
     "cdi_spec",
+    "cdi_whole_name",
+    "cdi_whole_names",
     "class_of_driver",
     "is_allocated_here",
 ]
@@ -61,6 +67,14 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
         """The devices, each once, sorted."""
         return tuple(sorted({one.device for one in self.devices}))
 
+    @property
+    def requests(self) -> dict[str, tuple[str, ...]]:
+        """The devices of each request, sorted; requests in the order of the allocation."""
+        found: dict[str, set[str]] = {}
+        for allocated in self.devices:
+            found.setdefault(allocated.request, set()).add(allocated.device)
+        return {request: tuple(sorted(names)) for request, names in found.items()}
+
 
 def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: str, driver: str, node: str) -> ClaimAllocation | Refusal:
     """Read what a driver must prepare of a claim on this node.
@@ -89,6 +103,10 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
             text = f"{where}: status.allocation.devices.results[{index}] needs request, driver, pool and device, got {result!r}"
             return _refuse("claim-malformed", text)
         request, its_driver, pool, device = (str(one) for one in fields)
+        if not all(map(is_dns_label, request.split("/", 1))):
+            return _refuse(
+                "claim-malformed", f"{where}: status.allocation.devices.results[{index}].request is {request!r}, wanted a DNS label"
+            )
         is_shared = result.get("adminAccess") is True
         share_id = result.get("shareID") or ""
         if not isinstance(share_id, str):
@@ -136,17 +154,49 @@ def cdi_device_name(uid: str, device: str) -> str:
     return f"claim-{uid}-{device}"
 
 
-def cdi_spec(uid: str, device_class: str, prepared: Prepared) -> CdiSpec | None:
-    """Describe a claim's CDI file; None when nothing is to be edited (a runtime refuses an empty file)."""
-    common = prepared.common
-    devices = tuple(
-        CdiDevice(name=cdi_device_name(uid, name), edits=_bound(common if edits.is_empty else edits))
-        for name, edits in sorted(prepared.edits.items())
-        if not (edits.is_empty and common.is_empty)
-    )
-    if not devices:
+def cdi_request_name(uid: str, request: str) -> str:
+    """Name what the devices of one request have in common; no device has such a name, for those have no '_'.
+
+    >>> cdi_request_name("3cec", "big")
+    'claim-3cec_request-big'
+    """
+    return f"claim-{uid}_request-{request}"
+
+
+def cdi_whole_name(uid: str) -> str:
+    """Name what all devices of a claim have in common, for containers that name no request."""
+    return f"claim-{uid}_whole"
+
+
+def cdi_spec(uid: str, device_class: str, prepared: Prepared, requests: Mapping[str, Prepared] = MappingProxyType({})) -> CdiSpec | None:
+    """Describe a claim's CDI file; None when nothing is to be edited (a runtime refuses an empty file).
+
+    Shapes: requests — what was prepared for each request alone, where the claim has several. Kubelet gives a container the names of the requests that it
+    names, so what lists devices stands with its request, and once more for the whole claim; the file's common edits are what all of them say alike.
+    """
+    common = prepared.common if len(requests) < 2 else _alike((prepared.common, *(one.common for one in requests.values())))
+    own = {name: (edits, prepared.common) for name, edits in prepared.edits.items()}
+    joined: list[tuple[str, ContainerEdits]] = []
+    if len(requests) > 1:
+        # Made for the request alone: it knows of no sibling's device.
+        own = {name: (edits, _without(one.common, common)) for one in reversed(requests.values()) for name, edits in one.edits.items()}
+        joined = [(cdi_request_name(uid, request), _of_request(device_class, request, one, common)) for request, one in requests.items()]
+        joined.append((cdi_whole_name(uid), _without(prepared.common, common)))
+    devices = [(cdi_device_name(uid, name), _first_to_edit(edits, rest, common)) for name, (edits, rest) in sorted(own.items())]
+    entries = tuple(CdiDevice(name=name, edits=_bound(edits)) for name, edits in (*devices, *joined) if not edits.is_empty)
+    if not entries:
         return None
-    return CdiSpec(vendor=CDI_VENDOR, device_class=_cdi_class(device_class), devices=devices, common=_bound(_without_annotations(common)))
+    return CdiSpec(vendor=CDI_VENDOR, device_class=_cdi_class(device_class), devices=entries, common=_bound(_without_annotations(common)))
+
+
+def cdi_names(spec: CdiSpec | None, uid: str, device: str, request: str) -> tuple[str, ...]:
+    """List the names that give a container one device of a request; the device's own first, by which kubelet tells people of its health."""
+    return _defined(spec, cdi_device_name(uid, device), cdi_request_name(uid, request))
+
+
+def cdi_whole_names(spec: CdiSpec | None, uid: str) -> tuple[str, ...]:
+    """List the name that a container gets besides when it names no request; none where the claim has one request."""
+    return _defined(spec, cdi_whole_name(uid))
 
 
 def class_of_driver(driver: str) -> str:
@@ -158,6 +208,42 @@ def class_of_driver(driver: str) -> str:
 def _cdi_class(device_class: str) -> str:
     # A class made of somebody else's resource may begin with a digit (`10g-nic-acme`), which CDI refuses. A letter of our own keeps them apart.
     return device_class if device_class[:1].isalpha() else f"c-{device_class}"
+
+
+def _defined(spec: CdiSpec | None, *names: str) -> tuple[str, ...]:
+    known = {device.name for device in spec.devices} if spec is not None else set()
+    return tuple(spec.qualified_name(name) for name in names if name in known) if spec is not None else ()
+
+
+def _first_to_edit(*choices: ContainerEdits) -> ContainerEdits:
+    """Choose edits that are some, for CDI refuses a device without; what a container is given twice alike does it no harm."""
+    return next((edits for edits in choices if not edits.is_empty), ContainerEdits())
+
+
+def _alike(parts: Sequence[ContainerEdits]) -> ContainerEdits:
+    """Find what all parts say alike."""
+    first, *others = parts
+    return ContainerEdits(
+        env={key: value for key, value in first.env.items() if all(one.env.get(key) == value for one in others)},
+        device_nodes=tuple(node for node in first.device_nodes if all(node in one.device_nodes for one in others)),
+        mounts=tuple(mount for mount in first.mounts if all(mount in one.mounts for one in others)),
+    )
+
+
+def _without(edits: ContainerEdits, common: ContainerEdits) -> ContainerEdits:
+    """Leave out what is said for all."""
+    return ContainerEdits(
+        env={key: value for key, value in edits.env.items() if key not in common.env},
+        device_nodes=tuple(node for node in edits.device_nodes if node not in common.device_nodes),
+        mounts=tuple(mount for mount in edits.mounts if mount not in common.mounts),
+    )
+
+
+def _of_request(device_class: str, request: str, prepared: Prepared, common: ContainerEdits) -> ContainerEdits:
+    """Give the edits of one request, with a list under a name of its own: a container that names several requests has each one's."""
+    rest = _without(prepared.common, common)
+    words = f"topobus_{device_class}_devices_{request}".upper().replace("-", "_")
+    return replace(rest, env={**rest.env, words: ",".join(sorted(prepared.edits))})
 
 
 def _bound(edits: ContainerEdits) -> ContainerEdits:
