@@ -33,6 +33,6 @@ async def server() -> AsyncIterator[NatsServer]:
 @pytest_asyncio.fixture
 async def client(server: NatsServer) -> AsyncIterator[Bus]:
     """A connected bus with all streams and buckets made."""
-    async with Bus.session(NatsSettings(url=server.url), name="test") as made:
+    async with Bus.session(NatsSettings(url=server.url), name="topobus-cli") as made:
         await made.provision()
         yield made

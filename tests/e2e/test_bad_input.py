@@ -26,7 +26,21 @@ from nats.aio.msg import Msg
 from support.alignment_nodes import container, pod
 from support.malformed import GARBAGE, ODD_NAMES, spoilt
 from support.running import LIMIT_S, NODE, Service, all_services, until_all_ready
-from topobus.contracts.catalogue import ASKS, CLUSTER, DEVICE_SERVICES, EVENTS, INVENTORY, OBJECT, PLACE, PLAN, PREFIX, RELEASE, STATES, Ask
+from topobus.contracts.catalogue import (
+    ASKS,
+    CLUSTER,
+    DEVICE_SERVICES,
+    EVENTS,
+    INVENTORY,
+    OBJECT,
+    PLACE,
+    PLAN,
+    PREFIX,
+    RELEASE,
+    STATES,
+    UNPREPARE,
+    Ask,
+)
 from topobus.contracts.codec import decode, encode, to_builtins
 from topobus.contracts.messages import ApiObject, PlaceRequest, PlanRequest, ReleaseRequest
 from topobus.contracts.samples import sample
@@ -52,13 +66,17 @@ class System:
     services: dict[str, Service]
     bus: Bus
     raw: Client
+    """Asks as the CLI."""
+    raw_gateway: Client
+    """Asks as the gateway, what the CLI may not."""
     server: NatsServer
     folder: Path
 
     async def ask(self, subject: str, data: bytes) -> Msg | None:
         """Ask with any bytes; None when nobody listens at the subject."""
         try:
-            return await self.raw.request(subject, data, timeout=LIMIT_S)
+            asker = self.raw_gateway if subject.startswith(f"{PREFIX}.{UNPREPARE.name}.") else self.raw
+            return await asker.request(subject, data, timeout=LIMIT_S)
         except nats.errors.NoRespondersError:
             return None
 
@@ -104,14 +122,16 @@ async def system(folder: Path) -> AsyncIterator[System]:
 @asynccontextmanager
 async def started(server: NatsServer, folder: Path) -> AsyncIterator[System]:
     """Start the system on a server, and wait until it is complete."""
-    async with Bus.session(NatsSettings(url=server.url), name="test") as bus, all_services(server.url, folder) as services:
-        raw = await nats.connect(server.url)
-        made = System(services=services, bus=bus, raw=raw, server=server, folder=folder)
+    async with Bus.session(NatsSettings(url=server.url), name="topobus-cli") as bus, all_services(server.url, folder) as services:
+        raw = await nats.connect(server.url, inbox_prefix="_INBOX.topobus-cli.raw")
+        raw_gateway = await nats.connect(server.url, inbox_prefix="_INBOX.gateway.raw")
+        made = System(services=services, bus=bus, raw=raw, raw_gateway=raw_gateway, server=server, folder=folder)
         await until_all_ready(services)
         await bus.provision()
         await until_complete(bus)
         yield made
         await raw.close()
+        await raw_gateway.close()
 
 
 async def until_complete(bus: Bus) -> None:

@@ -89,7 +89,7 @@ async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
     order = ("discovery", "gpu", "nic", "topology", "gateway")
     async with NatsServer() as server, all_services(server.url, folder, order=order, settings=settings) as running:
         await until_all_ready(running)
-        async with Bus.session(NatsSettings(url=server.url), name="test") as bus:
+        async with Bus.session(NatsSettings(url=server.url), name="topobus-cli") as bus:
             await bus.put(OBJECT, claim, kind="resourceclaim", namespace="default", name="pair")
             async with KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)) as made:
                 yield made

@@ -27,7 +27,7 @@ os.environ["TESTCONTAINERS_RYUK_DISABLED"] = "true"
 async def _write_twice(url: str) -> tuple[object, object]:
     """Provision, create an entry, and create it again."""
     machine = Machine(node="n1", numa_nodes=(), cpus=())
-    async with asyncio.timeout(60), Bus.session(NatsSettings(url=url), name="test") as bus:
+    async with asyncio.timeout(60), Bus.session(NatsSettings(url=url), name="topobus-cli") as bus:
         await bus.provision()
         return await bus.compare_and_set(MACHINE, machine, 0, node="n1"), await bus.compare_and_set(MACHINE, machine, 0, node="n1")
 

@@ -48,6 +48,6 @@ async def nats_server(nats_binary: Path) -> AsyncIterator[NatsServer]:
 @pytest_asyncio.fixture
 async def bus(nats_server: NatsServer) -> AsyncIterator[Bus]:
     """A connected bus with all streams and buckets made."""
-    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as made:
+    async with Bus.session(NatsSettings(url=nats_server.url), name="topobus-cli") as made:
         await made.provision()
         yield made

@@ -52,7 +52,7 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
         asked.append(request)
         return released()
 
-    async with Bus.session(NatsSettings(url=nats_server.url), name="asker") as asker:
+    async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as asker:
         nobody = await asker.is_answered(RELEASE, timeout_s=600, node="n1")
         await bus.answer(RELEASE, handle, node="n1")
         answered = await asker.is_answered(RELEASE, timeout_s=30, node="n1")
@@ -61,7 +61,7 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
         away = await asker.is_answered(RELEASE, timeout_s=30, node="n1")
 
     assert isinstance(answered, Answered)
-    assert answered.instance.startswith("test-")
+    assert answered.instance.startswith("topobus-cli-")
     assert [one.because for one in (nobody, hung, away) if isinstance(one, Silent)] == ["nobody", "timeout", "no-bus"]
     assert asked == []
     assert "twin.found" not in "".join(capsys.readouterr())
@@ -214,20 +214,20 @@ async def test_answer_skips_the_work_when_the_request_was_sent_long_ago(bus: Bus
 
 
 async def test_answer_writes_no_bucket_when_the_asker_names_one_as_its_inbox(bus: Bus) -> None:
-    """A reply subject of the asker's choice would make us write the ledger in our own name; only inboxes are answered."""
+    """A reply subject of the asker's choice would make us write the ledger in our own name; only what names an inbox is served."""
     await bus.put(INVENTORY, inventory(1), node="n1", device_class="gpu")
-    handled = asyncio.Event()
+    handled: list[str] = []
 
-    async def handle(_request: ReleaseRequest) -> ReleaseReply:
-        handled.set()
+    async def handle(request: ReleaseRequest) -> ReleaseReply:
+        handled.append(request.op_id)
         return released()
 
     await bus.answer(RELEASE, handle, node="n1")
     request = b'{"op_id":"x","owner":{"kind":"pod","name":"a","uid":"b"}}'
     await bus._connection.publish(RELEASE.subject(node="n1"), request, reply="$KV.topobus_inventories.n1.gpu")
-    await asyncio.wait_for(handled.wait(), 10)
-    await bus.ask(RELEASE, release(), node="n1")
+    await bus.ask(RELEASE, release("honest"), node="n1")
 
+    assert handled == ["honest"]
     entry = await bus.get(INVENTORY, node="n1", device_class="gpu")
     assert entry is not None
     assert (entry.revision, entry.value.generation) == (1, 1)

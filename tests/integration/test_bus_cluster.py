@@ -40,7 +40,7 @@ async def cluster(nats_binary: Path) -> AsyncIterator[NatsCluster]:
 @pytest_asyncio.fixture
 async def replicated(cluster: NatsCluster) -> AsyncIterator[Bus]:
     """A bus whose streams and buckets have three copies."""
-    async with Bus.session(_settings(cluster), name="test") as bus:
+    async with Bus.session(_settings(cluster), name="topobus-cli") as bus:
         await asyncio.wait_for(bus.provision(), _LIMIT_S)
         yield bus
 

@@ -78,7 +78,7 @@ async def test_barrier_leaves_the_client_alive_when_it_was_given_up(nats_server:
 
 async def test_answer_is_heard_when_another_client_asks_at_once(nats_server: NatsServer, bus: Bus) -> None:
     """B2: when `answer` has returned, the server knows the subscription: no asker on another connection hears "nobody there"."""
-    async with Bus.session(NatsSettings(url=nats_server.url), name="asker") as asker:
+    async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as asker:
         for number in range(200):
 
             async def handle(_request: object) -> object:

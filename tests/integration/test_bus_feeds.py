@@ -359,7 +359,7 @@ async def test_events_are_cloud_events_when_read_by_somebody_else(bus: Bus) -> N
         "ce-specversion": "1.0",
         "ce-id": "gpu-0-1",
         "ce-type": "dev.topobus.health.v1",
-        "ce-source": "/topobus/test",
+        "ce-source": "/topobus/topobus-cli",
         "ce-subject": "n1/gpu/gpu-0",
     }
 

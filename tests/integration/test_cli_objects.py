@@ -77,7 +77,7 @@ class System:
         """Do something on the bus as a node's gateway would."""
 
         async def session() -> Any:
-            async with Bus.session(NatsSettings(url=self.nats_url), name="test") as bus:
+            async with Bus.session(NatsSettings(url=self.nats_url), name="topobus-cli") as bus:
                 return await work(bus)
 
         return asyncio.run(session())

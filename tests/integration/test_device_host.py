@@ -431,7 +431,8 @@ async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: _Be
         first = await bench.bus.ask(PREPARE, request, **where)
         again = await bench.bus.ask(PREPARE, request, **where)
         unknown = await bench.bus.ask(PREPARE, PrepareRequest(op_id="op-2", owner=_OWNER, devices=("gpu-x",)), **where)
-        undone = await bench.bus.ask(UNPREPARE, UnprepareRequest(op_id="op-3", owner=_OWNER, devices=gpus), **where)
+        async with Bus.session(NatsSettings(url=bench.url), name="gateway") as gateway:
+            undone = await gateway.ask(UNPREPARE, UnprepareRequest(op_id="op-3", owner=_OWNER, devices=gpus), **where)
         hints = await bench.bus.ask(HINTS, HintsRequest(count=2, available=gpus), timeout_s=5, **where)
 
     assert isinstance(first.result, Prepared)

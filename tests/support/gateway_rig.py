@@ -111,7 +111,7 @@ async def make_rig(url: str, *, secured: SecuredNats | None = None, **kubelet_op
     root = Path(tempfile.mkdtemp(prefix="gw"))
     nats = NatsSettings(url=url) if secured is None else secured.settings("gateway")
     try:
-        async with Bus.session(nats, name="plane") if secured is None else secured.bus("topology") as bus:
+        async with Bus.session(nats, name="gateway") if secured is None else secured.bus("topology") as bus:
             await bus.provision()
             plane = NodePlane(bus)
             await plane.start(classes=("gpu", "nic") if secured is None else ())

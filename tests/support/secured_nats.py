@@ -6,6 +6,7 @@ The password of a principal is its name. An attacker's client is nats-py's own: 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +17,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry
 
-from topobus.contracts.catalogue import PROVISIONER
-from topobus.contracts.render_nats import PRINCIPALS, connection_name, render_permissions
+from topobus.contracts.catalogue import ASKS, PREFIX, PROVISIONER
+from topobus.contracts.inboxes import SERVER, answerer_of, connection_name, inbox_branch
+from topobus.contracts.render_nats import PRINCIPALS, render_permissions
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
@@ -55,16 +57,33 @@ class Attacker:
         await echo.unsubscribe()
 
     async def ask(self, subject: str, data: bytes = b"", *, headers: dict[str, str] | None = None) -> Msg:
-        """Send a request and give its answer; TimeoutError when none comes, as after a denial."""
-        return await self.client.request(subject, data, headers=headers, timeout=_LIMIT_S)
-
-    async def deliver(self, stream: str, filter_subject: str, deliver_subject: str, *, name: str = "attack", policy: str = "all") -> bytes:
-        """Make the server deliver stored messages to a subject of our choice, by a push consumer; gives the server's answer (JSON)."""
-        config = (
-            f'{{"stream_name":"{stream}","config":{{"name":"{name}","deliver_subject":"{deliver_subject}","ack_policy":"none",'
-            f'"deliver_policy":"{policy}","filter_subject":"{filter_subject}","replay_policy":"instant"}}}}'
+        """Send a request and give its answer, which comes where its answerer may publish; TimeoutError when none comes, as after a denial."""
+        answerer = next(
+            (answerer_of(ask, subject.rpartition(".")[2]) for ask in ASKS if subject.startswith(f"{PREFIX}.{ask.name}.")), SERVER
         )
-        answer = await self.ask(f"$JS.API.CONSUMER.CREATE.{stream}.{name}.{filter_subject}", config.encode())
+        inbox = await self.client.subscribe(f"{inbox_branch(connection_name(self.principal), answerer)}.{self.client.new_inbox()[-22:]}")
+        await self.client.publish(subject, data, headers=headers, reply=inbox.subject)
+        try:
+            return await inbox.next_msg(_LIMIT_S)
+        finally:
+            await inbox.unsubscribe()
+
+    async def deliver(self, stream: str, filter_subject: str, deliver_subject: str, *, deliver_group: str = "") -> bytes:
+        """Make the server deliver all stored messages to a subject of our choice, by a push consumer; gives the server's answer (JSON).
+
+        `deliver_group` reaches those who listen in a queue group.
+        """
+        config = {
+            "name": "attack",
+            "deliver_subject": deliver_subject,
+            "deliver_group": deliver_group,
+            "ack_policy": "none",
+            "deliver_policy": "all",
+            "filter_subject": filter_subject,
+            "replay_policy": "instant",
+        }
+        request = json.dumps({"stream_name": stream, "config": config}).encode()
+        answer = await self.ask(f"$JS.API.CONSUMER.CREATE.{stream}.attack.{filter_subject}", request)
         return answer.data
 
 
@@ -119,6 +138,7 @@ class SecuredNats:
     async def attacker(self, principal: str) -> AsyncIterator[Attacker]:
         """Connect a bare nats-py client as a principal; what it may not do ends up in `denials`."""
         client = Client()
+        name = connection_name(principal)
         attacker = Attacker(principal, client)
 
         async def note(err: Exception) -> None:
@@ -129,7 +149,7 @@ class SecuredNats:
             self.url,
             user=principal,
             password=principal,
-            inbox_prefix=f"_INBOX.{connection_name(principal)}".encode(),
+            inbox_prefix=inbox_branch(name, name).encode(),
             error_cb=note,
             allow_reconnect=False,
         )

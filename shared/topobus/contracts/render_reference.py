@@ -82,7 +82,8 @@ def _lines() -> Iterable[str]:
     yield ""
     yield "The asker says in headers how long it waits (`Topobus-Deadline-Ms`, `Topobus-Sent-Ms`) and carries W3C `traceparent`. An answer with the"
     yield "header `Topobus-Error` (`contract`, `unavailable`, `busy`, `hardware`, `config`, `internal`) is no answer; `Topobus-Error-Message` says why,"
-    yield "percent-encoded. Answers go to subjects below `_INBOX.` only."
+    yield "percent-encoded. Requests are served that come to the very subject, with a reply subject"
+    yield "`_INBOX.<who asks>.<who answers>.…` whose first name is one of the askers; all others are dropped before they are looked into."
     yield ""
     yield from _table(
         ("noun", "subject", "request", "answer", "answers", "asks", "waits"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -14,11 +13,13 @@ from nats.aio.msg import Msg
 
 from topobus.contracts.catalogue import Ask
 from topobus.contracts.codec import decode, encode
+from topobus.contracts.inboxes import answerer_of, askers_of, is_inbox_of
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.silence import Answered, Silent, SilentBecause
 from topobus.runtime.connection import Connection, Headers, Lasting
 from topobus.runtime.failures import ConnectionLost, NobodyThere
 from topobus.runtime.logging import get_logger
+from topobus.runtime.numbers import read_count
 from topobus.runtime.tracing import continued, injected
 
 __all__ = ["Asks"]
@@ -44,7 +45,6 @@ _SKEW_MS = 2000
 _TWIN_LIMIT_S = 0.3
 # Requests that wait for a free place behind those being handled; beyond that the asker is told at once.
 _MAX_WAITING = 1024
-_INBOX = re.compile(r"_INBOX\.[A-Za-z0-9_.-]+")
 _SAFE = " !#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
 _CODES: tuple[tuple[type[TopobusError], str], ...] = (
     (ContractError, "contract"),
@@ -65,13 +65,16 @@ class Asks:
 
     async def ask(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, parts: dict[str, str]) -> R:
         """Ask, and wait for the one answer."""
+        self._check_asker(ask)
         subject = ask.subject(**parts)
         limit_s = ask.timeout_s if timeout_s is None else timeout_s
         headers = injected({DEADLINE: str(max(1, round(limit_s * 1000))), SENT: str(_now_ms(self._connection))})
         started = self._connection.clock.monotonic()
         outcome = "failed"
         try:
-            answer = await self._connection.request(subject, encode(request), headers=headers, timeout_s=limit_s)
+            answer = await self._connection.request(
+                subject, encode(request), headers=headers, timeout_s=limit_s, answerer=_answerer(ask, parts)
+            )
             _raise_error(ask, subject, answer.headers or {})
             reply = decode(answer.data, ask.reply, where=f"answer from {subject}")
             outcome = "answered"
@@ -93,8 +96,11 @@ class Asks:
 
     async def is_answered(self, ask: Ask[Any, Any], timeout_s: float, parts: dict[str, str]) -> Answered | Silent:
         """Ask for a sign of life, which the peer's loop over the subscription gives: no handler is run."""
+        self._check_asker(ask)
         try:
-            answer = await self._connection.request(ask.subject(**parts), headers={PING: self._connection.instance}, timeout_s=timeout_s)
+            answer = await self._connection.request(
+                ask.subject(**parts), headers={PING: self._connection.instance}, timeout_s=timeout_s, answerer=_answerer(ask, parts)
+            )
         except NobodyThere:
             return Silent(because=SilentBecause.NOBODY)
         except TimeoutError:
@@ -107,10 +113,10 @@ class Asks:
     async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], concurrency: int, parts: dict[str, str]) -> None:
         """Answer from now on."""
         if not ask.queue_group:
-            await self._look_for_twin(ask, ask.subject(**parts))
-        answerer = _Answerer(self._connection, ask, handler, concurrency)
+            await self._look_for_twin(ask, parts)
+        answerer = _Answerer(self._connection, ask, parts, handler, concurrency)
         self._answerers.append(answerer)
-        answerer.lasting = await self._connection.subscribe(ask.subject(**parts), answerer.on_message, queue=ask.queue_group)
+        answerer.lasting = await self._connection.subscribe(answerer.subject, answerer.on_message, queue=ask.queue_group)
         if self._connection.is_connected:
             # Registered means that the server knows: the next asker on another connection is heard.
             try:
@@ -119,12 +125,24 @@ class Asks:
                 # The connection is being replaced: the new client listens before it is called connected.
                 pass
 
-    async def _look_for_twin(self, ask: Ask[Any, Any], subject: str) -> None:
+    def _check_asker(self, ask: Ask[Any, Any]) -> None:
+        """Refuse here what the peer would drop without a word: it serves only those that the catalogue names."""
+        askers = askers_of(ask)
+        if self._connection.name not in askers:
+            raise ContractError(
+                f"{self._connection.name} may not ask {ask.name}; who may: {', '.join(askers)}",
+                next_step="connect under one of these names, or add the reader to the catalogue",
+            )
+
+    async def _look_for_twin(self, ask: Ask[Any, Any], parts: dict[str, str]) -> None:
         """Say when another instance answers where only one should: both stay safe, and the operator wants to know."""
         if self._has_twin or not self._connection.is_connected:
             return
+        question = {TWIN: self._connection.instance}
         try:
-            answer = await self._connection.request(subject, headers={TWIN: self._connection.instance}, timeout_s=_TWIN_LIMIT_S)
+            answer = await self._connection.request(
+                ask.subject(**parts), headers=question, timeout_s=_TWIN_LIMIT_S, answerer=_answerer(ask, parts)
+            )
         except (PeerUnavailable, TimeoutError):
             return
         self._has_twin = True
@@ -140,9 +158,15 @@ class Asks:
 class _Answerer:
     """Serves one subject with bounded concurrency."""
 
-    def __init__(self, connection: Connection, ask: Ask[Any, Any], handler: Callable[[Any], Awaitable[Any]], concurrency: int) -> None:
+    def __init__(
+        self, connection: Connection, ask: Ask[Any, Any], parts: dict[str, str], handler: Callable[[Any], Awaitable[Any]], concurrency: int
+    ) -> None:
         self._connection = connection
         self._ask = ask
+        self.subject = ask.subject(**parts)
+        self._askers = askers_of(ask)
+        # Who looks for a twin would answer here itself.
+        self._twins = (_answerer(ask, parts),)
         self._handler = handler
         self._concurrency = concurrency
         self._running: set[asyncio.Task[None]] = set()
@@ -154,7 +178,18 @@ class _Answerer:
         arrived = self._connection.clock.monotonic()
         headers = message.headers or {}
         twin = headers.get(TWIN)
-        if PING in headers:
+        if (why := self._distrust(message, is_twin_question=twin is not None)) is not None:
+            self._connection.metrics.strays.labels(self._ask.name, why).inc()
+            self._connection.quiet.warning(
+                "ask.dropped",
+                f"{self.subject} {why}",
+                noun=self._ask.name,
+                why=why,
+                subject=message.subject[:200],
+                reply=message.reply[:200],
+                next_step="whoever asks must connect under its own name, and with a right to this subject; see docs/how-to/secure-nats.md",
+            )
+        elif PING in headers:
             await self._reply(message, b"", {PING: self._connection.instance})
         elif twin is not None:
             _tell_twin(self._ask, twin)
@@ -166,6 +201,19 @@ class _Answerer:
         else:
             busy = PeerUnavailable(f"{self._ask.name}: too many requests wait already ({_MAX_WAITING})", retry_after_s=1.0)
             await self._reply(message, b"", _error_headers("busy", busy))
+
+    def _distrust(self, message: Msg, *, is_twin_question: bool) -> str | None:
+        """Say what shows that a message is no request of somebody who may ask; None when nothing does.
+
+        The server itself delivers to any subject, whoever told it so: a stored message keeps the subject at which it was stored, and what the server says
+        of its own (an acknowledgement, an answer of JetStream, a heartbeat) has no inbox of an asker as its reply subject. So both are looked at, before
+        the message has any effect.
+        """
+        if message.subject != self.subject:
+            return "subject"
+        if not is_inbox_of(self._twins if is_twin_question else self._askers, message.reply):
+            return "reply"
+        return None
 
     def _start(self, message: Msg, arrived: float) -> None:
         task = asyncio.create_task(self._serve(message, arrived), name=f"answer-{self._ask.name}")
@@ -221,10 +269,6 @@ class _Answerer:
         return sent_ms is not None and _now_ms(self._connection) - sent_ms > deadline_ms + _SKEW_MS
 
     async def _reply(self, message: Msg, data: bytes, headers: Headers) -> None:
-        # Never to a subject of the asker's free choice: with "$KV…" as reply we would write a bucket in our own name.
-        if _INBOX.fullmatch(message.reply) is None:
-            get_logger().warning("ask.reply-refused", noun=self._ask.name, subject=message.subject, reply=message.reply[:100])
-            return
         try:
             # Our own headers only: nats-py's respond() would send the asker's back.
             await self._connection.publish(message.reply, data, headers=injected(headers) or None)
@@ -246,6 +290,10 @@ class _Answerer:
         except TimeoutError:
             for task in self._running:
                 task.cancel()
+
+
+def _answerer(ask: Ask[Any, Any], parts: dict[str, str]) -> str:
+    return answerer_of(ask, parts.get("device_class", ""))
 
 
 def _tell_twin(ask: Ask[Any, Any], instance: str) -> None:
@@ -277,7 +325,11 @@ def _error_headers(code: str, err: TopobusError) -> Headers:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    """Read a header's number; None when it is left out or is none: then it says nothing."""
+    try:
+        return read_count(text) if text is not None else None
+    except ContractError:
+        return None
 
 
 def _now_ms(connection: Connection) -> int:

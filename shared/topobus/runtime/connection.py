@@ -19,6 +19,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from topobus.contracts.catalogue import PROVISIONER
+from topobus.contracts.inboxes import SERVER, inbox_branch
 from topobus.contracts.render_nats import PRINCIPALS
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.asides import Asides, say
@@ -28,8 +29,9 @@ from topobus.runtime.config import NatsSettings
 from topobus.runtime.endpoint import read_secret, read_url, tls_context
 from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
-from topobus.runtime.mailbox import Mailbox, new_inbox
+from topobus.runtime.mailbox import Mailbox, new_token
 from topobus.runtime.metrics import BusMetrics
+from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 
 __all__ = ["Connection", "Headers", "Lasting"]
@@ -70,13 +72,13 @@ class Connection:
         self.readiness = readiness
         self._servers, self._url = read_url(settings.url)
         self.instance = f"{name}-{secrets.token_hex(4)}"
-        # `_INBOX.<service>.…`: one wildcard per principal suffices in the server's permissions.
-        self.inbox_prefix = f"_INBOX.{name}"
         self.generation = 0
+        self.quiet = QuietLog(clock)
+        """For lines that anybody on the bus can cause."""
         self._client: Client | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._up: asyncio.Event = asyncio.Event()
-        self._mailbox = Mailbox(self.inbox_prefix)
+        self._mailbox = Mailbox(name)
         self._asides = Asides(metrics, readiness, clock)
         self._lasting: list[Lasting] = []
         self._listeners: list[Callable[[], None]] = []
@@ -152,8 +154,8 @@ class Connection:
     # talk
 
     def new_inbox(self) -> str:
-        """Give a fresh subject that only we listen at."""
-        return new_inbox(self.inbox_prefix)
+        """Give a fresh subject that only we listen at, and where only the server may publish."""
+        return f"{inbox_branch(self.name, SERVER)}.{new_token()}"
 
     async def publish(self, subject: str, payload: bytes = b"", *, headers: Headers | None = None, reply: str = "") -> None:
         """Send, or fail at once: nothing is kept for later.
@@ -176,15 +178,17 @@ class Connection:
         except nats.errors.Error as err:
             raise PeerUnavailable(f"cannot send to {subject}: {say(err)}", subject=subject) from err
 
-    async def request(self, subject: str, payload: bytes = b"", *, timeout_s: float, headers: Headers | None = None) -> Msg:
-        """Send and await one answer.
+    async def request(
+        self, subject: str, payload: bytes = b"", *, timeout_s: float, headers: Headers | None = None, answerer: str = SERVER
+    ) -> Msg:
+        """Send and await one answer of `answerer`, by its connection name.
 
         Errors: NobodyThere and plain PeerUnavailable when surely nothing happened; ConnectionLost and TimeoutError when that is not known.
         """
-        with self._mailbox.expect() as (reply, future):
-            await self.publish(subject, payload, headers=headers, reply=reply)
+        with self._mailbox.expect(answerer) as expected:
+            await self.publish(subject, payload, headers=headers, reply=expected.subject)
             async with asyncio.timeout(timeout_s):
-                answer = await future
+                answer = await expected.answer
         if answer.headers and answer.headers.get("Status") == "503" and not answer.data:
             raise NobodyThere(f"nobody answers at {subject}", subject=subject)
         return answer
@@ -284,7 +288,6 @@ class Connection:
                     ping_interval=5,
                     max_outstanding_pings=2,
                     pending_size=0,
-                    inbox_prefix=self.inbox_prefix,
                     user=settings.user or None,
                     password=password,
                     user_credentials=settings.credentials_file or None,
@@ -295,7 +298,7 @@ class Connection:
             self._client = client
             self._mailbox.renew()
             await client.subscribe(
-                f"{self._mailbox.subject}.*",
+                self._mailbox.pattern,
                 cb=self._mailbox.on_message,
                 pending_msgs_limit=PENDING_MESSAGES,
                 pending_bytes_limit=8 * PENDING_BYTES,
@@ -380,13 +383,13 @@ class Connection:
 
     async def _echo(self, client: Client, timeout_s: float) -> None:
         started = self.clock.monotonic()
-        with self._mailbox.expect() as (subject, future):
+        with self._mailbox.expect(self.name) as expected:
             try:
-                await client.publish(subject, b"")
+                await client.publish(expected.subject, b"")
             except nats.errors.Error as err:
                 raise PeerUnavailable(f"cannot reach NATS: {say(err)}") from err
             async with asyncio.timeout(timeout_s):
-                await future
+                await expected.answer
         self.metrics.echo_s.observe(self.clock.monotonic() - started)
 
     def _tell(self) -> None:

@@ -18,7 +18,6 @@ from topobus.runtime.connection import Connection
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream
-from topobus.runtime.logging import get_logger
 from topobus.runtime.patience import Patience
 from topobus.runtime.tracing import injected
 
@@ -140,7 +139,8 @@ class Events:
             value = decode(item.data, event.message, where=item.subject)
         except ContractError as err:
             self._connection.metrics.rejects.labels(event.name).inc()
-            get_logger().warning("event.rejected", **{**err.facts, "subject": item.subject, "sequence": item.sequence, "error": str(err)})
+            told = {**err.facts, "subject": item.subject, "sequence": item.sequence, "error": str(err)}
+            self._connection.quiet.warning("event.rejected", item.subject, **told)
             return None
         return Received(
             parts={part: from_token(token) for part, token in zip(event.parts, tokens, strict=True)},

@@ -25,6 +25,7 @@ from topobus.runtime.connection import Connection, Headers, Lasting
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
+from topobus.runtime.numbers import read_count
 
 __all__ = ["Delivery", "Feed", "From", "Mark", "Place"]
 
@@ -90,8 +91,8 @@ class Place(Struct, frozen=True):
         if tokens[:2] == ["$JS", "ACK"] and (len(tokens) == 9 or len(tokens) >= 11):
             last = 9 if len(tokens) == 9 else 11
             try:
-                sequence, consumer_sequence, time_ns, pending = map(int, tokens[last - 4 : last])
-            except ValueError:
+                sequence, consumer_sequence, time_ns, pending = map(read_count, tokens[last - 4 : last])
+            except ContractError:
                 pass
             else:
                 return cls(consumer_sequence, sequence, time_ns, pending)
@@ -237,6 +238,11 @@ class Feed:
                         # The server stands still before the end (see _Snapshot); a consumer that starts at our position does not.
                         raise _Reopen("stalled")
                     continue
+                if f".{self._stream}.{name}." not in message.reply and message.reply.startswith("$JS.ACK."):
+                    # Another consumer's delivery, which the server was told to bring here: not of our stream, or not of our filter.
+                    self._connection.metrics.strays.labels(self._stream, "consumer").inc()
+                    self._connection.quiet.warning("feed.dropped", self._stream, stream=self._stream, reply=message.reply[:200])
+                    continue
                 idle = 0
                 place = Place.parse(message.reply)
                 if place.consumer_sequence != expected:
@@ -321,11 +327,19 @@ def _read_status(status: str, headers: Headers, wanted: int, expected: int) -> i
     Raises _Reopen when the consumer is gone, or when the server counts otherwise than we do: then the last ones were dropped on the way.
     """
     if status == "100":
-        if int(headers.get("Nats-Last-Consumer", expected - 1)) != expected - 1:
+        if _count(headers, "Nats-Last-Consumer", expected - 1) != expected - 1:
             raise _Reopen("gap")
         return wanted
     if status in ("404", "408"):
-        if int(headers.get("Nats-Pending-Messages", wanted)) != wanted:
+        if _count(headers, "Nats-Pending-Messages", wanted) != wanted:
             raise _Reopen("gap")
         return 0
     raise _Reopen(f"status-{status}")
+
+
+def _count(headers: Headers, key: str, default: int) -> int:
+    """Read a number that the server may leave out; one that is none reads as a gap."""
+    try:
+        return read_count(headers[key]) if key in headers else default
+    except ContractError:
+        return -1

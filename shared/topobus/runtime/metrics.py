@@ -27,3 +27,9 @@ class BusMetrics:
         self.resyncs = Counter("topobus_bus_resyncs_total", "Feeds that were opened anew", ["stream", "reason"], registry=registry)
         self.pending = Gauge("topobus_bus_feed_pending_messages", "Stored and not yet read", ["stream"], registry=registry)
         self.rejects = Counter("topobus_bus_rejects_total", "Messages that no contract accepts", ["noun"], registry=registry)
+        self.strays = Counter(
+            "topobus_bus_strays_total",
+            "Messages at an ask's subject that are no request for it, dropped",
+            ["noun", "why"],
+            registry=registry,
+        )

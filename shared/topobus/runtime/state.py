@@ -15,7 +15,6 @@ from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream
-from topobus.runtime.logging import get_logger
 from topobus.runtime.patience import Patience
 from topobus.runtime.provision import bucket_stream, bucket_subject
 
@@ -199,7 +198,7 @@ class States:
         except ContractError as err:
             self._connection.metrics.rejects.labels(state.name).inc()
             told = {**err.facts, "bucket": state.bucket, "key": key, "revision": item.sequence, "error": str(err)}
-            get_logger().warning("state.rejected", **told)
+            self._connection.quiet.warning("state.rejected", f"{state.bucket}/{key}", **told)
             return None
         known.add(key)
         return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value)

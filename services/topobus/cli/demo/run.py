@@ -117,7 +117,7 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
 async def _tell(stage: Stage, system: System, state: Path) -> None:
     """Tell the story on a running system."""
     hardware = RecordedMachine.open(Layout(state=state).machine)
-    async with Bus.session(NatsSettings(url=system.nats_url), name="topobus-demo") as bus:
+    async with Bus.session(NatsSettings(url=system.nats_url), name="topobus-cli") as bus:
         scene = Scene(stage=stage, system=system, bus=bus, hardware=hardware)
         await show_node(scene)
         trainer = await show_placement(scene)

@@ -1,0 +1,35 @@
+"""Log lines that anybody on the bus can cause, without flooding: one line a key in so many seconds, with how many it stands for."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["QuietLog"]
+
+_EVERY_S = 10.0
+# Keys come from the bus (subjects): beyond so many the oldest is forgotten, and its next line comes at once.
+_MAX_KEYS = 256
+
+
+class QuietLog:
+    """Writes the first of a kind at once, and then one in ten seconds; the metrics count all."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._told: OrderedDict[tuple[str, str], tuple[float | None, int]] = OrderedDict()
+
+    def warning(self, event: str, key: str, /, **facts: object) -> None:
+        """Log a warning, unless one of the same event and key was written a moment ago; `count` is how many this line stands for."""
+        now = self._clock.monotonic()
+        kind = (event, key)
+        written_at, left_out = self._told.pop(kind, (None, 0))
+        if written_at is not None and now - written_at < _EVERY_S:
+            self._told[kind] = (written_at, left_out + 1)
+            return
+        self._told[kind] = (now, 0)
+        if len(self._told) > _MAX_KEYS:
+            self._told.popitem(last=False)
+        get_logger().warning(event, **{**facts, "count": left_out + 1})
