@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,20 @@ async def discovery(url: str, root: Path) -> AsyncIterator[asyncio.subprocess.Pr
             await process.wait()
 
 
+@contextmanager
+def standing_still(process: asyncio.subprocess.Process) -> Iterator[None]:
+    """Stop the service while the tree changes.
+
+    A change is many files, and a writer that loses the processor between two of them leaves half a change in the tree for as long as it takes: discovery
+    would be right to publish it.
+    """
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGCONT)
+
+
 async def logged(process: asyncio.subprocess.Process, event: str) -> str:
     """Read the log up to a line with this event."""
     assert process.stdout is not None
@@ -84,13 +98,17 @@ async def test_discovery_entry_follows_when_a_cpu_and_a_device_go_and_come_back(
     async with discovery(nats_server.url, laptop.root) as process:
         first = await machine_when(bus, lambda machine: len(machine.online_cpus) == 16)
 
-        laptop.set_cpu_online(3, is_online=False)
+        with standing_still(process):
+            laptop.set_cpu_online(3, is_online=False)
         fewer = await machine_when(bus, lambda machine: 3 not in machine.online_cpus)
-        laptop.set_cpu_online(3, is_online=True)
+        with standing_still(process):
+            laptop.set_cpu_online(3, is_online=True)
         whole = await machine_when(bus, lambda machine: machine.generation > fewer.generation and 3 in machine.online_cpus)
-        laptop.remove_pci(str(NVME))
+        with standing_still(process):
+            laptop.remove_pci(str(NVME))
         without = await machine_when(bus, lambda machine: NVME not in {one.address for one in machine.pci_devices})
-        laptop.restore_pci(str(NVME))
+        with standing_still(process):
+            laptop.restore_pci(str(NVME))
         again = await machine_when(bus, lambda machine: machine.generation > without.generation)
 
         assert [one.generation for one in (first, fewer, whole, without, again)] == [1, 2, 3, 4, 5]
@@ -107,7 +125,8 @@ async def test_discovery_goes_on_counting_when_started_again(nats_server: NatsSe
         await logged(process, "machine.unchanged")
         same = await bus.get(MACHINE, node=NODE)
 
-        laptop.set_cpu_online(15, is_online=False)
+        with standing_still(process):
+            laptop.set_cpu_online(15, is_online=False)
         changed = await machine_when(bus, lambda machine: 15 not in machine.online_cpus)
 
     assert before is not None

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property.test_classic_selector_laws import COMPILER, selectors
-from topobus.contracts.kubernetes.classic_migration import migrate
+from topobus.contracts.kubernetes.classic_cel import selector_expression
+from topobus.contracts.kubernetes.classic_migration import Severity, migrate
 from topobus.contracts.kubernetes.classic_parameters import ClaimParameters, DeviceClassParameters
+from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
 from topobus.contracts.kubernetes.manifest import parse_manifest
 from topobus.contracts.kubernetes.resource import DeviceClassSpec
 from topobus.contracts.kubernetes.shape import read_as
@@ -86,17 +88,28 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
     class_sharing: dict[str, Any] | None,
     claim_sharing: dict[str, Any] | None,
 ) -> None:
-    """Written as YAML, read strictly, allocated by the structured engine: as many devices, all of them wanted, and none where the classic claim gets none."""
+    """Written as YAML, read strictly, allocated by the structured engine: as many devices, all of them wanted, and none where the classic claim gets none.
+
+    An object whose selector is longer as CEL than Kubernetes takes is omitted, and the note says so.
+    """
     class_spec = {"shareable": True, "selector": of_class, **({"sharing": class_sharing} if class_sharing else {})}
     claim_spec = {"count": count, "selector": of_claim, **({"sharing": claim_sharing} if claim_sharing else {})}
     done = migrate(parse_manifest(_manifest(class_spec, claim_spec), where="classic"))
+    old_class, old_claim = msgspec.convert(class_spec, DeviceClassParameters), msgspec.convert(claim_spec, ClaimParameters)
+    too_long = [
+        one for one in (old_class, old_claim) if len(selector_expression(one.selector, "gpu.topobus.dev").encode()) > MAX_EXPRESSION_BYTES
+    ]
+    if too_long:
+        assert len(
+            [note for note in done.notes if note.severity is Severity.OMITTED and f"{MAX_EXPRESSION_BYTES} are the most" in note.message]
+        ) == len(too_long)
+        return
     text = yaml.safe_dump_all(done.objects, allow_unicode=True)
     device_class, claim = parse_manifest(text, where="migrated")
     inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=tuple(_device(*one) for one in enumerate(found)))
     node = Node("n1", {})
     pools = gather_pools(slices_from_inventory(inventory), node, ALL_GATES)
     candidates = [one for pool in pools for one in pool.candidates]
-    old_class, old_claim = msgspec.convert(class_spec, DeviceClassParameters), msgspec.convert(claim_spec, ClaimParameters)
 
     classic = choose("n1", [Wanted("c", count, old_class.selector, old_claim.selector)], candidates, {})
     given_input = AllocationInput(
