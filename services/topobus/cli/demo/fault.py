@@ -19,6 +19,8 @@ from topobus.cli.manifests import read_pod
 from topobus.contracts.catalogue import LEDGER
 from topobus.contracts.codec import decode
 from topobus.domain.health import HealthState
+from topobus.domain.ledger import Ledger
+from topobus.domain.request import OwnerKind
 from topobus.testing.kubelet import Admission, KubeletSimulator
 
 __all__ = ["show_fault"]
@@ -78,6 +80,12 @@ class Subscriber:
             raise ExpectationError(f"the subscriber waited {_WAIT_S:.0f} s for: {what}") from err
 
 
+def _is_every_user_known(ledger: Ledger) -> bool:
+    """Say whether each allocation through the device plugin names its pod; what kubelet's CPU manager gave to a container has a name by itself."""
+    by_plugin = [allocation for allocation in ledger.allocations.values() if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN]
+    return bool(by_plugin) and all(allocation.user is not None for allocation in by_plugin)
+
+
 async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
     """Let a GPU that is in use fail, and come back."""
     stage = scene.stage
@@ -92,9 +100,7 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
             )
         victim = admitted.containers[0].devices[resource("gpu")][0]
         # Allocate names no pod; PodResources does, a moment later.
-        await scene.ledger(
-            lambda one: all(held.user is not None for held in one.allocations.values()), "kubelet to tell whose the devices are"
-        )
+        await scene.ledger(_is_every_user_known, "kubelet to tell whose the devices are")
         address = str((await scene.devices())[victim].pci)
         async with Subscriber.started(scene.system.nats_url) as subscriber:
             present = [await subscriber.until(lambda one: True, "the present state") for _ in range(EXPECTED_DEVICES["gpu"])]
