@@ -20,7 +20,9 @@ from topobus.contracts.catalogue import MACHINE
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import load_settings
+from topobus.runtime.endpoint import read_url
 from topobus.runtime.logging import setup_logging
+from topobus.runtime.readiness import Readiness
 
 __all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "OutputOptions", "one_of", "open_bus", "the_node"]
 
@@ -67,12 +69,15 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
     """
     settings = options.settings()
     setup_logging(settings.log, service="cli")
+    readiness = Readiness()
     try:
         async with asyncio.timeout(settings.connect_timeout_s):
-            bus = await Bus.connect(settings.nats, name="topobus-cli")
+            bus = await Bus.connect(settings.nats, name="topobus-cli", readiness=readiness)
     except TimeoutError as err:
+        shown = read_url(settings.nats.url)[1]
+        why = readiness.report().get("bus", "").removeprefix(f"waiting for NATS at {shown}").removeprefix(": ")
         raise PeerUnavailable(
-            f"no NATS server answers at {settings.nats.url} within {settings.connect_timeout_s:g} s",
+            f"no NATS server answers at {shown} within {settings.connect_timeout_s:g} s{why and f': {why}'}",
             next_step="start the system with `topobus up`, or name its server with --nats URL or TOPOBUS_ALL__NATS__URL",
         ) from err
     try:

@@ -39,7 +39,7 @@ class NatsSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     credentials_file: str = ""
     """A NATS .creds file (JWT and seed); empty: none. It is read again at each connect."""
     tls_ca_file: str = ""
-    """Certificates to trust, PEM; empty: the system's own for tls:// URLs."""
+    """Certificates to trust, PEM; empty: the system's own for tls:// URLs. Given, or with a tls:// URL, a server without TLS is sent nothing."""
     store_mib: Annotated[int, Meta(ge=0)] = 0
     """What all streams and buckets together may take on the server's disk, when they are made; each one's bound shrinks or grows in proportion. 0: the
     catalogue's own bounds, see docs/reference/contracts.md. Streams that exist keep theirs."""

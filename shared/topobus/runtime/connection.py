@@ -24,9 +24,10 @@ from topobus.contracts.render_nats import PRINCIPALS
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.asides import Asides, say
 from topobus.runtime.backoff import full_jitter
+from topobus.runtime.client import GatedClient
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
-from topobus.runtime.endpoint import read_secret, read_url, tls_context
+from topobus.runtime.endpoint import read_secret, read_url, tls_context, why_tls
 from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
 from topobus.runtime.mailbox import Mailbox, new_token
@@ -116,7 +117,9 @@ class Connection:
         self._drop("closed")
         if self._closing:
             await asyncio.wait(self._closing, timeout=1.0)
-        self.readiness.set("bus", is_ready=False, why="closed")
+        if self.generation:
+            # One that never came up leaves behind why.
+            self.readiness.set("bus", is_ready=False, why="closed")
 
     @property
     def is_connected(self) -> bool:
@@ -261,7 +264,7 @@ class Connection:
             self.crash.exception()
 
     async def _connect(self) -> Client:
-        client = Client()
+        client = GatedClient(why_tls(self.settings))
         self._lost = lost = asyncio.Event()
 
         async def on_closed() -> None:

@@ -12,7 +12,7 @@ from topobus.domain.errors import ConfigError
 if TYPE_CHECKING:
     from topobus.runtime.config import NatsSettings
 
-__all__ = ["check_files", "read_secret", "read_url", "tls_context"]
+__all__ = ["check_files", "read_secret", "read_url", "tls_context", "why_tls"]
 
 
 def read_url(text: str) -> tuple[list[str], str]:
@@ -66,3 +66,17 @@ def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:
         raise ConfigError(
             f"nats.tls_ca_file: cannot use {settings.tls_ca_file}: {err}", next_step="give a PEM file", key="nats.tls_ca_file"
         ) from err
+
+
+def why_tls(settings: NatsSettings) -> str:
+    """Name the setting that wants TLS; empty when none does. One tls:// among several servers wants it of all: they are sent the same password.
+
+    >>> from topobus.runtime.config import NatsSettings
+    >>> why_tls(NatsSettings(url="nats://a,tls://b")), why_tls(NatsSettings())
+    ('nats.url (tls://)', '')
+    """
+    servers, _ = read_url(settings.url)
+    scheme = next((scheme for scheme in ("tls", "wss") for server in servers if server.startswith(f"{scheme}://")), "")
+    if scheme:
+        return f"nats.url ({scheme}://)"
+    return "nats.tls_ca_file" if settings.tls_ca_file else ""

@@ -171,7 +171,9 @@ class NatsServer:
         except OSError:
             return False
         try:
-            await reader.readline()
+            if b'"tls_required":true' in await reader.readline():
+                # It would take TLS now, and nothing else.
+                return True
             writer.write(b'CONNECT {"verbose":false}\r\nPING\r\n')
             line = await reader.readline()
             # With authorization on, a refusal is an answer as well.

@@ -23,6 +23,7 @@ from topobus.contracts.messages import PlanRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus
+from topobus.runtime.endpoint import read_url
 
 __all__ = ["check_folders", "doctor"]
 
@@ -66,7 +67,7 @@ def doctor(
 async def _check_bus(node: str | None, options: BusOptions) -> list[Finding]:
     try:
         async with open_bus(options) as bus:
-            findings = [check_server(options.settings().nats.url, bus.server_version)]
+            findings = [check_server(read_url(options.settings().nats.url)[1], bus.server_version)]
             try:
                 differences = await bus.inspect()
                 findings += check_streams(differences)

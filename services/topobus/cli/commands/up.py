@@ -21,6 +21,7 @@ from topobus.cli.state_folder import state_folder
 from topobus.cli.status import log_text, status_line, status_table
 from topobus.cli.supervision import ProgramState, ProgramStatus
 from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system
+from topobus.runtime.endpoint import read_url
 from topobus.testing.machines import PROFILES, build
 
 __all__ = ["up"]
@@ -93,7 +94,7 @@ async def _follow(system: System, output: Output) -> None:
         if is_ready != was_ready:
             was_ready = is_ready
             if output.is_json:
-                output.line({"system": "ready" if is_ready else "not-ready", "node": system.node, "nats": system.nats_url})
+                output.line({"system": "ready" if is_ready else "not-ready", "node": system.node, "nats": read_url(system.nats_url)[1]})
             output.show(_hint(system, statuses))
 
 
@@ -109,7 +110,7 @@ def _hint(system: System, statuses: tuple[ProgramStatus, ...]) -> Text:
         return Text(f"{ready} of {len(statuses)} ready; Ctrl-C stops everything", "warn")
     text = Text("all ready. In another terminal: ", "ok")
     if system.nats_url != CliSettings().nats.url:
-        text.append(f"export TOPOBUS_ALL__NATS__URL={system.nats_url}; ", "title")
+        text.append(f"export TOPOBUS_ALL__NATS__URL={read_url(system.nats_url)[1]}; ", "title")
     text.append("topobus machine", "title")
     text.append("   Ctrl-C stops everything", "faint")
     return text
