@@ -383,6 +383,49 @@ async def test_dry_run_reads_a_cluster_by_kubeconfig(tmp_path: Path) -> None:
     assert asked == {"GET"}
 
 
+async def test_dry_run_counts_rules_and_namespaces_of_a_cluster(tmp_path: Path) -> None:
+    """DeviceTaintRules are listed and count; for a claim with admin access so are namespaces, and only with the label it is allocated."""
+    pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
+    rule = {"deviceSelector": {"driver": "gpu.example.com", "device": "d0"}, "taint": {"key": "k", "effect": "NoSchedule"}}
+    objects: list[dict[str, Any]] = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}},
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ops", "labels": {"resource.kubernetes.io/admin-access": "true"}}},
+        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu"}, "spec": {}},
+        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceTaintRule", "metadata": {"name": "broken"}, "spec": rule},
+        {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "n1-gpu"},
+            "spec": {"driver": "gpu.example.com", "pool": pool, "nodeName": "n1", "devices": [{"name": "d0"}, {"name": "d1"}]},
+        },
+    ]
+    admin = claim("admin", 1, "gpu").replace("count: 1", "count: 1, adminAccess: true")
+    (tmp_path / "claims.yaml").write_text(
+        "---\n".join((claim("both", 2, "gpu"), admin, admin.replace("name: admin", "name: admin, namespace: ops"), claim("one", 1, "gpu")))
+    )
+
+    async with ApiServerSimulator() as server:
+        for one in objects:
+            server.put(one)
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        process = await asyncio.create_subprocess_exec(
+            *_TOPOBUS,
+            *("allocate", "--dry-run", "-f", str(tmp_path / "claims.yaml"), "--cluster", "-o", "json"),
+            env={**os.environ, "KUBECONFIG": str(kubeconfig)},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        told, complaint = await asyncio.wait_for(process.communicate(), _LIMIT_S)
+
+    assert process.returncode == 1, complaint
+    both, refused, allowed, single = json.loads(told)["answers"]
+    assert "tainted k=:NoSchedule" in json.dumps(both["reasons"])
+    assert [one["code"] for one in refused["reasons"]] == ["admin-access-forbidden"]
+    assert allowed["condition"] == "Allocated"
+    assert [result["device"] for result in single["allocations"]["default/one"]["devices"]["results"]] == ["d1"]
+
+
 def test_dry_run_says_what_is_missing_when_there_is_no_kubeconfig(tmp_path: Path) -> None:
     """A kubeconfig that is not there is named, with how to name another."""
     (tmp_path / "claim.yaml").write_text(claim("one", 1, "gpu"))

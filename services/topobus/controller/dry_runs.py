@@ -16,7 +16,7 @@ import msgspec
 
 from topobus.contracts.codec import decode, encode
 from topobus.controller.cel import CelCompiler
-from topobus.controller.core.dry_run import DryAnswer, Situation, dry_run
+from topobus.controller.core.dry_run import DryAnswer, DryRun, Situation
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 
 __all__ = ["main"]
@@ -28,6 +28,8 @@ class Answers(msgspec.Struct, frozen=True, kw_only=True):
     """What goes to standard output."""
 
     answers: tuple[DryAnswer, ...]
+    faults: tuple[str, ...] = ()
+    """What is wrong with other objects that nobody can read: they count as absent."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from topobus.controller.cluster.listing import list_situation
 
             situation = asyncio.run(list_situation(situation, Path(asked.kubeconfig) if asked.kubeconfig else None, asked.context))
-        sys.stdout.buffer.write(encode(Answers(answers=dry_run(situation, CelCompiler()))))
+        run = DryRun(situation, CelCompiler())
+        sys.stdout.buffer.write(encode(Answers(answers=run.answer_all(situation.wanted), faults=run.faults)))
     except TopobusError as err:
         sys.stderr.buffer.write(msgspec.json.encode({"error": err.message, "next_step": err.next_step}) + b"\n")
         return next((code for kind, code in _EXITS if isinstance(err, kind)), 70)

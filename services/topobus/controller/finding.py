@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims
-from topobus.controller.core.admission import admin_problem, asks_admin, costly_selector, has_heavy_selector
+from topobus.controller.core.admission import asks_admin, has_heavy_selector
 from topobus.controller.core.advice import nearest
+from topobus.controller.core.allocation_input import objection_to_claims, objection_to_results
 from topobus.controller.core.answers import SHOWN_NODES
 from topobus.controller.core.claims import owner_of
 from topobus.controller.core.judgements import Judgements, Question
@@ -135,13 +135,7 @@ class Finder:
 
     def _wrong(self, members: Sequence[Member]) -> Fault | None:
         """Say what an API server would have refused of these claims: admin access outside of a namespace for it, a selector that may cost too much."""
-        for one in members:
-            reason = admin_problem(one.spec, one.key.namespace, self._world.labels_of) or costly_selector(
-                one.spec, name_of(one.stored.value), self._compiler
-            )
-            if reason is not None:
-                return Fault(reason, 0)
-        return None
+        return objection_to_claims([(one.stored.value, one.spec) for one in members], self._world.labels_of, self._compiler)
 
     def _are_plain(self, members: Sequence[Member]) -> bool:
         """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
@@ -166,10 +160,8 @@ class Finder:
             wished = [Wished(one.stored.value, one.wishes) for one in members]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)
         if isinstance(outcome, Allocated):
-            pairs = zip(members, outcome.results, strict=True)
-            problem = next((str(one) for mine, result in pairs for one in limits.check_allocation(result, mine.spec)), None)
-            if problem is not None:
-                return Fault(Reason(code="result-too-large", message=f"node {node}: {problem}"), outcome.steps)
+            wanted = [(one.stored.value, one.spec) for one in members]
+            return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
         return outcome
 
     async def refresh(

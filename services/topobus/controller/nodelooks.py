@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from topobus.contracts.kubernetes.resource import NodeRequirement, NodeSelector, NodeSelectorTerm
 from topobus.contracts.messages import ApiObject
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core.claims import devices_of, owner_of
@@ -23,9 +22,7 @@ from topobus.controller.core.scheduling import (
     enough_nodes,
     judge_node,
     look_at_node,
-)
-from topobus.controller.core.scheduling_objects import (
-    node_of_pod,
+    node_selector,
 )
 from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.together import wished_request
@@ -148,7 +145,7 @@ class NodeLooks:
 
     def _candidates(self, pod: ApiObject, misses: list[NodeMiss]) -> list[str]:
         """List the nodes that the pod may go to by its own word; the others become misses."""
-        selector = _selector(pod)
+        selector = node_selector(pod)
         found: list[str] = []
         for name in self._world.nodes():
             if selector is None or node_matches(self._world.describe(name), None, selector, is_everywhere=False):
@@ -191,15 +188,3 @@ def refusal_of(node: str, refusal: Refusal) -> NodeMiss:
     first = refusal.reasons[0]
     named = Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
     return NodeMiss(node, NoFit((named, *refusal.reasons[1:]), 0))
-
-
-def _selector(pod: ApiObject) -> NodeSelector | None:
-    """Turn a pod's nodeSelector, and the node that its user named, into one selector."""
-    labels = pod.spec.get("nodeSelector")
-    pairs = sorted(labels.items()) if isinstance(labels, dict) else []
-    name = node_of_pod(pod)
-    if not pairs and not name:
-        return None
-    expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
-    fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
-    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))

@@ -9,7 +9,6 @@ from __future__ import annotations
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.classic import is_classic
 from topobus.contracts.kubernetes.objects import PLACEMENT_PROTECTION, metadata_of, name_of
-from topobus.contracts.kubernetes.pod import pod_request
 from topobus.contracts.messages import ApiObject, ReleaseRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core.reasons import summarize
@@ -21,10 +20,11 @@ from topobus.controller.core.scheduling_objects import (
     without_finalizer,
     without_reservations,
 )
+from topobus.controller.core.together import own_request
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.pen import Pen
 from topobus.domain.errors import ContractError
-from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
@@ -95,16 +95,6 @@ class PodLeaver:
             if any(one.uid == who.uid for one in _users(stored.value)):
                 found.append((key, stored))
         return sorted(found)
-
-
-def own_request(pod: ApiObject) -> PodRequest | None:
-    """Read what a pod asks of the node's topology besides its claims; None when that is nothing.
-
-    Errors: raises ContractError.
-    """
-    request = pod_request(pod, uid=metadata_of(pod).uid)
-    asks = any(one.cpus or one.devices or one.memory_bytes or one.hugepages for one in request.containers)
-    return request if asks else None
 
 
 def _asks(pod: ApiObject) -> bool:

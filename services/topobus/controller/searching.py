@@ -12,7 +12,7 @@ from functools import partial
 
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core.admission import has_heavy_selector
-from topobus.controller.core.advice import would_fit
+from topobus.controller.core.advice import ADVICE_STEPS, would_fit
 from topobus.controller.core.nearness import Wished, allocate_near
 from topobus.controller.core.search import allocate
 from topobus.controller.core.selectors import SelectorCompiler
@@ -29,8 +29,6 @@ __all__ = ["Searcher"]
 _QUICK_STEPS = 1000
 # As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have their turn.
 _LONGEST_S = 10.0
-# Advice is worth a few milliseconds a try: what needs more work than that is not advised.
-_ADVICE_STEPS = 500
 
 
 class Searcher:
@@ -80,7 +78,7 @@ class Searcher:
         """Find out what would fit; some dozen short searches, in a thread."""
 
         def search(changed: AllocationInput) -> Outcome:
-            return allocate(changed, self._compiler, step_budget=_ADVICE_STEPS, is_brief=True)
+            return allocate(changed, self._compiler, step_budget=ADVICE_STEPS, is_brief=True)
 
         return await asyncio.to_thread(would_fit, given, search)
 

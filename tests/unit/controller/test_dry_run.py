@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from support.alignment_nodes import dgx_facts
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.advice import nearest, would_fit
-from topobus.controller.core.dry_run import DryAnswer, Situation, dry_run
+from topobus.controller.core.dry_run import DryAnswer, DryRun, Situation, dry_run
 from topobus.controller.core.values import Allocated, NoFit
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
@@ -96,6 +97,59 @@ def test_dry_run_puts_claims_of_one_pod_on_one_node() -> None:
     assert answer.node == "n2"
     assert sorted(answer.allocations) == ["default/one", "default/p-b"]
     assert len(set(_devices(answer))) == 3
+
+
+def _pod(name: str, resources: dict[str, Any], *claims: str, **spec: Any) -> ApiObject:
+    uses = [{"name": claim, "resourceClaimName": claim} for claim in claims]
+    return ApiObject(
+        api_version="v1",
+        kind="Pod",
+        metadata={"name": name},
+        spec={"containers": [{"name": "c", "resources": resources}], "resourceClaims": uses, **spec},
+    )
+
+
+def test_dry_run_goes_where_a_pods_other_claim_is() -> None:
+    """A claim that is allocated already binds its pod to its node, as the controller has it."""
+    result = {"request": "r", "driver": "gpu.example.com", "pool": "n2", "device": "gpu-0"}
+    terms = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n2"]}]}]
+    here = _claim("here", 1, allocation={"devices": {"results": [result]}, "nodeSelector": {"nodeSelectorTerms": terms}})
+    (answer,) = _run(_pod("p", {}, "here", "more"), here, _claim("more", 1))
+
+    assert (answer.node, _devices(answer)) == ("n2", ["gpu-1"])
+
+
+def test_dry_run_finds_a_place_for_extended_resources() -> None:
+    """What a class serves under a resource's name becomes a claim of the pod, as the controller makes it."""
+    spec = {**CLASS.spec, "extendedResourceName": "example.com/gpu"}
+    served = ApiObject(api_version=CLASS.api_version, kind="DeviceClass", metadata={"name": "gpu"}, spec=spec)
+    (answer,) = _run(_pod("p", {"limits": {"example.com/gpu": 3}}), objects=(*NODES[:2], served))
+
+    assert (answer.node, list(answer.allocations)) == ("n2", ["default/p-extended-resources"])
+    assert _devices(answer) == ["gpu-0", "gpu-1", "gpu-2"]
+
+
+def test_dry_run_leaves_out_what_nobody_can_read() -> None:
+    """One slice of somebody else's that is malformed is told, and takes no other away."""
+    broken = _slice("n0", 1)
+    broken.spec["devices"][0]["name"] = "NOT A LABEL"
+    run = DryRun(Situation(wanted=(), objects=(broken, *NODES)), COMPILER)
+    (answer,) = run.answer_all((_claim("a", 1),))
+
+    assert (answer.node, len(run.faults)) == ("n1", 1)
+    assert "ResourceSlice n0" in run.faults[0]
+
+
+def test_dry_run_asks_the_node_what_the_pod_itself_needs() -> None:
+    """A pod whose claims fit and whose own CPUs do not is not said to be allocated."""
+    machine, inventories = dgx_facts()
+    parts: dict[str, Any] = {"machines": (machine,), "inventories": tuple(inventories.values())}
+    claim_ = _claim("a", 1)
+    claim_.spec["devices"]["requests"][0]["exactly"]["deviceClassName"] = "gpu.topobus.dev"
+    answers = [dry_run(Situation(wanted=(_pod("p", {"limits": {"cpu": cpus}}, "a"), claim_), **parts), COMPILER)[0] for cpus in (4, 500)]
+
+    assert [one.condition for one in answers] == ["Allocated", "DoesNotFit"]
+    assert [one.code for one in answers[1].reasons] == ["not-enough-cpus"]
 
 
 def test_dry_run_says_what_is_missing_when_a_pod_names_it() -> None:

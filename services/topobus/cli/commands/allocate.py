@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,12 +23,16 @@ from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.manifests import read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.output import Output
-from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, OBJECT
+from topobus.cli.presence import why_silent
+from topobus.contracts.catalogue import ALIGNMENT, HINTS, INVENTORY, LEDGER, MACHINE, OBJECT
 from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes.objects import object_parts
 from topobus.contracts.messages import ApiObject
+from topobus.domain.device import Inventory
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Reason
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import rfc3339
 
 __all__ = ["allocate"]
 
@@ -92,7 +98,12 @@ async def _allocate(
             situation["machines"] = [entry.value for entry in await bus.list(MACHINE)]
             situation["inventories"] = [entry.value for entry in await bus.list(INVENTORY)]
             situation["ledgers"] = [entry.value for entry in await bus.list(LEDGER)]
-    answers = await _ask(situation, arguments)
+            situation["alignments"] = [entry.value for entry in await bus.list(ALIGNMENT)]
+            situation["silences"] = await _silences(bus, situation["inventories"])
+    told = await _ask(situation, arguments)
+    answers = told["answers"]
+    for fault in told.get("faults", ()):
+        output.note(f"left out, for nobody can read it: {fault}")
     if output.is_json:
         output.document({"answers": answers})
     for one in answers:
@@ -100,7 +111,16 @@ async def _allocate(
     return ExitCode.OK if all(one["condition"] == "Allocated" for one in answers) else ExitCode.NO
 
 
-async def _ask(situation: dict[str, Any], arguments: list[str]) -> list[dict[str, Any]]:
+async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str, str]]:
+    """List the device services that do not answer now: the controller allocates nothing of theirs."""
+    reasons = await asyncio.gather(*(why_silent(bus, HINTS, node=one.node, device_class=one.device_class) for one in inventories))
+    since = rfc3339(datetime.now(UTC))
+    return [
+        {"node": one.node, "device_class": one.device_class, "since": since} for one, why in zip(inventories, reasons, strict=True) if why
+    ]
+
+
+async def _ask(situation: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
     """Run the controller's engine once.
 
     Errors: raises what it says, as the same error; ConfigError when it is not installed here.
@@ -111,7 +131,7 @@ async def _ask(situation: dict[str, Any], arguments: list[str]) -> list[dict[str
     )
     told, complaint = await process.communicate(encode(situation))
     if process.returncode == 0:
-        answers: list[dict[str, Any]] = msgspec.json.decode(told)["answers"]
+        answers: dict[str, Any] = msgspec.json.decode(told)
         return answers
     if b"ModuleNotFoundError" in complaint:
         raise ConfigError(

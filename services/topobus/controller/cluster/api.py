@@ -17,6 +17,7 @@ __all__ = [
     "CLASSES",
     "EVENTS",
     "FIELD_MANAGER",
+    "NAMESPACES",
     "NODES",
     "PODS",
     "SLICES",
@@ -61,6 +62,7 @@ SLICES = Kind(name="ResourceSlice", plural="resourceslices", group=_DRA, version
 TAINT_RULES = Kind(name="DeviceTaintRule", plural="devicetaintrules", group=_DRA, versions=("v1", "v1beta2", "v1alpha3"), is_optional=True)
 PODS = Kind(name="Pod", plural="pods", is_namespaced=True)
 NODES = Kind(name="Node", plural="nodes")
+NAMESPACES = Kind(name="Namespace", plural="namespaces")
 EVENTS = Kind(name="Event", plural="events", is_namespaced=True)
 
 WATCHED = (CLASSES, CLAIMS, TEMPLATES, SLICES, TAINT_RULES, PODS, NODES)

@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from topobus.contracts.kubernetes import limits
-from topobus.contracts.kubernetes.objects import metadata_of, name_of
+from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.kubernetes.pod import RESOURCE_PREFIX
 from topobus.contracts.messages import ApiObject
 from topobus.controller.config import ControllerSettings
 from topobus.controller.core.advice import nearest
+from topobus.controller.core.allocation_input import objection_to_results
 from topobus.controller.core.answers import SHOWN_NODES
 from topobus.controller.core.claims import owner_of
 from topobus.controller.core.cluster_world import ClusterWorld
@@ -27,7 +27,7 @@ from topobus.controller.core.scheduling import NodeFit, NodeMiss, PodPlan, judge
 from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.together import wished_request
-from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, NoFit, Outcome
+from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.searching import Searcher
@@ -220,10 +220,8 @@ class Chooser:
             wished = [Wished(one.object, one.wishes) for one in plan.pending]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=wishing)
         if isinstance(outcome, Allocated):
-            problem = next((str(one) for result in outcome.results for one in limits.check_allocation(result)), None)
-            if problem is not None:
-                where = ", ".join(name_of(one.object) for one in plan.pending)
-                return Fault(Reason(code="result-too-large", message=f"node {node}: {where}: {problem}"), outcome.steps)
+            wanted = [(one.object, one.spec) for one in plan.pending]
+            return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
         return outcome
 
     def _input(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> AllocationInput:

@@ -10,17 +10,20 @@ from pathlib import Path
 import msgspec
 
 from topobus.contracts.kubernetes.objects import metadata_of
+from topobus.contracts.kubernetes.resource import ClaimSpec
+from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
-from topobus.controller.cluster.api import CLAIMS, CLASSES, NODES, SLICES, TEMPLATES, HistoryLost, Kind
+from topobus.controller.cluster.api import CLAIMS, CLASSES, NAMESPACES, NODES, SLICES, TAINT_RULES, TEMPLATES, HistoryLost, Kind
 from topobus.controller.cluster.kubernetes import KubernetesApi
 from topobus.controller.config import ClusterSettings
+from topobus.controller.core.admission import asks_admin
 from topobus.controller.core.cluster_objects import read_object
 from topobus.controller.core.dry_run import Situation
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 
 __all__ = ["list_situation"]
 
-_KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, NODES)
+_KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, TAINT_RULES, NODES)
 
 
 async def list_situation(situation: Situation, kubeconfig: Path | None, context: str) -> Situation:
@@ -30,7 +33,9 @@ async def list_situation(situation: Situation, kubeconfig: Path | None, context:
     """
     api = KubernetesApi.open(ClusterSettings(kubeconfig=str(kubeconfig or ""), context=context))
     try:
-        listed = [one for kind in _KINDS for one in await _list(api, kind)]
+        # Namespaces decide on admin access alone; who does not ask for it needs no right to list them.
+        kinds = (*_KINDS, NAMESPACES) if any(map(_asks_admin, (*situation.wanted, *situation.objects))) else _KINDS
+        listed = [one for kind in kinds for one in await _list(api, kind)]
     finally:
         await api.close()
     given = {(one.kind, metadata_of(one).namespace or "default", metadata_of(one).name) for one in situation.objects}
@@ -38,8 +43,19 @@ async def list_situation(situation: Situation, kubeconfig: Path | None, context:
     return msgspec.structs.replace(situation, objects=(*situation.objects, *added))
 
 
+def _asks_admin(one: ApiObject) -> bool:
+    """Say whether a claim, or a template's, asks for admin access; one that nobody can read is the dry run's to tell of."""
+    spec = one.spec.get("spec") if one.kind == "ResourceClaimTemplate" else one.spec
+    try:
+        return one.kind in ("ResourceClaim", "ResourceClaimTemplate") and bool(asks_admin(read_as(spec, ClaimSpec, where="spec")))
+    except ContractError:
+        return False
+
+
 async def _list(api: KubernetesApi, kind: Kind) -> list[ApiObject]:
     version = await api.version_of(kind)
+    if not version and kind.is_optional:
+        return []
     if not version:
         raise PeerUnavailable(
             f"API server {api.server}: it serves no {kind.plural} in a version that we can read",

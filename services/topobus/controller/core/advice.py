@@ -15,7 +15,10 @@ from topobus.contracts.kubernetes.resource import ClaimRequest, ClaimSpec, Exact
 from topobus.controller.core.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, NoFit, Outcome, Usage
 from topobus.domain.outcome import Reason
 
-__all__ = ["nearest", "would_fit"]
+__all__ = ["ADVICE_STEPS", "nearest", "would_fit"]
+
+ADVICE_STEPS = 500
+"""Steps of one search for advice, a few milliseconds: what needs more work than that is not advised."""
 
 # Pieces of advice: a person reads three, and each costs searches.
 _MOST = 3

@@ -17,6 +17,7 @@ from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceDevice, SliceSpec
 from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
+from topobus.controller.core.allocation_input import allocation_input
 from topobus.controller.core.claims import owner_of, status_of
 from topobus.controller.core.cluster_objects import read_object, version_of
 from topobus.controller.core.gate_book import GateBook
@@ -28,7 +29,7 @@ from topobus.controller.core.scheduling_objects import claim_uses
 from topobus.controller.core.slice_origin import only_known_devices, why_foreign
 from topobus.controller.core.supply import Supply
 from topobus.controller.core.taints import TaintRule, read_rule, tainted
-from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice
+from topobus.controller.core.values import AllocationInput, DeviceId, Mode, Node, Slice
 from topobus.controller.core.world import ObjectKey
 from topobus.domain.alignment.view import aligned_view
 from topobus.domain.device import Device, Inventory
@@ -37,7 +38,7 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.view import NodeAlignment, NodeView
 
-__all__ = ["ClusterWorld", "Key"]
+__all__ = ["ClusterWorld", "Key", "unreserved"]
 
 Key = tuple[str, str]
 """Namespace (empty for a kind of the whole cluster) and name."""
@@ -278,17 +279,8 @@ class ClusterWorld:
 
         Shapes: excluded — devices that they must not get now, and why; ignoring — uids of claims whose intents count for nothing here.
         """
-        owners = [owner_of(claim) for claim, _ in wanted]
-        return AllocationInput(
-            node=self.nodes[node].node,
-            claims=tuple(
-                ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
-                for owner, (_, spec) in zip(owners, wanted, strict=True)
-            ),
-            classes=self.classes,
-            pools=self.supply.table_of(node).pools,
-            usage=self.supply.usage_for(node, owners, excluded or {}, ignoring=ignoring),
-            mode=mode,
+        return allocation_input(
+            self.nodes[node].node, wanted, classes=self.classes, supply=self.supply, mode=mode, excluded=excluded, ignoring=ignoring
         )
 
     def _describe(self, name: str) -> Node:
@@ -351,7 +343,7 @@ class ClusterWorld:
     def _shown(self, one: Slice) -> Slice:
         """Show a slice as we see it: with the taints of rules, and without the one that only keeps kube-scheduler away."""
         (shown,) = tainted((one,), [rule for _, rule in sorted(self._rules.items())])
-        devices = tuple(_unreserved(device) for device in shown.spec.devices)
+        devices = tuple(unreserved(device) for device in shown.spec.devices)
         return Slice(one.name, structs.replace(shown.spec, devices=devices)) if devices != shown.spec.devices else shown
 
     def _hold(self, key: Key, claim: ApiObject | None) -> None:
@@ -413,7 +405,8 @@ def _is_older(one: ApiObject, known: ApiObject) -> bool:
     return one.metadata.get("uid") == known.metadata.get("uid") and version_of(one) < version_of(known)
 
 
-def _unreserved(device: SliceDevice) -> SliceDevice:
+def unreserved(device: SliceDevice) -> SliceDevice:
+    """Show a device without the taint that only keeps kube-scheduler away from what is ours to allocate."""
     taints = tuple(one for one in device.taints if one.key != RESERVED_TAINT or one.effect != "NoSchedule")
     return structs.replace(device, taints=taints) if taints != device.taints else device
 

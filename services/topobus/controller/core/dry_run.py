@@ -1,55 +1,66 @@
 """A dry run: where claims would be allocated among these nodes, slices and classes, or why not, with nothing written anywhere.
 
-Flows in: a Situation (objects as they were listed, from a file, a running system or a cluster). Flows out: one answer a claim. The engine, the order of nodes and the
-reasons are the controller's own; claims that were answered yes are taken into account for those after them.
+Flows in: a Situation (objects as they were listed, from a file, a running system or a cluster). Flows out: one answer a claim or pod. The copies are the controller's own
+`World`, and so are the checks of admission, the maker of the search's input, the search, the limits and the order of nodes: what is answered here is what the
+controller would do with the same objects. What was answered yes is stored in the copies for those after it. Not known here is what the controller
+remembers (nodes that refused a moment ago, quarantine).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 
-from topobus.contracts.kubernetes.classic import is_classic
-from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, metadata_of, name_of
+from topobus.contracts.catalogue import CLUSTER
+from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, admit, metadata_of, name_of, object_parts
 from topobus.contracts.kubernetes.pod import PodSpec
-from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimTemplateSpec, DeviceClassSpec, SliceSpec
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimTemplateSpec, SliceSpec
 from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.advice import nearest, would_fit
+from topobus.controller.core.advice import ADVICE_STEPS, nearest, would_fit
+from topobus.controller.core.allocation_input import Wanted, objection_to_claims, objection_to_results
 from topobus.controller.core.answers import explain_nodes
-from topobus.controller.core.claims import status_of
-from topobus.controller.core.inventory import built_in_class, holders_from_ledger, slices_from_inventory
+from topobus.controller.core.claims import devices_of, owner_of
+from topobus.controller.core.cluster_world import unreserved
+from topobus.controller.core.extended import claim_of_pod, extended_claim, with_extended_status
+from topobus.controller.core.inventory import built_in_class, class_of_driver
 from topobus.controller.core.nearness import Wished, allocate_near, read_wishes
-from topobus.controller.core.pools import gather_pools
+from topobus.controller.core.node_fit import node_facts, read_placing, why_not
+from topobus.controller.core.pods import claim_from_template, wanted_claims, with_claim_names
+from topobus.controller.core.pools import node_matches
+from topobus.controller.core.scheduling import Blocked, PodPlan, look_at_node, node_selector, pre_filter
 from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
 from topobus.controller.core.selectors import SelectorCompiler
-from topobus.controller.core.values import (
-    ALL_GATES,
-    Allocated,
-    AllocationInput,
-    ClaimToAllocate,
-    DeviceId,
-    Mode,
-    Node,
-    Outcome,
-    Slice,
-    Usage,
-)
-from topobus.domain.alignment.view import node_view
+from topobus.controller.core.together import own_request, wished_request, with_claims
+from topobus.controller.core.values import Allocated, AllocationInput, Mode, NoFit, Outcome
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.domain.alignment.place import place
+from topobus.domain.alignment.view import with_devices
 from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import ContractError
-from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
-from topobus.domain.outcome import Reason
-from topobus.domain.quantity import Quantity
-from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import PodRequest
+from topobus.domain.view import NodeAlignment
 
-__all__ = ["DryAnswer", "Situation", "dry_run"]
+__all__ = ["DryAnswer", "DryRun", "Silence", "Situation", "dry_run"]
 
-_ADVICE_STEPS = 2_000
+# What an API server would give; a dry run has no clock and needs no order but the one given.
+_NOW = "2026-01-01T00:00:00Z"
+
+
+class Silence(Struct, frozen=True, kw_only=True):
+    """A device service that does not answer: nothing of it is allocated."""
+
+    node: str
+    device_class: str
+    since: str
+    """RFC 3339, UTC."""
 
 
 class Situation(Struct, frozen=True, kw_only=True):
@@ -58,10 +69,12 @@ class Situation(Struct, frozen=True, kw_only=True):
     wanted: tuple[ApiObject, ...]
     """ResourceClaims and Pods to find a place for, with the templates and claims that the pods name."""
     objects: tuple[ApiObject, ...] = ()
-    """DeviceClasses, ResourceSlices, and claims that are allocated already; Nodes, for their labels."""
+    """DeviceClasses, ResourceSlices, DeviceTaintRules, Namespaces, and claims that are allocated already; Nodes, for their labels and taints."""
     machines: tuple[Machine, ...] = ()
     inventories: tuple[Inventory, ...] = ()
     ledgers: tuple[Ledger, ...] = ()
+    alignments: tuple[NodeAlignment, ...] = ()
+    silences: tuple[Silence, ...] = ()
     mode: Mode = Mode.CORRECTED
     step_budget: int = DEFAULT_STEP_BUDGET
 
@@ -80,103 +93,297 @@ class DryAnswer(Struct, frozen=True, kw_only=True):
     """Why not, node by node; then the nearest miss, and what would fit."""
 
 
+class _Claim(NamedTuple):
+    """A claim to find a place for."""
+
+    shown: str
+    """Its name in the answer: `default/fast`; of one made from a template the pod's and the entry's names."""
+    object: ApiObject
+    spec: ClaimSpec
+    wishes: Wishes | None
+
+
 def dry_run(situation: Situation, compiler: SelectorCompiler) -> tuple[DryAnswer, ...]:
-    """Answer each claim and pod in the order given.
+    """Answer each pod, then each claim that no pod names, in the order given.
 
-    Errors: raises ContractError for an object that nobody can read.
+    Errors: raises ContractError for a wanted object that nobody can read.
     """
-    place = _Place(situation, compiler)
-    return tuple(place.answer(name, claims, node) for name, claims, node in _groups(situation))
+    return DryRun(situation, compiler).answer_all(situation.wanted)
 
 
-class _Place:
-    """What is known, and what the answers so far have taken."""
+class DryRun:
+    """The copies, and what the answers so far have taken."""
 
     def __init__(self, situation: Situation, compiler: SelectorCompiler) -> None:
-        self._situation = situation
+        self.world = World()
         self._compiler = compiler
-        self._slices = _slices(situation)
-        self._classes = _classes(situation, self._slices)
-        self._nodes = _nodes(situation, self._slices)
-        self._holders: dict[DeviceId, str] = {}
-        self._consumed: dict[DeviceId, dict[str, Quantity]] = {}
+        self._mode, self._budget = situation.mode, situation.step_budget
+        self._is_running = bool(situation.machines or situation.inventories)
+        self._templates = {
+            (metadata_of(one).namespace or "default", metadata_of(one).name): one
+            for one in (*situation.objects, *situation.wanted)
+            if one.kind == "ResourceClaimTemplate"
+        }
         asked = {_holder(one) for one in situation.wanted}
         asked |= {_holder(one) for one in situation.objects if _pod_of(one) in asked}
+        for machine in situation.machines:
+            self.world.put_machine(machine)
+        self.world.note_silence({(one.node, one.device_class): one.since for one in situation.silences})
+        for inventory in situation.inventories:
+            self.world.put_inventory(inventory)
+        for alignment in situation.alignments:
+            self.world.put_alignment(alignment.node, alignment)
         for ledger in situation.ledgers:
-            cpus = next((one.devices for one in situation.inventories if (one.node, one.device_class) == (ledger.node, "cpu")), ())
             # What is asked about may be stored and allocated already: its own devices do not stand in its way.
-            held = {device: str(owner) for device, owner in holders_from_ledger(ledger, cpus).items()}
-            self._holders |= {device: holder for device, holder in held.items() if holder not in asked}
-        for one in situation.objects:
-            if one.kind == "ResourceClaim" and not is_classic(one) and _holder(one) not in asked:
-                allocation = status_of(one).allocation
-                if allocation is not None:
-                    self._take(_holder(one), allocation)
+            kept = {key: one for key, one in ledger.allocations.items() if str(one.owner) not in asked}
+            self.world.put_ledger(msgspec.structs.replace(ledger, allocations=kept))
+        others = [one for one in situation.objects if one.kind not in ("Pod", "ResourceClaim") or _holder(one) not in asked]
+        self.faults = tuple(fault for one in others if (fault := _put(self.world, one)))
+        """What is wrong with objects that nobody can read; they count as absent, as in the controller."""
+        self._slices = tuple(read_as(one.spec, SliceSpec, where=name_of(one)) for one in situation.objects if _is_readable_slice(one))
+        for driver in sorted({one.driver for one in self._slices if one.driver.endswith(driver_name(""))} - self.world.classes.keys()):
+            # As the controller offers one for each driver of ours.
+            spec = msgspec.to_builtins(built_in_class(driver))
+            built_in = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": driver}, spec=spec)
+            _put(self.world, built_in)
+        self._nodes = self._all_nodes(situation)
 
-    def answer(self, name: str, claims: Sequence[tuple[str, ApiObject, ClaimSpec]], named: str) -> DryAnswer:
-        """Find a place for claims that belong together."""
-        nodes = [one for one in self._nodes if named in ("", one.name)]
-        if named and not nodes:
-            known = ", ".join(one.name for one in self._nodes) or "none"
-            reason = Reason(code="unknown-node", message=f"there is no node {named}: known are {known}", facts={"node": named})
-            return DryAnswer(name=name, condition="DoesNotFit", reasons=(reason,))
-        wished = [Wished(claim, read_wishes(spec, name_of(claim), self._classes)) for _, claim, spec in claims]
-        outcomes: list[Outcome] = []
-        for node in nodes:
-            outcome = self._search(node, claims, wished)
+    def answer_all(self, wanted: Sequence[ApiObject]) -> tuple[DryAnswer, ...]:
+        """Answer the pods with their claims, then the other claims.
+
+        Errors: raises ContractError for one that nobody can read.
+        """
+        claims = {(metadata_of(one).namespace or "default", metadata_of(one).name): one for one in wanted if one.kind == "ResourceClaim"}
+        for claim in claims.values():
+            self._store(claim, status=claim.status)
+        answers: list[DryAnswer] = []
+        used: set[tuple[str, str]] = set()
+        for pod in (one for one in wanted if one.kind == "Pod"):
+            namespace = metadata_of(pod).namespace or "default"
+            spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
+            used |= {(namespace, one.claim_name) for one in spec.resource_claims if one.claim_name}
+            answer = self._answer_pod(pod, spec)
+            if answer is not None:
+                answers.append(answer)
+        for place_, claim in claims.items():
+            if place_ not in used:
+                answers.append(self._answer_claim(claim))
+        return tuple(answers)
+
+    def _answer_pod(self, pod: ApiObject, spec: PodSpec) -> DryAnswer | None:
+        """Answer a pod; None for one that has no claim to allocate."""
+        pod, shown = self._with_claims(pod, spec)
+        namespace = metadata_of(pod).namespace or "default"
+        plan = pre_filter(pod, lambda name: self._stored("resourceclaim", namespace, name), waits_for_immediate=False)
+        if isinstance(plan, Blocked):
+            return DryAnswer(name=name_of(pod), condition="Unschedulable", reasons=plan.reasons)
+        if not plan.pending:
+            return None
+        claims = [
+            _Claim(shown.get(one.name, f"{namespace}/{one.name}"), one.object, one.spec, self._wishes(one.object, one.spec))
+            for one in plan.pending
+        ]
+        named = spec.node_name
+        if named and named not in self._nodes:
+            return self._unknown_node(name_of(pod), named)
+        return self._answer(name_of(pod), claims, (named,) if named else self._nodes, pod=pod, plan=plan)
+
+    def _answer_claim(self, claim: ApiObject) -> DryAnswer:
+        metadata = metadata_of(claim)
+        claim = self._store(claim)
+        spec = read_as(claim.spec, ClaimSpec, where=f"{name_of(claim)}: spec")
+        named = metadata.annotations.get(NODE_ANNOTATION, "")
+        if named and named not in self._nodes:
+            return self._unknown_node(name_of(claim), named)
+        nodes = self.world.nodes_for(claim)
+        one = _Claim(f"{metadata.namespace or 'default'}/{metadata.name}", claim, spec, self._wishes(claim, spec))
+        return self._answer(name_of(claim), [one], self._nodes if nodes is self.world.nodes() else nodes)
+
+    def _answer(
+        self, name: str, claims: Sequence[_Claim], nodes: Sequence[str], *, pod: ApiObject | None = None, plan: PodPlan | None = None
+    ) -> DryAnswer:
+        """Try node after node, as the controller does."""
+        wanted: list[Wanted] = [(one.object, one.spec) for one in claims]
+        wrong = objection_to_claims(wanted, self.world.labels_of, self._compiler)
+        outcomes: list[Outcome] = [wrong] * len(nodes[:1]) if wrong is not None else []
+        for node in nodes if wrong is None else ():
+            outcome = self._look(node, claims, wanted, pod, plan)
             if isinstance(outcome, Allocated):
-                allocations = {claim: result for (claim, _, _), result in zip(claims, outcome.results, strict=True)}
-                for claim, result in allocations.items():
-                    self._take(f"claim {claim}", result)
-                return DryAnswer(name=name, condition="Allocated", node=node.name, allocations=allocations)
+                allocations = {one.shown: result for one, result in zip(claims, outcome.results, strict=True)}
+                for one, result in zip(claims, outcome.results, strict=True):
+                    self._store(one.object, status={"allocation": msgspec.to_builtins(result)})
+                return DryAnswer(name=name, condition="Allocated", node=node, allocations=allocations)
             outcomes.append(outcome)
-        condition, reasons = explain_nodes([one.name for one in nodes], outcomes)
-        return DryAnswer(name=name, condition=condition, reasons=(*reasons, *self._advice(nodes, outcomes, claims)))
+        if wrong is not None:
+            return DryAnswer(name=name, condition="Invalid", reasons=(wrong.reason,))
+        condition, reasons = explain_nodes(nodes, outcomes)
+        return DryAnswer(name=name, condition=condition, reasons=(*reasons, *self._advice(nodes, outcomes, claims, wanted)))
+
+    def _look(self, node: str, claims: Sequence[_Claim], wanted: Sequence[Wanted], pod: ApiObject | None, plan: PodPlan | None) -> Outcome:
+        """Judge one node: what the pod says of nodes, where its other claims are, the search, and what the pod itself asks there."""
+        if pod is not None and plan is not None:
+            missed = self._at_first_sight(pod, node)
+            if missed is not None:
+                return NoFit((missed,), 0)
+            miss = look_at_node(plan, self.world.describe(node))
+            if miss is not None:
+                return miss.outcome
+        owners = {one.entry: owner_of(one.object).key for one in plan.claims} if plan is not None else {}
+        outcome = self._search(node, claims, wanted, wished_request(pod, owners) if pod is not None else None)
+        if not isinstance(outcome, Allocated) or pod is None or plan is None:
+            return outcome
+        refused = self._own_part(node, pod, plan, outcome)
+        return NoFit((refused,), outcome.steps) if refused is not None else outcome
+
+    def _search(self, node: str, claims: Sequence[_Claim], wanted: Sequence[Wanted], wishing: PodRequest | None) -> Outcome:
+        given = self._input(node, wanted)
+        if wishing is None and all(one.wishes is None for one in claims):
+            outcome = allocate(given, self._compiler, step_budget=self._budget)
+        else:
+            wished = [Wished(one.object, one.wishes) for one in claims]
+            outcome = allocate_near(given, wished, self.world.view_of(node), self._compiler, pod=wishing, step_budget=self._budget)
+        if isinstance(outcome, Allocated):
+            return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
+        return outcome
+
+    def _at_first_sight(self, pod: ApiObject, node: str) -> Reason | None:
+        """Say why the pod does not go to a node by its own word, or the node's."""
+        stored = self._stored("node", CLUSTER, node)
+        if stored is not None and not self._is_running:
+            return why_not(read_placing(pod), node_facts(stored))
+        selector = node_selector(pod)
+        if selector is None or node_matches(self.world.describe(node), None, selector, is_everywhere=False):
+            return None
+        return Reason(code="node-selector", message=f"node {node}: the pod asks for another node", facts={"node": node})
+
+    def _own_part(self, node: str, pod: ApiObject, plan: PodPlan, outcome: Allocated) -> Reason | None:
+        """Say why the node refuses what the pod itself asks beside its claims; None when it takes it, or says nothing of its machine."""
+        view = self.world.view_of(node)
+        request = own_request(pod)
+        if view is None or request is None:
+            return None
+        taken: dict[str, list[str]] = {}
+        for result in outcome.results:
+            for device in devices_of(result, node):
+                taken.setdefault(class_of_driver(device.driver) or "", []).append(device.device)
+        who = request.owner
+        view = with_devices(view, f"claim/{who.namespace}/claims-of-{who.name}/-", taken)
+        answer = place(view, with_claims(request, pod, {one.entry: owner_of(one.object).key for one in plan.allocated}) or request)
+        if not isinstance(answer, Refusal):
+            return None
+        first = answer.reasons[0]
+        return Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
 
     def _advice(
-        self, nodes: Sequence[Node], outcomes: Sequence[Outcome], claims: Sequence[tuple[str, ApiObject, ClaimSpec]]
+        self, nodes: Sequence[str], outcomes: Sequence[Outcome], claims: Sequence[_Claim], wanted: Sequence[Wanted]
     ) -> tuple[Reason, ...]:
-        found = nearest([one.name for one in nodes], outcomes)
+        found = nearest(nodes, outcomes)
         if found is None:
             return ()
-        name, reason = found
-        node = next(one for one in nodes if one.name == name)
-        return reason, *would_fit(self._input(node, claims), lambda given: allocate(given, self._compiler, step_budget=_ADVICE_STEPS))
+        node, reason = found
+        if any(one.wishes is not None for one in claims):
+            return (reason,)
+        given = self._input(node, wanted)
+        return reason, *would_fit(given, lambda changed: allocate(changed, self._compiler, step_budget=ADVICE_STEPS, is_brief=True))
 
-    def _search(self, node: Node, claims: Sequence[tuple[str, ApiObject, ClaimSpec]], wished: Sequence[Wished]) -> Outcome:
-        given, budget = self._input(node, claims), self._situation.step_budget
-        if all(one.wishes is None for one in wished):
-            return allocate(given, self._compiler, step_budget=budget)
-        return allocate_near(given, wished, self._view(node.name), self._compiler, step_budget=budget)
+    def _input(self, node: str, wanted: Sequence[Wanted]) -> AllocationInput:
+        return self.world.input_for(node, wanted, mode=self._mode)
 
-    def _input(self, node: Node, claims: Sequence[tuple[str, ApiObject, ClaimSpec]]) -> AllocationInput:
-        return AllocationInput(
-            node=node,
-            claims=tuple(ClaimToAllocate(name, spec, len(claims) > 1) for name, _, spec in claims),
-            classes=self._classes,
-            slices=self._slices,
-            pools=gather_pools(self._slices, node, ALL_GATES),
-            usage=Usage(self._holders, self._consumed),
-            mode=self._situation.mode,
-        )
+    def _with_claims(self, pod: ApiObject, spec: PodSpec) -> tuple[ApiObject, Mapping[str, str]]:
+        """Store a pod as the API would have it, with the claims made that its templates and its extended resources ask for.
 
-    def _view(self, node: str) -> NodeView | None:
-        machine = next((one for one in self._situation.machines if one.node == node), None)
-        if machine is None:
-            return None
-        inventories = {one.device_class: one for one in self._situation.inventories if one.node == node}
-        ledger = next((one for one in self._situation.ledgers if one.node == node), None)
-        return node_view(machine, inventories, ledger, AlignmentOptions(), CpuSet())
+        Shapes: result — the pod, and for claims that were made how they are shown.
+        """
+        namespace = metadata_of(pod).namespace or "default"
+        admitted = admit(pod, uid=metadata_of(pod).uid or f"dry-run-{namespace}-{metadata_of(pod).name}", now=_NOW)
+        for use in spec.resource_claims:
+            kind, name = ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
+            known = self._stored("resourceclaim", namespace, name) if use.claim_name else self._templates.get((namespace, name))
+            if known is None:
+                raise ContractError(
+                    f"{name_of(pod)}: resourceClaims {use.name}: there is no {kind} {namespace}/{name}",
+                    next_step="put it into the same manifest, or apply it first",
+                )
+        shown: dict[str, str] = {}
+        wanted = wanted_claims(admitted)
+        for one in wanted:
+            template = self._templates[namespace, one.template]
+            read_as(template.spec, ClaimTemplateSpec, where=f"{name_of(template)}: spec")
+            self._store(claim_from_template(admitted, one, template, now=_NOW))
+            shown[one.name] = f"{namespace}/{metadata_of(pod).name}-{one.entry}"
+        admitted = with_claim_names(admitted, wanted)
+        special = extended_claim(admitted, self.world.class_names())
+        if special is not None:
+            claim = claim_of_pod(admitted, special, now=_NOW)
+            self._store(claim)
+            shown[metadata_of(claim).name] = f"{namespace}/{metadata_of(pod).name}-extended-resources"
+            admitted = with_extended_status(admitted, metadata_of(claim).name, special)
+        _put(self.world, admitted)
+        return admitted, shown
 
-    def _take(self, holder: str, allocation: AllocationResult) -> None:
-        for one in allocation.devices.results:
-            device = DeviceId(one.driver, one.pool, one.device)
-            if one.share_id is not None:
-                used = self._consumed.setdefault(device, {})
-                for name, amount in one.consumed_capacity.items():
-                    used[name] = used.get(name, Quantity(0)) + Quantity.parse(amount)
-            elif not one.admin_access:
-                self._holders.setdefault(device, holder)
+    def _store(self, claim: ApiObject, *, status: Mapping[str, object] | None = None) -> ApiObject:
+        """Store a claim as it would be, allocated or not."""
+        metadata = metadata_of(claim)
+        uid = metadata.uid or f"dry-run-{metadata.namespace or 'default'}-{metadata.name}"
+        stored = msgspec.structs.replace(admit(claim, uid=uid, now=_NOW), status=dict(status or {}))
+        fault = _put(self.world, stored)
+        if fault:
+            raise ContractError(fault)
+        return stored
+
+    def _stored(self, kind: str, namespace: str, name: str) -> ApiObject | None:
+        known = self.world.objects.get(ObjectKey(kind, namespace, name))
+        return known.value if known is not None else None
+
+    def _wishes(self, claim: ApiObject, spec: ClaimSpec) -> Wishes | None:
+        return read_wishes(spec, name_of(claim), self.world.classes)
+
+    def _unknown_node(self, name: str, node: str) -> DryAnswer:
+        known = ", ".join(self._nodes) or "none"
+        reason = Reason(code="unknown-node", message=f"there is no node {node}: known are {known}", facts={"node": node})
+        return DryAnswer(name=name, condition="DoesNotFit", reasons=(reason,))
+
+    def _all_nodes(self, situation: Situation) -> tuple[str, ...]:
+        """List the nodes by name: of a running system those that say so themselves, else those that are described and those that slices name."""
+        if self._is_running:
+            return self.world.nodes()
+        names = {metadata_of(one).name for one in situation.objects if one.kind == "Node"}
+        names |= {one.node_name for one in self._slices if one.node_name}
+        names |= {device.node_name for one in self._slices for device in one.devices if device.node_name}
+        return tuple(sorted(names))
+
+
+def _put(world: World, one: ApiObject) -> str:
+    """Take an object into the copies; says what is wrong with one that nobody can read, which counts as absent."""
+    if one.kind == "ResourceSlice":
+        one = _shown(one)
+    try:
+        world.put_object(ObjectKey(**object_parts(one)), Stored(1, one))
+    except ContractError as err:
+        return err.message
+    return ""
+
+
+def _shown(one: ApiObject) -> ApiObject:
+    """Show a slice without the taint that keeps kube-scheduler away from what is the controller's to allocate."""
+    try:
+        spec = read_as(one.spec, SliceSpec, where=name_of(one))
+    except ContractError:
+        return one
+    devices = tuple(map(unreserved, spec.devices))
+    if devices == spec.devices:
+        return one
+    return msgspec.structs.replace(one, spec=msgspec.to_builtins(msgspec.structs.replace(spec, devices=devices)))
+
+
+def _is_readable_slice(one: ApiObject) -> bool:
+    if one.kind != "ResourceSlice":
+        return False
+    try:
+        read_as(one.spec, SliceSpec, where=name_of(one))
+    except ContractError:
+        return False
+    return True
 
 
 def _holder(one: ApiObject) -> str:
@@ -190,73 +397,3 @@ def _pod_of(claim: ApiObject) -> str:
     metadata = metadata_of(claim)
     owner = next((one for one in metadata.owner_references if one.get("kind") == "Pod" and one.get("controller")), None)
     return f"pod {metadata.namespace or 'default'}/{owner.get('name')}" if owner is not None else ""
-
-
-def _groups(situation: Situation) -> list[tuple[str, list[tuple[str, ApiObject, ClaimSpec]], str]]:
-    """List what is answered together: each pod with its claims, then each claim that no pod names."""
-    known = {
-        (one.kind, metadata_of(one).namespace or "default", metadata_of(one).name): one for one in (*situation.objects, *situation.wanted)
-    }
-    groups: list[tuple[str, list[tuple[str, ApiObject, ClaimSpec]], str]] = []
-    used: set[tuple[str, str]] = set()
-    for pod in (one for one in situation.wanted if one.kind == "Pod"):
-        namespace = metadata_of(pod).namespace or "default"
-        spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
-        members: list[tuple[str, ApiObject, ClaimSpec]] = []
-        for use in spec.resource_claims:
-            kind, name = ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
-            found = known.get((kind, namespace, name))
-            if found is None:
-                raise ContractError(
-                    f"{name_of(pod)}: resourceClaims {use.name}: there is no {kind} {namespace}/{name}",
-                    next_step="put it into the same manifest, or apply it first",
-                )
-            if kind == "ResourceClaim":
-                used.add((namespace, name))
-                if status_of(found).allocation is None:
-                    members.append((f"{namespace}/{name}", found, read_as(found.spec, ClaimSpec, where=f"{name_of(found)}: spec")))
-            else:
-                template = read_as(found.spec, ClaimTemplateSpec, where=f"{name_of(found)}: spec")
-                members.append((f"{namespace}/{metadata_of(pod).name}-{use.name}", found, template.spec))
-        if members:
-            groups.append((name_of(pod), members, spec.node_name))
-    for claim in (one for one in situation.wanted if one.kind == "ResourceClaim"):
-        metadata = metadata_of(claim)
-        namespace = metadata.namespace or "default"
-        if (namespace, metadata.name) not in used:
-            spec_ = read_as(claim.spec, ClaimSpec, where=f"{name_of(claim)}: spec")
-            groups.append((name_of(claim), [(f"{namespace}/{metadata.name}", claim, spec_)], metadata.annotations.get(NODE_ANNOTATION, "")))
-    return groups
-
-
-def _slices(situation: Situation) -> tuple[Slice, ...]:
-    found = [one for inventory in situation.inventories for one in slices_from_inventory(inventory)]
-    found += [
-        Slice(metadata_of(one).name, read_as(one.spec, SliceSpec, where=name_of(one)))
-        for one in situation.objects
-        if one.kind == "ResourceSlice"
-    ]
-    return tuple(found)
-
-
-def _classes(situation: Situation, slices: Sequence[Slice]) -> Mapping[str, DeviceClassSpec]:
-    """Collect the classes: one for each driver of ours, as the controller offers it, and those that are stored."""
-    suffix = driver_name("")
-    built_in = {one.spec.driver: built_in_class(one.spec.driver) for one in slices if one.spec.driver.endswith(suffix)}
-    stored = {
-        metadata_of(one).name: read_as(one.spec, DeviceClassSpec, where=name_of(one))
-        for one in situation.objects
-        if one.kind == "DeviceClass"
-    }
-    return built_in | stored
-
-
-def _nodes(situation: Situation, slices: Sequence[Slice]) -> list[Node]:
-    """List the nodes by name: those that are described, and those that slices and inventories name."""
-    labels: dict[str, dict[str, Any]] = {
-        metadata_of(one).name: dict(metadata_of(one).labels) for one in situation.objects if one.kind == "Node"
-    }
-    names = {one.node for one in situation.machines} | {one.node for one in situation.inventories} | labels.keys()
-    names |= {one.spec.node_name for one in slices if one.spec.node_name}
-    names |= {device.node_name for one in slices for device in one.spec.devices if device.node_name}
-    return [Node(name, {"kubernetes.io/hostname": name} | labels.get(name, {})) for name in sorted(names)]

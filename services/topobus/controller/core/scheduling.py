@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
-from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, NodeRequirement, NodeSelector, NodeSelectorTerm
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.answers import explain_nodes
@@ -34,6 +34,7 @@ from topobus.controller.core.scheduling_objects import (
     full_reason,
     is_made_for,
     mode_of,
+    node_of_pod,
     pod_ref,
     without_reservations,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "filter_node",
     "judge_node",
     "look_at_node",
+    "node_selector",
     "post_filter",
     "pre_filter",
     "reserve",
@@ -218,6 +220,18 @@ def look_at_node(plan: PodPlan, node: Node, *, refused: Reason | None = None) ->
         )
         return NodeMiss(node.name, NoFit(reasons, 0), frozenset(one.name for one in away))
     return NodeMiss(node.name, NoFit((refused,), 0)) if refused is not None else None
+
+
+def node_selector(pod: ApiObject) -> NodeSelector | None:
+    """Turn a pod's nodeSelector, and the node that its user named, into one selector."""
+    labels = pod.spec.get("nodeSelector")
+    pairs = sorted(labels.items()) if isinstance(labels, dict) else []
+    name = node_of_pod(pod)
+    if not pairs and not name:
+        return None
+    expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
+    fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
+    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))
 
 
 def judge_node(plan: PodPlan, node: str, outcome: Outcome) -> NodeFit | NodeMiss:

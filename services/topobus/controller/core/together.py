@@ -26,7 +26,17 @@ from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ClaimUse, PodRequest, Scope
 from topobus.domain.view import NodeView
 
-__all__ = ["claim_uses", "groups_of", "objection_of_pod", "wished_request", "with_claims"]
+__all__ = ["claim_uses", "groups_of", "objection_of_pod", "own_request", "wished_request", "with_claims"]
+
+
+def own_request(pod: ApiObject) -> PodRequest | None:
+    """Read what a pod asks of the node's topology besides its claims; None when that is nothing.
+
+    Errors: raises ContractError.
+    """
+    request = pod_request(pod, uid=metadata_of(pod).uid)
+    asks = any(one.cpus or one.devices or one.memory_bytes or one.hugepages for one in request.containers)
+    return request if asks else None
 
 
 def wished_request(pod: ApiObject, owners: Mapping[str, str]) -> PodRequest | None:

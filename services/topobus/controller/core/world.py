@@ -17,6 +17,7 @@ from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, metadata_of, n
 from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.contracts.kubernetes.shape import Problem, read_as
 from topobus.contracts.messages import ApiObject
+from topobus.controller.core.allocation_input import allocation_input
 from topobus.controller.core.claims import allocation_of, owner_of
 from topobus.controller.core.extended import ClassName
 from topobus.controller.core.inventory import built_in_class, class_of_driver, slices_from_inventory
@@ -24,7 +25,7 @@ from topobus.controller.core.pods import claim_names
 from topobus.controller.core.slicebook import Origin
 from topobus.controller.core.supply import Supply, node_of
 from topobus.controller.core.taints import TaintBook, TaintRule, read_rule, silenced
-from topobus.controller.core.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice
+from topobus.controller.core.values import AllocationInput, DeviceId, Mode, Node, Slice
 from topobus.domain.alignment.view import aligned_view
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
@@ -363,18 +364,7 @@ class World:
 
         Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get now, and why.
         """
-        owners = [owner_of(claim) for claim, _ in wanted]
-        return AllocationInput(
-            node=self.describe(node),
-            claims=tuple(
-                ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
-                for owner, (_, spec) in zip(owners, wanted, strict=True)
-            ),
-            classes=self.classes,
-            pools=self.stock.table_of(node).pools,
-            usage=self.stock.usage_for(node, owners, excluded or {}),
-            mode=mode,
-        )
+        return allocation_input(self.describe(node), wanted, classes=self.classes, supply=self.stock, mode=mode, excluded=excluded)
 
     @property
     def classes(self) -> dict[str, DeviceClassSpec]:

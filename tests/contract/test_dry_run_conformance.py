@@ -1,0 +1,259 @@
+"""A dry run answers what the controller would: the recorded cases of Kubernetes' own allocator, and generated ones with what a dry run once forgot.
+
+The other side is the controller's own: a `World` filled here object by object, and its `Finder`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from support.alignment_nodes import dgx_facts
+from topobus.contracts.codec import encode
+from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, object_parts
+from topobus.contracts.messages import ApiObject
+from topobus.controller.cel import CelCompiler
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.answers import explain_nodes
+from topobus.controller.core.dry_run import DryAnswer, Silence, Situation, dry_run
+from topobus.controller.core.values import Allocated, Outcome
+from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.finding import Finder, member
+from topobus.controller.metrics import ControllerMetrics
+from topobus.domain.errors import ContractError
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Allocation, Holding, Ledger
+from topobus.domain.request import Owner, OwnerKind, Policy
+from topobus.domain.view import AlignmentOptions, NodeAlignment
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.clock import ManualClock
+
+DATA = Path(__file__).parent.parent / "data" / "allocation" / "structured-allocation.jsonl.gz"
+CHUNKS = 10
+API = "resource.k8s.io/v1"
+SHARE = re.compile(r'"shareID":"[^"]*"')
+
+
+def _cases(chunk: int) -> Iterator[dict[str, Any]]:
+    with gzip.open(DATA, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines):
+            if number % CHUNKS == chunk:
+                yield json.loads(line)
+
+
+def _object(kind: str, plain: dict[str, Any]) -> ApiObject:
+    metadata = {key: value for key, value in plain["metadata"].items() if value is not None}
+    version = "v1" if kind in ("Node", "Namespace") else API
+    return ApiObject(api_version=version, kind=kind, metadata=metadata, spec=plain.get("spec") or {}, status=plain.get("status") or {})
+
+
+def _taker(case: dict[str, Any]) -> ApiObject:
+    """The claim that holds what the case says is allocated."""
+    allocated = case.get("allocated") or {}
+    results: list[dict[str, Any]] = []
+    for text in allocated.get("devices") or ():
+        driver, _, rest = text.partition("/")
+        pool, _, device = rest.rpartition("/")
+        results.append({"request": "r", "driver": driver, "pool": pool, "device": device})
+    for text, used in (allocated.get("consumedCapacity") or {}).items():
+        driver, _, rest = text.partition("/")
+        pool, _, device = rest.rpartition("/")
+        results.append({"request": "r", "driver": driver, "pool": pool, "device": device, "shareID": "s", "consumedCapacity": used or {}})
+    status = {"allocation": {"devices": {"results": results}}}
+    return _object("ResourceClaim", {"metadata": {"name": "taker", "namespace": "elsewhere", "uid": "taker"}, "status": status})
+
+
+def _rule(case: dict[str, Any], random: Random) -> ApiObject:
+    """A rule that taints all devices of a driver, of a pool, or one device."""
+    specs = [one["spec"] for one in case.get("slices") or ()]
+    chosen = random.choice(specs) if specs else {"driver": "gpu.example.com", "pool": {"name": "p"}}
+    selector: dict[str, str] = {"driver": chosen["driver"]}
+    if random.random() < 0.5:
+        selector["pool"] = chosen["pool"]["name"]
+        names = [one["name"] for one in chosen.get("devices") or ()]
+        if names and random.random() < 0.5:
+            selector["device"] = random.choice(names)
+    taint = {"key": "example.com/broken", "effect": random.choice(["NoSchedule", "NoExecute", "None"]), "timeAdded": "2026-01-01T00:00:00Z"}
+    return _object("DeviceTaintRule", {"metadata": {"name": "rule"}, "spec": {"deviceSelector": selector, "taint": taint}})
+
+
+def _situation(case: dict[str, Any], random: Random | None) -> tuple[Situation, str, list[ApiObject]]:
+    """Read a case as objects; with `random` also with a taint rule, and admin access with or without the namespace's label."""
+    node = ((case.get("node") or {}).get("metadata") or {}).get("name") or "node"
+    labels = ((case.get("node") or {}).get("metadata") or {}).get("labels") or {}
+    claims = [_object("ResourceClaim", one) for one in case.get("claims") or ()]
+    objects = [_object("Node", {"metadata": {"name": node, "labels": labels}}), _taker(case)]
+    objects += [_object("DeviceClass", one) for one in case.get("classes") or ()]
+    objects += [_object("ResourceSlice", one) for one in case.get("slices") or ()]
+    claims = [
+        msgspec.structs.replace(one, metadata={"namespace": "default", **one.metadata, "uid": f"uid-{number}"}, status={})
+        for number, one in enumerate(claims)
+    ]
+    if random is not None:
+        if random.random() < 0.6:
+            objects.append(_rule(case, random))
+        if random.random() < 0.5:
+            labels = {"resource.kubernetes.io/admin-access": "true"}
+            objects.append(
+                _object("Namespace", {"metadata": {"name": claims[0].metadata["namespace"] if claims else "default", "labels": labels}})
+            )
+        if claims and random.random() < 0.4:
+            claims[0] = _with_admin_access(claims[0])
+    # A case is about one node, though its slices may name more.
+    claims = [msgspec.structs.replace(one, metadata={**one.metadata, "annotations": {NODE_ANNOTATION: node}}) for one in claims]
+    names = [one.metadata["name"] for one in claims]
+    namespace = claims[0].metadata["namespace"] if claims else "default"
+    uses = [{"name": f"e{number}", "resourceClaimName": name} for number, name in enumerate(names)]
+    pod = ApiObject(
+        api_version="v1",
+        kind="Pod",
+        metadata={"name": "p", "namespace": namespace},
+        spec={"containers": [{"name": "c"}], "resourceClaims": uses, "nodeName": node},
+    )
+    wanted = (pod, *claims) if len(claims) > 1 else tuple(claims)
+    return Situation(wanted=wanted, objects=tuple(objects)), node, claims
+
+
+def _with_admin_access(claim: ApiObject) -> ApiObject:
+    spec = json.loads(json.dumps(claim.spec))
+    for request in spec.get("devices", {}).get("requests") or ():
+        if "exactly" in request:
+            request["exactly"]["adminAccess"] = True
+    return msgspec.structs.replace(claim, spec=spec)
+
+
+def _finder(world: World, compiler: CelCompiler) -> Finder:
+    no_bus: Any = None
+    registry, settings = CollectorRegistry(), ControllerSettings()
+    runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
+    return Finder(settings, runtime, world, compiler, ControllerMetrics(registry))
+
+
+def _controller(situation: Situation, node: str, claims: list[ApiObject], compiler: CelCompiler) -> Outcome | str:
+    """What the controller's own search says of the claims on a node, or how the claims cannot be read."""
+    world = World()
+    for machine in situation.machines:
+        world.put_machine(machine)
+    for inventory in situation.inventories:
+        world.put_inventory(inventory)
+    for ledger in situation.ledgers:
+        world.put_ledger(ledger)
+    for alignment in situation.alignments:
+        world.put_alignment(alignment.node, alignment)
+    world.note_silence({(one.node, one.device_class): one.since for one in situation.silences})
+    for one in (*situation.objects, *claims):
+        try:
+            world.put_object(ObjectKey(**object_parts(one)), Stored(1, one))
+        except ContractError:
+            continue
+    try:
+        members = [member(ObjectKey(**object_parts(one)), world.objects[ObjectKey(**object_parts(one))], world.classes) for one in claims]
+        return asyncio.run(_finder(world, compiler).search(node, members))
+    except ContractError as err:
+        return err.message
+
+
+def _differs(situation: Situation, node: str, claims: list[ApiObject], compiler: CelCompiler) -> object:
+    """Compare both; empty when they say the same."""
+    theirs = _controller(situation, node, claims, compiler)
+    try:
+        (mine,) = dry_run(situation, compiler)
+    except ContractError as err:
+        return None if isinstance(theirs, str) else (str(err), theirs)
+    return None if _said(mine) == _expected(node, theirs) else (_said(mine), _expected(node, theirs))
+
+
+def _said(answer: DryAnswer) -> tuple[str, object]:
+    if answer.condition == "Allocated":
+        return answer.condition, SHARE.sub("", encode(list(answer.allocations.values())).decode())
+    return answer.condition, tuple(one.message for one in answer.reasons if one.code not in ("nearest-miss", "would-fit"))
+
+
+def _expected(node: str, outcome: Outcome | str) -> tuple[str, object]:
+    if isinstance(outcome, str):
+        return "Unreadable", outcome
+    if isinstance(outcome, Allocated):
+        return "Allocated", SHARE.sub("", encode(list(outcome.results)).decode())
+    condition, reasons = explain_nodes([node], [outcome])
+    return condition, tuple(one.message for one in reasons)
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_dry_run_equals_the_controller_in_recorded_cases(chunk: int) -> None:
+    """Where a claim goes, or why not, is what the controller's own search finds, as recorded and with rules and admission added."""
+    compiler = CelCompiler()
+    different: list[tuple[str, object]] = []
+    compared = 0
+    for case in _cases(chunk):
+        for random in (None, Random(case["id"])):
+            situation, node, claims = _situation(case, random)
+            if not claims:
+                continue
+            compared += 1
+            found = _differs(situation, node, claims, compiler)
+            if found is not None:
+                different.append((case["id"], found))
+
+    assert different == []
+    assert compared >= 400
+
+
+def _gpu_claim(count: int, **parameters: Any) -> ApiObject:
+    config = {
+        "opaque": {"driver": "topobus.dev", "parameters": {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters", **parameters}}
+    }
+    devices: dict[str, Any] = {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev", "count": count}}]}
+    if parameters:
+        devices["config"] = [config]
+    return _object("ResourceClaim", {"metadata": {"name": "c", "namespace": "default", "uid": "u"}, "spec": {"devices": devices}})
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_dry_run_equals_the_controller_on_a_running_system(seed: int) -> None:
+    """Silent services, the node's own alignment options, ledgers and taint rules count in a dry run as they do in the controller."""
+    random = Random(seed)
+    machine, inventories = dgx_facts()
+    holder = Owner(kind=OwnerKind.POD, name="busy", uid="busy")
+    held = tuple(f"gpu-{number}" for number in range(8) if random.random() < 0.3)
+    allocation = Allocation(owner=holder, holdings=(Holding(container="c", devices={"gpu": held}),), decision_id="d")
+    options = AlignmentOptions(policy=random.choice(list(Policy)), allow_request_policy=random.random() < 0.7)
+    wishes = random.choice(
+        [{}, {"policy": "single-numa-node"}, {"locality": "hard:switch"}, {"locality": "hard:numa", "policy": "restricted"}]
+    )
+    rule = {"deviceSelector": {"driver": "gpu.topobus.dev", "device": f"gpu-{random.randrange(8)}"}}
+    taint = {"taint": {"key": "k", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}}
+    claim = _gpu_claim(random.randint(1, 5), **wishes)
+    situation = Situation(
+        wanted=(claim,),
+        objects=(_object("DeviceTaintRule", {"metadata": {"name": "rule"}, "spec": {**rule, **taint}}),) if random.random() < 0.5 else (),
+        machines=(machine,),
+        inventories=tuple(inventories.values()),
+        ledgers=(Ledger(node=machine.node, allocations={holder.key: allocation} if held else {}),),
+        alignments=(NodeAlignment(node=machine.node, options=options, reserved_cpus=CpuSet(0, 1)),) if random.random() < 0.7 else (),
+        silences=(Silence(node=machine.node, device_class="gpu", since="2026-01-01T00:00:00Z"),) if random.random() < 0.3 else (),
+    )
+
+    assert _differs(situation, machine.node, [claim], CelCompiler()) is None
+
+
+def test_dry_run_waits_for_a_silent_service() -> None:
+    """The case of the report: devices of a service that does not answer are given to nobody."""
+    machine, inventories = dgx_facts()
+    silent = Silence(node=machine.node, device_class="gpu", since="2026-01-01T00:00:00Z")
+    parts: dict[str, Any] = {"wanted": (_gpu_claim(1),), "machines": (machine,), "inventories": tuple(inventories.values())}
+
+    (heard,) = dry_run(Situation(**parts), CelCompiler())
+    (unheard,) = dry_run(Situation(**parts, silences=(silent,)), CelCompiler())
+
+    assert (heard.condition, unheard.condition) == ("Allocated", "DoesNotFit")
