@@ -18,10 +18,10 @@ from support.older_server import OlderServer, older_server
 from support.tls_front import Authority, Certificate, tls_front
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ConfigError, PeerUnavailable
-from topobus.gateway import kubernetes_access
 from topobus.gateway.cluster import CLAIMS, NODES, SLICES, ClusterChange, ClusterChangeKind, Rejected
 from topobus.gateway.config import ClusterSettings
 from topobus.gateway.kubernetes import KubernetesCluster
+from topobus.kubernetes import access as kubernetes_access
 from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = pytest.mark.integration
@@ -176,11 +176,14 @@ async def test_pod_reaches_its_cluster_by_its_service_account(
     [
         ({"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "aws"}}, {}, r"user 'u' runs a program for its credentials \(exec\)"),
         ({"auth-provider": {"name": "gcp"}}, {}, "user 'u' has an auth-provider"),
-        ({"token": "t", "as": "admin"}, {}, r"user 'u' acts as somebody else \(as\)"),
-        ({"token": "t"}, {"tls-server-name": "x"}, "cluster 'c' has a tls-server-name"),
+        ({"token": "t", "as-groups": ["system:masters"]}, {}, "user 'u' has as-groups and no `as`"),
+        ({"token": "t", "as": "admin", "as-groups": "system:masters"}, {}, "as-groups: wanted a list of names"),
+        ({"token": "t", "as": "admin\r\nImpersonate-Group: system:masters"}, {}, "without control characters"),
+        ({"token": "t"}, {"tls-server-name": 7}, "tls-server-name: got 7, wanted a host name"),
+        ({"token": "t"}, {"proxy-url": "http://proxy"}, "cluster 'c' has a proxy-url"),
         ({"token": "t"}, {"certificate-authority": "nowhere.crt"}, "No such file"),
     ],
-    ids=["exec", "auth-provider", "impersonation", "server-name", "no-authority"],
+    ids=["exec", "auth-provider", "groups-of-nobody", "groups-no-list", "header-in-a-name", "server-name", "proxy", "no-authority"],
 )  # fmt: skip
 async def test_kubeconfig_is_refused_by_name_when_it_asks_what_we_do_not_do(
     tmp_path: Path, user: dict[str, Any], cluster: dict[str, Any], part: str

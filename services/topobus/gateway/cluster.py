@@ -12,6 +12,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.client import Rejected
 
 __all__ = ["CLAIMS", "NODES", "SLICES", "Cluster", "ClusterChange", "ClusterChangeKind", "ClusterClaims", "Rejected", "ResourceKind"]
 
@@ -28,14 +29,6 @@ class ResourceKind(Struct, frozen=True, kw_only=True):
 SLICES = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceSlice", plural="resourceslices")
 CLAIMS = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceClaim", plural="resourceclaims", is_namespaced=True)
 NODES = ResourceKind(api_version="v1", kind="Node", plural="nodes")
-
-
-class Rejected(Struct, frozen=True, kw_only=True):
-    """The server's no: a conflict, an absent object, something invalid or forbidden. Asked again unchanged, it would be no again."""
-
-    code: int
-    reason: str
-    message: str
 
 
 class ClusterChangeKind(StrEnum):

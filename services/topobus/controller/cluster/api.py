@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from topobus.kubernetes.client import HistoryLost, Plain, Rejected
+
 __all__ = [
     "CLAIMS",
     "CLASSES",
@@ -36,9 +38,6 @@ __all__ = [
 
 FIELD_MANAGER = "topobus-controller"
 """The name under which the API server records what we wrote (metadata.managedFields)."""
-
-Plain = dict[str, Any]
-"""An object in the served version's wire shape."""
 
 
 class Kind(Struct, frozen=True, kw_only=True):
@@ -68,19 +67,6 @@ EVENTS = Kind(name="Event", plural="events", is_namespaced=True)
 WATCHED = (CLASSES, CLAIMS, TEMPLATES, SLICES, TAINT_RULES, PODS, NODES)
 
 
-class Rejected(Struct, frozen=True, kw_only=True):
-    """The server's no: a conflict, an absent object, something invalid or forbidden. Asked again unchanged, it would be no again."""
-
-    code: int
-    reason: str = ""
-    message: str = ""
-
-    @property
-    def is_conflict(self) -> bool:
-        """Say whether somebody else was faster: the object is another now, or gone."""
-        return self.code in (404, 409)
-
-
 class Page(Struct, frozen=True, kw_only=True):
     """A part of a list."""
 
@@ -104,10 +90,6 @@ class WatchEvent(Struct, frozen=True, kw_only=True):
     kind: WatchEventKind
     version: str
     object: Plain = {}
-
-
-class HistoryLost(Exception):
-    """The server has forgotten what came after our version (410): list again."""
 
 
 class Api(Protocol):

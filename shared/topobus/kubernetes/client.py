@@ -1,0 +1,248 @@
+"""Requests to one API server, in plain JSON: answers, the server's refusals as values, watches line by line.
+
+Flows in: paths, parameters, bodies. Flows out: objects as the server shows them. lightkube gives configuration, TLS and authentication; its own calls are not used: its
+delete has no preconditions, its watch no bookmarks, and its models would drop fields that are newer than they. Silence, an overloaded server and what is no answer are
+PeerUnavailable; a server that wants a pause gets it, whoever asks next. A token, a certificate or an authority that was replaced is read again, and the call that met
+it is made once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+from msgspec import Struct
+
+from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
+from topobus.kubernetes.access import Access, AccessSettings, KubeConfigError
+from topobus.runtime.logging import get_logger
+
+__all__ = ["BACKOFF_LIMIT_S", "GONE", "NOT_FOUND", "HistoryLost", "KubernetesClient", "NotServed", "Plain", "Rejected", "object_path"]
+
+Plain = dict[str, Any]
+"""An object in the served version's wire shape."""
+
+BACKOFF_LIMIT_S = 10.0
+NOT_FOUND = 404
+GONE = 410
+
+_UNAUTHORIZED = 401
+_TEMPORARY = (_UNAUTHORIZED, 408, 429)
+# The server ends a watch after this long in order, so that load spreads over servers again; client-go asks for five to ten minutes.
+_WATCH_S = 300
+# Bookmarks come about once a minute: this long without a line means that the connection is dead though nobody closed it.
+_SILENCE_S = 90.0
+_MERGE_PATCH = "application/merge-patch+json"
+
+
+class Rejected(Struct, frozen=True, kw_only=True):
+    """The server's no: a conflict, an absent object, something invalid or forbidden. Asked again unchanged, it would be no again."""
+
+    code: int
+    reason: str = ""
+    message: str = ""
+
+    @property
+    def is_conflict(self) -> bool:
+        """Say whether somebody else was faster: the object is another now, or gone."""
+        return self.code in (NOT_FOUND, 409)
+
+
+class HistoryLost(Exception):
+    """The server has forgotten what came after our version (410): list again."""
+
+
+class NotServed(PeerUnavailable):
+    """Raised when the server has no such path, and therefore says so in plain text: an object that is not there is a Status."""
+
+
+class KubernetesClient:
+    """One API server."""
+
+    def __init__(self, settings: AccessSettings, access: Access) -> None:
+        self._settings = settings
+        self._access = access
+        self._retired: list[httpx2.AsyncClient] = []
+        self._not_before = 0.0
+        """The event loop's time up to which the server wants to be left alone."""
+
+    @classmethod
+    def open(cls, settings: AccessSettings) -> KubernetesClient:
+        """Read the configuration; nothing is asked yet.
+
+        Errors: raises ConfigError when there is no configuration where the settings say, or it cannot be used.
+        """
+        return cls(settings, Access.read(settings))
+
+    @property
+    def server(self) -> str:
+        """Where it is."""
+        return self._access.server
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for client in (*self._retired, self._access.client):
+            await client.aclose()
+
+    async def ask(self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None) -> Plain | Rejected:
+        """Make one request; a PATCH is a merge patch (RFC 7386).
+
+        Errors: raises PeerUnavailable, NotServed among it: for a write it is then neither done nor undone.
+        """
+        await self._wait()
+        try:
+            answer = await self._send(method, path, params, body)
+        except (httpx2.HTTPError, httpx2.InvalidURL, KubeConfigError, OSError, ValueError) as err:
+            raise PeerUnavailable(f"API server {self.server}: {_describe(err)}", retry_after_s=0.0) from err
+        # Before the body is read: what stands in the way of requests (too many of them, a proxy) answers in plain text.
+        if answer.status_code in _TEMPORARY or answer.status_code >= httpx2.codes.INTERNAL_SERVER_ERROR:
+            raise self._trouble(answer)
+        try:
+            plain = msgspec.json.decode(answer.content) if answer.content else {}
+        except (ValueError, RecursionError) as err:
+            if answer.status_code == NOT_FOUND:
+                raise NotServed(f"API server {self.server} has no {path}", retry_after_s=0.0) from err
+            if not answer.is_success:
+                return Rejected(code=answer.status_code, reason="", message=answer.text[:200].strip())
+            raise PeerUnavailable(f"API server {self.server}: {method} {path}: {_describe(err)}", retry_after_s=0.0) from err
+        if not isinstance(plain, dict):
+            raise PeerUnavailable(f"API server {self.server}: {method} {path}: the answer is no object but {str(plain)[:80]!r}")
+        if answer.is_success:
+            return plain
+        return Rejected(code=answer.status_code, reason=str(plain.get("reason", "")), message=str(plain.get("message", "")))
+
+    async def watch(self, path: str, version: str, *, params: Mapping[str, str] | None = None) -> AsyncGenerator[tuple[str, Plain], None]:
+        """Read one watch to its end: the type of each event (ADDED, MODIFIED, DELETED, BOOKMARK) and its object, which has a resource version.
+
+        Errors: raises HistoryLost, PeerUnavailable.
+        """
+        asked = {
+            **(params or {}),
+            "watch": "true",
+            "resourceVersion": version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(_WATCH_S),
+        }
+        timeout = httpx2.Timeout(self._settings.call_s, read=_SILENCE_S)
+        await self._wait()
+        await self._renew()
+        access = self._access
+        try:
+            async with access.client.stream("GET", path, params=asked, timeout=timeout, extensions=access.extensions) as answer:
+                if answer.status_code == GONE:
+                    raise HistoryLost
+                if answer.status_code != httpx2.codes.OK:
+                    await answer.aread()
+                    raise self._trouble(answer)
+                async for line in answer.aiter_lines():
+                    yield _event(path, line)
+        except (httpx2.HTTPError, httpx2.InvalidURL, KubeConfigError, OSError, ValueError, KeyError, TypeError, RecursionError) as err:
+            raise PeerUnavailable(f"API server {self.server}: watch of {path}: {_describe(err)}", retry_after_s=0.0) from err
+
+    async def _wait(self) -> None:
+        """Leave the server alone for as long as it asked for."""
+        await asyncio.sleep(max(0.0, self._not_before - asyncio.get_running_loop().time()))
+
+    def _trouble(self, answer: httpx2.Response) -> PeerUnavailable:
+        """Make the error of an answer that may be another one soon, and remember the pause that it asks for."""
+        trouble = _unavailable(answer)
+        self._not_before = asyncio.get_running_loop().time() + min(trouble.retry_after_s, BACKOFF_LIMIT_S)
+        return trouble
+
+    async def _send(self, method: str, path: str, params: Mapping[str, str] | None, body: object) -> httpx2.Response:
+        """Send, and once more when it failed because our token or certificates have been replaced."""
+        try:
+            answer = await self._request(method, path, params, body)
+        except (httpx2.TransportError, KubeConfigError, OSError):
+            if not await self._renew():
+                raise
+        else:
+            if answer.status_code != _UNAUTHORIZED or not await self._renew():
+                return answer
+        return await self._request(method, path, params, body)
+
+    async def _request(self, method: str, path: str, params: Mapping[str, str] | None, body: object) -> httpx2.Response:
+        content = msgspec.json.encode(body) if body is not None else None
+        headers = {"content-type": _MERGE_PATCH if method == "PATCH" else "application/json"}
+        access = self._access
+        return await access.client.request(method, path, params=params, content=content, headers=headers, extensions=access.extensions)
+
+    async def _renew(self) -> bool:
+        """Read the configuration again if its files are others by now; False when they are not, or cannot be used yet."""
+        if not self._access.is_outdated:
+            return False
+        try:
+            fresh = Access.read(self._settings)
+        except ConfigError as err:
+            # Half written, perhaps: the next trouble looks again.
+            get_logger().warning("cluster.renew-failed", error=str(err))
+            return False
+        old, self._access = self._access, fresh
+        get_logger().info("cluster.renewed", server=fresh.server)
+        # Calls may be under way with the former one; the one before it has had its time.
+        self._retired.append(old.client)
+        while len(self._retired) > 1:
+            await self._retired.pop(0).aclose()
+        return True
+
+
+def object_path(api_version: str, plural: str, *, namespace: str = "", name: str = "", part: str = "") -> str:
+    """Path of a kind, of an object or of a part of it (`status`).
+
+    Errors: raises ContractError for a name that would lead somewhere else.
+
+    >>> object_path("v1", "nodes"), object_path("apps/v1", "deployments", namespace="a", name="b", part="status")
+    ('/api/v1/nodes', '/apis/apps/v1/namespaces/a/deployments/b/status')
+    """
+    for segment in (namespace, name):
+        # What no name of an object can be (apimachinery, ValidatePathSegmentName).
+        if segment in (".", "..") or "/" in segment or "%" in segment:
+            raise ContractError(f"{plural}: got {segment[:100]!r}, wanted a name that can stand in a path")
+    root = f"/{'apis' if '/' in api_version else 'api'}/{api_version}"
+    middle = f"/namespaces/{_quoted(namespace)}" if namespace else ""
+    return f"{root}{middle}/{plural}" + (f"/{_quoted(name)}" if name else "") + (f"/{part}" if part else "")
+
+
+def _quoted(segment: str) -> str:
+    return quote(segment, safe=":@!$&'()*+,;=~")
+
+
+def _event(path: str, line: str) -> tuple[str, Plain]:
+    """Read a line of a watch.
+
+    Errors: raises HistoryLost, PeerUnavailable when the server ends the watch with an error, and ValueError for what is no event.
+    """
+    event = msgspec.json.decode(line)
+    if not isinstance(event, dict) or not isinstance(event.get("object"), dict) or not isinstance(event.get("type"), str):
+        raise ValueError(f"a line that is no event: {line[:80]!r}")
+    body: Plain = event["object"]
+    if event["type"] == "ERROR":
+        if body.get("code") == GONE:
+            raise HistoryLost
+        raise PeerUnavailable(f"API server: watch of {path}: {body.get('message')}")
+    if not body["metadata"]["resourceVersion"]:
+        raise ValueError(f"an event without a resource version: {line[:80]!r}")
+    return str(event["type"]), body
+
+
+def _unavailable(answer: httpx2.Response) -> PeerUnavailable:
+    try:
+        text = str(msgspec.json.decode(answer.content).get("message", ""))
+    except (ValueError, AttributeError, RecursionError):
+        text = answer.text[:200].strip()
+    after = answer.headers.get("retry-after", "")
+    return PeerUnavailable(
+        f"API server answered {answer.status_code}: {text}",
+        # More digits than any pause has are no number of seconds.
+        retry_after_s=float(after) if after.isdecimal() and len(after) < 10 else 0.0,
+        code=answer.status_code,
+    )
+
+
+def _describe(err: Exception) -> str:
+    # Some of the library's errors have no text at all.
+    return str(err) or type(err).__name__
