@@ -74,6 +74,10 @@ class MortalBus:
         """Read, mortally."""
         return await self._do(lambda: self._bus.get(state, **parts))
 
+    async def history(self, state: Any, **parts: str) -> Any:
+        """Read what the bucket has kept, mortally."""
+        return await self._do(lambda: self._bus.history(state, **parts))
+
     async def compare_and_set(self, state: Any, value: Any, expected_revision: int, **parts: str) -> Any:
         """Write, mortally."""
         return await self._do(lambda: self._bus.compare_and_set(state, value, expected_revision, **parts))

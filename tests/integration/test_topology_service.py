@@ -15,6 +15,7 @@ from msgspec import structs
 from support.alignment_nodes import container, dgx_facts, owner, pod
 from support.asking import ask_patiently
 from topobus.contracts.catalogue import ADOPT, COMMIT, DECISION, INVENTORY, LEDGER, MACHINE, PLACE, PREFER, RELEASE
+from topobus.contracts.codec import encode
 from topobus.contracts.messages import (
     Adopted,
     AdoptRequest,
@@ -37,6 +38,7 @@ from topobus.domain.view import AlignmentOptions
 from topobus.runtime.bus import Bus
 from topobus.runtime.events import Start
 from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
 
@@ -333,6 +335,49 @@ async def test_topology_says_when_the_store_was_rolled_back_under_it(bus: Bus) -
 
     assert entry is not None
     assert entry.value.epoch == 2
+    assert TRAINER.owner.key in entry.value.allocations
+
+
+@pytest.mark.usefixtures("service")
+async def test_topology_puts_back_what_it_answered_when_somebody_forges_its_ledger(bus: Bus) -> None:
+    """Whatever is written over the ledger, every reader sees the answered owners again, with numbers that it can read, and none sees an empty one as true."""
+    await ask_place(bus, "op-1", TRAINER)
+    api = bus._states._jetstream
+    before = await bus.get(LEDGER, node=NODE)
+    assert before is not None
+    forgeries = [
+        encode(Ledger(node=NODE, epoch=50, sequence=100)),
+        encode(structs.replace(before.value, epoch=2**53, sequence=2**53)),
+        encode(before.value).replace(b'"epoch":1', b'"epoch":9007199254740994'),
+        encode(structs.replace(before.value, allocations={})),
+    ]
+    async with Reader(bus.watch(LEDGER, node=NODE)) as changes:
+        for number, forged in enumerate(forgeries):
+            at = await api.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})
+            # An operation makes it look at once; without one it looks by itself within seconds.
+            await bus.ask(RELEASE, ReleaseRequest(op_id=f"other-{number}", owner=owner("nobody")), node=NODE)
+            entry = await bus.get(LEDGER, node=NODE)
+            assert entry is not None
+            assert entry.revision > at
+            assert TRAINER.owner.key in entry.value.allocations
+            assert entry.value.epoch < 2000
+            seen = await changes.until(lambda items, revision=entry.revision: items[-1].revision >= revision)
+
+        assert TRAINER.owner.key in seen[-1].value.allocations
+
+
+async def test_topology_puts_back_what_was_answered_when_its_ledger_is_forged_before_it_starts(nats_server: NatsServer, bus: Bus) -> None:
+    """A forgery that waits for the next start is judged by the revisions that the bucket has kept."""
+    await publish_node(bus)
+    async with topology(nats_server.url):
+        await ask_place(bus, "op-1", TRAINER)
+    forged = encode(Ledger(node=NODE, epoch=50, sequence=100))
+    await bus._states._jetstream.store(f"$KV.{LEDGER.bucket}.{NODE}", forged, stream=f"KV_{LEDGER.bucket}", headers={})
+    async with topology(nats_server.url):
+        await ask_place(bus, "op-2", pod("other", container(gpu=1)))
+        entry = await bus.get(LEDGER, node=NODE)
+
+    assert entry is not None
     assert TRAINER.owner.key in entry.value.allocations
 
 

@@ -1,26 +1,30 @@
 """The topology service against a store that loses, delays, repeats and reorders, as a state machine beside a simple model of who holds what.
 
 Two instances of the real service (book, answers, announcer) share one small store in memory. Operations are delivered in any order, any number of times,
-to either instance; each step of the store may time out before or after it has happened, or kill the instance. The model knows only effects.
+to either instance; each step of the store may time out before or after it has happened, or kill the instance. Somebody who is no instance writes ledgers of
+his own making into the store, whatever the service is doing. The model knows only effects.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from msgspec import structs
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
+from topobus.contracts.catalogue import LEDGER
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import AdoptRequest, CommitRequest, DecisionEvent, PlaceRequest, ReleaseRequest
 from topobus.domain import transitions
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.idset import CpuSet
-from topobus.domain.ledger import Allocation, AllocationPhase, Ledger, OperationRecord
+from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger, OperationRecord
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.view import AlignmentOptions
@@ -55,6 +59,8 @@ class Store:
     def __init__(self) -> None:
         self.data: bytes | None = None
         self.revision = 0
+        self.kept: list[tuple[int, bytes]] = []
+        """The newest revisions with what stood there, as the bucket keeps them."""
         self.events: dict[str, DecisionEvent] = {}
         self.fates: list[str] = []
 
@@ -72,6 +78,20 @@ class Store:
             raise unknown("timed out")
         return done
 
+    def write(self, data: bytes) -> int:
+        """Store the key's next revision."""
+        self.data, self.revision = data, self.revision + 1
+        self.kept = [*self.kept, (self.revision, data)][-LEDGER.history :]
+        return self.revision
+
+
+def read(data: bytes) -> Ledger | None:
+    """Read a stored value; None when it is no ledger."""
+    try:
+        return decode(data, Ledger)
+    except ContractError:
+        return None
+
 
 class StoreBus:
     """The bus as far as the service needs it here."""
@@ -82,8 +102,22 @@ class StoreBus:
     async def get(self, _state: Any, **_parts: str) -> Any:
         """Read the key."""
         store = self._store
-        return store.step(
-            lambda: None if store.data is None else Entry(parts={}, revision=store.revision, value=decode(store.data, Ledger)),
+
+        def look() -> Entry[Ledger] | None:
+            if store.data is None:
+                return None
+            value = read(store.data)
+            if value is None:
+                raise ContractError("no ledger", revision=store.revision)
+            return Entry(parts={}, revision=store.revision, value=value)
+
+        return store.step(look, PeerUnavailable)
+
+    async def history(self, _state: Any, **_parts: str) -> Any:
+        """Read the revisions that are kept and can be read."""
+        entries = [(revision, read(data)) for revision, data in self._store.kept]
+        return self._store.step(
+            lambda: tuple(Entry(parts={}, revision=revision, value=value) for revision, value in entries if value is not None),
             PeerUnavailable,
         )
 
@@ -93,8 +127,7 @@ class StoreBus:
         def write() -> Written | Conflict:
             if expected_revision != self._store.revision:
                 return Conflict()
-            self._store.data, self._store.revision = encode(value), self._store.revision + 1
-            return Written(revision=self._store.revision)
+            return Written(revision=self._store.write(encode(value)))
 
         return self._store.step(write, AmbiguousWrite)
 
@@ -138,6 +171,34 @@ class Instance:
         )
 
 
+def _without_owners(ledger: Ledger, **numbers: int) -> Ledger:
+    return structs.replace(ledger, allocations={}, **numbers)
+
+
+def _with_one_more(ledger: Ledger) -> Ledger:
+    thief = owner("thief")
+    stolen = Allocation(owner=thief, holdings=(Holding(devices={"fpga": ("fpga-stolen",)}),))
+    return structs.replace(ledger, epoch=ledger.epoch + 1, allocations={**ledger.allocations, thief.key: stolen})
+
+
+# What somebody who is no topology service may write over a ledger.
+FORGERS: dict[str, Callable[[Ledger], bytes]] = {
+    "empty-of-a-later-epoch": lambda ledger: encode(Ledger(node=NODE, epoch=ledger.epoch + 50, sequence=ledger.sequence + 100)),
+    "without-owners": lambda ledger: encode(_without_owners(ledger, epoch=ledger.epoch + 1)),
+    "without-owners-in-place": lambda ledger: encode(_without_owners(ledger)),
+    "without-owners-far-ahead": lambda ledger: encode(_without_owners(ledger, sequence=ledger.sequence + 1000)),
+    "with-one-more": lambda ledger: encode(_with_one_more(ledger)),
+    "last-epoch": lambda ledger: encode(_without_owners(ledger, epoch=2**53, sequence=2**53)),
+    "last-epoch-and-all-owners": lambda ledger: encode(structs.replace(ledger, epoch=2**53)),
+    "out-of-range": lambda ledger: encode(ledger).replace(b'"epoch":', b'"epoch":9007199254740994,"x":'),
+    "garbage": lambda _ledger: b'{"stream":"KV_topobus_ledgers","seq":7}',
+    "of-an-earlier-time": lambda _ledger: encode(Ledger(node=NODE)),
+    "unchanged-but-later": lambda ledger: encode(structs.replace(ledger, epoch=ledger.epoch + 3)),
+}
+# A forgery may claim an epoch so far ahead and be answered with the next one; what claims more is not followed.
+EPOCHS_A_FORGERY = 1025
+
+
 def kubelet(name: str) -> Owner:
     """An owner behind kubelet's device-plugin door."""
     return Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid=name)
@@ -167,6 +228,7 @@ class LedgerModel(RuleBasedStateMachine):
         self.answers: dict[str, Any] = {}
         self.applied: dict[str, OperationRecord] = {}
         self.holds: dict[str, tuple[Units, AllocationPhase]] = {}
+        self.forgeries = 0
 
     def teardown(self) -> None:
         """In the end every decision was told of, once."""
@@ -327,6 +389,32 @@ class LedgerModel(RuleBasedStateMachine):
 
         assert committed <= self.holds.keys()
 
+    @rule(
+        which=st.integers(0, 1),
+        forger=st.sampled_from(sorted(FORGERS)),
+        fates=st.lists(st.sampled_from(["fine", "lost", "unknown"]), max_size=2),
+        is_start=st.booleans(),
+    )
+    def forge(self, which: int, forger: str, fates: list[str], is_start: bool) -> None:
+        """Somebody else writes the key; an instance, whatever it knew or freshly started, puts back what was answered when it has looked."""
+        if self.store.data is None:
+            return
+        before = self._ledger()
+        self.store.write(FORGERS[forger](before))
+        self.forgeries += 1
+        if is_start:
+            self.instances[which] = Instance(self.store, self.clock)
+        # A look that fails changes nothing of what was forged or mends it; the next one, which nothing befalls, has mended it.
+        if fates:
+            self.store.fates = list(fates)
+            with contextlib.suppress(PeerUnavailable):
+                self.runner.run(self._open(self.instances[which]))
+            self.store.fates = []
+        self.runner.run(self._open(self.instances[which]))
+
+        assert self._ledger().allocations == before.allocations
+        assert self._ledger().epoch <= before.epoch + EPOCHS_A_FORGERY
+
     @invariant()
     def the_ledger_holds_what_the_model_holds(self) -> None:
         """Nothing leaks, nothing is lost, nothing is held twice, and no operation counts twice."""
@@ -336,8 +424,8 @@ class LedgerModel(RuleBasedStateMachine):
         transitions.check(ledger)
         assert {key: (units_of(one), one.phase) for key, one in ledger.allocations.items()} == self.holds
         assert ledger.sequence == len(self.applied)
-        assert ledger.epoch == 1
+        assert ledger.epoch <= 1 + EPOCHS_A_FORGERY * self.forgeries
 
 
-LedgerModel.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+LedgerModel.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestLedgerModel = LedgerModel.TestCase

@@ -3,9 +3,10 @@
 Memory holds exactly what the bucket is known to hold. When a write's fate is unknown, the bucket is read again, and the operation id in it says whether
 the write happened; when somebody else wrote first, the decision is made again on what they wrote.
 
-The store may fail us: be emptied, put back from an old copy, or hold bytes that are no ledger. What memory knows was answered to somebody, so it is
-written back under a new epoch, at the next decision or by the next look, whichever comes first. An epoch and a sequence never go back on their own.
-At the start memory knows nothing: then the newest older revision that is a ledger is put back, and without one the service does not start.
+The store may fail us: be emptied, put back from an old copy, or hold bytes that are no ledger, or a ledger that nobody of us wrote (`core.belief`). What
+memory knows was answered to somebody, so it is written back under a new epoch, at the next decision or by the next look, whichever comes first. An epoch
+and a sequence never go back on their own. At the start memory knows nothing: then the revisions that the bucket has kept are judged one after the other,
+the last that is believed is put back, and without one the service does not start.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from collections.abc import Awaitable, Callable, Iterable
 from msgspec import structs
 
 from topobus.contracts.catalogue import LEDGER
-from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
-from topobus.domain.transitions import Step, announce, check, shed
-from topobus.runtime.bus import Bus
+from topobus.domain.transitions import Step, announce, shed
+from topobus.runtime.bus import Bus, Entry
 from topobus.runtime.failures import AmbiguousWrite
 from topobus.runtime.heartbeat import Heartbeat
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Conflict
+from topobus.topology.core.belief import Belief, Doubt, believe, is_plausible
 from topobus.topology.metrics import TopologyMetrics
 
 __all__ = ["Book", "Decide"]
@@ -145,61 +147,82 @@ class Book:
         return True
 
     async def _reload(self) -> None:
-        """Read the bucket; write memory back when what stands there cannot have come from a topology service after us."""
+        """Read the bucket; write back what is known when what stands there cannot have come from a topology service after us.
+
+        Errors: raises ContractError when nothing is known yet and none of the revisions that the bucket has kept is a ledger.
+        """
+        found: Ledger | None = None
+        trouble: ContractError | None = None
         try:
             entry = await self._bus.get(LEDGER, node=self._node)
+            if entry is None:
+                await (self._write_back(0, _next_epoch(self.ledger), why="lost") if self._revision else self._begin())
+                return
+            revision, found = entry.revision, entry.value
         except ContractError as err:
-            revision = err.facts.get("revision")
-            if not isinstance(revision, int):
+            stands_at = err.facts.get("revision")
+            if not isinstance(stands_at, int):
                 raise
-            if not self._revision:
-                await self._recall(revision, err)
-            await self._write_back(revision, self.ledger.epoch, why="unreadable")
-            return
-        if entry is None:
-            await (self._write_back(0, self.ledger.epoch, why="lost") if self._revision else self._begin())
-            return
-        stored = entry.value
-        if self._revision and (stored.node != self._node or (stored.epoch, stored.sequence) < (self.ledger.epoch, self.ledger.sequence)):
-            await self._write_back(entry.revision, max(stored.epoch, self.ledger.epoch), why="rolled-back")
-            return
-        if (entry.revision, stored.epoch, stored.sequence) == (self._revision, self.ledger.epoch, self.ledger.sequence):
+            revision, trouble = stands_at, err
+        if found is not None and revision == self._revision:
             self._is_known = True
             return
-        try:
-            check(stored)
-        except InvariantError as err:
-            if not self._revision:
-                await self._recall(entry.revision, err)
-            await self._write_back(entry.revision, max(stored.epoch, self.ledger.epoch), why="contradictory")
+        belief = await self._judge(revision, found, trouble)
+        if belief.doubt is None:
+            self._take(belief.ledger, revision)
             return
-        self._take(stored, entry.revision)
+        await self._write_back(revision, belief.ledger, why=str(belief.doubt))
 
-    async def _recall(self, revision: int, why: ContractError | InvariantError) -> None:
-        """At the start, take into memory the newest older revision that is a ledger: that is what the bucket keeps them for.
+    async def _judge(self, revision: int, found: Ledger | None, trouble: ContractError | None) -> Belief:
+        """Walk from what memory knows to what stands there now, one revision after the other; at the start from the oldest that the bucket has kept.
 
-        Errors: raises ContractError when there is none. A node whose devices are in use must never begin with an empty ledger.
+        Shapes: found — None when what stands at the revision is no ledger, of which `trouble` tells.
         """
-        for entry in reversed(await self._bus.history(LEDGER, node=self._node)):
-            if entry.revision < revision and _is_sound(entry.value):
-                get_logger().warning(
-                    "ledger.recalled",
-                    revision=entry.revision,
-                    unreadable_revision=revision,
-                    epoch=entry.value.epoch,
-                    sequence=entry.value.sequence,
-                    owners=len(entry.value.allocations),
-                    error=why.message,
-                    next_step="see who writes this bucket besides topology; what was decided after the recalled revision is not known",
-                )
-                self.ledger = entry.value
-                return
+        kept: tuple[Entry[Ledger], ...] = ()
+        if revision != self._revision + 1:
+            # A store that was put back counts its revisions anew, so all that it has may be new to us.
+            after = self._revision if self._revision < revision else 0
+            kept = await self._bus.history(LEDGER, node=self._node)
+            is_next = any(older.revision == self._revision for older in kept)
+            kept = tuple(older for older in kept if after < older.revision < revision)
+        else:
+            is_next = True
+        held = self.ledger if self._revision else None
+        refused = {number for older in kept for number in older.value.disbelieved if number < older.revision}
+        for older in kept:
+            if held is None:
+                held = older.value if older.revision not in refused and is_plausible(older.value) else None
+            else:
+                belief = believe(held, older.value, is_next=is_next)
+                held = belief.ledger if belief.doubt is None else held
+            is_next = held is not None
+        if held is None and found is not None and is_plausible(found):
+            return Belief(ledger=found)
+        if held is None:
+            raise self._unrecallable(revision, trouble)
+        belief = Belief(ledger=_next_epoch(held), doubt=Doubt.UNREADABLE) if found is None else believe(held, found, is_next=is_next)
+        if belief.doubt is not None:
+            get_logger().warning(
+                "ledger.disbelieved" if self._revision else "ledger.recalled",
+                why=str(belief.doubt),
+                revision=revision,
+                epoch=belief.ledger.epoch,
+                sequence=belief.ledger.sequence,
+                owners=len(belief.ledger.allocations),
+                error=trouble.message if trouble is not None else "",
+                next_step="see who writes this bucket besides topology; what was decided after the recalled revision is not known",
+            )
+        return belief
+
+    def _unrecallable(self, revision: int, trouble: ContractError | None) -> ContractError:
+        """Say that a start is impossible. A node whose devices are in use must never begin with an empty ledger."""
         key = f"{LEDGER.bucket} {self._node}"
-        raise ContractError(
-            f"{why.message}; none of the bucket's older revisions is a ledger either",
+        what = trouble.message if trouble is not None else f"{key}: two owners hold the same, or its epoch or sequence is out of range"
+        return ContractError(
+            f"{what}; none of the bucket's older revisions is a ledger either",
             next_step=f"put a backup back (nats kv put {key} < FILE); only when nothing runs on the node's devices begin anew (nats kv del {key})",
-            **{**why.facts, "bucket": LEDGER.bucket, "key": self._node, "revision": revision},
-        ) from why
+            **{**(trouble.facts if trouble is not None else {}), "bucket": LEDGER.bucket, "key": self._node, "revision": revision},
+        )
 
     async def _begin(self) -> None:
         """Write the first ledger of this node."""
@@ -207,11 +230,12 @@ class Book:
         if not isinstance(outcome, Conflict):
             self._take(self.ledger, outcome.revision)
 
-    async def _write_back(self, expected_revision: int, epoch: int, *, why: str) -> None:
-        """Write what memory holds over what the store has made of it, as a new epoch."""
+    async def _write_back(self, expected_revision: int, restored: Ledger, *, why: str) -> None:
+        """Write what is known over what the store, or somebody, has made of it; it is of a new epoch."""
         self._is_known = False
         self._metrics.rewrites.labels(why).inc()
-        restored = structs.replace(self.ledger, epoch=epoch + 1)
+        if expected_revision:
+            restored = structs.replace(restored, disbelieved=(*restored.disbelieved, expected_revision)[-LEDGER.history :])
         outcome = await self._bus.compare_and_set(LEDGER, restored, expected_revision, node=self._node)
         if isinstance(outcome, Conflict):
             # Another instance was faster; the next look reads what it wrote.
@@ -240,10 +264,5 @@ class Book:
                 self._metrics.held.labels(device_class).set(count)
 
 
-def _is_sound(ledger: Ledger) -> bool:
-    """Say whether a ledger contradicts itself nowhere."""
-    try:
-        check(ledger)
-    except InvariantError:
-        return False
-    return True
+def _next_epoch(ledger: Ledger) -> Ledger:
+    return structs.replace(ledger, epoch=ledger.epoch + 1)

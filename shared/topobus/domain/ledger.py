@@ -109,3 +109,5 @@ class Ledger(Holders, frozen=True, kw_only=True):
 
     operations: dict[str, OperationRecord] = {}
     """Operation id to stored answer; the newest 256 (by `number`) are kept."""
+    disbelieved: tuple[int, ...] = ()
+    """Newest revisions of the bucket that somebody else wrote and that were put back, so that a later start does not begin with one of them."""
