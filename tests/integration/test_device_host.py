@@ -8,10 +8,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
 from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, UNPREPARE
+from topobus.contracts.codec import encode
 from topobus.contracts.messages import HealthEvent, HintsReply, HintsRequest, Prepared, PrepareRequest, UnprepareRequest
 from topobus.devicekit.host import serve_devices
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
@@ -35,6 +37,7 @@ from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.machines import RecordedMachine, build
 from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
 from topobus.testing.toy_driver import ToyDriver
 
 pytestmark = pytest.mark.integration
@@ -418,6 +421,98 @@ async def test_inventory_comes_back_when_the_store_is_lost(bench: _Bench, nats_s
 
     assert _states(inventory) == {"acme-0": HealthState.HEALTHY}
     assert event.generation == 1
+
+
+_FORGED_INVENTORIES: dict[str, Callable[[Inventory], bytes]] = {
+    "an-acknowledgement": lambda _one: b'{"stream":"TOPOBUS_HEALTH","seq":7}',
+    "nothing": lambda _one: b"",
+    "no-devices": lambda one: encode(msgspec.structs.replace(one, devices=())),
+    "the-last-generation": lambda one: encode(msgspec.structs.replace(one, generation=2**53, devices=())),
+    "of-another-node": lambda one: encode(msgspec.structs.replace(one, node="elsewhere")),
+}
+
+
+@pytest.mark.parametrize("forgery", _FORGED_INVENTORIES)
+async def test_inventory_is_written_again_when_somebody_writes_over_it(bench: _Bench, forgery: str) -> None:
+    """Garbage and false inventories are healed by the owner while it runs, with a generation that readers take."""
+    await bench.publish_machine()
+
+    async with bench.service(ToyDriver("acme", count=1)):
+        mine = await bench.inventory(lambda one: len(one.devices) == 1)
+        forged = _FORGED_INVENTORIES[forgery](mine)
+        subject, stream = f"$KV.{INVENTORY.bucket}.{_NODE}.gpu", f"KV_{INVENTORY.bucket}"
+        at = await bench.bus._states._jetstream.store(subject, forged, stream=stream, headers={})
+        async with Reader(bench.bus.watch(INVENTORY, node=_NODE, device_class="gpu")) as changes:
+            healed = (await changes.until(lambda items: any(one.revision > at and one.value for one in items)))[-1].value
+
+    assert healed is not None
+    assert healed.devices == mine.devices
+    assert healed.generation < 2**40
+
+
+async def test_inventory_is_written_again_when_somebody_deletes_it(bench: _Bench) -> None:
+    """A deletion marker is no word of the owner's."""
+    await bench.publish_machine()
+
+    async with bench.service(ToyDriver("acme", count=1)):
+        mine = await bench.inventory(lambda one: len(one.devices) == 1)
+        await bench.bus.delete(INVENTORY, node=_NODE, device_class="gpu")
+        async with Reader(bench.bus.watch(INVENTORY, node=_NODE, device_class="gpu")) as changes:
+            healed = (await changes.until(lambda items: any(one.value for one in items)))[-1].value
+
+    assert healed is not None
+    assert healed.devices == mine.devices
+
+
+async def test_inventory_goes_on_when_the_life_before_left_a_generation_at_the_end(bench: _Bench) -> None:
+    """A forged generation in the bucket at the start is not gone on from: its successor would be unreadable for everybody."""
+    await bench.publish_machine()
+    await bench.bus.put(INVENTORY, Inventory(node=_NODE, device_class="gpu", generation=2**53), node=_NODE, device_class="gpu")
+
+    async with bench.service(ToyDriver("acme", count=1)):
+        found = await bench.inventory(lambda one: len(one.devices) == 1)
+
+    assert found.generation < 2**40
+
+
+async def test_health_is_said_again_when_another_class_pushed_it_out_of_the_stream(bench: _Bench) -> None:
+    """The newest event of each device is its present state for late subscribers, also after somebody else has filled the stream."""
+    await bench.publish_machine()
+
+    async with bench.service(ToyDriver("acme", count=2)):
+        first = {name: await bench.event(lambda one, name=name: one.device == name) for name in ("acme-0", "acme-1")}
+        await _fill_health(bench.bus)
+        # Late subscribers: their snapshot begins after the flood.
+        again = {name: await bench.event(lambda one, name=name: one.device == name) for name in first}
+
+    assert {name: one.health.state for name, one in again.items()} == dict.fromkeys(first, HealthState.HEALTHY)
+    assert [one.generation > first[name].generation for name, one in again.items()] == [True, True]
+
+
+@pytest.mark.parametrize("stream", [f"KV_{INVENTORY.bucket}", HEALTH.stream, f"KV_{MACHINE.bucket}"])
+async def test_service_says_all_again_when_a_stream_is_deleted_under_it(bench: _Bench, stream: str) -> None:
+    """A deleted stream is made again and holds again what this service has to say, without a restart and without a reconnect."""
+    await bench.publish_machine()
+
+    async with bench.service(ToyDriver("acme", count=1)):
+        await bench.inventory(lambda one: len(one.devices) == 1)
+        await bench.event(lambda one: one.device == "acme-0")
+        await bench.bus._states._jetstream.call(f"STREAM.DELETE.{stream}")
+        inventory = await bench.inventory(lambda one: len(one.devices) == 1)
+        event = await bench.event(lambda one: one.device == "acme-0")
+
+    assert _states(inventory) == {"acme-0": event.health.state}
+
+
+async def _fill_health(bus: Bus) -> None:
+    """Write more events of a class of somebody else's than the stream takes; a small stream, so that it is soon done."""
+    api = bus._states._jetstream
+    info = await api.stream_info(HEALTH.stream)
+    assert info is not None
+    await api.call(f"STREAM.UPDATE.{HEALTH.stream}", {**info.config, "max_bytes": 1024 * 1024})
+    for number in range(40):
+        subject = HEALTH.subject(node=_NODE, device_class="nic", device=f"flood-{number}")
+        await api.store(subject, b"x" * 60_000, stream=HEALTH.stream, headers={})
 
 
 async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: _Bench, gpus: tuple[str, str]) -> None:

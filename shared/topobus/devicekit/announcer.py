@@ -1,6 +1,7 @@
 """Health events of one class on one node: the first of each device, then every change, numbered on from what the stream holds.
 
-What was said last is read from the stream itself, so a restart repeats nothing and a crash between two writes loses nothing.
+What was said last is read from the stream itself, so a restart repeats nothing and a crash between two writes loses nothing. What the stream has lost since
+(its bound drops the oldest events of whatever device) is said again, so that the newest event of each device is its present state for late subscribers, too.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from topobus.contracts.messages import HealthEvent
 from topobus.devicekit.health import is_same_to_readers
 from topobus.domain.device import Device
 from topobus.domain.health import HealthState
+from topobus.domain.names import next_generation
 from topobus.domain.request import Owner
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
@@ -31,6 +33,10 @@ class HealthAnnouncer:
         self._node = node
         self._class = device_class
         self._last: dict[str, HealthEvent | None] = {}
+        self._stands_at: dict[str, int] = {}
+        """Where in the stream the last word about a device stands."""
+        self._lost: set[str] = set()
+        self._created = ""
 
     async def recall(self, names: Sequence[str]) -> None:
         """Read what was said last of devices that this process has not spoken of yet.
@@ -47,6 +53,23 @@ class HealthAnnouncer:
     def forget(self) -> None:
         """Read the stream again before the next word: it may have lost what was said."""
         self._last.clear()
+        self._stands_at.clear()
+        self._lost.clear()
+
+    async def look(self) -> bool:
+        """Look what the stream still has of what was said last; say whether something is gone, which `announce` says again then. Costs one request.
+
+        Errors: raises PeerUnavailable.
+        """
+        span = await self._bus.span(HEALTH)
+        is_other = self._created not in ("", span.created)
+        if is_other:
+            self.forget()
+        self._created = span.created
+        self._lost = {name for name, sequence in self._stands_at.items() if not span.oldest <= sequence <= span.newest}
+        if self._lost:
+            get_logger().info("health.lost", device_class=self._class, devices=len(self._lost), oldest=span.oldest)
+        return is_other or bool(self._lost)
 
     async def announce(
         self, device: Device, *, affected: Sequence[Owner], inventory_generation: int, time: str, is_removed: bool = False
@@ -57,7 +80,8 @@ class HealthAnnouncer:
         """
         await self.recall([device.name])
         last = self._last[device.name]
-        if last is not None and last.is_removed == is_removed and (is_removed or is_same_to_readers(last.health, device.health)):
+        is_same = last is not None and last.is_removed == is_removed and (is_removed or is_same_to_readers(last.health, device.health))
+        if is_same and device.name not in self._lost:
             return False
         event = HealthEvent(
             node=self._node,
@@ -65,7 +89,7 @@ class HealthAnnouncer:
             device=device.name,
             health=device.health,
             previous=None if last is None or last.is_removed else last.health.state,
-            generation=1 if last is None else last.generation + 1,
+            generation=1 if last is None else next_generation(last.generation),
             inventory_generation=inventory_generation,
             is_removed=is_removed,
             affected=tuple(sorted(affected, key=lambda one: one.key)),
@@ -73,14 +97,19 @@ class HealthAnnouncer:
         )
         del self._last[device.name]
         event_id = f"{self._node}.{self._class}.{device.name}.{event.generation}"
-        await self._bus.publish(HEALTH, event, event_id=event_id, node=self._node, device_class=self._class, device=device.name)
+        sequence = await self._bus.publish(HEALTH, event, event_id=event_id, node=self._node, device_class=self._class, device=device.name)
         self._last[device.name] = event
+        self._stands_at[device.name] = sequence
+        self._lost.discard(device.name)
         self._log(event)
         return True
 
     async def _read(self, name: str) -> HealthEvent | None:
         received = await self._bus.last(HEALTH, limit=1, node=self._node, device_class=self._class, device=name)
-        return received[-1].value if received else None
+        if not received:
+            return None
+        self._stands_at[name] = received[-1].sequence
+        return received[-1].value
 
     def _log(self, event: HealthEvent) -> None:
         worst = event.health.worst

@@ -16,6 +16,7 @@ import msgspec
 from prometheus_client import Counter, Gauge
 
 from topobus.contracts.catalogue import HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, UNPREPARE
+from topobus.contracts.codec import encode
 from topobus.contracts.messages import HintsReply, HintsRequest
 from topobus.devicekit.announcer import HealthAnnouncer
 from topobus.devicekit.health import forgive, silence
@@ -32,6 +33,7 @@ from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.health import HealthState, Observation
 from topobus.domain.ledger import Holders
 from topobus.domain.machine import Machine
+from topobus.domain.names import next_generation
 from topobus.domain.request import Owner
 from topobus.runtime.bus import ChangeKind, Entry
 from topobus.runtime.clock import rfc3339
@@ -111,6 +113,7 @@ class _DeviceHost:
             for name in self._drivers:
                 group.create_task(self._look_after(name))
             group.create_task(self._publish())
+            group.create_task(self._confirm())
 
     async def _recall(self) -> None:
         """Read the inventory of the life before: devices that were known stay known."""
@@ -122,7 +125,8 @@ class _DeviceHost:
                 await asyncio.sleep(err.retry_after_s)
                 continue
             if entry is not None:
-                self._generation = entry.value.generation
+                # A number that nobody can have counted to is not gone on from.
+                self._generation = next_generation(entry.value.generation) - 1
                 self._devices = tuple(self._forgive(one) for one in entry.value.devices)
                 self._log.info("inventory.recalled", generation=entry.value.generation, devices=len(entry.value.devices))
             for name in sorted(set(self._settings.health.forgive) - {one.name for one in self._devices}):
@@ -167,6 +171,40 @@ class _DeviceHost:
                 self._has_news.set()
             elif change.kind is ChangeKind.SNAPSHOT_END and self._machine is None:
                 self._log.info("machine.missing", node=self._node, next_step="start topobus-discovery on this node")
+
+    async def _confirm(self) -> None:
+        """Look for ever whether what we said last still stands there: nobody else writes it, so what differs is garbage, gone or an older copy."""
+        while True:
+            await asyncio.sleep(self._settings.hardware.rescan_s)
+            try:
+                if not await self._is_standing() or await self._announcer.look():
+                    self._told = None
+                    self._has_news.set()
+            except PeerUnavailable as err:
+                self._log.debug("inventory.unseen", why=err.message)
+
+    async def _is_standing(self) -> bool:
+        """Say whether our inventory stands in the bucket; True while we write it."""
+        mine = self._stored
+        if mine is None:
+            return True
+        why = "it is gone"
+        try:
+            entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
+            if entry is not None:
+                if _is_same_but_counts(entry.value, mine):
+                    return True
+                why = f"somebody else wrote generation {entry.value.generation} over it"
+        except ContractError as err:
+            why = err.message
+        if self._stored is not mine:
+            # Written while we looked: what we saw may have been the one before.
+            return True
+        self._stored = None
+        self._log.warning(
+            "inventory.overwritten", why=why, next_step="it is written again; see who writes this bucket besides the device services"
+        )
+        return False
 
     async def _read_owners(self) -> None:
         """Read who holds what. Asked for when it matters and not followed: the ledger is written for each pod and claim, a device's health seldom changes.
@@ -327,7 +365,7 @@ class _DeviceHost:
         # A machine that changed without changing a device is no news to the readers of this class.
         if self._stored is None or msgspec.structs.replace(self._stored, machine_generation=machine.generation) != inventory:
             # Spent even when the write fails: a write that timed out may have been done, and no generation may stand for two values.
-            self._generation += 1
+            self._generation = next_generation(self._generation)
             self._stored = None
             inventory = msgspec.structs.replace(inventory, generation=self._generation)
             await self._bus.put(INVENTORY, inventory, node=self._node, device_class=self._class)
@@ -371,6 +409,12 @@ class _DeviceHost:
                 own = None
             return HintsReply(hints=own, inventory_generation=generation)
         return HintsReply(hints=hints_of(machine, devices, request.available, request.count), inventory_generation=generation)
+
+
+def _is_same_but_counts(one: Inventory, other: Inventory) -> bool:
+    """Compare two inventories as they stand in the bucket; another instance of ours counts its generations for itself."""
+    first, second = (msgspec.structs.replace(inventory, generation=0, machine_generation=0) for inventory in (one, other))
+    return encode(first) == encode(second)
 
 
 def _owners(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner, ...]]:

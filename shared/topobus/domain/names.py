@@ -19,6 +19,7 @@ __all__ = [
     "is_dns_label",
     "is_dns_subdomain",
     "is_extended_resource_name",
+    "next_generation",
     "to_dns_label",
 ]
 
@@ -30,6 +31,8 @@ DeviceName = NewType("DeviceName", str)
 """A device's name: a DNS label, stable over reboots, unique in node and class; also its name in DRA."""
 Generation = Annotated[int, Meta(ge=0, le=2**53)]
 """A number that grows with each change of something. Up to 2**53 every JSON reader keeps it exactly (RFC 8259 section 6), and one more is a number still."""
+# A thousand changes a second reach it in 34 years: above it stands only what somebody forged.
+_HIGHEST_GENERATION = 2**40
 PodUid = NewType("PodUid", str)
 ClaimUid = NewType("ClaimUid", str)
 OperationId = NewType("OperationId", str)
@@ -82,3 +85,12 @@ def to_dns_label(text: str) -> str:
     if not label:
         raise ValueError(f"cannot make a DNS label of {text!r}: it has no letter or digit")
     return label
+
+
+def next_generation(generation: int) -> int:
+    """Count on; a number so high that nobody can have counted to it begins anew, for its successors would soon be none.
+
+    >>> next_generation(7), next_generation(2**53)
+    (8, 1)
+    """
+    return generation + 1 if generation < _HIGHEST_GENERATION else 1

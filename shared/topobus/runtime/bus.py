@@ -18,7 +18,7 @@ from topobus.runtime.backoff import full_jitter
 from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.connection import Connection
-from topobus.runtime.events import Events, Received, Start
+from topobus.runtime.events import Events, Received, Span, Start
 from topobus.runtime.failures import AmbiguousWrite, JetStreamError
 from topobus.runtime.jetstream import JetStream
 from topobus.runtime.logging import get_logger
@@ -26,7 +26,7 @@ from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Change, ChangeKind, Conflict, Entry, States, Written
 
-__all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry", "Received", "Start", "Written"]
+__all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry", "Received", "Span", "Start", "Written"]
 
 _MIB = 1024 * 1024
 # How often the provisioner looks whether all streams are there, and how long anybody rests after having made some: a deleted one is back within seconds.
@@ -246,6 +246,13 @@ class Bus:
     async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
         """Give the newest events that match, oldest first."""
         return await self._events.last(event, limit, parts)
+
+    async def span(self, event: Event[Any]) -> Span:
+        """Say what an event's stream still has.
+
+        Errors: PeerUnavailable.
+        """
+        return await self._events.span(event)
 
     # asks
 

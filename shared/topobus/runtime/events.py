@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote
 
 from topobus.contracts.catalogue import Event, from_token
@@ -21,7 +21,7 @@ from topobus.runtime.jetstream import JetStream
 from topobus.runtime.patience import Patience
 from topobus.runtime.tracing import injected
 
-__all__ = ["Events", "Received", "Start"]
+__all__ = ["Events", "Received", "Span", "Start"]
 
 M = TypeVar("M")
 
@@ -49,6 +49,17 @@ class Received(Generic[M]):
     value: M
     is_replay: bool
     """True for what was there before the follower began."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """What a stream still has."""
+
+    created: str
+    """When the stream was made: another time is another stream."""
+    oldest: int
+    """The sequence of the oldest event that is still there; one more than `newest` when none is."""
+    newest: int
 
 
 class Events:
@@ -94,6 +105,16 @@ class Events:
                     received = self._read(event, item)
                     if received is not None:
                         yield received
+
+    async def span(self, event: Event[Any]) -> Span:
+        """Say what the stream still has; one request, however much that is."""
+        try:
+            info = await self._jetstream.stream_info(event.stream)
+        except JetStreamError as err:
+            raise PeerUnavailable(f"cannot read {event.stream}: {err}") from err
+        if info is None:
+            raise PeerUnavailable(f"stream {event.stream} does not exist")
+        return Span(created=info.created, oldest=max(info.first_sequence, 1), newest=info.last_sequence)
 
     async def last(self, event: Event[M], limit: int, parts: dict[str, str]) -> tuple[Received[M], ...]:
         """Give the newest events of the pattern, oldest first.

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Machine
+from topobus.domain.names import next_generation
 
 __all__ = ["MachineChange", "describe_changes", "machine_to_publish", "steady"]
 
@@ -55,7 +56,7 @@ def machine_to_publish(stored: Machine | None, found: Machine) -> Machine | None
         return replace(found, generation=1)
     if steady(stored) == steady(found):
         return None
-    return replace(found, generation=stored.generation + 1)
+    return replace(found, generation=next_generation(stored.generation))
 
 
 def describe_changes(before: Machine, after: Machine) -> tuple[MachineChange, ...]:
