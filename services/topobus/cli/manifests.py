@@ -17,7 +17,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import PodRequest
 
-__all__ = ["NamespacedName", "parse_namespaced", "read_objects", "read_pod", "read_pods", "read_stored_pod", "request_of"]
+__all__ = ["NamespacedName", "parse_namespaced", "read_folder", "read_objects", "read_pod", "read_stored_pod", "request_of"]
 
 NamespacedName = tuple[str, str]
 
@@ -67,18 +67,18 @@ def read_stored_pod(path: Path) -> ApiObject:
     return pods[0]
 
 
-def read_pods(path: Path) -> tuple[PodRequest, ...]:
-    """Read all pods of a manifest, or of every manifest in a folder, in the order of file names and then as written; other objects are passed over.
+def read_folder(path: Path) -> tuple[ApiObject, ...]:
+    """Read all objects of a manifest, or of every manifest in a folder, in the order of file names and then as written.
 
-    Errors: raises InputError when there is no such file or folder, or no pod in it.
+    Errors: raises InputError when there is no such file or folder, or no pod and no claim in it.
     """
     files = sorted(one for one in path.iterdir() if one.suffix in _MANIFESTS and one.is_file()) if path.is_dir() else [path]
-    pods = tuple(request_of(one) for file in files for one in read_objects(file) if one.kind == "Pod")
-    if not pods:
+    objects = tuple(one for file in files for one in read_objects(file))
+    if not any(one.kind in ("Pod", "ResourceClaim") for one in objects):
         raise InputError(
             f"{path} holds no pod", next_step=f"give a folder with manifests of pods ({', '.join(_MANIFESTS)}), such as examples/pods"
         )
-    return pods
+    return objects
 
 
 def request_of(pod: ApiObject) -> PodRequest:

@@ -29,13 +29,13 @@ from topobus.domain import transitions
 from topobus.domain.alignment.place import place
 from topobus.domain.alignment.view import node_view
 from topobus.domain.device import Inventory
-from topobus.domain.errors import HardwareError
+from topobus.domain.errors import HardwareError, InvariantError
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Refusal
-from topobus.domain.request import PodRequest
-from topobus.domain.view import AlignmentOptions
+from topobus.domain.request import Owner, PodRequest
+from topobus.domain.view import AlignmentOptions, NodeAlignment
 from topobus.runtime.clock import rfc3339
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
@@ -136,6 +136,39 @@ class Simulation:
             )
         )
         return outcome
+
+    @property
+    def alignment(self) -> NodeAlignment:
+        """How the node aligns, as it would publish it."""
+        return NodeAlignment(node=self.machine.node, options=self._options, reserved_cpus=self._reserved)
+
+    def hold(self, owner: Owner, devices: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, ...]]) -> None:
+        """Hold what a claim was allocated."""
+        number = f"simulate-{owner.key}"
+        step = transitions.adopt(self.ledger, op_id=number, owner=owner, devices=devices, shared=shared, decision_id=number)
+        if isinstance(step, Refusal):
+            raise InvariantError(f"{owner} was allocated what somebody holds: {step.reasons[0].message}")
+        self.ledger = step.ledger
+
+    def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
+        """Write down that a pod found no place for its claims."""
+        number = len(self.decisions) + 1
+        self.decisions.append(
+            DecisionEvent(
+                id=f"simulated-{number}",
+                verb="schedule",
+                node=self.machine.node,
+                op_id=f"simulate-{number}",
+                time=rfc3339(_MOMENT),
+                owner=pod.owner,
+                outcome=refusal,
+                ledger_sequence=self.ledger.sequence,
+            )
+        )
+
+    def undo(self, ledger: Ledger) -> None:
+        """Go back to an earlier ledger: what was held since had no effect."""
+        self.ledger = ledger
 
     def _custom_hints(self, pod: PodRequest) -> dict[str, tuple[tuple[NodeSet | None, bool], ...]]:
         """Ask drivers that have hints of their own, as their service would."""

@@ -194,3 +194,82 @@ def test_explain_replays_to_the_same_answer_when_a_decision_was_recorded(
         "locality": "locality-met",
     }
     assert wanted.get(what, what) in told
+
+
+CLAIMS = """
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: two-gpus}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.topobus.dev, count: 2}}], constraints: [{matchAttribute: resource.kubernetes.io/numaNode}]}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: uplink}
+spec: {devices: {requests: [{name: nic, exactly: {deviceClassName: nic.topobus.dev, count: %(nics)d}}]}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: %(name)s}
+spec:
+  resourceClaims: [{name: cards, resourceClaimTemplateName: two-gpus}, {name: uplink, resourceClaimName: uplink}]
+  containers: [{name: main, resources: {limits: {cpu: 4, topobus.dev/gpu: 1}, claims: [{name: cards}, {name: uplink}]}}]
+"""
+
+
+def test_simulate_allocates_the_claims_of_pods(simulate: Simulate) -> None:
+    """A pod gets its claims' devices and its own; what claims hold is held against the pods that come after."""
+    code, answer = simulate({"a.yaml": CLAIMS % {"name": "claimed", "nics": 1}, "b.yaml": pod("late", {"gpu": 6})})
+
+    assert code == ExitCode.NO
+    assert [(one["owner"]["name"], one["outcome"]["outcome"]) for one in answer["decisions"]] == [
+        ("claimed", "placement"),
+        ("late", "refusal"),
+    ]
+    (claims,) = answer["claims"]
+    assert sorted(claims["allocations"]) == ["default/claimed-cards", "default/uplink"]
+    held = {key.split("/")[2]: holder["holdings"][0]["devices"] for key, holder in answer["ledger"]["allocations"].items()}
+    assert sorted(len(names) for holding in held.values() for names in holding.values()) == [1, 1, 2]
+    assert held["uplink"].keys() == {"nic"}
+
+
+def test_simulate_places_no_pod_when_its_claims_do_not_fit(simulate: Simulate) -> None:
+    """A pod without the devices of its claims is refused, with the claim's reasons, and holds nothing."""
+    code, answer = simulate({"a.yaml": CLAIMS % {"name": "claimed", "nics": 9}})
+
+    assert code == ExitCode.NO
+    assert answer["decisions"][0]["outcome"]["reasons"][0]["code"] == "too-few-devices"
+    assert answer["ledger"]["allocations"] == {}
+
+
+def test_simulate_takes_the_claims_back_when_the_pod_itself_does_not_fit(simulate: Simulate) -> None:
+    """All of a pod or nothing: claims that fit hold nothing when the pod's own CPUs do not."""
+    _, answer = simulate({"a.yaml": (CLAIMS % {"name": "claimed", "nics": 1}).replace("cpu: 4", "cpu: 500")})
+
+    assert [one["code"] for one in answer["decisions"][0]["outcome"]["reasons"]] == ["not-enough-cpus"]
+    assert answer["ledger"]["allocations"] == {}
+
+
+def test_simulate_allocates_claims_that_no_pod_names(simulate: Simulate) -> None:
+    """A claim alone is answered as the controller answers it; one that has to wait makes the answer a no."""
+    alone = CLAIMS.split("---")[1]
+    code, answer = simulate({"a.yaml": alone % {"nics": 3}, "b.yaml": (alone % {"nics": 6}).replace("uplink", "more")})
+
+    assert code == ExitCode.NO
+    assert [(one["name"], one["condition"]) for one in answer["claims"]] == [
+        ("ResourceClaim default/uplink", "Allocated"),
+        ("ResourceClaim default/more", "DoesNotFit"),
+    ]
+
+
+def test_simulate_serves_extended_resources_by_claims(simulate: Simulate) -> None:
+    """A class of the folder that serves a resource's name gets the pod its devices."""
+    served = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: cards}
+spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: device.driver == "gpu.topobus.dev"}}]}
+"""
+    code, answer = simulate({"a.yaml": served, "b.yaml": pod("p", {"gpu": 2}).replace("topobus.dev/gpu", "nvidia.com/gpu")})
+
+    assert code == ExitCode.OK
+    assert [list(one["allocations"]) for one in answer["claims"]] == [["default/p-extended-resources"]]

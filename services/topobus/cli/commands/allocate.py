@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,17 +18,17 @@ from rich.text import Text
 
 from topobus.cli.answers import reason_lines
 from topobus.cli.commands.objects import Files
+from topobus.cli.dry_runs import ask_dry_run
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.manifests import read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.cli.output import Output
 from topobus.cli.presence import why_silent
 from topobus.contracts.catalogue import ALIGNMENT, HINTS, INVENTORY, LEDGER, MACHINE, OBJECT
-from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes.objects import object_parts
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory
-from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
+from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import rfc3339
@@ -37,7 +36,7 @@ from topobus.runtime.clock import rfc3339
 __all__ = ["allocate"]
 
 _ASKED = ("ResourceClaim", "Pod")
-_ERRORS: dict[int, type[TopobusError]] = {65: ContractError, 69: PeerUnavailable, 78: ConfigError}
+_SHOWN = ("name", "condition", "node", "allocations", "reasons")
 
 
 def allocate(
@@ -100,8 +99,8 @@ async def _allocate(
             situation["ledgers"] = [entry.value for entry in await bus.list(LEDGER)]
             situation["alignments"] = [entry.value for entry in await bus.list(ALIGNMENT)]
             situation["silences"] = await _silences(bus, situation["inventories"])
-    told = await _ask(situation, arguments)
-    answers = told["answers"]
+    told = await ask_dry_run(situation, arguments)
+    answers = [{key: value for key, value in one.items() if key in _SHOWN} for one in told["answers"]]
     for fault in told.get("faults", ()):
         output.note(f"left out, for nobody can read it: {fault}")
     if output.is_json:
@@ -118,31 +117,6 @@ async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str
     return [
         {"node": one.node, "device_class": one.device_class, "since": since} for one, why in zip(inventories, reasons, strict=True) if why
     ]
-
-
-async def _ask(situation: dict[str, Any], arguments: list[str]) -> dict[str, Any]:
-    """Run the controller's engine once.
-
-    Errors: raises what it says, as the same error; ConfigError when it is not installed here.
-    """
-    command = (sys.executable, "-m", "topobus.controller.dry_runs", *arguments)
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    told, complaint = await process.communicate(encode(situation))
-    if process.returncode == 0:
-        answers: dict[str, Any] = msgspec.json.decode(told)
-        return answers
-    if b"ModuleNotFoundError" in complaint:
-        raise ConfigError(
-            "a dry run needs the controller's packages, which are not installed", next_step="pip install 'topobus[controller]'"
-        )
-    try:
-        said = msgspec.json.decode(complaint.strip().splitlines()[-1])
-        error = _ERRORS.get(process.returncode or 0, TopobusError)(said["error"], next_step=said["next_step"])
-    except (msgspec.DecodeError, IndexError, KeyError, TypeError) as err:
-        raise TopobusError(f"the dry run ended with {process.returncode}: {complaint.decode(errors='replace')[-2000:]}") from err
-    raise error
 
 
 def _show(output: Output, one: dict[str, Any]) -> None:

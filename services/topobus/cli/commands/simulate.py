@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
 
+from topobus.cli.answers import reason_lines
 from topobus.cli.commands.place import reply_view
 from topobus.cli.drawing import draw_machine
 from topobus.cli.exits import ExitCode, InputError, UsageError
-from topobus.cli.manifests import read_pods
+from topobus.cli.manifests import read_folder, request_of
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
 from topobus.cli.output import DRAWING_WIDTH, Output
+from topobus.cli.simulated_claims import ClaimAnswer, ClaimSimulation, claim_lines
 from topobus.cli.simulation import Simulation, open_machine
 from topobus.contracts.codec import encode
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.messages import PlaceReply
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement
@@ -47,7 +51,7 @@ def simulate(
     save: Annotated[Path | None, Parameter(help="Also save the machine and its devices as JSON, to simulate elsewhere.")] = None,
     options: OutputOptions = OUTPUT_DEFAULTS,
 ) -> int:
-    """Plan pods on a recorded machine as its services would: placements and refusals with reasons, and the machine drawn afterwards."""
+    """Plan pods, with their claims, on a recorded machine as its services would: placements and refusals with reasons, and the machine drawn afterwards."""
     if search_steps < 0:
         raise UsageError(f"--search-steps is {search_steps}, wanted 0 or more", next_step="leave it out for the default")
     try:
@@ -63,32 +67,50 @@ def simulate(
         aligns_memory=align_memory,
     )
     output = options.output()
-    requests = read_pods(pods)
+    objects = read_folder(pods)
     with open_machine(machine) as node:
         for warning in node.warnings:
             output.note(warning)
         if save is not None:
             _write(save, encode(node.snapshot))
         simulation = Simulation(node, settings, reserved)
-        for number, pod in enumerate(requests, 1):
-            result = simulation.place(pod)
+        claims = ClaimSimulation(simulation, objects)
+        for one in claims.left_out:
+            output.note(
+                f"{name_of(one)} is left out: classic DRA is answered by running drivers alone (`topobus migrate` turns it into today's)"
+            )
+        answers: list[ClaimAnswer] = []
+        for number, pod in enumerate((one for one in objects if one.kind == "Pod"), 1):
+            result, answer = claims.place(pod)
             decision = simulation.decisions[-1]
             if decisions is not None:
-                _write(decisions / f"{number:03d}-{pod.owner.name}.json", encode(decision))
+                _write(decisions / f"{number:03d}-{metadata_of(pod).name}.json", encode(decision))
             reply = PlaceReply(decision_id="", node=simulation.machine.node, result=result, ledger_sequence=simulation.ledger.sequence)
-            output.show(reply_view(pod, reply))
-    return _finish(simulation, output)
+            output.show(reply_view(request_of(pod), reply))
+            if answer is not None:
+                answers.append(answer)
+                output.show(*(Text(f"  {line}") for line in (claim_lines(answer) if isinstance(result, Placement) else ())))
+        for answer in claims.rest():
+            answers.append(answer)
+            verdict = f"would be allocated on {answer.node}" if answer.is_allocated else f"would wait: {answer.condition}"
+            output.show(Text(f"{answer.name} {verdict}", "ok" if answer.is_allocated else "fail"))
+            output.show(*(Text(f"  {line}") for line in claim_lines(answer)), *reason_lines(answer.reasons))
+    return _finish(simulation, answers, output)
 
 
-def _finish(simulation: Simulation, output: Output) -> int:
+def _finish(simulation: Simulation, answers: Sequence[ClaimAnswer], output: Output) -> int:
     refused = sum(not isinstance(one.outcome, Placement) for one in simulation.decisions)
     placed = len(simulation.decisions) - refused
+    waiting = sum(not one.is_allocated for one in answers if one.name.startswith("ResourceClaim"))
     if output.is_json:
-        output.document({"placed": placed, "refused": refused, "decisions": simulation.decisions, "ledger": simulation.ledger})
+        claims = [{"name": one.name, "condition": one.condition, "allocations": one.allocations, "reasons": one.reasons} for one in answers]
+        document = {"placed": placed, "refused": refused, "decisions": simulation.decisions, "ledger": simulation.ledger}
+        output.document({**document, "claims": claims})
     width = min(output.console.width, DRAWING_WIDTH)
     output.show(draw_machine(simulation.machine, simulation.inventories, simulation.ledger, width=width))
-    output.show(Text(f"{placed} placed, {refused} refused", "fail" if refused else "ok"))
-    return ExitCode.NO if refused else ExitCode.OK
+    waits = f", {waiting} claims wait" if waiting else ""
+    output.show(Text(f"{placed} placed, {refused} refused{waits}", "fail" if refused or waiting else "ok"))
+    return ExitCode.NO if refused or waiting else ExitCode.OK
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -91,6 +91,10 @@ class DryAnswer(Struct, frozen=True, kw_only=True):
     """Claim to its allocation."""
     reasons: tuple[Reason, ...] = ()
     """Why not, node by node; then the nearest miss, and what would fit."""
+    stored: tuple[ApiObject, ...] = ()
+    """The claims as they would be stored, allocated."""
+    request: PodRequest | None = None
+    """What the pod itself asks of its node beside its claims; None: nothing."""
 
 
 class _Claim(NamedTuple):
@@ -210,9 +214,12 @@ class DryRun:
             outcome = self._look(node, claims, wanted, pod, plan)
             if isinstance(outcome, Allocated):
                 allocations = {one.shown: result for one, result in zip(claims, outcome.results, strict=True)}
-                for one, result in zip(claims, outcome.results, strict=True):
+                stored = tuple(
                     self._store(one.object, status={"allocation": msgspec.to_builtins(result)})
-                return DryAnswer(name=name, condition="Allocated", node=node, allocations=allocations)
+                    for one, result in zip(claims, outcome.results, strict=True)
+                )
+                request = _request(pod, plan) if pod is not None and plan is not None else None
+                return DryAnswer(name=name, condition="Allocated", node=node, allocations=allocations, stored=stored, request=request)
             outcomes.append(outcome)
         if wrong is not None:
             return DryAnswer(name=name, condition="Invalid", reasons=(wrong.reason,))
@@ -295,7 +302,7 @@ class DryRun:
         Shapes: result — the pod, and for claims that were made how they are shown.
         """
         namespace = metadata_of(pod).namespace or "default"
-        admitted = admit(pod, uid=metadata_of(pod).uid or f"dry-run-{namespace}-{metadata_of(pod).name}", now=_NOW)
+        admitted = admit(pod, uid=metadata_of(pod).uid or _uid(pod), now=_NOW)
         for use in spec.resource_claims:
             kind, name = ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
             known = self._stored("resourceclaim", namespace, name) if use.claim_name else self._templates.get((namespace, name))
@@ -323,9 +330,8 @@ class DryRun:
 
     def _store(self, claim: ApiObject, *, status: Mapping[str, object] | None = None) -> ApiObject:
         """Store a claim as it would be, allocated or not."""
-        metadata = metadata_of(claim)
-        uid = metadata.uid or f"dry-run-{metadata.namespace or 'default'}-{metadata.name}"
-        stored = msgspec.structs.replace(admit(claim, uid=uid, now=_NOW), status=dict(status or {}))
+        admitted = admit(claim, uid=metadata_of(claim).uid or _uid(claim), now=_NOW)
+        stored = msgspec.structs.replace(admitted, status=dict(status or {}))
         fault = _put(self.world, stored)
         if fault:
             raise ContractError(fault)
@@ -353,10 +359,24 @@ class DryRun:
         return tuple(sorted(names))
 
 
+def _request(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
+    """Read what a pod itself asks of its node once all its claims are allocated."""
+    return with_claims(own_request(pod), pod, {one.entry: owner_of(one.object).key for one in plan.claims})
+
+
+def _uid(one: ApiObject) -> str:
+    """Make up the uid of an object that is not stored: the same for the same name."""
+    metadata = metadata_of(one)
+    return f"dry-run-{metadata.namespace or 'default'}-{metadata.name}"
+
+
 def _put(world: World, one: ApiObject) -> str:
     """Take an object into the copies; says what is wrong with one that nobody can read, which counts as absent."""
     if one.kind == "ResourceSlice":
         one = _shown(one)
+    elif one.kind == "ResourceClaim" and not one.metadata.get("uid"):
+        # Out of a manifest that nobody has applied yet.
+        one = msgspec.structs.replace(one, metadata={**one.metadata, "uid": _uid(one)})
     try:
         world.put_object(ObjectKey(**object_parts(one)), Stored(1, one))
     except ContractError as err:
