@@ -439,3 +439,26 @@ async def test_allocation_is_taken_back_when_the_pod_cannot_run_where_it_is(serv
     assert await served.scheduled("second") == "n2"
     moved = await served.claim("old")
     assert (moved.metadata["uid"], node_of(moved), served.held("n1")) == (kept, "n2", {})
+
+
+async def test_rule_evicts_a_classic_claim_with_its_pod(served: ClassicPlace) -> None:
+    """A taint with NoExecute takes a classic claim's pod away and the claim back, as it does with structured ones; a claim on another device stays."""
+    await served.apply(CLASSES + claim("hot") + claim("cool") + pod("user", "hot") + pod("other", "cool"))
+    for name in ("user", "other"):
+        await served.until("pod", name, lambda one: one is not None and bool(one.spec.get("nodeName")))
+    hot, cool = await served.allocated("hot"), await served.allocated("cool")
+    selector = f"{{driver: gpu.topobus.dev, pool: {node_of(hot)}, device: {devices_of(hot)[0]}}}"
+
+    await served.apply(
+        f"""
+apiVersion: resource.k8s.io/v1
+kind: DeviceTaintRule
+metadata: {{name: hot}}
+spec: {{deviceSelector: {selector}, taint: {{key: example.com/hot, value: "1", effect: NoExecute}}}}
+"""
+    )
+
+    assert await served.until("pod", "user", lambda one: one is None) is None
+    await served.until("resourceclaim", "hot", lambda one: one is not None and not one.status.get("allocation"))
+    assert devices_of(await served.allocated("cool")) == devices_of(cool)
+    assert served.versions("pod", "other")[-1] is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -23,12 +24,13 @@ from topobus.controller.core.claims import Attempt
 from topobus.controller.core.pods import claim_from_template, wanted_claims
 from topobus.controller.core.scheduling_objects import with_finalizer
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.evictor import Evictor
 from topobus.controller.finding import Finder
 from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.pen import Pen
 from topobus.controller.podkeeper import PodKeeper
-from topobus.domain.outcome import Placement
+from topobus.domain.outcome import Placement, Reason
 from topobus.runtime.bus import Bus, Written
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
@@ -194,3 +196,25 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
     assert entry.value == done
+
+
+async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
+    """A pod that nothing holds is deleted as it was evicted: one of its name that its user makes in that moment stays."""
+    world = World()
+    key = await store(bus, world, read(POD.replace("NAME", "victim")))
+    fresh = msgspec.structs.replace(
+        read(POD.replace("NAME", "victim")), metadata={"name": "victim", "namespace": "default", "uid": "uid-fresh"}
+    )
+
+    async def make_anew() -> None:
+        await bus.delete(OBJECT, **key._asdict())
+        await bus.compare_and_set(OBJECT, fresh, 0, **key._asdict())
+
+    interrupted: Any = InterruptedBus(bus, make_anew)
+    nobody: Any = None
+    evictor = Evictor(runtime_on(interrupted), world, nobody)
+    await evictor._mark_pod(key, "uid-victim", Reason(code="evicted", message="hot"))
+
+    entry = await bus.get(OBJECT, **key._asdict())
+    assert entry is not None
+    assert entry.value == fresh

@@ -6,6 +6,8 @@ claim's status; nothing here is remembered that a restart would lose, but for th
 
 from __future__ import annotations
 
+from functools import partial
+
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.controller.core import claims
 from topobus.controller.core.binding import BindingFailed, BindingState, BindingWaits, binding_state
@@ -13,9 +15,9 @@ from topobus.controller.core.values import DeviceId
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder
 from topobus.controller.keeper import ClaimKeeper
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.controller.object_boundary import ObjectBoundary
+from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
-from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["Binder"]
@@ -24,7 +26,10 @@ __all__ = ["Binder"]
 class Binder:
     """Looks at allocated claims whose devices have binding conditions."""
 
-    def __init__(self, timeout_s: float, runtime: Runtime, world: World, finder: Finder, keeper: ClaimKeeper) -> None:
+    def __init__(
+        self, timeout_s: float, runtime: Runtime, world: World, finder: Finder, keeper: ClaimKeeper, boundary: ObjectBoundary | None = None
+    ) -> None:
+        self._boundary = boundary or ObjectBoundary("binding")
         self._timeout_s = timeout_s
         self._clock = runtime.clock
         self._world = world
@@ -34,16 +39,20 @@ class Binder:
     async def reconcile_all(self) -> bool:
         """Give back what failed; True says that some claim waits, whose time may run out."""
         is_due = False
+        seen: list[ObjectKey] = []
         for key, stored in self._world.claims() if self._world.taints.has_seen_binding else ():
-            state = self._state(stored)
-            if isinstance(state, BindingFailed) and not metadata_of(stored.value).deletion_timestamp:
-                try:
-                    await self._give_back(key, stored, state)
-                except PeerUnavailable as err:
-                    get_logger().warning("claim.give-back-delayed", claim=name_of(stored.value), error=str(err))
-                    is_due = True
-            is_due = is_due or isinstance(state, BindingWaits)
+            seen.append(key)
+            is_due = (
+                await self._boundary.run(key, stored.revision, partial(self._reconcile, key, stored), name=name_of(stored.value)) or is_due
+            )
+        self._boundary.keep(seen)
         return is_due
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored) -> bool:
+        state = self._state(stored)
+        if isinstance(state, BindingFailed) and not metadata_of(stored.value).deletion_timestamp:
+            await self._give_back(key, stored, state)
+        return isinstance(state, BindingWaits)
 
     def wait_for(self, keys: tuple[ObjectKey, ...]) -> Reason | None:
         """Say for which claim a pod has to wait; None when all are ready."""

@@ -5,7 +5,8 @@ Flows in: the classes as the world knows them. Flows out: one condition in each 
 
 from __future__ import annotations
 
-from topobus.contracts import catalogue
+from functools import partial
+
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.kubernetes.resource import DeviceClassSpec
@@ -14,8 +15,9 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.core import claims
 from topobus.controller.core.selectors import SelectorCompiler, SelectorError
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.object_boundary import ObjectBoundary
+from topobus.controller.pen import Pen
 from topobus.domain.errors import ContractError, PeerUnavailable
-from topobus.runtime.bus import Conflict
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -29,10 +31,12 @@ VALID = "Valid"
 class ClassKeeper:
     """Judges classes, each revision once."""
 
-    def __init__(self, runtime: Runtime, world: World, compiler: SelectorCompiler) -> None:
+    def __init__(self, runtime: Runtime, world: World, compiler: SelectorCompiler, boundary: ObjectBoundary | None = None) -> None:
         self._runtime = runtime
         self._world = world
+        self._pen = Pen(runtime.bus, world)
         self._compiler = compiler
+        self._boundary = boundary or ObjectBoundary("classes")
         self._judged: dict[ObjectKey, int] = {}
 
     async def reconcile_all(self) -> bool:
@@ -43,33 +47,27 @@ class ClassKeeper:
         for key, stored in classes.items():
             if self._judged.get(key) == stored.revision:
                 continue
-            try:
-                self._judged[key] = await self._tell(key, stored)
-            except PeerUnavailable as err:
-                get_logger().warning("class.untold", device_class=key.name, error=str(err))
-                is_due = True
-            except ContractError as err:
-                # Nobody can write a condition into an object without metadata.
-                get_logger().warning("class.malformed", device_class=key.name, error=str(err))
-                self._judged[key] = stored.revision
+            is_due = await self._boundary.run(key, stored.revision, partial(self._judge, key, stored), name=name_of(stored.value)) or is_due
+        self._boundary.keep(classes)
         return is_due
 
-    async def _tell(self, key: ObjectKey, stored: Stored) -> int:
+    async def _judge(self, key: ObjectKey, stored: Stored) -> bool:
+        """Judge one class and say so in its status."""
         reason, message = judge(stored.value, self._compiler)
         now = rfc3339(self._runtime.clock.now())
         told = claims.with_condition(stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID)
+        self._judged[key] = stored.revision
         if told == stored.value:
-            return stored.revision
-        written = await self._runtime.bus.compare_and_set(catalogue.OBJECT, told, stored.revision, **key._asdict())
-        if isinstance(written, Conflict):
-            return stored.revision
-        get_logger().info("class.judged", device_class=key.name, reason=reason, why=message)
+            return False
         try:
-            self._world.put_object(key, Stored(written.revision, told))
-        except ContractError:
-            # The world has said so already; the object counts as absent.
-            pass
-        return written.revision
+            written = await self._pen.write(key, stored.revision, told)
+        except PeerUnavailable:
+            del self._judged[key]
+            raise
+        if written is not None:
+            self._judged[key] = written.revision
+            get_logger().info("class.judged", device_class=key.name, reason=reason, why=message)
+        return False
 
 
 def judge(one: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:

@@ -5,10 +5,11 @@ Flows in: the world. Flows out: the users of a claim, and among them those that 
 
 from __future__ import annotations
 
-from topobus.contracts.kubernetes.objects import metadata_of
+from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.controller.core.pods import claim_names
 from topobus.controller.core.scheduling_objects import is_bound
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.domain.errors import ContractError
 
 __all__ = ["Consumers"]
@@ -17,8 +18,9 @@ __all__ = ["Consumers"]
 class Consumers:
     """The users of claims, brought up to date before each round."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, boundary: ObjectBoundary | None = None) -> None:
         self._world = world
+        self._boundary = boundary or ObjectBoundary("consumers")
         self._read: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
         self._users: dict[tuple[str, str], list[ObjectKey]] = {}
         self.pods: list[tuple[ObjectKey, Stored]] = []
@@ -33,10 +35,17 @@ class Consumers:
         self._users = {}
         for key, stored in self.pods:
             known = self._read.get(key)
-            read[key] = known if known is not None and known[0] == stored.revision else (stored.revision, _names(stored))
+            read[key] = known if known is not None and known[0] == stored.revision else (stored.revision, self._names(key, stored))
             for name in read[key][1]:
                 self._users.setdefault((key.namespace, name), []).append(key)
         self._read = read
+        self._boundary.keep(read.keys())
+
+    def _names(self, key: ObjectKey, pod: Stored) -> tuple[str, ...]:
+        """Read which claims a pod uses; one that nobody can read uses none."""
+        found: list[str] = []
+        self._boundary.run_now(key, pod.revision, lambda: found.extend(_names(pod)), name=name_of(pod.value))
+        return tuple(found)
 
     def claims(self, pod: ObjectKey) -> tuple[str, ...]:
         """List the claims that a pod uses."""

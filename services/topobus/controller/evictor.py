@@ -7,19 +7,25 @@ nothing go. Every step may be repeated: the event's id follows from the claim's 
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from datetime import UTC, datetime
+from functools import partial
 
 from topobus.contracts import catalogue
+from topobus.contracts.kubernetes.classic import is_classic
+from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.kubernetes.objects import ask_deletion, metadata_of, name_of
 from topobus.contracts.kubernetes.resource import AllocationResult, Taint
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.controller.core import claims
+from topobus.controller.core.classic import life
 from topobus.controller.core.eviction import Eviction, next_eviction, reason_of, rule_condition
 from topobus.controller.core.scheduling_objects import Consumer, consumers_of
 from topobus.controller.core.taints import TaintRule
 from topobus.controller.core.values import DeviceId
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.keeper import ClaimKeeper
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
@@ -40,7 +46,8 @@ _Mark = tuple[DeviceId, str, str, str]
 class Evictor:
     """Looks at all allocated claims while any device carries a taint that evicts."""
 
-    def __init__(self, runtime: Runtime, world: World, keeper: ClaimKeeper) -> None:
+    def __init__(self, runtime: Runtime, world: World, keeper: ClaimKeeper, boundary: ObjectBoundary | None = None) -> None:
+        self._boundary = boundary or ObjectBoundary("evictions")
         self._runtime = runtime
         self._world = world
         self._keeper = keeper
@@ -58,25 +65,38 @@ class Evictor:
         is_due = False
         # What is not seen in this round is gone: if it comes back, its time begins anew.
         self._seen_before, self._first_seen = self._first_seen, {}
-        held = [(key, stored, allocation) for key, stored in self._world.claims() if (allocation := _allocation(stored.value)) is not None]
+        held = [(key, stored, allocation) for key, stored in self._claims() if (allocation := _allocation(stored.value)) is not None]
         pending: dict[str, int] = {}
         for key, stored, allocation in held:
-            eviction = next_eviction(allocation, self._world.taints.evicting, self._since)
-            if eviction is None:
-                continue
-            if eviction.due > self._runtime.clock.now():
-                is_due = True
-                continue
-            if eviction.rule:
-                pending[eviction.rule] = pending.get(eviction.rule, 0) + 1
-            try:
-                await self._evict(key, stored, eviction)
-            except PeerUnavailable as err:
-                self._log.warning("claim.eviction-delayed", claim=name_of(stored.value), error=str(err))
-                is_due = True
+            work = partial(self._reconcile, key, stored, allocation, pending)
+            is_due = await self._boundary.run(key, self._version(stored), work, name=name_of(stored.value)) or is_due
         for rule_key, rule in tuple(rules.items()):
-            is_due = await self._tell_rule(rule_key, rule, pending.get(rule.name, 0), held) or is_due
+            tell = partial(self._tell_rule, rule_key, rule, pending.get(rule.name, 0), held)
+            is_due = (
+                await self._boundary.run(rule_key, (rule, len(held), pending.get(rule.name, 0)), tell, name=f"DeviceTaintRule {rule.name}")
+                or is_due
+            )
+        self._boundary.keep({*(key for key, _, _ in held), *rules})
         return is_due
+
+    def _claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
+        """List all claims that may hold devices, those of classic DRA too."""
+        return (*self._world.claims(), *self._world.classic_claims())
+
+    def _version(self, stored: Stored) -> Hashable:
+        return stored.revision, self._world.supply, self._world.shared_epoch
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored, allocation: AllocationResult, pending: dict[str, int]) -> bool:
+        """Evict one claim when it is due; True says that it is due later."""
+        eviction = next_eviction(allocation, self._world.taints.evicting, self._since)
+        if eviction is None:
+            return False
+        if eviction.due > self._runtime.clock.now():
+            return True
+        if eviction.rule:
+            pending[eviction.rule] = pending.get(eviction.rule, 0) + 1
+        await self._evict(key, stored, eviction)
+        return False
 
     def _since(self, device: DeviceId, taint: Taint) -> datetime:
         """Say since when a taint is there; one without a time counts from when we saw it first."""
@@ -90,7 +110,7 @@ class Evictor:
     async def _evict(self, key: ObjectKey, stored: Stored, eviction: Eviction) -> None:
         """Tell first, then mark the pods, then the claim: after a crash in between the claim is still there to be found."""
         claim = stored.value
-        if claims.deallocation_of(claim) or metadata_of(claim).deletion_timestamp:
+        if claims.deallocation_of(claim) or claim.status.get("deallocationRequested") or metadata_of(claim).deletion_timestamp:
             return
         users = _users(claim)
         reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{one.name}" for one in users])
@@ -98,7 +118,11 @@ class Evictor:
         for one in users:
             await self._mark_pod(ObjectKey("pod", key.namespace, one.name), one.uid, reason)
         self._log.warning("claim.evicted", claim=name_of(claim), device=str(eviction.device), rule=eviction.rule, why=reason.message)
-        await self._keeper.deallocate(key, stored, reason.message)
+        if is_classic(claim):
+            # Its driver takes it back when its pods have gone, which are on their way now.
+            await self._pen.write(key, stored.revision, life.with_deallocation_request(claim))
+        else:
+            await self._keeper.deallocate(key, stored, reason.message)
 
     async def _mark_pod(self, key: ObjectKey, uid: str, reason: Reason) -> None:
         known = self._world.objects.get(key)
@@ -109,13 +133,15 @@ class Evictor:
         marked = ask_deletion(told, now=now)
         if marked is not None:
             await self._pen.write(key, known.revision, marked)
-        elif await self._pen.write(key, known.revision, told) is not None:
-            # Nothing holds it: it may go at once.
-            await self._runtime.bus.delete(catalogue.OBJECT, **key._asdict())
-            self._world.drop_object(key)
+            return
+        written = await self._pen.write(key, known.revision, told)
+        if written is not None:
+            # Nothing holds it: it may go at once, as it is now. A pod of its name that a user makes meanwhile stays.
+            await self._pen.erase(key, written.revision)
 
     async def _announce(self, claim: ApiObject, eviction: Eviction, reason: Reason) -> None:
-        op_id = f"evict-{metadata_of(claim).uid}-{claims.number_of(claim)}"
+        number = life.attempt_of(claim).number if is_classic(claim) else claims.number_of(claim)
+        op_id = f"evict-{metadata_of(claim).uid}-{number}"
         node = eviction.device.pool if eviction.device.pool in self._world.nodes() else catalogue.CLUSTER
         event = DecisionEvent(
             id=op_id,
@@ -131,7 +157,9 @@ class Evictor:
         except PeerUnavailable as err:
             self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
 
-    async def _tell_rule(self, key: object, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]) -> bool:
+    async def _tell_rule(
+        self, key: Hashable, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]
+    ) -> bool:
         """Write how far a rule's evictions are into its status, when that changed."""
         stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
         if stored is None or not isinstance(key, ObjectKey):
@@ -143,24 +171,20 @@ class Evictor:
         told = claims.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)
         if told.status == stored.value.status:
             return False
-        try:
-            await self._pen.write(key, stored.revision, told)
-        except PeerUnavailable as err:
-            self._log.warning("rule.untold", rule=rule.name, error=str(err))
-            return True
+        await self._pen.write(key, stored.revision, told)
         return False
 
 
 def _allocation(claim: ApiObject) -> AllocationResult | None:
     try:
-        return claims.status_of(claim).allocation
+        return claims.status_of(as_structured(claim)).allocation
     except ContractError:
         return None  # told so by the keeper of claims
 
 
 def _users(claim: ApiObject) -> tuple[Consumer, ...]:
     try:
-        return tuple(one for one in consumers_of(claim) if one.resource == "pods")
+        return tuple(one for one in consumers_of(as_structured(claim)) if one.resource == "pods")
     except ContractError:
         return ()
 

@@ -28,13 +28,17 @@ from topobus.controller.core.values import Allocated, AllocationInput, DeviceId,
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.searching import Searcher
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
+from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["LONGEST_S", "Finder", "Member", "member"]
 
 
+# An error's own words, as far as a condition shows them.
+_MAX_ERROR = 500
 # Some five milliseconds.
 _WARMED_AT_ONCE = 20
 LONGEST_S = 10.0
@@ -75,6 +79,7 @@ class Finder:
         self._judgements = Judgements(world.stock, world.nodes, lambda: world.classes, compiler, settings.mode)
         self._warmed: tuple[str, ...] = ()
         self._asked: tuple[Sequence[Member], int, Question | None] = (), -1, None
+        self._failed_nodes: dict[str, str] = {}
         self.refusals: Refusals[DeviceId] = Refusals(settings.retry_s)
         self.quarantined: dict[DeviceId, str] = {}
         """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
@@ -85,16 +90,38 @@ class Finder:
         if nodes is self._warmed:
             return
         self._warmed = nodes
+        self._failed_nodes = {node: text for node, text in self._failed_nodes.items() if node in nodes}
         for place, node in enumerate(nodes):
-            self._world.stock.table_of(node).warm()
+            try:
+                self._world.stock.table_of(node).warm()
+            except Exception as err:  # noqa: BLE001 - boundary: one node; it is told of when it is searched
+                self._node_failed(node, err)
             if place % _WARMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
     async def look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None) -> Outcome:
         """Search one node, unless it is known what the like of these claims gets there; a miss may come without reasons (see `refresh`).
 
+        What a node publishes concerns that node only: one that makes a search fail in a way that nobody thought of is at fault by itself, and the others are searched.
         Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`).
         """
+        try:
+            return await self._look(node, members, pod=pod)
+        except (ContractError, PeerUnavailable):
+            raise  # the claim's own, which its loop tells
+        except Exception as err:  # noqa: BLE001 - boundary: one node of a search
+            return self._node_failed(node, err)
+
+    def _node_failed(self, node: str, err: Exception) -> Fault:
+        """Log what a node's search failed by, once as long as it stays the same; gives what is told of the node."""
+        text = f"{type(err).__name__}: {err}"
+        if self._failed_nodes.get(node) != text:
+            self._failed_nodes[node] = text
+            get_logger().error("node.set-aside", node=node, error=text, exc_info=err)
+        message = f"node {node}: what it publishes cannot be searched ({text[:_MAX_ERROR]})"
+        return Fault(Reason(code="node-failed", message=message, facts={"node": node}), 0, is_local=True)
+
+    async def _look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None) -> Outcome:
         if pod is not None or not self._are_plain(members):
             return await self.search(node, members, pod=pod)
         ticket = self._judgements.ticket(self._question(members), node)
@@ -170,7 +197,12 @@ class Finder:
         """Look again at the first nodes that miss: what is remembered may be another claim's miss, of some time ago, and people are told how it is now."""
         for index, node in enumerate(nodes[: min(SHOWN_NODES, len(outcomes))]):
             if isinstance(outcomes[index], NoFit):
-                outcomes[index] = await self.search(node, members, pod=pod)
+                try:
+                    outcomes[index] = await self.search(node, members, pod=pod)
+                except (ContractError, PeerUnavailable):
+                    raise
+                except Exception as err:  # noqa: BLE001 - boundary: one node of a search
+                    outcomes[index] = self._node_failed(node, err)
 
     async def advise(self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]) -> tuple[Reason, ...]:
         """Name the nearest miss, and what would fit there instead; claims with wishes of their alignment are only told the first."""

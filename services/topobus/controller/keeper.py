@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
@@ -26,6 +27,7 @@ from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder, Member, member
 from topobus.controller.held_already import Holding, look_at_holding
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
@@ -60,7 +62,9 @@ class ClaimKeeper:
         finder: Finder,
         consumers: Consumers,
         metrics: ControllerMetrics,
+        boundary: ObjectBoundary | None = None,
     ) -> None:
+        self._boundary = boundary or ObjectBoundary("claims")
         self._settings = settings
         self._runtime = runtime
         self._bus = runtime.bus
@@ -90,13 +94,27 @@ class ClaimKeeper:
                 stored = self._world.objects.get(key)
                 if stored is None or self._done.get(key) == stored.revision:
                     continue  # gone while the claims before it were worked on, or allocated for good as it stands
-                await self._guarded(key, stored, self._reconcile(key, stored, commits))
+                await self._bounded(key, stored, partial(self._reconcile, key, stored, commits))
                 waiting += not self._is_allocated(stored.value)
+        self._boundary.keep(self._world.objects.keys())
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
         if len(self._done) > 2 * len(self._world.of_kind("resourceclaim")):
             self._done = {key: revision for key, revision in self._done.items() if key in self._world.objects}
         return self._is_due or self._finder.refusals.is_waiting
+
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
+
+        async def guarded() -> bool:
+            await self._guarded(key, stored, work())
+            return False
+
+        async def report(reason: Reason) -> None:
+            await self._guarded(key, stored, self.tell(key, stored, "Malformed", (reason,)))
+
+        version = (stored.revision, self._world.supply, self._world.shared_epoch)
+        self._is_due = await self._boundary.run(key, version, guarded, name=name_of(stored.value), report=report) or self._is_due
 
     async def _guarded(self, key: ObjectKey, stored: Stored, work: Coroutine[None, None, None]) -> None:
         """Do one piece of work for a claim; what a peer or the claim itself does wrong concerns no other claim."""
@@ -150,7 +168,7 @@ class ClaimKeeper:
 
     async def _commit_in_slot(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
         try:
-            await self._guarded(key, stored, self._commit(key, stored, attempt))
+            await self._bounded(key, stored, partial(self._commit, key, stored, attempt))
         finally:
             self._slots.release()
 

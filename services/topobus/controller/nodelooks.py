@@ -120,6 +120,7 @@ class NodeLooks:
                 )
                 for one in fits
             }
+        self._planner.tell_silence()
         placements: dict[str, Placement] = {}
         is_due = False
         for node, task in asked.items():

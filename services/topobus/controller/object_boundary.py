@@ -34,7 +34,7 @@ class ObjectBoundary:
     does not look dead (`Heartbeat.turn`).
     """
 
-    def __init__(self, loop: str, failures: Counter, progress: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, loop: str, failures: Counter | None = None, progress: Callable[[], None] = lambda: None) -> None:
         self._loop = loop
         self._progress = progress
         self._failures = failures
@@ -91,6 +91,11 @@ class ObjectBoundary:
         known = self._set_aside.get(key)
         return known.reason if known is not None else None
 
+    def forget(self, key: Hashable) -> None:
+        """Forget an object that is gone."""
+        self._set_aside.pop(key, None)
+        self._logged.pop(key, None)
+
     def keep(self, keys: Collection[Hashable]) -> None:
         """Forget objects that are not among these: they are gone. Call it once a round."""
         if self._set_aside or self._logged:
@@ -123,7 +128,8 @@ class ObjectBoundary:
             )
         if self._logged.get(key) != reason.message:
             self._logged[key] = reason.message
-            self._failures.labels(self._loop).inc()
+            if self._failures is not None:
+                self._failures.labels(self._loop).inc()
             if isinstance(cause, ContractError):
                 self._log.warning("object.set-aside", loop=self._loop, object=name, error=str(cause))
             else:

@@ -7,6 +7,8 @@ here (pods of `topobus place`, a cluster's claims) are somebody else's. The node
 
 from __future__ import annotations
 
+from functools import partial
+
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.messages import DecisionEvent, ReleaseRequest
@@ -16,6 +18,7 @@ from topobus.controller.core.reasons import summarize
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Reason, Refusal
@@ -35,7 +38,16 @@ _KINDS = {OwnerKind.CLAIM: "resourceclaim", OwnerKind.POD: "pod"}
 class Orphans:
     """Finds holdings without an object and has their nodes let go of them."""
 
-    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: World, finder: Finder, metrics: ControllerMetrics) -> None:
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: World,
+        finder: Finder,
+        metrics: ControllerMetrics,
+        boundary: ObjectBoundary | None = None,
+    ) -> None:
+        self._boundary = boundary or ObjectBoundary("orphans")
         self._settings = settings
         self._runtime = runtime
         self._bus = runtime.bus
@@ -67,22 +79,33 @@ class Orphans:
         for node, ledger in sorted(self._world.ledgers.items()):
             if self._looked.get(node) is ledger:
                 continue
-            try:
-                self._found[node] = await self._orphans_in(ledger)
-                self._looked[node] = ledger
-            except PeerUnavailable as err:
-                self._log.warning("orphans.unread", node=node, error=str(err))
-                is_due = True
+            is_due = (
+                await self._boundary.run(
+                    node, (ledger.epoch, ledger.sequence), partial(self._look_through, node, ledger), name=f"ledger {node}"
+                )
+                or is_due
+            )
         self._found = {node: found for node, found in self._found.items() if found and node in self._world.ledgers}
         self._show()
         for node, found in sorted(self._found.items()):
             for owner in tuple(found.values()):
-                is_due = await self._release(node, owner) or is_due
+                key = (node, owner.key)
+                is_due = (
+                    await self._boundary.run(key, self._world.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key)
+                    or is_due
+                )
         held = {key for found in self._found.values() for key in found}
         self._told = {key: why for key, why in self._told.items() if key in held}
         self._metrics.quarantined.set(len(held))
+        self._boundary.keep({*self._world.ledgers, *((node, key) for node, found in self._found.items() for key in found)})
         self._forget_what_nobody_names()
         return is_due
+
+    async def _look_through(self, node: str, ledger: Ledger) -> bool:
+        """Find the orphans of one ledger."""
+        self._found[node] = await self._orphans_in(ledger)
+        self._looked[node] = ledger
+        return False
 
     @property
     def remembered(self) -> int:

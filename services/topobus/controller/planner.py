@@ -15,13 +15,19 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.core.planning import holding_nodes, rank_nodes
 from topobus.controller.core.world import World
 from topobus.controller.metrics import ControllerMetrics
-from topobus.domain.errors import PeerUnavailable
+from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import PodRequest
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["Planner"]
+
+# More names than these say nothing to a person; the count does.
+_SHOWN_SILENT = 16
+_SHOWN_NODES = 64
+# A node's own words, as far as a condition shows them.
+_MAX_ERROR = 500
 
 
 class Planner:
@@ -33,6 +39,7 @@ class Planner:
         self._world = world
         self._metrics = metrics
         self._free = asyncio.Semaphore(settings.parallel_asks)
+        self._silent: dict[str, str] = {}
 
     async def plan(self, request: PlanRequest) -> PlanReply:
         """Place a pod on the best node, or say what each node said.
@@ -40,6 +47,7 @@ class Planner:
         Errors: raises PeerUnavailable when no node is known at all.
         """
         reply = await self._plan(request)
+        self.tell_silence()
         outcome = "placed" if reply.chosen is not None and isinstance(reply.chosen.result, Placement) else "refused"
         self._metrics.plans.labels("dry-run" if request.is_dry_run else outcome).inc()
         get_logger().info(
@@ -48,7 +56,8 @@ class Planner:
             outcome=outcome,
             node=reply.chosen.node if reply.chosen is not None else "",
             asked=len(reply.answers),
-            silent=list(reply.silent_nodes),
+            silent=list(reply.silent_nodes[:_SHOWN_SILENT]),
+            silent_count=len(reply.silent_nodes),
             is_dry_run=request.is_dry_run,
             op_id=request.op_id,
         )
@@ -61,8 +70,8 @@ class Planner:
         if request.node and request.node not in known:
             reason = Reason(
                 code="unknown-node",
-                message=f"there is no node {request.node}: known are {', '.join(known)}",
-                facts={"node": request.node, "known": known},
+                message=f"there is no node {request.node}: known are {_some_of(known)}",
+                facts={"node": request.node, "known": known[:_SHOWN_NODES]},
             )
             return PlanReply(answers=(NodeAnswer(node=request.node, result=Refusal(reasons=(reason,))),))
         nodes = self._where_placed(request.pod) or ((request.node,) if request.node else known)
@@ -104,8 +113,9 @@ class Planner:
     async def ask_node(
         self, node: str, op_id: str, pod: PodRequest, *, is_dry_run: bool, besides: Mapping[str, tuple[str, ...]] | None = None
     ) -> PlaceReply | None:
-        """Ask one node; None when it does not answer.
+        """Ask one node; None when it does not answer, or not so that it is known whether something was placed.
 
+        A node that refuses the question, or whose answer to a dry run nobody can read, has refused: other nodes go on.
         Shapes: besides — for a dry run: devices to count as held, by class.
         """
         async with self._free:
@@ -117,5 +127,31 @@ class Planner:
                     node=node,
                 )
             except PeerUnavailable as err:
-                get_logger().warning("node.silent", node=node, op_id=op_id, error=str(err))
+                self._note_silence(node, err)
                 return None
+            except Exception as err:  # noqa: BLE001 - boundary: one node of a plan; whatever it answers, the other nodes and the loop go on
+                get_logger().warning("node.failed", node=node, op_id=op_id, error=str(err), kind=type(err).__name__)
+                # With a code it is the node's own word, given before anything was placed; without one the answer itself could not be read.
+                is_refused = isinstance(err, TopobusError) and "code" in err.facts
+                if not is_refused and not is_dry_run:
+                    return None
+                reason = Reason(code="node-failed", message=f"the node cannot serve this: {str(err)[:_MAX_ERROR]}", facts={"node": node})
+                return PlaceReply(decision_id="", node=node, result=Refusal(reasons=(reason,)))
+
+    def _note_silence(self, node: str, err: PeerUnavailable) -> None:
+        """Collect the nodes that keep silent: one line tells of all of them."""
+        self._silent[node] = str(err)
+
+    def tell_silence(self) -> None:
+        """Log which nodes kept silent since the last line, once for all of them."""
+        if self._silent:
+            nodes = sorted(self._silent)
+            shown, first = nodes[:_SHOWN_SILENT], self._silent[nodes[0]]
+            get_logger().warning("nodes.silent", count=len(nodes), nodes=shown, error=first)
+            self._silent = {}
+
+
+def _some_of(names: tuple[str, ...]) -> str:
+    """List names for a person, cut where nobody would read on."""
+    more = f" and {len(names) - _SHOWN_NODES} more" if len(names) > _SHOWN_NODES else ""
+    return ", ".join(names[:_SHOWN_NODES]) + more

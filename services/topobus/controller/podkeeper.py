@@ -6,14 +6,18 @@ whoever runs them. A claim is ended only on evidence: its pod was stored here on
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from functools import partial
+
 from topobus.contracts.kubernetes.objects import ask_deletion, metadata_of, name_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.extended import claim_of_pod, extended_claim, extended_claim_name, with_extended_status
 from topobus.controller.core.pods import claim_from_template, owner_pod_uid, wanted_claims, with_claim_names
 from topobus.controller.core.scheduling_objects import is_bound
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ContractError
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -24,7 +28,8 @@ __all__ = ["PodKeeper"]
 class PodKeeper:
     """Reconciles pods with their claims."""
 
-    def __init__(self, runtime: Runtime, world: World) -> None:
+    def __init__(self, runtime: Runtime, world: World, boundary: ObjectBoundary | None = None) -> None:
+        self._boundary = boundary or ObjectBoundary("templates")
         self._runtime = runtime
         self._world = world
         self._pen = Pen(runtime.bus, world)
@@ -33,27 +38,34 @@ class PodKeeper:
     async def reconcile_all(self) -> bool:
         """Bring every pod's claims up to date; True says that a write was not confirmed and another try is due."""
         is_due = False
-        pods = sorted(self._world.of_kind("pod").items())
-        for key, stored in pods:
-            try:
-                await self._reconcile(key, stored)
-            except PeerUnavailable as err:
-                get_logger().warning("pod.write-ambiguous", pod=name_of(stored.value), error=str(err))
-                is_due = True
-            except ContractError as err:
-                self._tell(key, stored.value, str(err))
+        for key, stored in sorted(self._world.of_kind("pod").items()):
+            version = (stored.revision, self._world.shared_epoch)
+            is_due = await self._boundary.run(key, version, partial(self._guarded, key, stored), name=name_of(stored.value)) or is_due
         # As it is now, and at once with the claims: while the pods were worked on others may have come, with claims that another replica made.
         uids = {metadata_of(stored.value).uid for stored in self._world.of_kind("pod").values()}
         for key, stored in (*self._world.claims(), *self._world.classic_claims()):
-            owner = owner_pod_uid(stored.value)
-            if owner is not None and owner not in uids and not metadata_of(stored.value).deletion_timestamp:
-                try:
-                    await self._end(key, stored)
-                except PeerUnavailable as err:
-                    get_logger().warning("claim.write-ambiguous", claim=name_of(stored.value), error=str(err))
-                    is_due = True
+            version = (stored.revision, len(uids))
+            is_due = (
+                await self._boundary.run(key, version, partial(self._end_orphan, key, stored, uids), name=name_of(stored.value)) or is_due
+            )
         self._told = {key: why for key, why in self._told.items() if key in self._world.objects}
+        self._boundary.keep(self._world.objects.keys())
         return is_due
+
+    async def _guarded(self, key: ObjectKey, stored: Stored) -> bool:
+        """Bring one pod's claims up to date; what is wrong with the pod or its templates is told, once."""
+        try:
+            await self._reconcile(key, stored)
+        except ContractError as err:
+            self._tell(key, stored.value, str(err))
+        return False
+
+    async def _end_orphan(self, key: ObjectKey, stored: Stored, uids: Collection[str]) -> bool:
+        """End a claim whose pod is gone."""
+        owner = owner_pod_uid(stored.value)
+        if owner is not None and owner not in uids and not metadata_of(stored.value).deletion_timestamp:
+            await self._end(key, stored)
+        return False
 
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
         pod = stored.value

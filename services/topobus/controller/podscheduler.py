@@ -7,7 +7,8 @@ ledger for what the pod itself asks; the pod's node. Whoever finds a pod between
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -48,10 +49,11 @@ from topobus.controller.finding import Finder
 from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.nodelooks import NodeLooks, is_held, refusal_of
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
 from topobus.controller.planner import Planner
 from topobus.controller.podleaver import PodLeaver, own_request
-from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.runtime.clock import rfc3339
@@ -76,7 +78,9 @@ class PodScheduler:
         classic: ClassicScheduler,
         metrics: ControllerMetrics,
         binder: Binder,
+        boundary: ObjectBoundary | None = None,
     ) -> None:
+        self._boundary = boundary or ObjectBoundary("pods")
         self._settings = settings
         self._binder = binder
         self._classic = classic
@@ -98,21 +102,33 @@ class PodScheduler:
         """Bring every pod as far as it goes now; True says that another try is due after a while."""
         for key in self._nodes.refused.forgive(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}
-        is_due = await self._guarded("the users of claims", self._leaver.drop_gone_users())
+        is_due = False
+        for key, stored in self._leaver.reserved_claims():
+            work = partial(self._leaver.drop_gone_users, key, stored)
+            is_due = await self._boundary.run(("users", key), stored.revision, work, name=name_of(stored.value)) or is_due
         for key, _ in self._consumers.pods:
-            stored = self._world.objects.get(key)
-            if stored is not None:
-                is_due = await self._guarded(name_of(stored.value), self._reconcile(key, stored)) or is_due
+            known = self._world.objects.get(key)
+            if known is not None:
+                report = partial(self._report, key, known)
+                is_due = (
+                    await self._boundary.run(
+                        key, self._version(key, known), partial(self._reconcile, key, known), name=name_of(known.value), report=report
+                    )
+                    or is_due
+                )
+        self._boundary.keep({*self._world.objects, *(("users", key) for key in self._world.of_kind("resourceclaim"))})
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
         return is_due or self._nodes.refused.is_waiting
 
-    async def _guarded(self, what: str, work: Coroutine[None, None, bool]) -> bool:
-        """Do one piece of work; a peer that is silent makes it due again."""
-        try:
-            return await work
-        except (PeerUnavailable, HardwareError) as err:
-            self._log.warning("pod.peer-silent", pod=what, error=str(err))
-            return True
+    def _version(self, key: ObjectKey, stored: Stored) -> Hashable:
+        """Name what a pod's next step depends on: itself, its claims, what they refer to, and what is free."""
+        objects = self._world.objects
+        revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
+        return stored.revision, revisions, self._world.shared_epoch, self._world.supply
+
+    async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
+        """Say in a pod's condition that it is set aside."""
+        await self._tell(key, stored, "Malformed", (reason,))
 
     def _is_done(self, key: Hashable) -> bool:
         found = self._world.objects.get(key) if isinstance(key, ObjectKey) else None

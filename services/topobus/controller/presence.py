@@ -13,6 +13,7 @@ from topobus.contracts import catalogue
 from topobus.controller.core.world import World
 from topobus.devicekit.rollcall import RollCall
 from topobus.domain.silence import SilenceSettings
+from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["Presence"]
@@ -40,7 +41,7 @@ class Presence:
         nodes = {node for node, _ in self._world.inventories}
         self._calls = {node: self._calls.get(node) or self._make(node) for node in sorted(nodes)}
         before = self._silent()
-        await asyncio.gather(*(self._look_at(one) for one in self._calls.values()))
+        await asyncio.gather(*(self._look_at(node, call) for node, call in self._calls.items()))
         silent = self._silent()
         self._world.note_silence(silent)
         if silent != before:
@@ -49,9 +50,12 @@ class Presence:
     def _silent(self) -> dict[tuple[str, str], str]:
         return {(node, device_class): since for node, call in self._calls.items() for device_class, since in call.silent.items()}
 
-    async def _look_at(self, call: RollCall) -> None:
+    async def _look_at(self, node: str, call: RollCall) -> None:
         async with self._gate:
-            await call.look()
+            try:
+                await call.look()
+            except Exception as err:  # noqa: BLE001 - boundary: one node's roll call; the others are looked at
+                get_logger().warning("presence.unread", node=node, error=str(err), exc_info=err)
 
     def _make(self, node: str) -> RollCall:
         return RollCall(

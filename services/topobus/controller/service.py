@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import TypeVar
 
 from topobus.contracts import catalogue
@@ -25,6 +26,7 @@ from topobus.controller.evictor import Evictor
 from topobus.controller.finding import Finder
 from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.orphans import Orphans
 from topobus.controller.planner import Planner
 from topobus.controller.podkeeper import PodKeeper
@@ -61,26 +63,41 @@ class _Controller:
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
         compiler = CelCompiler()
-        self._classes = ClassKeeper(runtime, self._world, compiler)
+        self._intake = ObjectBoundary("intake", metrics.set_aside)
+        self._classes = ClassKeeper(runtime, self._world, compiler, self._boundary("classes"))
         finder = Finder(settings, runtime, self._world, compiler, metrics)
-        self._consumers = Consumers(self._world)
-        self._keeper = ClaimKeeper(settings, runtime, self._world, finder, self._consumers, metrics)
-        self._evictor = Evictor(runtime, self._world, self._keeper)
-        self._binder = Binder(settings.binding_timeout_s, runtime, self._world, finder, self._keeper)
-        self._pods = PodKeeper(runtime, self._world)
+        self._consumers = Consumers(self._world, self._boundary("consumers"))
+        self._keeper = ClaimKeeper(settings, runtime, self._world, finder, self._consumers, metrics, self._boundary("claims"))
+        self._evictor = Evictor(runtime, self._world, self._keeper, self._boundary("evictions"))
+        self._binder = Binder(settings.binding_timeout_s, runtime, self._world, finder, self._keeper, self._boundary("binding"))
+        self._pods = PodKeeper(runtime, self._world, self._boundary("templates"))
         self._planner = Planner(settings, runtime, self._world, metrics)
-        self._classic = ClassicScheduler(runtime, self._world)
+        self._classic = ClassicScheduler(runtime, self._world, self._boundary("classic-pods"))
         self._scheduler = PodScheduler(
-            settings, runtime, self._world, finder, self._consumers, self._keeper, self._planner, self._classic, metrics, self._binder
+            settings,
+            runtime,
+            self._world,
+            finder,
+            self._consumers,
+            self._keeper,
+            self._planner,
+            self._classic,
+            metrics,
+            self._binder,
+            self._boundary("pods"),
         )
         self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
         self._presence = Presence(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
-        self._orphans = Orphans(settings, runtime, self._world, finder, metrics)
+        self._orphans = Orphans(settings, runtime, self._world, finder, metrics, self._boundary("orphans"))
         self._missing = set(_PARTS)
         self._drivers = ClassicHome(settings, runtime, self._world, metrics, lambda: not self._missing)
         for part in _PARTS:
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
+
+    def _boundary(self, loop: str) -> ObjectBoundary:
+        """Make the boundary of one loop; each object that it comes to is a step of the pass."""
+        return ObjectBoundary(loop, self._metrics.set_aside, self._beat.turn)
 
     async def run(self) -> None:
         """Follow all copies and work on what they bring."""
@@ -106,8 +123,23 @@ class _Controller:
                     # What we knew may be void: no claim is decided on before the new snapshot is whole.
                     self._missing.add(part)
                     self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
-                await apply(change)
+                if change.kind is ChangeKind.PUT:
+                    # What one key holds concerns no other: a value that cannot be taken in is as good as none.
+                    await self._intake.run(
+                        (part, *change.parts.values()),
+                        change.revision,
+                        partial(self._take_in, apply, change),
+                        name=f"{part} {change.parts}",
+                    )
+                else:
+                    self._intake.forget((part, *change.parts.values()))
+                    await apply(change)
                 self._wake()
+
+    @staticmethod
+    async def _take_in(apply: Callable[[Change[M]], Awaitable[None]], change: Change[M]) -> bool:
+        await apply(change)
+        return False
 
     def _wake(self) -> None:
         """Have everybody look at the world again."""

@@ -20,10 +20,10 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.core import claims as conditions
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
 from topobus.devicekit.classic import ClassicDriver
 from topobus.devicekit.classic_registry import load_classic_drivers
-from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -69,6 +69,7 @@ class ClassicHome:
         self._metrics = metrics
         self._is_whole = is_whole
         self._pen = Pen(runtime.bus, world)
+        self._boundary = ObjectBoundary("classic", metrics.set_aside)
         self._context = StoreContext(world)
         self._found = load_classic_drivers(self._context)
         self._own: dict[str, OwnDriver] = {}
@@ -98,11 +99,9 @@ class ClassicHome:
             self._start(group, own)
         is_due = False
         for key, stored in self._world.classic_claims():
-            try:
-                await self._look_after(key, stored)
-            except PeerUnavailable as err:
-                get_logger().warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
-                is_due = True
+            version = (stored.revision, self._world.shared_epoch, self._world.supply)
+            is_due = await self._boundary.run(key, version, partial(self._look_after, key, stored), name=name_of(stored.value)) or is_due
+        self._boundary.keep(self._world.objects.keys())
         return is_due
 
     def _start(self, group: asyncio.TaskGroup, driver: ClassicDriver) -> None:
@@ -112,21 +111,22 @@ class ClassicHome:
         get_logger().info("classic.driver-started", driver=driver.name)
         group.create_task(self._whenever(self._changed[driver.name], keeper.reconcile))
 
-    async def _look_after(self, key: ObjectKey, stored: Stored) -> None:
+    async def _look_after(self, key: ObjectKey, stored: Stored) -> bool:
         """Delete a claim that nothing holds any more, give back what it holds twice, and tell one without a driver."""
         claim = stored.value
         metadata = metadata_of(claim)
         if metadata.deletion_timestamp:
             if not metadata.finalizers:
                 if not await self._pen.erase(key, stored.revision):
-                    return
+                    return False
                 get_logger().info("claim.released", claim=name_of(claim))
-            return
+            return False
         device_class = class_of(str(claim.status.get("driverName") or ""))
         if claim.status.get("allocation") and device_class in self._own:
             await self._own[device_class].tidy(claim)
         elif not claim.status.get("allocation"):
             await self._tell_driverless(key, stored)
+        return False
 
     async def _tell_driverless(self, key: ObjectKey, stored: Stored) -> None:
         name = str(stored.value.spec.get("resourceClassName"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -28,6 +29,7 @@ from topobus.controller.core.reasons import summarize
 from topobus.controller.core.scheduling_objects import claim_uses
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
 from topobus.devicekit.classic import ClaimWork, ClassicDriver
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
@@ -68,6 +70,7 @@ class ClassicKeeper:
         self._world = world
         self._pen = Pen(runtime.bus, world)
         self._metrics = metrics
+        self._boundary = ObjectBoundary(f"classic-{driver.name}", metrics.set_aside)
         self._looked: dict[ObjectKey, _Looked] = {}
         self._log = get_logger().bind(driver=driver.name)
 
@@ -76,11 +79,22 @@ class ClassicKeeper:
         is_due = False
         for key, stored in self._world.classic_claims():
             if _may_have_work(stored.value):
-                is_due = await self._guarded(key, self._claim) or is_due
-        for key in sorted(self._world.of_kind("podschedulingcontext")):
-            is_due = await self._guarded(key, self._context) or is_due
+                is_due = await self._bounded(key, stored, self._claim) or is_due
+        for key, stored in sorted(self._world.of_kind("podschedulingcontext").items()):
+            is_due = await self._bounded(key, stored, self._context) or is_due
+        self._boundary.keep(self._world.objects.keys())
         self._looked = {key: one for key, one in self._looked.items() if key in self._world.objects}
         return is_due
+
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> bool:
+        """Do one piece of work, and set its object aside when it fails in a way that nobody thought of."""
+
+        async def report(reason: Reason) -> None:
+            if key.kind == "resourceclaim":
+                await self._tell(key, self._world.objects.get(key, stored), "Malformed", reason.message)
+
+        version = (stored.revision, self._world.supply, self._world.shared_epoch)
+        return await self._boundary.run(key, version, partial(self._guarded, key, work), name=name_of(stored.value), report=report)
 
     async def _guarded(self, key: ObjectKey, work: _Work) -> bool:
         stored = self._world.objects.get(key)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Hashable
+from functools import partial
 
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes import classic
@@ -20,6 +21,7 @@ from topobus.controller.core.classic.negotiation import Negotiate, PodClaimView,
 from topobus.controller.core.pods import owner_pod_uid
 from topobus.controller.core.scheduling_objects import ClaimUse, claim_uses, is_bound
 from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason
@@ -43,7 +45,8 @@ class ClassicScheduler:
     look: LookWithout
     """The pod's own scheduler, who knows this one, too: set once, before the first round."""
 
-    def __init__(self, runtime: Runtime, world: World) -> None:
+    def __init__(self, runtime: Runtime, world: World, boundary: ObjectBoundary | None = None) -> None:
+        self._boundary = boundary or ObjectBoundary("classic-pods")
         self._clock = runtime.clock
         self._bus = runtime.bus
         self._world = world
@@ -55,32 +58,52 @@ class ClassicScheduler:
 
     async def reconcile_all(self) -> bool:
         """Bring every pod with classic claims one step further; True says that a write was not confirmed and another try is due."""
-        is_due = await self._guarded("reservations", self._drop_gone_users())
-        is_due = await self._guarded("contexts", self._drop_contexts()) or is_due
+        is_due = False
+        for key, stored in self._world.classic_claims():
+            drop = partial(self._drop_gone_users, key, stored)
+            is_due = (
+                await self._boundary.run(("users", key), (stored.revision, self._world.supply), drop, name=name_of(stored.value)) or is_due
+            )
+        for key, stored in sorted(self._world.of_kind("podschedulingcontext").items()):
+            is_due = (
+                await self._boundary.run(key, stored.revision, partial(self._drop_context, key, stored), name=name_of(stored.value))
+                or is_due
+            )
         waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         for key in self._pods():
             stored = self._world.objects[key]
-            known, until_s = self._settled.get(key, (None, 0.0))
+            work = partial(self._reconcile, key, stored, waiting)
+            version = (self._seen(key, stored), self._world.shared_epoch)
+            await self._boundary.run(key, version, work, name=name_of(stored.value))
             is_due = True  # what the pod's own scheduler says of nodes may change unseen
-            seen = self._seen(key, stored)
-            if known == seen and self._clock.monotonic() < until_s:
-                waiting[key] = self._waiting.get(key, ())
-                continue
-            try:
-                reasons = await self._schedule(key, stored)
-                # As it was before: what was written meanwhile, by itself or by others, is looked at in the next round.
-                self._settled[key] = seen, self._clock.monotonic() + _LOOK_AGAIN_S
-            except PeerUnavailable as err:
-                self._log.warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
-                reasons, is_due = self._waiting.get(key, ()), True
-            except ContractError as err:
-                reasons = (Reason(code="malformed", message=err.message),)
-            if reasons:
-                waiting[key] = reasons
+            set_aside = self._boundary.reason(key)
+            if set_aside is not None:
+                waiting[key] = (set_aside,)
+        self._boundary.keep({*self._world.objects, *(("users", key) for key, _ in self._world.classic_claims())})
         self._waiting = waiting
         self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
         self._uses = {key: one for key, one in self._uses.items() if key in self._world.objects}
         return is_due
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored, waiting: dict[ObjectKey, tuple[Reason, ...]]) -> bool:
+        """Bring one pod one step further, and note why it waits."""
+        known, until_s = self._settled.get(key, (None, 0.0))
+        seen = self._seen(key, stored)
+        if known == seen and self._clock.monotonic() < until_s:
+            waiting[key] = self._waiting.get(key, ())
+            return False
+        try:
+            reasons = await self._schedule(key, stored)
+            # As it was before: what was written meanwhile, by itself or by others, is looked at in the next round.
+            self._settled[key] = seen, self._clock.monotonic() + _LOOK_AGAIN_S
+        except PeerUnavailable as err:
+            self._log.warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
+            reasons = self._waiting.get(key, ())
+        except ContractError as err:
+            reasons = (Reason(code="malformed", message=err.message),)
+        if reasons:
+            waiting[key] = reasons
+        return False
 
     def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
         """Say why a pod's classic claims are not all allocated and reserved for it; empty when they are, or when it has none.
@@ -122,14 +145,6 @@ class ClassicScheduler:
         if known is None or known[0] != stored.revision:
             known = self._uses[key] = stored.revision, _uses(stored.value)
         return known[1]
-
-    async def _guarded(self, what: str, work: Awaitable[None]) -> bool:
-        try:
-            await work
-        except PeerUnavailable as err:
-            self._log.warning("classic.peer-silent", object=what, error=str(err))
-            return True
-        return False
 
     def _pods(self) -> list[ObjectKey]:
         """List the pods that wait for a node and have a classic claim, oldest first."""
@@ -228,20 +243,20 @@ class ClassicScheduler:
         self._log.debug("pod.claims-ready", pod=name_of(pod), nodes=list(step.nodes))
         return ()
 
-    async def _drop_gone_users(self) -> None:
-        """Take pods out of reservedFor that are gone or have ended; a delayed claim that nobody uses any more is asked back."""
-        for key, stored in self._world.classic_claims():
-            if not self._has_gone_users(key, stored.value):
-                continue
-            try:
-                users = life.status_of(stored.value).reserved_for
-                gone = frozenset([one.uid for one in users if one.resource == "pods" and await self._is_gone(key.namespace, one)])
-                is_delayed = bool(gone) and classic.mode_of(life.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
-            except ContractError:
-                continue  # its driver's keeper tells
-            if gone:
-                self._log.info("claim.users-dropped", claim=name_of(stored.value), users=sorted(gone))
-                await self._pen.write(key, stored.revision, life.without_reservations(stored.value, gone, asks_back=is_delayed))
+    async def _drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
+        """Take pods out of a claim's reservedFor that are gone or have ended; a delayed claim that nobody uses any more is asked back."""
+        if not self._has_gone_users(key, stored.value):
+            return False
+        try:
+            users = life.status_of(stored.value).reserved_for
+            gone = frozenset([one.uid for one in users if one.resource == "pods" and await self._is_gone(key.namespace, one)])
+            is_delayed = bool(gone) and classic.mode_of(life.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
+        except ContractError:
+            return False  # its driver's keeper tells
+        if gone:
+            self._log.info("claim.users-dropped", claim=name_of(stored.value), users=sorted(gone))
+            await self._pen.write(key, stored.revision, life.without_reservations(stored.value, gone, asks_back=is_delayed))
+        return False
 
     def _has_gone_users(self, key: ObjectKey, claim: ApiObject) -> bool:
         """Say by a glance whether a claim is reserved for a pod that is not stored, or has ended."""
@@ -261,15 +276,13 @@ class ClassicScheduler:
         entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
         return entry is None or metadata_of(entry.value).uid != user.uid
 
-    async def _drop_contexts(self) -> None:
-        """Delete contexts of pods that are gone or have their node."""
-        for key in sorted(one for one in self._world.objects if one.kind == "podschedulingcontext"):
-            stored = self._world.objects[key]
-            pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
-            is_needed = pod is not None and metadata_of(pod.value).uid == owner_pod_uid(stored.value) and not is_bound(pod.value)
-            if is_needed or owner_pod_uid(stored.value) is None:
-                continue
+    async def _drop_context(self, key: ObjectKey, stored: Stored) -> bool:
+        """Delete a context whose pod is gone or has its node."""
+        pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
+        is_needed = pod is not None and metadata_of(pod.value).uid == owner_pod_uid(stored.value) and not is_bound(pod.value)
+        if not is_needed and owner_pod_uid(stored.value) is not None:
             await self._pen.erase(key, stored.revision)
+        return False
 
 
 def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from topobus.contracts.kubernetes.classic_handles import as_structured
+from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import ATTEMPT_ANNOTATION, allocation_of, owner_of
 from topobus.controller.core.values import DeviceId, PoolId
@@ -95,7 +96,7 @@ class ClaimHoldings:
 def _read(claim: ApiObject) -> _Held:
     try:
         claim = as_structured(claim)
-        if not claim.status.get("allocation") and ATTEMPT_ANNOTATION not in (claim.metadata.get("annotations") or {}):
+        if not claim.status.get("allocation") and ATTEMPT_ANNOTATION not in metadata_of(claim).annotations:
             return _Held()  # most of those that come: nothing to read
         allocation = allocation_of(claim)
         owner = owner_of(claim)

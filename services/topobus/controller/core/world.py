@@ -37,6 +37,9 @@ from topobus.domain.view import NodeAlignment, NodeView
 
 __all__ = ["ObjectKey", "Stored", "World"]
 
+# Nothing but these objects themselves, and what is free, decides on their next step; all other kinds are read for them.
+_OWN_KINDS = ("pod", "resourceclaim", "podschedulingcontext")
+
 
 class ObjectKey(NamedTuple):
     """Where an object is stored."""
@@ -66,6 +69,8 @@ class World:
         self.stock = Supply(self.describe)
         self.taints = TaintBook()
         self.class_epoch = 0
+        self.shared_epoch = 0
+        """Grows with every change of an object that others refer to: classes, templates, slices, rules, parameters, nodes; not of claims and pods."""
         self._classes: dict[str, DeviceClassSpec] = {}
         self._built_in: dict[str, DeviceClassSpec] = {}
         self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
@@ -188,6 +193,7 @@ class World:
         Errors: raises ContractError for a class, slice or rule that nobody can read; it counts as absent then.
         """
         self._forget_kind(key)
+        self.shared_epoch += key.kind not in _OWN_KINDS
         self.objects[key] = stored
         self._of_kind.setdefault(key.kind, {})[key] = stored
         if key.kind == "resourceclaim" and is_classic(stored.value):
@@ -241,6 +247,7 @@ class World:
     def drop_object(self, key: ObjectKey) -> Stored | None:
         """Forget an object; gives what was known of it."""
         self._forget_kind(key)
+        self.shared_epoch += key.kind not in _OWN_KINDS
         if key.kind == "resourceclaim":
             self.stock.put_claim(key, None)
             self._classic.discard(key)
