@@ -16,16 +16,23 @@ from support.cluster_home import ClusterHome, claim, device_class, node, pod
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.codec import encode
+from topobus.contracts.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.contracts.kubernetes.slices import slice_device
-from topobus.contracts.messages import PlanRequest
+from topobus.contracts.messages import ApiObject, PlanRequest
+from topobus.controller.cluster.ledgers import Ledgers
+from topobus.controller.core.cluster_objects import read_object
+from topobus.controller.core.cluster_world import ClusterWorld
+from topobus.controller.core.gated import GateAttempt
+from topobus.controller.held_already import Holding
 from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
-from topobus.domain.outcome import Placement
+from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime.bus import Bus, Start
+from topobus.runtime.clock import SystemClock
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.apiserver import ApiServerSimulator
@@ -242,6 +249,58 @@ async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Ri
     assert rig.home.devices("c") == devices
     assert len({one.op_id for one in rig.topology.requests}) == 1
     assert len(rig.topology.ledger.allocations) == 1
+
+
+def _attempt(number: int, *devices: str) -> GateAttempt:
+    """What a claim is about to get on the node."""
+    results = tuple(GrantedDevice(request="r", driver=DRIVER, pool=NODE, device=device) for device in devices)
+    return GateAttempt(number=number, node=NODE, allocation=AllocationResult(devices=DevicesAllocated(results=results)), pod="uid-p")
+
+
+def _stored_claim() -> ApiObject:
+    """The claim whose attempts these are."""
+    stored = read_object("ResourceClaim", "v1", {**claim("c", device_class_name=DRIVER, uid="uid-c", resourceVersion="5"), "status": {}})
+    assert stored is not None
+    return stored
+
+
+async def _place(ledgers: Ledgers, rig: Rig, number: int, *devices: str) -> None:
+    """Have the node hold devices for the claim."""
+
+    async def is_newest() -> bool:
+        return True
+
+    assert isinstance(await ledgers.hold(_stored_claim(), _attempt(number, *devices), is_newest), Placement)
+
+
+def _held(rig: Rig) -> list[str]:
+    """Name the devices that the claim has in the node's ledger."""
+    return [device for one in rig.topology.ledger.allocations.values() for holding in one.holdings for device in holding.devices["gpu"]]
+
+
+@pytest.mark.parametrize("who", ["ours", "overtaken", "overtaken-late"])
+async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
+    rig: Rig, recorded: tuple[Machine, list[Inventory]], who: str
+) -> None:
+    """What an older attempt left at the node goes; what another replica got there by a newer one stays, also when it comes after the second look."""
+    first, second, third = [device.name for device in recorded[1][0].devices[:3]]
+    world = ClusterWorld()
+    ledgers = Ledgers(rig.home.settings, rig.bus, SystemClock(), world)
+    await _place(ledgers, rig, 1, first)
+    rig.topology.refuse_next = 1
+
+    async def is_newest() -> bool:
+        if who == "overtaken-late":
+            # Between our second look and our release: another replica lets go of the old one and places the next.
+            world.put_ledger(NODE, rig.topology.ledger)
+            await ledgers.release(_stored_claim(), "before-3")
+            await _place(ledgers, rig, 3, third)
+        return who != "overtaken"
+
+    answer = await ledgers.hold(_stored_claim(), _attempt(2, second), is_newest)
+
+    assert answer is Holding.OVERTAKEN if who == "overtaken" else isinstance(answer, Refusal)
+    assert _held(rig) == {"ours": [], "overtaken": [first], "overtaken-late": [third]}[who]
 
 
 async def test_claim_with_wishes_is_served_near_and_the_node_hears_of_them(rig: Rig, recorded: tuple[Machine, list[Inventory]]) -> None:

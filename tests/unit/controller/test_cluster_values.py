@@ -15,9 +15,10 @@ from topobus.controller.core.cluster_world import ClusterWorld
 from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.node_fit import node_facts, preference_of, read_placing, why_not
 from topobus.controller.core.node_room import NodeRoom, requests_of
-from topobus.controller.core.scheduling_objects import PodRef
+from topobus.controller.core.scheduling_objects import PodRef, with_reservation
 from topobus.controller.core.values import DeviceId
 from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
 from topobus.testing.apiserver_shapes import merge
 
@@ -51,7 +52,9 @@ def plain_claim(name: str, version: int, *, devices: tuple[str, ...] = (), note:
         one = merge(one, gated.intent_patch(read_again("ResourceClaim", one), note))
         one["metadata"]["resourceVersion"] = str(version)
     if devices:
-        one = merge(one, gated.allocation_patch(read_again("ResourceClaim", one), allocation(*devices), POD, now="2026-01-01T00:00:00Z"))
+        patch = gated.allocation_patch(read_again("ResourceClaim", one), allocation(*devices), POD, now="2026-01-01T00:00:00Z")
+        assert isinstance(patch, dict)
+        one = merge(one, patch)
         one["metadata"]["resourceVersion"] = str(version)
     return one
 
@@ -203,6 +206,7 @@ def test_patches_allocate_and_take_back_without_a_trace() -> None:
     first = plain_claim("c", 7)
     intended = merge(first, gated.intent_patch(read_again("ResourceClaim", first), note()))
     patch = gated.allocation_patch(read_again("ResourceClaim", intended), allocation("d0"), POD, now="2026-01-01T00:00:00Z")
+    assert isinstance(patch, dict)
     allocated = merge(intended, patch)
     freed = merge(allocated, gated.deallocation_patch(read_again("ResourceClaim", allocated)))
     last = merge(freed, gated.withdrawal_patch(read_again("ResourceClaim", freed)))
@@ -213,6 +217,19 @@ def test_patches_allocate_and_take_back_without_a_trace() -> None:
     assert allocated["status"]["allocation"]["allocationTimestamp"] == "2026-01-01T00:00:00Z"
     assert freed["status"] == {}
     assert last == {**first, "metadata": {**first["metadata"], "annotations": {"topobus.dev/attempts": "1"}}, "status": {}}
+
+
+def test_claim_is_full_for_patches_as_it_is_for_versions() -> None:
+    """User 257 is refused with the same reason, whether a claim is written whole or by a patch; who is among the 256 is not refused."""
+    full = plain_claim("c", 7)
+    full["status"] = {"reservedFor": [{"resource": "pods", "name": f"p{index}", "uid": f"u{index}"} for index in range(256)]}
+    stored = read_again("ResourceClaim", full)
+    among = PodRef("default", "p7", "u7")
+
+    assert isinstance(gated.reservation_patch(stored, POD), Reason)
+    assert gated.reservation_patch(stored, POD) == with_reservation(stored, POD)
+    assert gated.allocation_patch(stored, allocation("d0"), POD, now="2026-01-01T00:00:00Z") == with_reservation(stored, POD)
+    assert isinstance(gated.reservation_patch(stored, among), dict)
 
 
 def test_gate_patch_leaves_the_gates_of_others() -> None:

@@ -231,7 +231,7 @@ class Gatekeeper:
         if plan.is_reserved:
             return await self._open(key, pod)
         if not plan.pending:
-            return await self._reserve(key, plan)
+            return await self._reserve(key, pod, plan)
         intents = self._intents.find(plan)
         for one, note in intents:
             if note.pod != plan.pod.uid:
@@ -302,13 +302,18 @@ class Gatekeeper:
         await self._writer.claim((key[0], metadata_of(claim).name), gated.deallocation_patch(claim), part="status")
         return True
 
-    async def _reserve(self, key: Key, plan: PodPlan) -> bool:
+    async def _reserve(self, key: Key, pod: ApiObject, plan: PodPlan) -> bool:
         """Reserve claims that somebody allocated before: shared ones."""
         for one in plan.allocated:
             claim = self._world.claims.get((key[0], one.name))
             if claim is None or any(user.uid == plan.pod.uid for user in one.consumers):
                 continue
-            if await self._writer.claim((key[0], one.name), gated.reservation_patch(claim, plan.pod), part="status") is None:
+            patch = gated.reservation_patch(claim, plan.pod)
+            if isinstance(patch, Reason):
+                self._seen[_uid(pod)] = self._sight(key)
+                await self._tell(key, pod, _WAITING, (patch,))
+                return False
+            if await self._writer.claim((key[0], one.name), patch, part="status") is None:
                 return True
         return True
 

@@ -144,6 +144,10 @@ class Intents:
             if claim is None or version_of(claim) > newest or self._world.book.note(_key(plan, one)) != note:
                 break
             patch = gated.allocation_patch(claim, gated.lengthened(note, result), plan.pod, now=now)
+            if isinstance(patch, Reason):
+                refusal = Refusal(reasons=(patch,))
+                await self._give_way(plan, note, refusal)
+                return refusal
             if await self._writer.claim(_key(plan, one), patch, part="status") is None:
                 break
             self._metrics.decisions.labels("allocated").inc()

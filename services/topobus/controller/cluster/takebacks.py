@@ -179,7 +179,11 @@ class TakeBacks:
         """Give a bound pod its reservations back: a binding that was under way when they went has won."""
         for one in left:
             self._log.info("claim.reserved-again", claim=name_of(one.claim), pod=name_of(pod), node=pod.spec.get("nodeName"))
-            await self._writer.claim(one.key, gated.reservation_patch(one.claim, pod_ref(pod)), part="status")
+            patch = gated.reservation_patch(one.claim, pod_ref(pod))
+            if isinstance(patch, Reason):
+                await self._events.warn(pod, "ClaimFull", patch.message)
+                continue
+            await self._writer.claim(one.key, patch, part="status")
 
     async def _deallocate(self, pod: ApiObject, ours: list[_Mine], why: str) -> None:
         for one in ours:

@@ -20,8 +20,9 @@ from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.claims import Attempt
 from topobus.controller.core.cluster_objects import GATE, gates_of
-from topobus.controller.core.scheduling_objects import ALLOCATION_MODE_ANNOTATION, PodRef
+from topobus.controller.core.scheduling_objects import ALLOCATION_MODE_ANNOTATION, MAX_CONSUMERS, PodRef, full_reason
 from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Reason
 
 __all__ = [
     "ALLOCATED_CONDITION",
@@ -156,16 +157,23 @@ def withdrawal_patch(claim: ApiObject) -> dict[str, Any]:
     return _patch(claim, metadata=metadata)
 
 
-def allocation_patch(claim: ApiObject, allocation: AllocationResult, pod: PodRef, *, now: str) -> dict[str, Any]:
-    """Allocate and reserve in one write, as kube-scheduler's PreBind does: an allocation that nobody has reserved would be anybody's to take back."""
+def allocation_patch(claim: ApiObject, allocation: AllocationResult, pod: PodRef, *, now: str) -> dict[str, Any] | Reason:
+    """Allocate and reserve in one write, as kube-scheduler's PreBind does: an allocation that nobody has reserved would be anybody's to take back.
+
+    A Reason when the claim has as many users as it may have: the server would refuse the write again and again.
+    """
+    users = _with_pod(claim, pod)
+    if isinstance(users, Reason):
+        return users
     stamped = structs.replace(allocation, allocation_timestamp=now)
     wire = decode(encode(stamped), dict[str, Any], where="allocation")
-    return _patch(claim, status={"allocation": wire, "reservedFor": _with_pod(claim, pod)})
+    return _patch(claim, status={"allocation": wire, "reservedFor": users})
 
 
-def reservation_patch(claim: ApiObject, pod: PodRef) -> dict[str, Any]:
-    """Reserve a claim that is allocated already."""
-    return _patch(claim, status={"reservedFor": _with_pod(claim, pod)})
+def reservation_patch(claim: ApiObject, pod: PodRef) -> dict[str, Any] | Reason:
+    """Reserve a claim that is allocated already; a Reason when it has as many users as it may have."""
+    users = _with_pod(claim, pod)
+    return users if isinstance(users, Reason) else _patch(claim, status={"reservedFor": users})
 
 
 def unreservation_patch(claim: ApiObject, uids: frozenset[str]) -> dict[str, Any]:
@@ -218,10 +226,13 @@ def _patch(one: ApiObject, **parts: dict[str, Any]) -> dict[str, Any]:
     return {**parts, "metadata": {**parts.get("metadata", {}), **identity}}
 
 
-def _with_pod(claim: ApiObject, pod: PodRef) -> list[Any]:
+def _with_pod(claim: ApiObject, pod: PodRef) -> list[Any] | Reason:
+    """List a claim's users with one more; as `with_reservation` does it for whole objects."""
     known = _reserved(claim)
-    if any(one.get("uid") == pod.uid for one in known):
+    if any(user.get("uid") == pod.uid for user in known):
         return known
+    if len(known) >= MAX_CONSUMERS:
+        return full_reason(claim, len(known))
     return [*known, {"resource": "pods", "name": pod.name, "uid": pod.uid}]
 
 
