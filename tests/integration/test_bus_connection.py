@@ -124,9 +124,9 @@ async def test_publish_refuses_and_stays_connected_when_headers_make_the_message
 
 
 async def test_put_refuses_and_stays_connected_when_the_value_is_larger_than_the_bucket_takes(bus: Bus) -> None:
-    """A value beyond the catalogue's limit is a ContractError here, not a lost connection; one just below it is written."""
+    """A value beyond the catalogue's limit, compressed too, is a ContractError here, not a lost connection; one just below it is written as it is."""
     with pytest.raises(ContractError, match="bucket takes"):
-        await bus.put(INVENTORY, inventory(1, padding_bytes=INVENTORY.max_value_bytes), node="n1", device_class="gpu")
+        await bus.put(INVENTORY, inventory(1, padding_bytes=3 * INVENTORY.max_value_bytes), node="n1", device_class="gpu")
 
     assert await bus.put(INVENTORY, inventory(1, padding_bytes=INVENTORY.max_value_bytes - 300), node="n1", device_class="gpu") == 1
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from topobus.contracts.messages import HealthEvent, ReleaseReply, ReleaseRequest
 from topobus.domain.device import Inventory
 from topobus.domain.health import DeviceHealth
@@ -9,10 +11,15 @@ from topobus.domain.request import Owner, OwnerKind
 
 OWNER = Owner(kind=OwnerKind.POD, name="trainer", uid="u1")
 
+# A text of a message ends at 64 KiB (topobus.contracts.bounds).
+_WARNING_BYTES = 60_000
+
 
 def inventory(generation: int, *, node: str = "n1", padding_bytes: int = 0) -> Inventory:
-    """Make the inventory of a node, class gpu; `padding_bytes` makes it large."""
-    return Inventory(node=node, device_class="gpu", generation=generation, warnings=("x" * padding_bytes,) if padding_bytes else ())
+    """Make the inventory of a node, class gpu; `padding_bytes` makes it large, with text that is half as large compressed."""
+    padding = random.Random(0).randbytes(padding_bytes // 2).hex()
+    warnings = tuple(padding[start : start + _WARNING_BYTES] for start in range(0, len(padding), _WARNING_BYTES))
+    return Inventory(node=node, device_class="gpu", generation=generation, warnings=warnings)
 
 
 def health(generation: int, device: str = "gpu-0") -> HealthEvent:

@@ -24,6 +24,7 @@ from topobus.gateway.claims import ClaimKey, ClaimPreparer
 from topobus.gateway.config import DeadlineSettings, KubeletSettings
 from topobus.gateway.core.doors import driver_sockets, stale_patterns
 from topobus.gateway.core.lists import DraHealth, HealthEntry
+from topobus.gateway.device_plugin import LIST_LIMIT_BYTES
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.sockets import CallMetrics, FolderWatch, answer, identity, remove_stale, serving
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
@@ -226,7 +227,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
             if entries != sent or telling != self._tellings or self._clock.monotonic() >= deadline:
                 sent, telling = entries, self._tellings
                 deadline = self._clock.monotonic() + self._deadlines.health_refresh_s
-                yield health.NodeWatchResourcesResponse(devices=[self._to_wire(one, seen_at) for one in entries])
+                yield self._health_message(entries, seen_at)
             try:
                 async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
                     await ticket.wait()
@@ -269,6 +270,20 @@ class DraDriver(registration_rpc.RegistrationServicer):
             return dra.NodeUnprepareResourceResponse(error=error)
 
         return dra.NodeUnprepareResourcesResponse(claims=await _for_each(request.claims, one))
+
+    def _health_message(self, entries: Iterable[HealthEntry], seen_at: int) -> health.NodeWatchResourcesResponse:
+        """Write the complete health; without the devices' own messages when kubelet would not take it with them, for that would end the stream."""
+        devices = [self._to_wire(entry, seen_at) for entry in entries]
+        message = health.NodeWatchResourcesResponse(devices=devices)
+        size_bytes = message.ByteSize()
+        if size_bytes <= LIST_LIMIT_BYTES:
+            return message
+        get_logger().warning(
+            "health.shortened", driver=self.driver, devices=len(devices), size_bytes=size_bytes, limit_bytes=LIST_LIMIT_BYTES
+        )
+        for device in devices:
+            device.message = ""
+        return health.NodeWatchResourcesResponse(devices=devices)
 
     def _to_wire(self, entry: HealthEntry, seen_at: int) -> health.DeviceHealth:
         return health.DeviceHealth(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +63,8 @@ class ForeignPlugins(rpc.RegistrationServicer):
         self._watch = FolderWatch(self._folder, watchdog_s)
         self._drivers: dict[str, ForeignDriver] = {}
         self._streams: dict[str, asyncio.Task[None]] = {}
+        self._remarks: dict[str, _Remarks] = {}
+        self._is_served = False
         self._group: asyncio.TaskGroup | None = None
         self._known = _load(self._folder / _KNOWN_FILE)
 
@@ -109,6 +111,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
                 async with serving(path, lambda server: rpc.add_RegistrationServicer_to_server(self, server)):
                     mine = identity(path)
                     get_logger().info("foreign.served", socket=str(path))
+                    self._is_served = True
                     self._tell()
                     await self._watch.until(lambda path=path, mine=mine: identity(path) != mine)  # type: ignore[misc]  # bound at once
 
@@ -186,21 +189,52 @@ class ForeignPlugins(rpc.RegistrationServicer):
             health=HealthSettings(poll_s=self._settings.look_s, hold_s=0.0),
         )
         if self._group is not None:
-            # A readiness of its own: a plugin that is away must not make the gateway unready.
-            own = replace(self._runtime, readiness=Readiness())
-            registry = DriverRegistry(drivers=(driver,))
-            self._group.create_task(serve_devices(settings, own, device_class, registry=registry, resource=resource))
+            self._group.create_task(self._host(settings, driver))
         return driver
+
+    async def _host(self, settings: DeviceServiceSettings, driver: ForeignDriver) -> None:
+        """Run the device host of one plugin; whatever ends it ends this class alone, with what it has said so far."""
+        # A readiness of its own: a plugin that is away must not make the gateway unready.
+        self._remarks[driver.resource] = remarks = _Remarks(self._tell)
+        own = replace(self._runtime, readiness=remarks)
+        registry = DriverRegistry(drivers=(driver,))
+        try:
+            await serve_devices(settings, own, driver.device_class, registry=registry, resource=driver.resource)
+        except Exception as err:  # noqa: BLE001
+            # boundary: a vendor's plugin. Its devices, or what it says of them, must not end the node's doors for all others.
+            get_logger().exception("foreign.host-failed", resource=driver.resource, device_class=driver.device_class)
+            remarks.set("host", is_ready=False, why=f"its device host ended: {err}")
 
     def _tell(self) -> None:
         """Say in readiness which plugins are away; that is a remark, for a plugin's absence is no fault of ours."""
-        away = sorted(one.resource for one in self._drivers.values() if one.endpoint is None)
-        self._runtime.readiness.set(_PART, is_ready=True, why=f"waiting for the device plugin of {', '.join(away)}" if away else "")
+        if not self._is_served:
+            return
+        away = sorted(driver.resource for driver in self._drivers.values() if driver.endpoint is None)
+        words = [f"waiting for the device plugin of {', '.join(away)}"] if away else []
+        words += [f"{resource}: {remark}" for resource, remarks in sorted(self._remarks.items()) for remark in remarks.words()]
+        self._runtime.readiness.set(_PART, is_ready=True, why="; ".join(words))
 
     async def _remember(self, resource: str) -> None:
         if resource not in self._known:
             self._known = tuple(sorted((*self._known, resource)))
             await asyncio.to_thread(write, self._folder, _KNOWN_FILE, json.dumps({"resources": self._known}).encode())
+
+
+class _Remarks(Readiness):
+    """The readiness of one plugin's device host, which is a remark in the gateway's own."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._news = tell
+
+    def set(self, part: str, is_ready: bool, why: str = "") -> None:
+        """Take it over, and have the gateway say it."""
+        super().set(part, is_ready, why)
+        self._news()
+
+    def words(self) -> list[str]:
+        """Say what stands in the host's way, or what it remarks, by part."""
+        return [text.removeprefix("ready: ") for text in self.report().values() if text != "ready"]
 
 
 def _device(one: pb.Device) -> ForeignDevice:

@@ -123,6 +123,8 @@ class State(Noun, Generic[M]):
     max_value_bytes: int = 512 * 1024
     max_bucket_bytes: int
     """What all keys with their history may take on the disk together, so that one bucket's writers cannot starve another's."""
+    may_be_compressed: bool = False
+    """True when a value larger than the bucket takes is stored as gzip (ADR 0019); one that fits is always plain JSON."""
     is_said_again: bool = False
     """True when each writer compares its keys with what it knows and writes again what is gone: then a full bucket may drop its oldest values."""
 
@@ -208,6 +210,7 @@ MACHINE = State(
     description="NUMA nodes and distances, CPUs, caches, memory and the PCI tree of one node.",
     max_value_bytes=900 * 1024,
     max_bucket_bytes=192 * 1024 * 1024,
+    may_be_compressed=True,
     is_said_again=True,
 )
 INVENTORY = State(
@@ -219,6 +222,7 @@ INVENTORY = State(
     readers=("topology", "gateway", "controller", "cli"),
     description="All devices of one class on one node with their health.",
     max_bucket_bytes=384 * 1024 * 1024,
+    may_be_compressed=True,
     is_said_again=True,
 )
 LEDGER = State(

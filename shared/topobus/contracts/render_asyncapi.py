@@ -47,7 +47,12 @@ def _channel(noun: Noun) -> dict[str, Any]:
         "x-topobus-readers": list(noun.readers),
     }
     if isinstance(noun, State):
-        made["x-nats-bucket"] = {"name": noun.bucket, "history": noun.history, "maxValueBytes": noun.max_value_bytes}
+        made["x-nats-bucket"] = {
+            "name": noun.bucket,
+            "history": noun.history,
+            "maxValueBytes": noun.max_value_bytes,
+            "mayBeCompressed": noun.may_be_compressed,
+        }
     elif isinstance(noun, Event):
         made["x-nats-stream"] = {
             "name": noun.stream,

@@ -32,7 +32,8 @@ def _lines() -> Iterable[str]:
     yield ""
     yield "A KV bucket each. Writers compare-and-set on the key's revision; a deleted key is a marker. The largest bucket is what all its keys with their"
     yield "history may take on the disk; `nats.store_mib` makes all of them smaller or larger. A full one drops its oldest values where their writers say"
-    yield "again what is gone, and refuses new ones elsewhere."
+    yield "again what is gone, and refuses new ones elsewhere. A value is JSON; where its largest size is marked `then gzip`, one that would be larger is stored"
+    yield "compressed (its first bytes are 1f 8b) and unpacks to 16 MiB at most."
     yield ""
     yield from _table(
         ("noun", "bucket", "key", "message", "writer", "readers", "history", "largest value", "largest bucket", "when full"),
@@ -45,7 +46,7 @@ def _lines() -> Iterable[str]:
                 _names(one.writer),
                 _names(one.readers),
                 str(one.history),
-                _size(one.max_value_bytes),
+                _size(one.max_value_bytes) + (", then gzip" if one.may_be_compressed else ""),
                 _size(one.max_bucket_bytes),
                 "oldest goes" if one.is_said_again else "refuses",
             )

@@ -71,6 +71,11 @@ class HealthAnnouncer:
             get_logger().info("health.lost", device_class=self._class, devices=len(self._lost), oldest=span.oldest)
         return is_other or bool(self._lost)
 
+    def is_news(self, device: Device) -> bool:
+        """Say whether readers have not been told of a device's health, as far as is known here."""
+        last = self._last.get(device.name)
+        return last is None or last.is_removed or not is_same_to_readers(last.health, device.health)
+
     async def announce(
         self, device: Device, *, affected: Sequence[Owner], inventory_generation: int, time: str, is_removed: bool = False
     ) -> bool:

@@ -18,6 +18,7 @@ from prometheus_client import Counter, Gauge
 from topobus.contracts.catalogue import HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, UNPREPARE
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import HintsReply, HintsRequest
+from topobus.contracts.stored import objection
 from topobus.devicekit.announcer import HealthAnnouncer
 from topobus.devicekit.health import forgive, silence
 from topobus.devicekit.hints import hinting_driver, hints_of
@@ -42,6 +43,10 @@ from topobus.runtime.service import Runtime
 from topobus.sysfs.tree import Tree
 
 __all__ = ["DeviceServiceSettings", "DriverSettings", "HealthSettings", "serve_devices"]
+
+
+# So many health events are on their way at a time.
+_PARALLEL_EVENTS = 64
 
 
 async def serve_devices(
@@ -87,6 +92,8 @@ class _DeviceHost:
         """What everybody has been told, or is being told; None when that may not be so."""
         self._has_news = asyncio.Event()
         self._has_published = False
+        self._refused: Inventory | None = None
+        """The inventory that could not be published, without its generations; None when the newest stands in the bucket."""
         self._announcer = HealthAnnouncer(self._bus, node=self._node, device_class=device_class)
         self._preparer = Preparer(device_class, self._drivers, self._tree, self._find)
         prefix = f"topobus_{device_class.replace('-', '_')}"
@@ -94,6 +101,11 @@ class _DeviceHost:
             f"{prefix}_driver_failures", "Calls of a driver that failed or hung.", ("driver", "verb", "outcome"), registry=runtime.registry
         )
         self._skips = Counter(f"{prefix}_plugins_skipped", "Plugins that could not be loaded.", ("plugin",), registry=runtime.registry)
+        self._unpublished = Gauge(
+            f"{prefix}_inventory_unpublished",
+            "1 while the newest inventory cannot be published and an older one stands.",
+            registry=runtime.registry,
+        )
         self._gauge = Gauge(f"{prefix}_devices", "Devices in the inventory.", ("state",), registry=runtime.registry)
 
     async def run(self) -> None:
@@ -326,9 +338,15 @@ class _DeviceHost:
         for device in roster.removed:
             await self._announce(device, self._generation + 1, rfc3339(now), is_removed=True)
         await self._put(roster, machine)
-        self._devices = roster.devices
-        for device in roster.devices:
-            await self._announce(device, self._generation, rfc3339(now))
+        # What nobody has read of is forgotten with the next look: one bad device must not stay as a lost one, and keep out the list that is good again.
+        published = None if self._refused is None else {device.name for device in self._devices}
+        self._devices = tuple(device for device in roster.devices if published is None or device.name in published)
+        news = [device for device in self._devices if self._announcer.is_news(device)]
+        # Each device has a subject of its own, so nothing of one device is overtaken; one after the other, thousands would take a minute.
+        for start in range(0, len(news), _PARALLEL_EVENTS):
+            async with asyncio.TaskGroup() as group:
+                for device in news[start : start + _PARALLEL_EVENTS]:
+                    group.create_task(self._announce(device, self._generation, rfc3339(now)))
 
     def _advance(self, machine: Machine, now: datetime, *, held: Collection[str] | None) -> Roster:
         roster = advance_roster(
@@ -363,7 +381,10 @@ class _DeviceHost:
             resource=self._resource,
         )
         # A machine that changed without changing a device is no news to the readers of this class.
-        if self._stored is None or msgspec.structs.replace(self._stored, machine_generation=machine.generation) != inventory:
+        is_news = self._stored is None or msgspec.structs.replace(self._stored, machine_generation=machine.generation) != inventory
+        if is_news and not await self._is_readable(inventory):
+            return
+        if is_news:
             # Spent even when the write fails: a write that timed out may have been done, and no generation may stand for two values.
             self._generation = next_generation(self._generation)
             self._stored = None
@@ -371,11 +392,39 @@ class _DeviceHost:
             await self._bus.put(INVENTORY, inventory, node=self._node, device_class=self._class)
             self._stored = inventory
             self._tell_inventory(inventory)
-        if not self._has_published:
+        if not self._has_published or self._refused is not None:
             self._has_published = True
+            self._refused = None
+            self._unpublished.set(0)
             self._runtime.readiness.set("inventory", is_ready=True)
             if not inventory.devices:
                 self._log.info("inventory.empty", device_class=self._class, drivers=list(inventory.drivers), root=str(self._tree.root))
+
+    async def _is_readable(self, inventory: Inventory) -> bool:
+        """Say whether the bucket and its readers take an inventory. One that they do not take is told once, and the last good one stays: nobody ends for it."""
+        plain = msgspec.structs.replace(inventory, generation=0, machine_generation=0)
+        if plain == self._refused:
+            return False
+        # In a thread: thousands of devices take a tenth of a second, in which this process may have others to answer.
+        why = await asyncio.to_thread(objection, INVENTORY, inventory)
+        if not why:
+            return True
+        is_told = self._refused is not None and len(self._refused.devices) == len(inventory.devices)
+        self._refused = plain
+        self._unpublished.set(1)
+        text = f"{len(inventory.devices)} devices cannot be published: {why}"
+        self._runtime.readiness.set("inventory", is_ready=self._has_published, why=text)
+        if is_told:
+            return False
+        self._log.error(
+            "inventory.unpublished",
+            device_class=self._class,
+            devices=len(inventory.devices),
+            why=why,
+            published_generation=self._stored.generation if self._stored is not None else 0,
+            next_step="offer fewer devices of this class on the node, or give them shorter names",
+        )
+        return False
 
     def _tell_inventory(self, inventory: Inventory) -> None:
         counts = {state: sum(one.health.state is state for one in inventory.devices) for state in HealthState}

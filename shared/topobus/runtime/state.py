@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from topobus.contracts.catalogue import State
-from topobus.contracts.codec import decode, encode
+from topobus.contracts.stored import from_stored, to_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
@@ -83,7 +83,7 @@ class States:
             return None
         revision, _, data = stored
         try:
-            value = decode(data, state.message, where=f"{state.bucket}/{key}")
+            value = from_stored(state, data, where=f"{state.bucket}/{key}")
             state.check_place(value, parts)
         except ContractError as err:
             # The writer of this key needs the revision to write over it.
@@ -93,12 +93,12 @@ class States:
     async def put(self, state: State[M], value: M, parts: dict[str, str]) -> int:
         """Write whatever was there before."""
         key = state.key(**parts)
-        return await self._store(state, key, self._encode(state, key, value), {})
+        return await self._store(state, key, to_stored(state, value, where=f"{state.bucket}/{key}"), {})
 
     async def compare_and_set(self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]) -> Written | Conflict:
         """Write if the key is still at the revision; 0: if it does not exist."""
         key = state.key(**parts)
-        data = self._encode(state, key, value)
+        data = to_stored(state, value, where=f"{state.bucket}/{key}")
         expected = expected_revision
         while True:
             try:
@@ -162,7 +162,7 @@ class States:
                         found.clear()
                     continue
                 try:
-                    value = decode(item.data, state.message, where=f"{state.bucket}/{key}")
+                    value = from_stored(state, item.data, where=f"{state.bucket}/{key}")
                     state.check_place(value, parts)
                 except ContractError:
                     continue
@@ -193,7 +193,7 @@ class States:
                     return None
                 known.discard(key)
                 return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
-            value = decode(item.data, state.message, where=f"{state.bucket}/{key}")
+            value = from_stored(state, item.data, where=f"{state.bucket}/{key}")
             state.check_place(value, parts)
         except ContractError as err:
             self._connection.metrics.rejects.labels(state.name).inc()
@@ -202,14 +202,6 @@ class States:
             return None
         known.add(key)
         return Change(kind=ChangeKind.PUT, parts=parts, revision=item.sequence, value=value)
-
-    def _encode(self, state: State[M], key: str, value: M) -> bytes:
-        data = encode(value)
-        if len(data) > state.max_value_bytes:
-            raise ContractError(
-                f"{state.bucket}/{key}: the value has {len(data)} bytes, the bucket takes {state.max_value_bytes}", size_bytes=len(data)
-            )
-        return data
 
     async def _newest(self, state: State[Any], key: str) -> tuple[int, Headers, bytes] | None:
         try:
