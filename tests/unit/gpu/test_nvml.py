@@ -465,17 +465,28 @@ def test_driver_does_not_offer_a_gpu_when_nvml_says_that_mig_is_on(recorded: Rec
     assert driver.warnings == (f"{addresses[0]} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU",)
 
 
-def test_driver_leaves_the_variable_out_when_a_uuid_is_unknown(recorded: RecordedMachine) -> None:
-    """A list that lacks one GPU would hide it from the container, so there is no list then."""
+@pytest.mark.parametrize(
+    ("kind", "is_known", "wanted"),
+    [
+        pytest.param(OwnerKind.CLAIM, True, "void", id="CDI has the nodes"),
+        pytest.param(OwnerKind.CLAIM, False, "void", id="CDI has the nodes, a UUID is unknown"),
+        pytest.param(OwnerKind.DEVICE_PLUGIN, True, "GPU-", id="Allocate names all GPUs"),
+        pytest.param(OwnerKind.DEVICE_PLUGIN, False, "void", id="Allocate, a UUID is unknown"),
+    ],
+)
+def test_driver_never_leaves_the_variable_to_the_image(recorded: RecordedMachine, kind: OwnerKind, is_known: bool, wanted: str) -> None:
+    """Images of CUDA say "all", which NVIDIA's runtime obeys where nobody says otherwise; a list that lacks one GPU would hide it."""
     tree = Tree(HardwareSettings(root=str(recorded.root)))
-    recorded.write(f"proc/driver/nvidia/gpus/{recorded.pci('h100')[0]}/information", "Device Minor: \t 0")
+    if not is_known:
+        recorded.write(f"proc/driver/nvidia/gpus/{recorded.pci('h100')[0]}/information", "Device Minor: \t 0")
     driver = NvidiaDriver()
     devices = driver.discover(tree, read_machine(tree, "n1"))
 
-    edits = driver.prepare(tree, devices, PrepareContext(owner=_OWNER))
+    edits = driver.prepare(tree, devices, PrepareContext(owner=Owner(kind=kind, name="c", uid="u")))
 
     assert isinstance(edits, dict)
-    assert edits[""].env == {}
+    visible = edits[""].env["NVIDIA_VISIBLE_DEVICES"]
+    assert visible == "void" if wanted == "void" else visible == ",".join(device.uuid for device in devices)
     assert [node.path for node in edits[devices[0].name].device_nodes][:1] == ["/dev/nvidia0"]
 
 
