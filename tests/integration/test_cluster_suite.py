@@ -81,7 +81,7 @@ def test_suite_passes_when_it_runs_topobus_on_simulators(folder: Path) -> None:
         )
 
     assert answer.returncode == 0, answer.stdout[-6000:]
-    assert "11 passed" in answer.stdout
+    assert "13 passed" in answer.stdout
     assert "skipped" not in answer.stdout
 
 

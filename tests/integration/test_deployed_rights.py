@@ -13,6 +13,7 @@ from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
+from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import ClusterSettings
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
@@ -53,7 +54,7 @@ async def rig(nats_server: NatsServer, server_with_roles: ApiServerSimulator, tm
 
 
 async def test_gateway_needs_every_right_that_it_has_and_no_other(rig: Rig, server_with_roles: ApiServerSimulator) -> None:
-    """A life in a cluster: publish, change, split and shrink, publish again after kubelet's wipe, prepare and undo a claim, start again."""
+    """A life in a cluster: publish, change, split and shrink, publish again after kubelet's wipe, prepare a claim at the second try, undo it, start again."""
     server = server_with_roles
     many = [device(f"gpu-{index}", 0) for index in range(140)]
 
@@ -79,12 +80,22 @@ async def test_gateway_needs_every_right_that_it_has_and_no_other(rig: Rig, serv
             server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": requests, "status": status})
             reference = ClaimReference(name="c", uid=claim["metadata"]["uid"], drivers=(DRIVER,))
             await rig.kubelet.wait_for_driver(DRIVER)
+            # A pod by resource has the device: the pod of the claim is told, and tried again when it is free.
+            holder = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="hash")
+            await rig.plane.hold(holder, gpu=("gpu-0",))
+            uses = {"nodeName": NODE, "containers": [{"name": "main"}], "resourceClaims": [{"name": "own", "resourceClaimName": "c"}]}
+            server.put({"kind": "Pod", "metadata": {"name": "p"}, "spec": uses})
+            (refused,) = await rig.kubelet.prepare_claims([reference])
+            await server.until(lambda: len(server.objects("Event")) == 2, what="events on pod and claim")
+            await rig.plane.let_go(holder)
+            await server.until(lambda: server.objects("Pod")[0]["metadata"].get("annotations"), what="the annotation")
             (prepared,) = await rig.kubelet.prepare_claims([reference])
             errors = await rig.kubelet.unprepare_claims([reference])
         async with rig.gateway():
             await rig.kubelet.wait_for_driver(DRIVER)
             await server.until(lambda: slices(1), what="the slice")
 
+    assert "holds gpu-0" in refused.error
     assert prepared.error == ""
     assert errors == {}
     assert [(one.method, one.path) for one in server.requests if one.code in (401, 403)] == []

@@ -102,15 +102,20 @@ class Cluster:
         node = (await self.client.get(Node, self.node)).to_dict()
         return int(node.get("status", {}).get("allocatable", {}).get(resource, 0))
 
-    async def make_claim(self, *drivers: str, match: str = "") -> str:
-        """Make a class for each driver's devices and a claim for one device of each, all alike in an attribute; the claim's name."""
+    async def make_claim(self, *drivers: str, match: str = "", tolerates: str = "") -> str:
+        """Make a class for each driver's devices and a claim for one device of each, all alike in an attribute; the claim's name.
+
+        `tolerates` is the key of a taint that it bears.
+        """
         claim = f"{self.run}-{uuid.uuid4().hex[:4]}"
         requests = []
         for driver in drivers:
             name = f"{claim}-{driver.partition('.')[0]}"
             selector = {"cel": {"expression": f'device.driver == "{driver}"'}}
             await self._make(DeviceClass, {"metadata": {"name": name}, "spec": {"selectors": [selector]}})
-            exactly = {"deviceClassName": name, "allocationMode": "ExactCount", "count": 1}
+            exactly: dict[str, Any] = {"deviceClassName": name, "allocationMode": "ExactCount", "count": 1}
+            if tolerates:
+                exactly["tolerations"] = [{"key": tolerates, "operator": "Exists"}]
             requests.append({"name": driver.partition(".")[0], "exactly": exactly})
         devices: dict[str, Any] = {"requests": requests}
         if match:
@@ -118,8 +123,8 @@ class Cluster:
         await self._make(ResourceClaim, {"metadata": {"name": claim, "namespace": "default"}, "spec": {"devices": devices}})
         return claim
 
-    async def make_pod(self, *, claim: str = "", resource: str = "") -> str:
-        """Make a pod that only waits, on our node, with a claim or one device of a resource; its name."""
+    async def make_pod(self, *, claim: str = "", resource: str = "", count: int = 1) -> str:
+        """Make a pod that only waits, on our node, with a claim or so many devices of a resource; its name."""
         name = f"{self.run}-{uuid.uuid4().hex[:4]}"
         container: dict[str, Any] = {"name": "main", "image": _IMAGE, "securityContext": _CONTAINER_SECURITY}
         # By the node's name: the label kubernetes.io/hostname may say something else.
@@ -137,7 +142,7 @@ class Cluster:
             spec["resourceClaims"] = [{"name": "devices", "resourceClaimName": claim}]
             container["resources"] = {"claims": [{"name": "devices"}]}
         if resource:
-            container["resources"] = {"limits": {resource: "1"}}
+            container["resources"] = {"limits": {resource: str(count)}}
         await self._make(Pod, {"metadata": {"name": name, "namespace": "default"}, "spec": spec})
         return name
 
@@ -173,6 +178,11 @@ class Cluster:
             return [one.metadata.name async for one in self.client.list(Pod, namespace="default")]
 
         await until(f"pod {name} is gone", pods, lambda names: name not in names)
+
+    async def events(self, name: str, reason: str) -> list[str]:
+        """Messages of the events of an object with this reason."""
+        found = [one.to_dict() async for one in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
+        return [str(one.get("message")) for one in found if one.get("reason") == reason]
 
     async def _said_of(self, name: str) -> list[str]:
         """Events of a pod: why it waits stands there."""

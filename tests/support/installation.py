@@ -8,6 +8,7 @@ installation does it another way. A test without its command is skipped, and say
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -235,6 +236,8 @@ class Processes(Installation):
             "TOPOBUS_GATEWAY__CLUSTER__MODE": "kubeconfig",
             "TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG": str(self._kubeconfig),
             "TOPOBUS_GATEWAY__INSTANCE": uuid.uuid4().hex,
+            # The recorded machine's device nodes stand in its own folder.
+            "TOPOBUS_GATEWAY__EDITS": json.dumps({name: {"device_nodes": [f"{self._folder}/machine/dev/"]} for name in ("gpu", "nic")}),
         }
         self._spawn(name, [sys.executable, "-m", f"topobus.{name}.main"], settings, port)
 

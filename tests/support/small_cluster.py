@@ -131,7 +131,7 @@ class SmallCluster:
                 {"request": request["name"], "driver": driver[1], "pool": NODE, "device": device["name"], "of": device}
                 for one in slices
                 for device in one["spec"].get("devices") or ()
-                if (driver[1], device["name"]) not in taken and not device.get("taints")
+                if (driver[1], device["name"]) not in taken and (not device.get("taints") or request["exactly"].get("tolerations"))
             ]
             options.append(list(itertools.combinations(free, request["exactly"].get("count", 1))))
         matched = [one["matchAttribute"] for one in claim["spec"]["devices"].get("constraints") or ()]

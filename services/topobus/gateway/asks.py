@@ -148,6 +148,7 @@ class NodeAsks:
         names: Sequence[str],
         config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
         looked_at: Sequence[str] = (),
+        tolerated: Sequence[str] = (),
     ) -> Prepared | Refusal:
         """Have devices made ready, each with its configuration; `looked_at` are those of admin access.
 
@@ -163,6 +164,7 @@ class NodeAsks:
             config=given[0] if given and is_alike else (),
             device_config={} if is_alike else dict(zip(names, given, strict=True)),
             looked_at=tuple(sorted(looked_at)),
+            tolerated=tuple(sorted(tolerated)),
         )
         reply = await self._bus.ask(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
         if isinstance(reply.result, Refusal):

@@ -24,6 +24,7 @@ from topobus.domain.errors import ConfigError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.asks import NodeAsks
+from topobus.gateway.attempts import Attempts
 from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claim_answers import PreparedDevice, answer_of
 from topobus.gateway.claim_reading import ClaimReader
@@ -95,6 +96,7 @@ class ClaimPreparer:
         tell_cdi: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Take what it works with; `tell_cdi` hears what is wrong with the CDI folder, nothing when it is good."""
+        self.attempts = Attempts()
         self._tell_cdi = tell_cdi
         self._boot_id = boot_id
         self._state = state
@@ -159,6 +161,15 @@ class ClaimPreparer:
 
     async def prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
         """Prepare a claim's devices of one class; the text is the claim's error."""
+        with self.attempts.running(claim.uid):
+            prepared = await self._try_prepare(device_class, claim)
+            if isinstance(prepared, str):
+                self.attempts.failed(claim.uid, device_class, prepared, asyncio.get_running_loop().time())
+            else:
+                self.attempts.ended(claim.uid, device_class)
+            return prepared
+
+    async def _try_prepare(self, device_class: str, claim: ClaimKey) -> tuple[PreparedDevice, ...] | str:
         try:
             return await self._patiently(claim, lambda: self._prepare(device_class, claim))
         except (_ClaimFailed, TopobusError) as err:
@@ -174,6 +185,7 @@ class ClaimPreparer:
         """Undo a claim; empty when done. A claim that is not known here was undone before."""
         try:
             await self._patiently(claim, lambda: self._unprepare(device_class, claim))
+            self.attempts.ended(claim.uid, device_class)
             return ""
         except (_ClaimFailed, TopobusError) as err:
             error = str(err)
@@ -258,7 +270,8 @@ class ClaimPreparer:
     ) -> Prepared:
         """Have some of the claim's devices made ready together."""
         looked_at = sorted({allocated.device for allocated in found.devices if allocated.is_shared} & set(names))
-        prepared = await self._asks.prepare(op_id, claim.owner, device_class, names, found.config, looked_at)
+        tolerated = sorted({*found.tolerated} & set(names))
+        prepared = await self._asks.prepare(op_id, claim.owner, device_class, names, found.config, looked_at, tolerated)
         if isinstance(prepared, Refusal):
             raise _ClaimFailed(_text(prepared))
         missing = sorted(set(names) - prepared.edits.keys())

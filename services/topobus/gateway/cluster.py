@@ -5,16 +5,27 @@ Flows in: objects in Kubernetes' wire shape. Flows out: objects, the server's re
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from topobus.contracts.messages import ApiObject
 from topobus.kubernetes.client import Rejected
 
-__all__ = ["CLAIMS", "NODES", "SLICES", "Cluster", "ClusterChange", "ClusterChangeKind", "ClusterClaims", "Rejected", "ResourceKind"]
+__all__ = [
+    "CLAIMS",
+    "NODES",
+    "PODS",
+    "SLICES",
+    "Cluster",
+    "ClusterChange",
+    "ClusterChangeKind",
+    "ClusterClaims",
+    "Rejected",
+    "ResourceKind",
+]
 
 
 class ResourceKind(Struct, frozen=True, kw_only=True):
@@ -28,6 +39,7 @@ class ResourceKind(Struct, frozen=True, kw_only=True):
 
 SLICES = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceSlice", plural="resourceslices")
 CLAIMS = ResourceKind(api_version="resource.k8s.io/v1", kind="ResourceClaim", plural="resourceclaims", is_namespaced=True)
+PODS = ResourceKind(api_version="v1", kind="Pod", plural="pods", is_namespaced=True)
 NODES = ResourceKind(api_version="v1", kind="Node", plural="nodes")
 
 
@@ -69,6 +81,18 @@ class Cluster(Protocol):
 
     async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
         """Delete an object if it is still this one; one that is gone already is done."""
+        ...
+
+    async def annotate(self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]) -> Rejected | None:
+        """Set annotations of an object if it is still this one; None is done."""
+        ...
+
+    async def tell(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
+        """Make a v1 Event; None is done."""
+        ...
+
+    async def evict(self, name: str, namespace: str, *, uid: str) -> Rejected | None:
+        """Ask for the eviction of a pod if it is still this one; None is done, or it is gone."""
         ...
 
     def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:

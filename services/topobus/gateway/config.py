@@ -98,6 +98,12 @@ class ClusterSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """How long changes are collected before slices are written, in seconds: a burst becomes one write."""
     silence_effect: Literal["NoSchedule", "NoExecute", "none"] = "NoSchedule"
     """What the taint on the devices of a silent device service does; none: no taint. Silence is no evidence of a fault, so it evicts nobody by itself."""
+    retries_pods: bool = True
+    """Whether a pod whose claims could not be prepared is annotated (`topobus.dev/prepare-again`) when what stood in the way is over. kubelet then looks at
+    once; by itself it comes back after 60 to 90 s. Needs the right to patch pods."""
+    evict_after_s: Annotated[float, Meta(ge=0)] = 0.0
+    """How long a pod waits for a device that somebody else holds before it is evicted, in seconds, when a controller makes it anew: its claim is then
+    allocated afresh. 0: never. Needs the right to create evictions."""
     resync_s: Seconds = 300.0
     """How often slices are compared without news, in seconds."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 
@@ -25,6 +26,8 @@ __all__ = ["KubernetesCluster"]
 
 _PAGE = 250
 _MOST_DOUBLINGS = 16
+# What a disruption budget answers, too.
+_TOO_MANY_REQUESTS = 429
 _RIGHTS = "check the gateway's rights in the cluster"
 
 
@@ -83,6 +86,34 @@ class KubernetesCluster:
         """Delete exactly this object."""
         body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid, "resourceVersion": resource_version}}
         answer = await self._ask("DELETE", _path(kind, await self._version_of(kind), "", name), body=body)
+        return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
+
+    async def annotate(self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]) -> Rejected | None:
+        """Set annotations of exactly this object, whatever else has changed of it."""
+        # A uid in a patch is a precondition: another object of the name is refused as a conflict.
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        answer = await self._ask("PATCH", _path(kind, await self._version_of(kind), namespace, name), body=body)
+        return answer if isinstance(answer, Rejected) else None
+
+    async def tell(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
+        """Make a v1 Event."""
+        answer = await self._ask("POST", object_path("v1", "events", namespace=namespace), body=dict(event))
+        return answer if isinstance(answer, Rejected) else None
+
+    async def evict(self, name: str, namespace: str, *, uid: str) -> Rejected | None:
+        """Ask for a pod's eviction; the no of a disruption budget is a value, too."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        try:
+            answer = await self._ask("POST", object_path("v1", "pods", namespace=namespace, name=name, part="eviction"), body=body)
+        except PeerUnavailable as err:
+            if err.facts.get("code") != _TOO_MANY_REQUESTS:
+                raise
+            return Rejected(code=_TOO_MANY_REQUESTS, reason="TooManyRequests", message=err.message)
         return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
 
     async def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:

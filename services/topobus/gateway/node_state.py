@@ -73,6 +73,8 @@ class NodeState:
         self.changed = Broadcast()
         self.ledger_changed = Broadcast()
         """Also when nobody holds anything else than before: a decision, or a pod's name, is another one."""
+        self.awaited: frozenset[str] = frozenset()
+        """Keys of owners that hold what a claim of a pod of this node waits for."""
         self._bus = bus
         self._own_resource = own_resource
         self._inventories: dict[str, Inventory] = {}
@@ -144,6 +146,11 @@ class NodeState:
         if self._ledger is None or owner_key in self._ledger.allocations:
             return True
         return any(owner.key == owner_key for mine in self._handed_out.values() for owner, _ in mine.values())
+
+    @property
+    def silent(self) -> frozenset[str]:
+        """Classes whose service does not answer."""
+        return frozenset(self._silent)
 
     def silent_since(self, device_class: str) -> str:
         """Since when a class's service keeps silent; empty while it answers."""

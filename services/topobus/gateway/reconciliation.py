@@ -31,6 +31,9 @@ from topobus.runtime.logging import get_logger
 
 __all__ = ["Reconciler"]
 
+# Between two looks while a claim waits, in seconds: two of them and a try of kubelet's are to fit into three seconds.
+_AWAITED_S = 0.5
+
 _Mark = tuple[str, str, int]
 """Tells an allocation from a later one of the same devices."""
 
@@ -48,21 +51,21 @@ class Reconciler:
         self._state = state
         self._asks = asks
         self._deadlines = deadlines
+        self._kubelet: tuple[int, int, int] | None = None
+        self._appeared_at = 0.0
+        self._used: set[_Mark] = set()
+        """Allocations that this kubelet has listed."""
 
     async def run(self, beat: Heartbeat) -> None:
         """Look for ever. Nothing happens where kubelet has no such socket."""
-        loop = asyncio.get_running_loop()
-        kubelet, appeared_at = identity(self._socket), loop.time()
+        self._kubelet, self._appeared_at = identity(self._socket), asyncio.get_running_loop().time()
         idle_before: frozenset[_Mark] = frozenset()
-        used_before: set[_Mark] = set()
         lacking_before: frozenset[Lacking | ExclusiveUse] = frozenset()
         while True:
             beat.rest()
-            await asyncio.sleep(self._deadlines.reconcile_s)
+            await self._pause()
             beat.turn()
-            if identity(self._socket) != kubelet:
-                kubelet, appeared_at = identity(self._socket), loop.time()
-                used_before.clear()
+            self._look_at_kubelet()
             seen = await self._look.look()
             if isinstance(seen, str) or self._state.ledger is None or not self._state.is_connected:
                 idle_before, lacking_before = frozenset(), frozenset()
@@ -75,16 +78,51 @@ class Reconciler:
                 await (self._adopt(lack) if isinstance(lack, Lacking) else self._adopt_exclusive(lack))
             lacking_before = lacking
             idle = (*idle_allocations(self._state.ledger, listing.in_use), *idle_containers(self._state.ledger, listing.exclusive))
-            # A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while.
-            is_settled = loop.time() - appeared_at >= self._deadlines.kubelet_grace_s
             for one in idle:
                 mark = self._mark(one)
-                if mark in idle_before and (is_settled or mark in used_before):
+                if mark in idle_before and self._is_believed(mark):
                     await self._release(one)
             idle_before = frozenset(map(self._mark, idle))
-            used_before = {
-                mark for mark in map(self._mark, self._state.ledger.allocations.values()) if mark in used_before or mark not in idle_before
+            self._used = {
+                mark for mark in map(self._mark, self._state.ledger.allocations.values()) if mark in self._used or mark not in idle_before
             }
+
+    async def _pause(self) -> None:
+        """Wait for the next look; while a claim waits for what a pod of kubelet's holds, see every moment whether that pod is gone."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._deadlines.reconcile_s
+        gone_before: frozenset[_Mark] = frozenset()
+        while (left_s := until - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, _AWAITED_S))
+            gone_before = await self._release_gone(gone_before) if self._state.awaited else frozenset()
+
+    async def _release_gone(self, gone_before: frozenset[_Mark]) -> frozenset[_Mark]:
+        """Let go of awaited allocations whose pod kubelet has listed and lists no more, at two looks in a row; those of this look.
+
+        What no pod was named for may be an allocation whose pod is not listed yet: that is left to the ordinary looks.
+        """
+        self._look_at_kubelet()
+        listing = await self._look.listing()
+        ledger = self._state.ledger
+        if isinstance(listing, str) or ledger is None or not self._state.is_connected:
+            return frozenset()
+        idle = {self._mark(one): one for one in idle_allocations(ledger, listing.in_use)}
+        gone = {mark: one for mark, one in idle.items() if one.user is not None and one.owner.key in self._state.awaited}
+        self._used |= {mark for mark in map(self._mark, ledger.allocations.values()) if mark not in idle}
+        for mark in sorted(gone.keys() & gone_before):
+            if self._is_believed(mark):
+                await self._release(gone[mark])
+        return frozenset(gone)
+
+    def _look_at_kubelet(self) -> None:
+        """See whether kubelet was started again."""
+        if identity(self._socket) != self._kubelet:
+            self._kubelet, self._appeared_at = identity(self._socket), asyncio.get_running_loop().time()
+            self._used.clear()
+
+    def _is_believed(self, mark: _Mark) -> bool:
+        """A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while."""
+        return asyncio.get_running_loop().time() - self._appeared_at >= self._deadlines.kubelet_grace_s or mark in self._used
 
     def _mark(self, allocation: Allocation) -> _Mark:
         return (allocation.owner.key, allocation.decision_id, self._state.times_handed_out(allocation.owner))

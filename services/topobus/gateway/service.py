@@ -31,6 +31,7 @@ from topobus.gateway.given import GivenStore
 from topobus.gateway.lock import Turn, in_line
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.gateway.pod_resources import PodResourcesReader
+from topobus.gateway.pod_retries import PodRetries
 from topobus.gateway.pods import PodLook
 from topobus.gateway.reconciliation import Reconciler
 from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
@@ -213,12 +214,13 @@ class _Gateway:
             await self._runtime.bus.answer(PODS, work.pods.answer, node=self._runtime.node)
             if self._foreign is not None:
                 group.create_task(self._foreign.run())
-            self._join_cluster(group, work.settler)
+            self._join_cluster(group, work)
             await self._open_plugins(lists, work.given)
 
-    def _join_cluster(self, group: asyncio.TaskGroup, settler: ClaimSettler | None) -> None:
-        """Publish slices and settle claims, where there is a cluster."""
-        if self._cluster is None or settler is None:
+    def _join_cluster(self, group: asyncio.TaskGroup, work: _Work) -> None:
+        """Publish slices, settle claims and look after pods that wait, where there is a cluster."""
+        settler = work.settler
+        if self._cluster is None or settler is None or self._checkpoint is None:
             return
         publisher = SlicePublisher(
             self._cluster,
@@ -232,6 +234,8 @@ class _Gateway:
         )
         group.create_task(publisher.run())
         group.create_task(settler.run())
+        attempts, settings = work.preparer.attempts, self._settings.cluster
+        group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, self._runtime.clock).run())
 
     async def _open_plugins(self, lists: asyncio.TaskGroup, given: GivenStore) -> None:
         """Serve each class and pool as a device plugin from its first device on; none is ever closed again while we run."""

@@ -301,6 +301,8 @@ class PrepareRequest(Struct, frozen=True, kw_only=True):
     """Configuration by device, in place of `config`, where it is not the same for all: a claim configures single requests."""
     looked_at: tuple[str, ...] = ()
     """Those of `devices` to which the owner has admin access: it may look at a sick one, too."""
+    tolerated: tuple[str, ...] = ()
+    """Those of `devices` that the owner takes also when they are sick: its allocation tolerates their taint."""
 
 
 class Prepared(Struct, frozen=True, kw_only=True, tag="prepared", tag_field="outcome"):

@@ -7,7 +7,7 @@ not kept: the same operation may succeed later.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -51,7 +51,7 @@ class Preparer:
                 return kept[1]
             return _refuse("operation-reused", f"operation {request.op_id} was another request before", op_id=request.op_id)
         devices = [self._find(name) for name in request.devices]
-        refusal = self._check(request.devices, devices, request.looked_at)
+        refusal = self._check(request.devices, devices, {*request.looked_at, *request.tolerated})
         if refusal is not None:
             return refusal
         result = await self._prepare_all([one for one in devices if one is not None], request)
@@ -94,13 +94,13 @@ class Preparer:
         )
         return UnprepareReply(refusal=Refusal(reasons=tuple(reasons)) if reasons else None)
 
-    def _check(self, names: Sequence[str], devices: Sequence[Device | None], looked_at: Sequence[str]) -> PrepareReply | None:
+    def _check(self, names: Sequence[str], devices: Sequence[Device | None], may_be_sick: Collection[str]) -> PrepareReply | None:
         if not names:
             return _refuse("no-devices", "the request names no device")
         for name, device in zip(names, devices, strict=True):
             if device is None:
                 return _refuse("device-unknown", f"class {self._class} has no device {name!r} on this node", device=name)
-            if device.health.state is HealthState.UNHEALTHY and name not in looked_at:
+            if device.health.state is HealthState.UNHEALTHY and name not in may_be_sick:
                 worst = device.health.worst
                 why = f"{worst.reason} ({worst.message})" if worst else "unhealthy"
                 return _refuse("device-unhealthy", f"device {name} is unhealthy: {why}", device=name, reason=worst.reason if worst else "")

@@ -284,6 +284,9 @@ class ApiServerSimulator:
             case "POST", True if target.subresource == "binding":
                 self._store.bind(resource, namespace, name, str(((body or {}).get("target") or {}).get("name", "")))
                 return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}
+            case "POST", True if target.subresource == "eviction":
+                self._store.delete(resource, namespace, name, (body or {}).get("deleteOptions"))
+                return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success", "code": 201}
             case "PUT", True:
                 self._check_status(target, user, "update", body or {})
                 return 200, self._store.update(resource, namespace, name, body or {}, subresource=target.subresource)

@@ -43,7 +43,11 @@ def target_of(path: str) -> Target | None:
     name, subresource = (*rest[1:], "", "")[:2]
     if found is None or (namespace and not found.is_namespaced) or (found.is_namespaced and name and not namespace) or len(rest) > 3:
         return None
-    if subresource and not (subresource == "status" and found.has_status) and (found.kind, subresource) != ("Pod", "binding"):
+    if (
+        subresource
+        and not (subresource == "status" and found.has_status)
+        and (found.kind, subresource) not in (("Pod", "binding"), ("Pod", "eviction"))
+    ):
         return None
     return Target(resource=found, namespace=namespace, name=name, subresource=subresource)
 

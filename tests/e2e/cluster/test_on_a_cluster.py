@@ -21,6 +21,10 @@ CLASS = os.environ.get("TOPOBUS_CLUSTER_CLASS", "gpu")
 SECOND_CLASS = os.environ.get("TOPOBUS_CLUSTER_SECOND_CLASS", "nic")
 DRIVER = f"{CLASS}.topobus.dev"
 RESOURCE = f"topobus.dev/{CLASS}"
+# How many pods come by each door, over all bursts.
+_PODS_A_DOOR = 20
+_OCCUPIED = "topobus.dev/occupied"
+_AGAIN = "topobus.dev/prepare-again"
 KUBELET = Path(os.environ.get("TOPOBUS_KUBELET_DIR", "/var/lib/kubelet"))
 
 
@@ -220,6 +224,51 @@ async def test_pods_go_on_when_the_gateway_is_updated_without_surge(cluster: Clu
     assert [(await cluster.pod(one))["status"]["phase"] for one in (by_claim, by_resource)] == ["Running", "Running"]
     await cluster.until_running(await cluster.make_pod(resource=RESOURCE))
     await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(DRIVER)))
+
+
+async def test_pods_of_both_doors_run_and_end_when_they_come_in_bursts(cluster: Cluster) -> None:
+    """40 pods, half by each door, as many at once as the node has devices: none is turned away, none waits for the other door, all end."""
+    offered = await is_up(cluster)
+    half = offered // 2
+    assert half, f"the node has {offered} {RESOURCE}, wanted two or more"
+    given: list[set[str]] = []
+    for burst in range(0, _PODS_A_DOOR, half):
+        count = min(half, _PODS_A_DOOR - burst)
+        claims = [await cluster.make_claim(DRIVER) for _ in range(count)]
+        made = [cluster.make_pod(claim=claim) for claim in claims] + [cluster.make_pod(resource=RESOURCE) for _ in range(count)]
+        pods = await asyncio.gather(*made)
+        await asyncio.gather(*(cluster.until_running(pod) for pod in pods))
+        allocated = [(await cluster.claim(claim))["status"]["allocation"]["devices"]["results"][0]["device"] for claim in claims]
+        given.append(set(allocated))
+        await asyncio.gather(*(cluster.remove(pod) for pod in pods))
+
+    # Each claim a device of its own, in each burst.
+    assert sum(map(len, given)) == _PODS_A_DOOR
+    assert await is_up(cluster) == offered
+
+
+async def test_pod_by_claim_starts_at_once_when_the_pod_that_had_its_device_is_gone(cluster: Cluster) -> None:
+    """The loser waits and is told who has its device, on the pod and on the claim; kubelet looks again as soon as the device is free."""
+    offered = await is_up(cluster)
+    winner = await cluster.make_pod(resource=RESOURCE, count=offered)
+    await cluster.until_running(winner)
+    await until(
+        "slices say that a pod has the devices", lambda: cluster.devices(DRIVER), lambda found: all(map(_is_occupied, found.values()))
+    )
+    # Whoever tolerates that a pod has the device is given it.
+    claim = await cluster.make_claim(DRIVER, tolerates=_OCCUPIED)
+    loser = await cluster.make_pod(claim=claim)
+    told = [await until(f"an event on {name}", partial(cluster.events, name, "DevicesNotPrepared"), bool) for name in (loser, claim)]
+    assert (await cluster.pod(loser))["status"]["phase"] == "Pending"
+    await cluster.remove(winner)
+    running = await cluster.until_running(loser)
+
+    assert all(winner in messages[0] for messages in told)
+    assert running["metadata"]["annotations"][_AGAIN]
+
+
+def _is_occupied(device: dict[str, Any]) -> bool:
+    return any(taint["key"] == _OCCUPIED for taint in device.get("taints") or ())
 
 
 async def test_fault_is_in_the_pods_status_when_its_device_fails(cluster: Cluster, installation: Installation) -> None:

@@ -14,8 +14,9 @@ import msgspec
 
 from topobus.contracts.kubernetes import limits
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
-from topobus.contracts.kubernetes.resource import SliceDevice, SliceSpec, Taint, TaintRuleSpec, TaintSelector, Toleration
+from topobus.contracts.kubernetes.resource import SliceDevice, SliceSpec, Taint, TaintRuleSpec, TaintSelector
 from topobus.contracts.kubernetes.shape import read_as
+from topobus.contracts.kubernetes.tolerations import tolerates
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.slicebook import Origin
 from topobus.controller.core.values import DeviceId, Slice
@@ -66,21 +67,6 @@ def matches(selector: TaintSelector | None, device: DeviceId) -> bool:
         return False
     pairs = ((selector.driver, device.driver), (selector.pool, device.pool), (selector.device, device.device))
     return all(wanted is None or wanted == found for wanted, found in pairs)
-
-
-def tolerates(one: Toleration, taint: Taint) -> bool:
-    """Say whether a toleration bears a taint. Source: k8s.io/dynamic-resource-allocation/resourceclaim, ToleratesTaint."""
-    if one.effect and one.effect != taint.effect:
-        return False
-    if one.key and one.key != taint.key:
-        return False
-    match one.operator:
-        case "" | "Equal":
-            return one.value == taint.value
-        case "Exists":
-            return True
-        case _:
-            return False
 
 
 def tainted(slices: tuple[Slice, ...], rules: Iterable[TaintRule]) -> tuple[Slice, ...]:

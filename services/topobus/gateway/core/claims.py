@@ -10,9 +10,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from topobus.contracts.kubernetes.resource import Toleration
+from topobus.contracts.kubernetes.slices import SICK_TAINT
+from topobus.contracts.kubernetes.tolerations import tolerates
 from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import CdiDevice, CdiSpec
 from topobus.domain.device import driver_name
@@ -62,6 +66,9 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     config: dict[str, tuple[dict[str, Any], ...]] = {}
     """Device to its opaque parameters: of the class before those of the claim, only such as mean the request that the device was given for."""
 
+    tolerated: tuple[str, ...] = ()
+    """Devices of this driver that the claim takes also when they are sick: its allocation tolerates the taint that a sick device has."""
+
     @property
     def names(self) -> tuple[str, ...]:
         """The devices, each once, sorted."""
@@ -97,6 +104,7 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
     config: dict[str, list[dict[str, Any]]] = {}
     held: dict[str, set[str]] = {}
     whole: set[tuple[str, str]] = set()
+    untolerated: set[str] = set()
     for index, result in enumerate(results):
         fields = [result.get(key) for key in ("request", "driver", "pool", "device")] if isinstance(result, Mapping) else []
         if not fields or not all(isinstance(one, str) and one for one in fields):
@@ -118,6 +126,8 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
                 whole.add((device_class, device))
         if its_driver != driver:
             continue
+        if not _tolerates_sickness(result):
+            untolerated.add(device)
         if pool != node:
             return _refuse("claim-elsewhere", f"{where}: device {device} is in pool {pool}, this node is {node}", pool=pool, node=node)
         name = request.partition("/")[0]
@@ -132,8 +142,9 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
         for device_class, names in sorted_held.items()
         if (shares := tuple(name for name in names if (device_class, name) not in whole))
     }
+    tolerated = tuple(sorted({one.device for one in devices} - untolerated))
     configured = {device: tuple(found) for device, found in sorted(config.items()) if found}
-    return ClaimAllocation(devices=tuple(devices), held=sorted_held, by_share=by_share, config=configured)
+    return ClaimAllocation(devices=tuple(devices), held=sorted_held, by_share=by_share, config=configured, tolerated=tolerated)
 
 
 def is_allocated_here(claim: ApiObject | None, uid: str, node: str) -> bool:
@@ -263,6 +274,18 @@ def _results(claim: ApiObject) -> list[Any] | None:
     devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
     results = devices.get("results") if isinstance(devices, Mapping) else None
     return results if isinstance(results, list) else None
+
+
+def _tolerates_sickness(result: Mapping[str, Any]) -> bool:
+    """Say whether a part of an allocation bears a sick device, for longer than a moment; what cannot be read bears nothing."""
+    try:
+        tolerations = msgspec.convert(result.get("tolerations") or [], tuple[Toleration, ...])
+    except msgspec.ValidationError:
+        return False
+    return any(
+        tolerates(toleration, SICK_TAINT) and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
+        for toleration in tolerations
+    )
 
 
 def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozenset[str], dict[str, Any]]] | Refusal:

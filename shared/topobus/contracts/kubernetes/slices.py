@@ -17,10 +17,12 @@ from topobus.domain.device import AttributeValue, Device
 from topobus.domain.health import HealthState
 from topobus.domain.quantity import Quantity, QuantityForm
 
-__all__ = ["DEVICES_PER_SLICE", "HEALTH_TAINT", "STANDARD_DOMAIN", "in_seconds", "slice_device"]
+__all__ = ["DEVICES_PER_SLICE", "HEALTH_TAINT", "SICK_TAINT", "STANDARD_DOMAIN", "in_seconds", "slice_device"]
 
 STANDARD_DOMAIN = "resource.kubernetes.io"
 HEALTH_TAINT = "topobus.dev/health"
+SICK_TAINT = Taint(key=HEALTH_TAINT, value=str(HealthState.UNHEALTHY), effect="NoExecute")
+"""What a device has of which there is evidence that it is sick."""
 # 128 devices fit into a slice, 64 when one has a taint or a list; sickness comes and goes, so slices are always cut for the worse case: a fault then
 # changes one slice and not the cut of the whole pool.
 DEVICES_PER_SLICE = MAX_DEVICES // 2
@@ -114,7 +116,7 @@ def _taints(one: Device) -> tuple[Taint, ...]:
     """Taint what may not be handed out: evidence of a fault also evicts, mere silence does not."""
     if one.health.is_allocatable:
         return ()
-    effect = "NoExecute" if one.health.state is HealthState.UNHEALTHY else "NoSchedule"
+    effect = SICK_TAINT.effect if one.health.state is HealthState.UNHEALTHY else "NoSchedule"
     worst = one.health.worst
     since = in_seconds(worst.since if worst is not None and worst.since else one.health.since)
     return (Taint(key=HEALTH_TAINT, value=str(one.health.state), effect=effect, time_added=since or None),)

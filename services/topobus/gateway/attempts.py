@@ -1,0 +1,64 @@
+"""How the preparation of claims goes in this process: what is under way, and what failed last and why.
+
+Flows in: the beginning and the end of each try. Flows out: the same, for whoever has the pods looked at again. Nothing of it survives the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+from topobus.gateway.node_state import Broadcast
+
+__all__ = ["Attempts", "Failure"]
+
+
+class Failure(Struct, frozen=True, kw_only=True):
+    """The last try of a claim failed."""
+
+    error: str
+    at_s: float
+    """The event loop's time."""
+
+
+class Attempts:
+    """Claim uid to how its preparation goes; of a claim with several classes the failure of any."""
+
+    def __init__(self) -> None:
+        self.changed = Broadcast()
+        self._running: dict[str, int] = {}
+        self._failures: dict[tuple[str, str], Failure] = {}
+
+    @contextmanager
+    def running(self, uid: str) -> Iterator[None]:
+        """Count a try while it is under way."""
+        self._running[uid] = self._running.get(uid, 0) + 1
+        try:
+            yield
+        finally:
+            self._running[uid] -= 1
+            if not self._running[uid]:
+                del self._running[uid]
+            self.changed.announce()
+
+    def is_running(self, uid: str) -> bool:
+        """Say whether a try of this claim is under way."""
+        return uid in self._running
+
+    def failed(self, uid: str, device_class: str, error: str, at_s: float) -> None:
+        """Note that a try failed."""
+        self._failures[uid, device_class] = Failure(error=error, at_s=at_s)
+
+    def ended(self, uid: str, device_class: str) -> None:
+        """Forget failures of a claim's class: it is prepared, or undone."""
+        self._failures.pop((uid, device_class), None)
+
+    def failure(self, uid: str) -> Failure | None:
+        """The newest failure of a claim; None when no try has failed since it was prepared or undone."""
+        return max((failure for (claim, _), failure in self._failures.items() if claim == uid), key=lambda one: one.at_s, default=None)
+
+    def keep(self, uids: set[str]) -> None:
+        """Forget claims that nobody waits for any more."""
+        self._failures = {key: failure for key, failure in self._failures.items() if key[0] in uids}

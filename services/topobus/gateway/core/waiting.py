@@ -1,0 +1,179 @@
+"""Pods of this node that wait for claims: which devices they are about to have, what stands in their way, and when kubelet should look again.
+
+Flows in: pods and claims in Kubernetes' wire shape, who holds what, inventories. Flows out: devices to withhold from other doors, the obstacle of a claim as a
+sentence, and the moment at which a pod is due. No clock: times come in as seconds of one monotonic clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from msgspec import Struct
+
+from topobus.contracts.messages import ApiObject
+from topobus.domain.device import Inventory, driver_name
+from topobus.domain.health import HealthState
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.claims import ClaimAllocation, allocation_of, class_of_driver
+
+__all__ = ["NodePod", "PodWait", "WaitingClaim", "due_at", "in_the_way", "obstacle_of", "pod_of", "waiting_claim", "withheld_devices"]
+
+_OVER = ("Succeeded", "Failed")
+# kubelet asks within moments of the binding; a pod for which it has not after this long (it asked a gateway that is gone) is looked at again, in seconds.
+_UNASKED_S = 1.5
+# Between a failure whose cause is not seen from here (a driver's own) and the next try, and how many of these before they become rarer, in seconds.
+_STEADY_S, _STEADY_TRIES = 2.0, 10
+_LONGEST_S = 30.0
+# kubelet has to write down its own failure first.
+_AFTER_FAILURE_S = 0.2
+
+
+class NodePod(Struct, frozen=True, kw_only=True):
+    """One pod that is bound to this node and not over."""
+
+    namespace: str
+    name: str
+    uid: str
+    claims: tuple[str, ...]
+    """Names of its claims, as far as they are known yet."""
+    has_controller: bool = False
+    """Something makes it anew when it is gone."""
+
+
+class WaitingClaim(Struct, frozen=True, kw_only=True):
+    """A claim that is allocated on this node and not prepared yet."""
+
+    owner: Owner
+    held: dict[str, tuple[str, ...]]
+    """Class to devices that it will hold; what it only looks at (admin access) is none of it."""
+    by_share: dict[str, tuple[str, ...]] = {}
+    classes: tuple[str, ...] = ()
+    """Of our drivers that have to prepare it."""
+    tolerated: frozenset[tuple[str, str]] = frozenset()
+    """Class and device that the claim takes also when they are sick."""
+
+
+class PodWait(Struct, frozen=True, kw_only=True):
+    """How a pod's waiting has gone so far, in seconds of one clock."""
+
+    since_s: float
+    """When it was seen first, or when this gateway could first have served it."""
+    failed_s: float | None = None
+    """End of the last try that failed; None: kubelet has not asked this process."""
+    nudged_s: float | None = None
+    tries: int = 0
+    """How often kubelet was made to look since something stood in the way the last time."""
+
+
+def pod_of(pod: ApiObject) -> NodePod | None:
+    """Read a pod; None when it has ended, is being deleted, or has no claim."""
+    metadata, status = pod.metadata, pod.status
+    if status.get("phase") in _OVER or metadata.get("deletionTimestamp"):
+        return None
+    made = {entry.get("name"): entry.get("resourceClaimName") for entry in _mappings(status.get("resourceClaimStatuses"))}
+    names = [entry.get("resourceClaimName") or made.get(entry.get("name")) for entry in _mappings(pod.spec.get("resourceClaims"))]
+    extended = status.get("extendedResourceClaimStatus")
+    names.append(extended.get("resourceClaimName") if isinstance(extended, Mapping) else None)
+    claims = tuple(sorted({name for name in names if isinstance(name, str) and name}))
+    if not claims:
+        return None
+    return NodePod(
+        namespace=str(metadata.get("namespace", "")),
+        name=str(metadata.get("name", "")),
+        uid=str(metadata.get("uid", "")),
+        claims=claims,
+        has_controller=any(entry.get("controller") is True for entry in _mappings(metadata.get("ownerReferences"))),
+    )
+
+
+def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
+    """Read what a claim is about to have of this node's devices; None when that is nothing of ours, or cannot be read (its prepare will say why)."""
+    if claim is None:
+        return None
+    allocation = claim.status.get("allocation")
+    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
+    results = _mappings(devices.get("results") if isinstance(devices, Mapping) else None)
+    classes = sorted({class_of_driver(str(result.get("driver", ""))) for result in results if result.get("pool") == node} - {""})
+    name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
+    found: list[tuple[str, ClaimAllocation]] = []
+    for device_class in classes:
+        read = allocation_of(claim, namespace=namespace, name=name, uid=uid, driver=driver_name(device_class), node=node)
+        if isinstance(read, Refusal):
+            return None
+        found.append((device_class, read))
+    if not found:
+        return None
+    owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid)
+    _, first = found[0]
+    tolerated = frozenset((device_class, device) for device_class, one in found for device in one.tolerated)
+    return WaitingClaim(owner=owner, held=first.held, by_share=first.by_share, classes=tuple(classes), tolerated=tolerated)
+
+
+def withheld_devices(claims: Iterable[WaitingClaim]) -> dict[str, dict[str, Owner]]:
+    """List what claims are about to hold: class to device to claim; of two claims with one device the first by key."""
+    found: dict[str, dict[str, Owner]] = {}
+    for claim in sorted(claims, key=lambda one: one.owner.key):
+        for device_class, names in claim.held.items():
+            for name in names:
+                found.setdefault(device_class, {}).setdefault(name, claim.owner)
+    return found
+
+
+def in_the_way(claim: WaitingClaim, holders: Mapping[str, Mapping[str, Owner]]) -> dict[str, Owner]:
+    """List the devices of a claim that somebody else holds, sorted, with the owner. Shapes: holders — class to device to owner."""
+    found: dict[str, Owner] = {}
+    for device_class, names in sorted(claim.held.items()):
+        for name in names:
+            holder = holders.get(device_class, {}).get(name)
+            is_share = name in claim.by_share.get(device_class, ())
+            if holder is not None and holder.key != claim.owner.key and not (is_share and holder.kind is OwnerKind.CLAIM):
+                found[name] = holder
+    return found
+
+
+def obstacle_of(
+    claim: WaitingClaim,
+    *,
+    holders: Mapping[str, Mapping[str, Owner]],
+    inventories: Mapping[str, Inventory],
+    silent: Collection[str],
+    is_connected: bool,
+) -> str:
+    """Say what stands in the way of a claim's preparation, as far as it is known here; empty when nothing does.
+
+    Shapes: holders — class to device to owner; silent — classes whose service does not answer.
+    """
+    if not is_connected:
+        return "NATS is not connected"
+    for device_class in claim.classes:
+        if device_class in silent:
+            return f"the {device_class} service does not answer"
+    for name, holder in in_the_way(claim, holders).items():
+        return f"{holder} holds {name}"
+    for device_class, names in sorted(claim.held.items()):
+        inventory = inventories.get(device_class)
+        for name in names:
+            device = inventory.device(name) if inventory is not None else None
+            if device is None:
+                return f"{name} is not in the inventory"
+            is_sick = device.health.state is HealthState.UNHEALTHY
+            if is_sick and (device_class, name) not in claim.tolerated:
+                return f"{name} is {device.health.state}"
+    return ""
+
+
+def due_at(wait: PodWait) -> float:
+    """Say when kubelet should look at a pod again that nothing stands in the way of, in seconds of the same clock.
+
+    Soon after the first failure, then in steady steps: a driver's own trouble is not seen from here when it ends. A pod that goes on failing is looked at
+    ever less often.
+    """
+    if wait.nudged_s is None:
+        return wait.since_s + _UNASKED_S if wait.failed_s is None else wait.failed_s + _AFTER_FAILURE_S
+    beyond = max(0, wait.tries - _STEADY_TRIES)
+    return max(wait.nudged_s, wait.failed_s or 0.0) + min(_STEADY_S * 2 ** min(beyond, 10), _LONGEST_S)
+
+
+def _mappings(entries: object) -> list[Mapping[str, object]]:
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list | tuple) else []
