@@ -21,7 +21,7 @@ from typing import Self
 
 from topobus.domain.errors import PeerUnavailable
 
-__all__ = ["Program", "ProgramState", "ProgramStatus", "Supervisor", "die_with_parent", "is_alive", "probe_http", "probe_nats"]
+__all__ = ["Program", "ProgramState", "ProgramStatus", "Supervisor", "die_with_parent", "is_alive", "probe_http"]
 
 # A service promises to stop within 5 s of SIGTERM; one more for a loaded machine, then it is killed.
 _STOP_GRACE_S = 6.0
@@ -34,6 +34,9 @@ _HOPELESS_RESTARTS = 4
 _PROBE_PAUSE_S = 0.1
 _PROBE_TIMEOUT_S = 1.0
 _READY_PAUSE_S = 2.0
+# A program that was ready, or that has had so long to become so, and that says for so long that only a restart helps, is restarted.
+_STUCK_S = 5.0
+_STUCK_AT_START_S = 20.0
 _TAIL_LINES = 40
 # PR_SET_PDEATHSIG (linux/prctl.h): the kernel sends this signal to a child whose parent is gone, even by SIGKILL.
 _PR_SET_PDEATHSIG = 1
@@ -61,6 +64,8 @@ class Program:
     command: tuple[str, ...]
     environment: Mapping[str, str]
     probe: Callable[[], Awaitable[bool]]
+    is_stuck: Callable[[], Awaitable[bool]] | None = None
+    """Asked while it runs and is not ready: whether only a restart helps. None: nobody knows such a state of it."""
     cleanup: tuple[str, ...] = ()
     """A command that removes what a killed program may leave (a container); its failure is no news."""
 
@@ -174,13 +179,7 @@ class Supervisor:
     async def _stop_one(self, status: ProgramStatus, program: Program, task: asyncio.Task[None]) -> None:
         process = self._processes.get(status.name)
         if process is not None and process.returncode is None:
-            process.terminate()
-            try:
-                async with asyncio.timeout(self._stop_grace_s):
-                    await process.wait()
-            except TimeoutError:
-                _kill_group(process.pid)
-                await process.wait()
+            await self._end(process)
         task.cancel()
         await asyncio.wait([task])
         if process is not None:
@@ -229,15 +228,16 @@ class Supervisor:
         status.pid = process.pid
         self._set(status, ProgramState.STARTING)
         prober = asyncio.create_task(self._watch_readiness(program, status))
+        freer = asyncio.create_task(self._free(program, status, process))
         reader = asyncio.create_task(self._copy_log(process, status))
         try:
             status.exit_code = await process.wait()
             # The pipe ends with the process unless a grandchild holds it; the last lines are worth a moment, not a hang.
             await asyncio.wait([reader], timeout=1.0)
         finally:
-            for task in (prober, reader):
+            for task in (prober, reader, freer):
                 task.cancel()
-            await asyncio.wait([prober, reader])
+            await asyncio.wait([prober, reader, freer])
             status.pid = None
 
     async def _watch_readiness(self, program: Program, status: ProgramStatus) -> None:
@@ -250,6 +250,30 @@ class Supervisor:
             elif not is_ready and status.state is ProgramState.READY:
                 self._set(status, ProgramState.NOT_READY)
             await asyncio.sleep(_READY_PAUSE_S if is_ready else _PROBE_PAUSE_S)
+
+    async def _free(self, program: Program, status: ProgramStatus, process: asyncio.subprocess.Process) -> None:
+        """End a program that runs and cannot work any more; whoever keeps it starts it anew, with its back-off."""
+        if program.is_stuck is None:
+            return
+        since: float | None = None
+        while since is None or time.monotonic() - since < _STUCK_S:
+            await asyncio.sleep(_FIRST_PAUSE_S)
+            has_had_time = status.ready_after_s is not None or time.monotonic() - status.started_at > _STUCK_AT_START_S
+            if status.state is ProgramState.READY or not has_had_time or not await program.is_stuck():
+                since = None
+            elif since is None:
+                since = time.monotonic()
+        status.tail.append(f"{program.name} runs and does not work any more: it is restarted")
+        await self._end(process)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        process.terminate()
+        try:
+            async with asyncio.timeout(self._stop_grace_s):
+                await process.wait()
+        except TimeoutError:
+            _kill_group(process.pid)
+            await process.wait()
 
     async def _copy_log(self, process: asyncio.subprocess.Process, status: ProgramStatus) -> None:
         assert process.stdout is not None
@@ -308,19 +332,6 @@ async def probe_http(port: int, path: str = "/readyz") -> bool:
                 writer.write(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
                 await writer.drain()
                 return b" 200 " in await reader.readline()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, ValueError):
-        return False
-
-
-async def probe_nats(host: str, port: int) -> bool:
-    """Say whether a NATS server greets at this address."""
-    try:
-        async with asyncio.timeout(_PROBE_TIMEOUT_S):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                return (await reader.readline()).startswith(b"INFO ")
             finally:
                 writer.close()
     except (OSError, TimeoutError, ValueError):

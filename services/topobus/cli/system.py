@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from topobus.cli.supervision import Program, Supervisor, probe_http, probe_nats
+from topobus.cli.nats_store import StoreSize, has_room, probe_jetstream, size_store, write_config
+from topobus.cli.supervision import Program, Supervisor, probe_http
 from topobus.domain.errors import ConfigError
 from topobus.testing.nats import free_port
 from topobus.testing.nats_provider import provide_nats_server
@@ -101,7 +102,14 @@ async def start_system(
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
         folder.mkdir(parents=True, exist_ok=True)
     async with Supervisor(layout.logs) as supervisor:
-        url = nats_url or await _start_nats(supervisor, layout, say)
+        # What somebody says of a server of ours by the environment wins; of theirs we know nothing.
+        store: dict[str, str] = {}
+        if nats_url is None:
+            size = size_store(layout.nats)
+            store = {"TOPOBUS_ALL__NATS__STORE_MIB": str(size.store_mib)} if size.store_mib else {}
+            if size.store_mib:
+                say(f"the disk is small: NATS' store may take {size.store_mib} MiB")
+            nats_url = await start_nats(supervisor, layout, size, say)
         ports = {name: free_port() for name in SERVICES}
         for name in SERVICES:
             supervisor.start(
@@ -109,13 +117,14 @@ async def start_system(
                     name=name,
                     command=(str(_program(f"topobus-{name}")),),
                     environment={
-                        **_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=url, port=ports[name]),
+                        **store,
+                        **_environment(layout, name, node=node, hardware_root=hardware_root, nats_url=nats_url, port=ports[name]),
                         **(environment or {}),
                     },
                     probe=partial(probe_http, ports[name]),
                 )
             )
-        yield System(layout=layout, node=node, nats_url=url, supervisor=supervisor, http_ports=ports)
+        yield System(layout=layout, node=node, nats_url=nats_url, supervisor=supervisor, http_ports=ports)
 
 
 def _is_free(port: int) -> bool:
@@ -128,15 +137,23 @@ def _is_free(port: int) -> bool:
     return True
 
 
-async def _start_nats(supervisor: Supervisor, layout: Layout, say: Callable[[str], None]) -> str:
+async def start_nats(supervisor: Supervisor, layout: Layout, size: StoreSize, say: Callable[[str], None]) -> str:
+    """Start a NATS server with its store in the state folder, and keep it storing; gives its URL when it is ready."""
     server = await asyncio.to_thread(provide_nats_server, say)
     port = _DEFAULT_NATS_PORT if _is_free(_DEFAULT_NATS_PORT) else free_port()
+    monitor_port = free_port()
+    probe = partial(probe_jetstream, "127.0.0.1", port, monitor_port)
+
+    async def is_stuck() -> bool:
+        return has_room(layout.nats) and not await probe()
+
     supervisor.start(
         Program(
             name="nats",
-            command=server.command(port=port, store=layout.nats),
+            command=server.command(port=port, store=layout.nats, monitor_port=monitor_port, config=write_config(layout.nats, size)),
             environment=os.environ,
-            probe=partial(probe_nats, "127.0.0.1", port),
+            probe=probe,
+            is_stuck=is_stuck,
             cleanup=server.cleanup(port=port),
         )
     )

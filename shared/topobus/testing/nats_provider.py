@@ -33,12 +33,17 @@ class NatsProgram:
     program: Path
     image: str = ""
 
-    def command(self, *, port: int, store: Path) -> tuple[str, ...]:
-        """Build the command of a server with JetStream that listens on loopback alone."""
+    def command(self, *, port: int, store: Path, monitor_port: int = 0, config: str = "") -> tuple[str, ...]:
+        """Build the command of a server with JetStream that listens on loopback alone; 0: no monitoring. `config` is a file's name in the store."""
         if not self.image:
-            return (str(self.program), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store))
-        published = ("-p", f"127.0.0.1:{port}:4222", "-v", f"{store}:/data")
-        return (str(self.program), "run", "--rm", "--name", _container(port), *published, self.image, "-js", "-sd", "/data")
+            more = (("-m", str(monitor_port)) if monitor_port else ()) + (("-c", str(store / config)) if config else ())
+            return (str(self.program), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store), *more)
+        published: tuple[str, ...] = ("-p", f"127.0.0.1:{port}:4222", "-v", f"{store}:/data")
+        more = ("-c", f"/data/{config}") if config else ()
+        if monitor_port:
+            published += ("-p", f"127.0.0.1:{monitor_port}:8222")
+            more = ("-m", "8222", *more)
+        return (str(self.program), "run", "--rm", "--name", _container(port), *published, self.image, "-js", "-sd", "/data", *more)
 
     def cleanup(self, *, port: int) -> tuple[str, ...]:
         """Build the command that removes what a killed run left; empty when nothing can be left."""
