@@ -84,6 +84,11 @@ class SmallTopology:
             allocations = {**self.ledger.allocations, owner.key: held}
             await self._keep(msgspec.structs.replace(self.ledger, sequence=self.ledger.sequence + 1, allocations=allocations))
 
+    async def clear(self) -> None:
+        """Hold nothing and remember no operation, as a node that was never asked."""
+        async with self._turn:
+            await self._keep(msgspec.structs.replace(self.ledger, sequence=self.ledger.sequence + 1, operations={}, allocations={}))
+
     async def _keep(self, ledger: Ledger) -> None:
         transitions.check(ledger)
         self.ledger = ledger
