@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from support.mortal_bus import MortalBus, died_or
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
@@ -127,21 +128,10 @@ class Home:
 
     async def until_settled(self) -> None:
         """Wait until every claim is allocated, or told why not, and none is being deleted or attempted."""
-
-        def is_settled(items: list[Change[ApiObject]]) -> bool:
-            newest = {one.parts["name"]: one.value for one in items if one.parts.get("kind") == "resourceclaim"}
-            found = [one for one in newest.values() if one is not None]
-            return all(
-                not one.metadata.get("deletionTimestamp")
-                and "topobus.dev/attempt" not in (one.metadata.get("annotations") or {})
-                and _condition(one)
-                for one in found
-            )
-
         probe = claim("probe-settled", count=9)
         await self.apply(probe)
         await self.told("probe-settled", "DoesNotFit")
-        await self.objects.until(is_settled)
+        await self.objects.until(_is_settled)
 
     async def delete(self, name: str) -> None:
         """Delete a claim as the CLI does: mark it, or remove it when nothing holds it."""
@@ -181,10 +171,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
 
 
 @asynccontextmanager
-async def controller(url: str) -> AsyncIterator[Readiness]:
-    """Run one replica; gives its readiness."""
+async def controller(url: str, *, mortal: Callable[[Bus], Any] = lambda bus: bus) -> AsyncIterator[Readiness]:
+    """Run one replica; gives its readiness. `mortal` puts something between it and the bus."""
     readiness = Readiness()
-    async with Bus.session(NatsSettings(url=url), name="controller") as bus:
+    async with Bus.session(NatsSettings(url=url), name="controller") as real:
+        bus = mortal(real)
         runtime = Runtime(
             name="controller", node="central", bus=bus, clock=SystemClock(), readiness=readiness, registry=CollectorRegistry()
         )
@@ -451,19 +442,22 @@ async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any
     """Replicas are cut off after some writes, again and again, while claims come and go; in the end every holding has its claim and the reverse."""
     random = Random(seed)
     names = [f"c{index}" for index in range(10)]
+    deaths = 0
     for _ in range(12):
-        before = len(home.objects.items)
-        name = random.choice(names)
-        async with controller(nats_server.url):
-            if random.random() < 0.4:
-                await home.delete(name)
-            else:
-                await home.apply_new(claim(name, count=random.choice([1, 2, 3])))
-            writes = random.randrange(4)
-            try:
-                await home.objects.until(lambda items, wanted=before + writes: len(items) >= wanted, timeout_s=0.5)
-            except AssertionError:
-                pass  # nothing more to write in this round
+        name, step, is_done = random.choice(names), random.randrange(1, 6), random.random() < 0.5
+        if random.random() < 0.4:
+            await home.delete(name)
+        else:
+            await home.apply_new(claim(name, count=random.choice([1, 2, 3])))
+        mortals: list[MortalBus] = []
+
+        def mortal(bus: Bus, mortals: list[MortalBus] = mortals, step: int = step, is_done: bool = is_done) -> MortalBus:
+            mortals.append(MortalBus(bus, step, is_done=is_done))
+            return mortals[0]
+
+        async with controller(nats_server.url, mortal=mortal):
+            deaths += await died_or(home.objects.until(_is_settled, timeout_s=60), mortals[0].died)
+    assert deaths >= 3
 
     async with controller(nats_server.url):
         await home.until_settled()
@@ -471,6 +465,18 @@ async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any
         async with asyncio.timeout(60):
             while _given(home.objects.items) != _held(home.topology):  # noqa: ASYNC110 - two watches tell of it, in any order
                 await asyncio.sleep(0.05)
+
+
+def _is_settled(items: list[Change[ApiObject]]) -> bool:
+    """Say whether every claim is allocated, or told why not, and none is being deleted or attempted."""
+    newest = {one.parts["name"]: one.value for one in items if one.parts.get("kind") == "resourceclaim"}
+    return all(
+        not stored.metadata.get("deletionTimestamp")
+        and "topobus.dev/attempt" not in (stored.metadata.get("annotations") or {})
+        and _condition(stored)
+        for stored in newest.values()
+        if stored is not None
+    )
 
 
 def _given(items: list[Change[ApiObject]]) -> dict[str, list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 import pytest_asyncio
 from prometheus_client import CollectorRegistry
 
+from support.mortal_bus import MortalBus, died_or
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
@@ -58,47 +59,6 @@ spec:
   containers: [{name: main, resources: {limits: {topobus.dev/gpu: 3}}}]
   resourceClaims: [{name: own, resourceClaimTemplateName: two-gpus}, {name: shared, resourceClaimName: shared}]
 """
-
-
-class MortalBus:
-    """A bus whose owner dies before or after one of its steps: a write to the store, or an ask to a node."""
-
-    def __init__(self, bus: Bus, step: int, *, is_done: bool) -> None:
-        self._bus = bus
-        self._left = step
-        self._is_done = is_done
-        self.died = asyncio.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bus, name)
-
-    async def compare_and_set(self, *arguments: Any, **parts: str) -> Any:
-        """Write, unless the end comes first."""
-        return await self._step(lambda: self._bus.compare_and_set(*arguments, **parts))
-
-    async def delete(self, *arguments: Any, **parts: str) -> Any:
-        """Delete, unless the end comes first."""
-        return await self._step(lambda: self._bus.delete(*arguments, **parts))
-
-    async def compare_and_delete(self, *arguments: Any, **parts: str) -> Any:
-        """Delete what was read, unless the end comes first."""
-        return await self._step(lambda: self._bus.compare_and_delete(*arguments, **parts))
-
-    async def ask(self, ask: Any, request: Any, **parts: Any) -> Any:
-        """Ask, unless the end comes first; a dry run changes nothing, so nobody needs to die there."""
-        if getattr(request, "is_dry_run", False):
-            return await self._bus.ask(ask, request, **parts)
-        return await self._step(lambda: self._bus.ask(ask, request, **parts))
-
-    async def _step(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        self._left -= 1
-        if self._left > 0:
-            return await work()
-        if self._left == 0 and self._is_done:
-            await work()
-        self.died.set()
-        await asyncio.Event().wait()  # what is dead does not go on
-        raise AssertionError("nobody wakes the dead")
 
 
 @asynccontextmanager
@@ -218,13 +178,7 @@ async def place(bus: Bus, recorded: Path) -> AsyncIterator[Place]:
 async def dies_at(place: Place, url: str, step: int, *, is_done: bool, is_enough: Callable[[dict[str, ApiObject]], bool]) -> bool:
     """Run a replica that dies at a step; False when all was done before it came to that many."""
     async with controller(url, step, is_done=is_done) as died:
-        ended = asyncio.create_task(died.wait())
-        whole = asyncio.create_task(place.until(is_enough))
-        await asyncio.wait({ended, whole}, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        whole.cancel()
-        await asyncio.gather(ended, whole, return_exceptions=True)
-        return died.is_set()
+        return await died_or(place.until(is_enough), died)
 
 
 @pytest.mark.timeout(600)
