@@ -32,7 +32,6 @@ from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.machine import Machine, PciDevice
 from topobus.domain.outcome import Refusal
 from topobus.domain.pci import PciAddress
-from topobus.domain.request import OwnerKind
 from topobus.gpu.plugins.nvidia_sharing import STRATEGIES, sharing_edits
 from topobus.gpu.plugins.nvml import Nvml, NvmlGpu, NvmlUnavailable, load_nvml
 from topobus.gpu.products import ProductTable
@@ -115,7 +114,7 @@ class NvidiaDriver:
                 device_nodes=tuple(device_node(one) for one in nodes if _is_there(tree, one)),
             )
         shared = [one for one in _SHARED_NODES if is_cuda and (tree.exists(f"dev/{one}") or (not tree.is_live and one in _ALWAYS_SHARED))]
-        env = {"NVIDIA_VISIBLE_DEVICES": _visible(uuids, len(devices), context)}
+        env = {"NVIDIA_VISIBLE_DEVICES": _visible(uuids, len(devices))}
         common = ContainerEdits(env={**env, **shares.env}, device_nodes=tuple(device_node(one) for one in shared), mounts=shares.mounts)
         return {**edits, "": common}
 
@@ -207,14 +206,14 @@ def _is_partitioned(tree: Tree, address: PciAddress, gpu: NvmlGpu | None) -> boo
     return any(name.startswith("gi") for name in tree.names(f"{_PROC}/capabilities/gpu{minor}/mig")) if minor else False
 
 
-def _visible(uuids: Sequence[str], count: int, context: PrepareContext) -> str:
-    """Say which GPUs NVIDIA's container runtime is to add by itself; never left out, for images of CUDA say "all" and the runtime then obeys that.
+def _visible(uuids: Sequence[str], count: int) -> str:
+    """Say which GPUs NVIDIA's container runtime is to add by itself: those asked for here, or none when one of them has no UUID that is known.
 
-    A claim's CDI file has the device nodes in it, each container those of its own requests, so the runtime adds none, as behind NVIDIA's own CDI files. An
-    Allocate answer is for one container: all of its GPUs, or none when one of them has no UUID that is known.
+    Never left out, for images of CUDA say "all" and the runtime then obeys that. Not always "void", as in NVIDIA's own CDI files, for those bring the
+    driver's libraries themselves; with ours they come from this runtime. The gateway asks for each request of a claim by itself, so no container gets a
+    sibling's.
     """
-    is_by_cdi = context.owner.kind is OwnerKind.CLAIM
-    return ",".join(uuids) if uuids and len(uuids) == count and not is_by_cdi else "void"
+    return ",".join(uuids) if uuids and len(uuids) == count else "void"
 
 
 def _information_path(address: PciAddress) -> str:
