@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 
 import nats
 
@@ -16,4 +17,8 @@ async def main() -> None:
         print(event.data.decode(), flush=True)
 
 
-asyncio.run(main())
+try:
+    asyncio.run(main())
+except BrokenPipeError:
+    # Whoever read has enough (`| head`): point stdout away, or the interpreter complains at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

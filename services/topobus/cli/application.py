@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError
 from rich.markup import escape
 
 from topobus.cli.exits import ExitCode, code_of
-from topobus.cli.output import Output, error_console
+from topobus.cli.output import Output, adapt_streams, error_console
 from topobus.domain.errors import TopobusError
 
 __all__ = ["application", "run"]
@@ -67,6 +67,7 @@ def application() -> App:
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and give its exit code."""
+    adapt_streams()
     try:
         answer = application()(list(arguments), exit_on_error=False, print_error=False, error_console=error_console())
     except CycloptsError as err:

@@ -5,11 +5,11 @@ The reading itself, strict and with lines, is `topobus.contracts.kubernetes`; he
 
 from __future__ import annotations
 
-import sys
 import uuid
 from pathlib import Path
 
 from topobus.cli.exits import InputError, UsageError
+from topobus.cli.input_files import MANIFEST_BYTES, read_text, shown_name
 from topobus.contracts.kubernetes.manifest import parse_manifest
 from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.kubernetes.pod import pod_request
@@ -32,18 +32,8 @@ def read_objects(path: Path, *, has_nodes: bool = False) -> tuple[ApiObject, ...
 
     Errors: raises InputError for a file that cannot be read, ContractError for one that is no manifest.
     """
-    where = "standard input" if str(path) == "-" else str(path)
-    try:
-        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as err:
-        raise ContractError(
-            f"{where}: this is not text: {err.reason} at byte {err.start}", next_step="give a YAML or JSON manifest"
-        ) from err
-    except OSError as err:
-        raise InputError(
-            f"cannot read {where}: {err.strerror}", next_step="examples/pods and examples/claims have manifests to start from"
-        ) from err
-    return parse_manifest(text, where=where, has_nodes=has_nodes)
+    text = read_text(path, limit_bytes=MANIFEST_BYTES, next_step="examples/pods and examples/claims have manifests to start from")
+    return parse_manifest(text, where=shown_name(path), has_nodes=has_nodes)
 
 
 def read_pod(path: Path) -> PodRequest:

@@ -5,6 +5,9 @@ Colour only on a terminal and never with NO_COLOR; what colour says is said in l
 
 from __future__ import annotations
 
+import codecs
+import io
+import json
 import os
 import sys
 from typing import Any
@@ -17,7 +20,7 @@ from rich.theme import Theme
 from topobus.contracts.codec import to_builtins
 from topobus.domain.errors import PeerUnavailable, TopobusError
 
-__all__ = ["DRAWING_WIDTH", "THEME", "Output", "error_console"]
+__all__ = ["DRAWING_WIDTH", "THEME", "Output", "adapt_streams", "error_console"]
 
 # Drawings and tables are laid out for this many columns: two terminals side by side on a laptop, and GitHub's code view.
 DRAWING_WIDTH = 100
@@ -32,6 +35,55 @@ THEME = Theme(
         "name": "cyan",
     }
 )
+
+
+# Signs of drawings and texts for terminals that have only ASCII; whatever else there is becomes a question mark.
+_ASCII = str.maketrans(
+    {
+        **dict.fromkeys("─━═╌", "-"),
+        **dict.fromkeys("│┃║", "|"),
+        **dict.fromkeys("┌┐└┘├┤┬┴┼╭╮╰╯╔╗╚╝", "+"),
+        **dict.fromkeys("·•", "."),
+        "…": "...",
+        "×": "x",
+        "→": "->",
+        "–": "-",
+        "—": "-",
+        "“": '"',
+        "”": '"',
+        "’": "'",
+        "≥": ">=",
+        "≤": "<=",
+        **dict.fromkeys("█▓▒░■", "#"),
+    }
+)
+
+
+def _in_ascii(err: UnicodeError) -> tuple[str, int]:
+    """Write what an encoding lacks by signs that every one has; a handler for codecs."""
+    assert isinstance(err, UnicodeEncodeError)
+    text = err.object[err.start : err.end].translate(_ASCII)
+    return "".join(one if one.isascii() else "?" for one in text), err.end
+
+
+codecs.register_error("topobus-ascii", _in_ascii)
+
+
+def adapt_streams() -> None:
+    """Have stdout and stderr write something readable on a terminal that has only ASCII, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not _has_unicode(stream.encoding):
+            stream.reconfigure(errors="topobus-ascii")
+
+
+def _has_unicode(encoding: str | None) -> bool:
+    return (encoding or "").lower().replace("-", "").startswith("utf")
+
+
+def _json(value: object) -> bytes:
+    data = msgspec.json.encode(_plain(value), order="deterministic")
+    # JSON is UTF-8; where stdout is not, its escapes say the same.
+    return data if _has_unicode(sys.stdout.encoding) else json.dumps(json.loads(data), separators=(",", ":")).encode()
 
 
 def _width() -> int | None:
@@ -66,11 +118,11 @@ class Output:
 
     def document(self, value: object) -> None:
         """Print one JSON document, indented, with a stable order of keys."""
-        print(msgspec.json.format(msgspec.json.encode(_plain(value), order="deterministic"), indent=2).decode(), flush=True)
+        print(msgspec.json.format(_json(value), indent=2).decode(), flush=True)
 
     def line(self, value: object) -> None:
         """Print one JSON line of a stream."""
-        print(msgspec.json.encode(_plain(value), order="deterministic").decode(), flush=True)
+        print(_json(value).decode(), flush=True)
 
     def error(self, error: TopobusError) -> None:
         """Print an error: what went wrong, then the next step."""

@@ -7,8 +7,10 @@ services would make, and the ledger afterwards. Nothing is written and no server
 from __future__ import annotations
 
 import json
+import lzma
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from topobus.cli.exits import InputError, UsageError
+from topobus.cli.input_files import SNAPSHOT_BYTES, read_bytes
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent
 from topobus.devicekit.driver import DeviceDriver, HintingDriver
@@ -45,6 +48,9 @@ __all__ = ["Simulation", "Snapshot", "open_machine"]
 
 # A simulation has no time of its own: the same pods give the same decisions, to the letter.
 _MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+# What `record` copies of a large machine is some 20 MiB in 50,000 files; an archive that holds ten times that is something else.
+_ARCHIVE_BYTES = 256 << 20
+_ARCHIVE_MEMBERS = 500_000
 _CLASSES = ("gpu", "nic", "fpga", "cpu")
 
 
@@ -250,10 +256,7 @@ def _look(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: list[str
 
 def _read_file(path: Path, empty: Path) -> _Node:
     """A snapshot as it is; of a Machine alone the drivers see no files, so they find the CPUs and nothing else."""
-    try:
-        data = path.read_bytes()
-    except OSError as err:
-        raise InputError(f"cannot read {path}: {err.strerror}", next_step="give a file that this user may read") from err
+    data = read_bytes(path, limit_bytes=SNAPSHOT_BYTES, next_step="give a file that this user may read")
     try:
         keys = json.loads(data)
     except ValueError:
@@ -265,7 +268,20 @@ def _read_file(path: Path, empty: Path) -> _Node:
 
 def _unpack(path: Path, into: Path) -> Path:
     """Unpack a recorded tree; its links point all over it, but nothing may be written outside the folder."""
-    with tarfile.open(path) as archive:
-        archive.extractall(into, filter="tar")
+    size, members = 0, 0
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                size, members = size + member.size, members + 1
+                if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+                    raise InputError(f"{path}: {member.name} is no file, folder or link", next_step="archive what `topobus record` wrote")
+                if size > _ARCHIVE_BYTES or members > _ARCHIVE_MEMBERS:
+                    raise InputError(
+                        f"{path}: it unpacks to more than {_ARCHIVE_BYTES >> 20} MiB or {_ARCHIVE_MEMBERS} files",
+                        next_step="archive what `topobus record` wrote, and nothing else",
+                    )
+                archive.extract(member, into, filter="tar")
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as err:
+        raise InputError(f"{path}: cannot be unpacked: {err}", next_step="archive what `topobus record` wrote") from err
     found = [one for one in (into, *sorted(into.iterdir())) if (one / "sys").is_dir()]
     return found[0] if found else into

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-from topobus.controller.config import ControllerSettings, check
-from topobus.controller.service import serve
-from topobus.runtime.service import Runtime, run
+from topobus.runtime.packages import needing_extra
+
+if TYPE_CHECKING:
+    from topobus.controller.config import ControllerSettings
+    from topobus.runtime.service import Runtime
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the controller; the exit code is the process's."""
+    with needing_extra("controller"):
+        from topobus.controller import service  # noqa: F401 - whether all of it is there
+        from topobus.controller.config import ControllerSettings, check
+        from topobus.runtime.service import run
     sys.exit(run("controller", ControllerSettings, _serve, check=check))
 
 
@@ -24,6 +31,8 @@ async def _serve(settings: ControllerSettings, runtime: Runtime) -> None:
 
         await serve_cluster(settings, runtime)
     else:
+        from topobus.controller.service import serve
+
         await serve(settings, runtime)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import sys
 
-from topobus.gateway.config import GatewaySettings, check
-from topobus.gateway.service import serve
-from topobus.runtime.service import run
+from topobus.runtime.packages import needing_extra
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the gateway service; the exit code is the process's."""
+    with needing_extra("gateway"):
+        from topobus.gateway.config import GatewaySettings, check
+        from topobus.gateway.service import serve
+        from topobus.runtime.service import run
     sys.exit(run("gateway", GatewaySettings, serve, check=check))
 
 

@@ -14,7 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.answers import answer_view, hint_table, hint_text, summary
-from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
+from topobus.cli.exits import ExitCode, NotFoundError, UsageError
+from topobus.cli.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.contracts.catalogue import DECISION
 from topobus.contracts.codec import decode
@@ -96,12 +97,8 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list
 
 
 def _read(file: Path) -> DecisionEvent:
-    try:
-        return decode(file.read_bytes(), DecisionEvent, where=str(file))
-    except OSError as err:
-        raise InputError(
-            f"cannot read {file}: {err.strerror}", next_step="`topobus explain ID --json` prints a decision that can be kept in a file"
-        ) from err
+    next_step = "`topobus explain ID --json` prints a decision that can be kept in a file"
+    return decode(read_bytes(file, limit_bytes=DOCUMENT_BYTES, next_step=next_step), DecisionEvent, where=str(file))
 
 
 async def _fetch(wanted: str, options: BusOptions) -> DecisionEvent:

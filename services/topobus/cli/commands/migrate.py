@@ -10,14 +10,14 @@ import yaml
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.exits import ExitCode, InputError
+from topobus.cli.exits import ExitCode
+from topobus.cli.input_files import MANIFEST_BYTES, read_text, shown_name
 from topobus.cli.output import Output
 from topobus.contracts.kubernetes.classic_migration import CLASSIC_VERSION_TEXTS, Migration, Severity
 from topobus.contracts.kubernetes.classic_migration import migrate as migrate_objects
 from topobus.contracts.kubernetes.manifest import parse_some
 from topobus.contracts.kubernetes.objects import CLASSIC_VERSIONS
 from topobus.contracts.messages import ApiObject
-from topobus.domain.errors import ContractError
 
 __all__ = ["migrate"]
 
@@ -56,16 +56,8 @@ def _read(file: Path) -> tuple[ApiObject | dict[str, Any], ...]:
 
     Errors: raises InputError for a file that cannot be read, ContractError for one that is no manifest.
     """
-    where = "standard input" if str(file) == "-" else str(file)
-    try:
-        text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as err:
-        raise ContractError(
-            f"{where}: this is not text: {err.reason} at byte {err.start}", next_step="give a YAML or JSON manifest"
-        ) from err
-    except OSError as err:
-        raise InputError(f"cannot read {where}: {err.strerror}", next_step="give manifests with classic DRA objects") from err
-    return parse_some(text, where=where, choose=_choose)
+    text = read_text(file, limit_bytes=MANIFEST_BYTES, next_step="give manifests with classic DRA objects")
+    return parse_some(text, where=shown_name(file), choose=_choose)
 
 
 def _choose(value: dict[str, Any]) -> dict[str, Any] | None:

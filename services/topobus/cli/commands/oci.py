@@ -12,7 +12,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 from msgspec import Struct
 
-from topobus.cli.exits import ExitCode, InputError, NotFoundError, UsageError
+from topobus.cli.exits import ExitCode, NotFoundError, UsageError
+from topobus.cli.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.manifests import parse_namespaced
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
 from topobus.contracts.catalogue import LEDGER, OBJECT, PODS, PREPARE
@@ -285,9 +286,7 @@ def _read_spec(path: Path | None) -> dict[str, Any]:
     if path is None:
         return _EMPTY
     try:
-        found = json.loads(path.read_bytes())
-    except OSError as err:
-        raise InputError(f"cannot read {path}: {err.strerror}", next_step="`runc spec` writes one to start from") from err
+        found = json.loads(read_bytes(path, limit_bytes=DOCUMENT_BYTES, next_step="`runc spec` writes one to start from"))
     except ValueError as err:
         raise ContractError(f"{path}: no JSON: {err}", next_step="give the config.json of an OCI bundle") from err
     if not isinstance(found, dict):

@@ -117,7 +117,13 @@ def parse_some(
 
 
 def _compose(text: str, where: str) -> list[yaml.Node]:
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as err:
+        # The whole text is looked through at once, before anything is read.
+        number = text.count("\n", 0, err.position) + 1
+        sign = f"U+{ord(err.character) if isinstance(err.character, str) else err.character:04X}"
+        raise ContractError(f"{where}, line {number}: the character {sign} cannot stand in YAML or JSON") from err
     try:
         nodes: list[yaml.Node] = []
         while loader.check_node():
