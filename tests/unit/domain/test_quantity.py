@@ -28,7 +28,12 @@ from topobus.domain.quantity import Quantity
         (".5", 1, "500m"),
         ("1n", 1, "1n"),
         ("0.1n", 1, "1n"),
-        ("99E", 2**63 - 1, "9223372036854775807"),
+        ("99E", 99 * 10**18, "99E"),
+        ("99Ei", 2**63 - 1, "9223372036854775807"),
+        ("-99Ei", -(2**63) + 1, "-9223372036854775807"),
+        ("G", 0, "0"),
+        ("+.Ki", 0, "0"),
+        ("00012", 12, "12"),
         (7, 7, "7"),
         (0.5, 1, "500m"),
     ],
@@ -40,7 +45,29 @@ def test_quantity_is_read_exactly_and_written_canonically_when_legal(text: str |
     assert (one.units, str(one)) == (units, canonical)
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "1GiB", "1 Gi", "1,5", "0x10", "1e", "--1", "nan", "1e999999999", "9" * 100, True])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Pi",
+        "Ei",
+        ".Pi",
+        "e-10",
+        "１Gi",
+        "1e１",
+        "1.５",
+        "1GiB",
+        "1 Gi",
+        "1,5",
+        "0x10",
+        "1e",
+        "--1",
+        "nan",
+        "1e999999999",
+        "9" * 100,
+        True,
+    ],
+)
 def test_quantity_shows_the_text_when_it_is_none(text: str | bool) -> None:
     """What is no quantity is refused with the text, in no time."""
     with pytest.raises(ValueError, match="not a quantity"):
