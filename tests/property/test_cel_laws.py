@@ -33,7 +33,7 @@ texts = st.sampled_from(
     ["''", "'a'", "'fish'", "device.driver", "device.attributes['d.io'].s", "string(12)", "'a,b'.split(',')[1]", "'Ab'.lowerAscii()"]
 )
 lists = st.sampled_from(["[1, 2]", "[]", "device.attributes['d.io'].l", "[3, 1].map(x, x + 1)", "[1, 2, 3].filter(x, x > 1)"])
-broken = st.sampled_from(["1 / 0 == 1", "device.attributes['d.io'].nothing", "[1][5] == 1", "int('x') == 1"])
+broken = st.sampled_from(["1 / 0 == 1", "device.attributes['d.io'].nothing", "[1][5] == 1", "int(device.attributes['d.io'].s) == 1"])
 
 
 def _more(smaller: st.SearchStrategy[str]) -> st.SearchStrategy[str]:

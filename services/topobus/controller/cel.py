@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
 from topobus.controller.core.selectors import DeviceFacts, FactValue, Reads, Selector, SelectorError, Version, seen
 from topobus.controller.expressions.checker import check
+from topobus.controller.expressions.depth import DEEP, room
 from topobus.controller.expressions.environment import ENVIRONMENT
 from topobus.controller.expressions.errors import CompileError, CostExceeded, EvaluationError
 from topobus.controller.expressions.estimate import estimate
@@ -38,8 +39,9 @@ _VERDICTS = 4096
 class CelSelector:
     """One compiled expression, with the verdicts that it gave."""
 
-    def __init__(self, step: Step, slots: int, reads: frozenset[Reads] | None, max_cost: int) -> None:
+    def __init__(self, step: Step, slots: int, reads: frozenset[Reads] | None, max_cost: int, *, is_deep: bool = False) -> None:
         self._step = step
+        self._is_deep = is_deep
         self._slots = slots
         self.reads: tuple[Reads, ...] | None = tuple(sorted(reads, key=str)) if reads is not None else None
         self.max_cost = max_cost
@@ -72,7 +74,7 @@ class CelSelector:
         except ValueError as err:
             return SelectorError(f"cannot be evaluated: {err}"), 0
         try:
-            found = self._step(frame)
+            found = self._evaluate_deep(frame) if self._is_deep else self._step(frame)
         except (EvaluationError, CostExceeded) as err:
             return SelectorError(f"cannot be evaluated: {err}"), frame.cost
         except RecursionError:
@@ -80,6 +82,10 @@ class CelSelector:
         if isinstance(found, bool):
             return found, frame.cost
         return SelectorError(f"gave a value of type {kind_of(found)}, wanted true or false"), frame.cost
+
+    def _evaluate_deep(self, frame: Frame) -> object:
+        with room():
+            return self._step(frame)
 
 
 class CelCompiler:
@@ -105,12 +111,13 @@ def compile_expression(expression: str) -> CelSelector | SelectorError:
     if len(expression.encode("utf-8", "replace")) > MAX_EXPRESSION_BYTES:
         return SelectorError(f"is longer than {MAX_EXPRESSION_BYTES} bytes")
     try:
-        tree = parse(expression)
-        kind = check(expression, tree, ENVIRONMENT)
-        if kind.name != "bool" and not kind.is_dynamic:
-            return SelectorError(f"gives {kind}, wanted true or false", line=1, column=1)
-        step, slots = plan(tree, ENVIRONMENT)
-        return CelSelector(step, slots, read(tree), estimate(tree))
+        with room():
+            tree = parse(expression)
+            kind = check(expression, tree, ENVIRONMENT)
+            if kind.name != "bool" and not kind.is_dynamic:
+                return SelectorError(f"gives {kind}, wanted true or false", line=1, column=1)
+            step, slots = plan(tree, ENVIRONMENT, expression)
+            return CelSelector(step, slots, read(tree), estimate(tree), is_deep=tree.depth > DEEP)
     except CompileError as err:
         return SelectorError(f"cannot be compiled: {err.message}", line=err.line, column=err.column)
     except RecursionError:

@@ -76,7 +76,7 @@ def test_compiler_refuses_literals_that_are_none(expression: str, message: str) 
 @pytest.mark.parametrize(
     "expression",
     [
-        "duration('99999999999999999999h') == duration('1s')",
+        "duration(device.driver + '99999999999999999999h') == duration('1s')",
         "[duration('2000000h'), duration('2000000h')].sum() > duration('1s')",
         "timestamp('9999-12-31T23:59:59Z') - timestamp('0001-01-01T00:00:00Z') > duration('1s')",
         "timestamp('9999-12-31T23:59:59Z').getHours('+14:00') == 1",
@@ -85,8 +85,8 @@ def test_compiler_refuses_literals_that_are_none(expression: str, message: str) 
         "semver('18446744073709551616.0.0').major() > 1",
         "semver('1.0.0-01').major() == 1",
         "(-9223372036854775807 - 1) % -1 == 0",
-        "double('1_0') == 10.0",
-        "double('1e999') > 1.0",
+        "double(string(device.driver.size()) + '__0') == 10.0",
+        "double(string(device.driver.size()) + 'e999') > 1.0",
         "[1, 2][dyn(1.0 / 0.0)] == 1",
         "[1, 2][dyn(0.5)] == 1",
     ],
@@ -126,15 +126,15 @@ def test_expression_is_true_when_worked_out_as_in_go(expression: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "cost"),
     [
-        ("sets.contains([], [])", 21),
-        ("sets.contains([1], [1])", 22),
-        ("sets.contains([1], [1, 1])", 23),
-        ("sets.equivalent([1, 2], [1])", 25),
+        ("sets.contains([], [])", 1),
+        ("sets.contains([1], [1])", 2),
+        ("sets.contains([1], [1, 1])", 3),
+        ("sets.equivalent([1, 2], [1])", 5),
     ],
 )
 def test_sets_cost_the_product_of_their_lists(expression: str, cost: int) -> None:
-    """As Kubernetes charges and estimates it: one, and each value against each; `equivalent` twice. Source: apiserver/pkg/cel/library/cost_test.go, 1.36."""
+    """As Kubernetes charges it: one, and each value against each; `equivalent` twice. Literal lists, which it makes once, are only estimated."""
     selector = compile_expression(expression)
 
     assert isinstance(selector, CelSelector)
-    assert (selector.evaluate(DEVICE)[1], selector.max_cost) == (cost, cost)
+    assert (selector.evaluate(DEVICE)[1], selector.max_cost) == (cost, cost + 20)

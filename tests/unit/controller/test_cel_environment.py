@@ -1,4 +1,4 @@
-"""Every function of the selector environment, by example; the reference page lists exactly these."""
+"""Every function of the selector environment, by example; the reference page lists exactly these, each with an example."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from topobus.controller.expressions.macros import MACROS
 from topobus.controller.expressions.parser import parse
 from topobus.controller.expressions.tree import Call, Node, children
 
+ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
+"""A function of the reference page, and its example."""
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "selectors.md"
 DEVICE = DeviceFacts("d.io", {"d.io": {"n": 3, "s": "fish", "l": ("a", "b")}}, {})
 
@@ -64,7 +66,8 @@ EXAMPLES = [
     "string(timestamp('2026-01-01T00:00:00Z')) == '2026-01-01T00:00:00Z' && string(duration('90s')) == '90s'",
     "string(ip('::1')) == '::1' && string(cidr('10.0.0.0/8')) == '10.0.0.0/8'",
     "bytes('abc') == b'abc' && bytes(b'a') == b'a' && dyn(1) == 1 && type(1) == int && type([1]) == list && type(type(1)) == type",
-    "type(quantity('1')) == kubernetes.Quantity && type(ip('::1')) == net.IP && type(optional.none()) == optional_type",
+    "type(quantity('1')) == type(quantity('2')) && type(quantity('1')) != type(semver('1.0.0')) && type(ip('::1')) == net.IP",
+    "type(optional.none()) == optional_type && type(timestamp(0)) == google.protobuf.Timestamp && type(1) != type('a')",
     "duration(duration('1h')) == duration('60m') && duration('1.5s') == duration('1500ms')",
     "timestamp(0) == timestamp('1970-01-01T00:00:00Z') && timestamp(timestamp(1)) == timestamp(1)",
     # texts and containers
@@ -116,10 +119,11 @@ EXAMPLES = [
     "'abcb'.lastIndexOf('b', 2) == 1 && ['a', 'b'].join() == 'ab' && ['a', 'b'].join('-') == 'a-b' && 'aÄ'.upperAscii() == 'AÄ' && 'AÄ'.lowerAscii() == 'aÄ'",
     "'abab'.replace('a', 'c') == 'cbcb' && 'abab'.replace('a', 'c', 1) == 'cbab' && 'a,b,c'.split(',') == ['a', 'b', 'c'] && 'a,b,c'.split(',', 2) == ['a', 'b,c']",
     "'abc'.substring(1) == 'bc' && 'abc'.substring(0, 1) == 'a' && ' a '.trim() == 'a' && strings.quote('a\"b') == '\"a\\\\\"b\"'",
-    "'%s %d %.2f %x %X %o %b %e %%'.format([dyn('a'), 1, 1.5, 255, 'z', 8, 5, 1.5]) == 'a 1 1.50 ff 7A 10 101 1.500000e+00 %'",
-    "'%s %s %s'.format([dyn([1, 2]), {'b': 1}, null]) == '[1, 2] {b: 1} null'",
+    "'%s %d %.2f %x %X %o %b %e %%'.format(['a', 1, 1.5, 255, 'z', 8, 5, 1.5]) == 'a 1 1.50 ff 7A 10 101 1.500000×10⁰⁰ %'",
+    "'%s %s %s'.format([['a', 'b'], {'b': 1.5, 'a': [duration('1s')]}, null]) == '[\"a\", \"b\"] {\"a\":[duration(\"1s\")], \"b\":1.500000} null'",
+    "'%f %s %.0f'.format([1.0 / 0.0, -1.0 / 0.0, 1234567.5]) == '∞ -Inf 1,234,568'",
     # quantities
-    "quantity('1Ki').sign() == 1 && isQuantity('1Ki') && !isQuantity('x') && quantity('2').isGreaterThan(quantity('1')) && quantity('1').isLessThan(quantity('2'))",
+    "sign(quantity('1Ki')) == 1 && isQuantity('1Ki') && !isQuantity('x') && quantity('2').isGreaterThan(quantity('1')) && quantity('1').isLessThan(quantity('2'))",
     "quantity('1').compareTo(quantity('1000m')) == 0 && quantity('1500m').asApproximateFloat() == 1.5 && quantity('1k').asInteger() == 1000",
     "!quantity('1m').isInteger() && quantity('1').add(quantity('1')) == quantity('2') && quantity('1').add(1) == quantity('2')",
     "quantity('2').sub(quantity('1')) == quantity('1') && quantity('2').sub(1) == quantity('1')",
@@ -143,6 +147,22 @@ EXAMPLES = [
     ),
     "[1, 2].sum() == 3 && [1u].sum() == 1u && [1.5].sum() == 1.5 && [duration('1s'), duration('1s')].sum() == duration('2s')",
     "[1, 2, 1].indexOf(1) == 0 && [1, 2, 1].lastIndexOf(1) == 2 && [1].indexOf(9) == -1 && ![2, 1].isSorted()",
+    *(
+        f"[{high}, {low}].sort() == [{low}, {high}] && ['x', 'y'].sortBy(key, key == 'x' ? {high} : {low}) == ['y', 'x']"
+        for low, high in (
+            ("1", "2"),
+            ("1u", "2u"),
+            ("1.0", "2.0"),
+            ("false", "true"),
+            ("'a'", "'b'"),
+            ("b'a'", "b'b'"),
+            ("duration('1s')", "duration('2s')"),
+            ("timestamp(1)", "timestamp(2)"),
+        )
+    ),
+    "[1, 2, 3].slice(1, 2) == [2] && [1, 2].slice(0, 0) == [] && [1, 2].reverse() == [2, 1] && [1, 1, 2].distinct() == [1, 2]",
+    "[[1], [2, 3]].flatten() == [1, 2, 3] && [[[1]]].flatten(2) == [1] && lists.range(3) == [0, 1, 2] && lists.range(-1) == []",
+    "device.attributes['d.io'].l.sort() == ['a', 'b'] && device.attributes['d.io'].l.distinct().size() == 2",
     # patterns
     "'a12b3'.find('[0-9]+') == '12' && 'a'.find('x') == '' && 'a12b3'.findAll('[0-9]+') == ['12', '3'] && 'a12b3'.findAll('[0-9]+', 1) == ['12']",
     # sets
@@ -207,10 +227,27 @@ def _used(node: Node) -> set[str]:
     return own.union(*map(_used, children(node)))
 
 
+def test_reference_shows_each_function_by_an_example_that_is_true() -> None:
+    """Each row's example compiles, calls the function of the row, and is true."""
+    rows = ROW.findall(PAGE.read_text(encoding="utf-8"))
+
+    wrong: list[tuple[str, str, object]] = []
+    for signature, example in rows:
+        selector = compile_expression(example)
+        verdict = selector if isinstance(selector, SelectorError) else selector.matches(DEVICE)
+        tree = parse(example)
+        check(example, tree, ENVIRONMENT)
+        if verdict is not True or signature not in _used(tree):
+            wrong.append((signature, example, verdict))
+
+    assert rows
+    assert wrong == []
+
+
 def test_reference_lists_what_there_is() -> None:
     """The page of selectors lists every function with its signature, and none that is not there."""
     page = PAGE.read_text(encoding="utf-8")
-    listed = set(re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE))
+    listed = set(dict(ROW.findall(page)))
     wanted = {one.signature for library in LIBRARIES.values() for one in library if not one.name.startswith(("_", "@", "!", "-", "cel.@"))}
 
     assert listed == wanted

@@ -6,14 +6,14 @@ Source: cel-spec, langdef.md, "Type Checking"; cel-go checker/checker.go.
 
 from __future__ import annotations
 
-from topobus.controller.expressions import patterns
 from topobus.controller.expressions import types as t
 from topobus.controller.expressions.errors import CompileError
 from topobus.controller.expressions.macros import UNUSED
 from topobus.controller.expressions.registry import Functions
 from topobus.controller.expressions.tokens import fail_at
-from topobus.controller.expressions.tree import Call, Constant, Fold, Identifier, ListLiteral, MapLiteral, Node, Select, children
+from topobus.controller.expressions.tree import Call, Constant, Fold, Identifier, ListLiteral, MapLiteral, Node, Select, children, dotted
 from topobus.controller.expressions.types import Bindings, Type
+from topobus.controller.expressions.validation import validate
 
 __all__ = ["DEVICE_FIELDS", "TYPE_NAMES", "check"]
 
@@ -24,16 +24,13 @@ DEVICE_FIELDS = {"driver": t.STRING, "allowMultipleAllocations": t.BOOL, "attrib
 TYPE_NAMES = {
     name: t.type_of(t.read_type(kind))
     for name, kind in (
-        *((one, one) for one in ("bool", "int", "uint", "double", "string", "bytes", "null_type", "dyn")),
+        *((one, one) for one in ("bool", "int", "uint", "double", "string", "bytes", "null_type")),
         ("list", "list<dyn>"),
         ("map", "map<dyn, dyn>"),
         ("type", "type<dyn>"),
         ("optional_type", "optional<dyn>"),
         ("google.protobuf.Duration", "duration"),
         ("google.protobuf.Timestamp", "timestamp"),
-        ("kubernetes.Quantity", "Quantity"),
-        ("kubernetes.Semver", "Semver"),
-        ("kubernetes.URL", "URL"),
         ("net.IP", "IP"),
         ("net.CIDR", "CIDR"),
     )
@@ -48,6 +45,7 @@ def check(expression: str, node: Node, functions: Functions) -> Type:
     checker = _Checker(expression, functions)
     found = checker.check(node, {"device": t.DEVICE})
     checker.finish(node)
+    validate(expression, node, functions)
     return checker.bindings.finish(found)
 
 
@@ -98,14 +96,14 @@ class _Checker:
         return found
 
     def _select(self, node: Select, scope: dict[str, Type]) -> Type:
-        dotted = _dotted(node)
-        if dotted in TYPE_NAMES and not node.is_test:
-            return TYPE_NAMES[dotted]
+        name = dotted(node)
+        if name in TYPE_NAMES:
+            return TYPE_NAMES[name]
         operand = self.bindings.resolve(self.check(node.operand, scope))
         is_optional = operand.name == "optional_type"
         if is_optional:
             operand = self.bindings.resolve(operand.parameters[0])
-        found = self._field(node, operand, node.field)
+        found = self.bindings.substitute(self._field(node, operand, node.field))
         if node.is_test:
             return t.BOOL
         return t.optional_of(found) if is_optional and found.name != "optional_type" else found
@@ -125,9 +123,9 @@ class _Checker:
 
     def _call(self, node: Call, scope: dict[str, Type]) -> Type:
         if node.target is not None:
-            root = _dotted(node.target)
+            root = dotted(node.target)
             qualified = f"{root}.{node.name}"
-            if root and root.partition(".")[0] not in scope and self._functions.find(qualified, is_member=False):
+            if root and self._functions.find(qualified, is_member=False):
                 node.name, node.target = qualified, None
         given = [self.check(one, scope) for one in node.arguments]
         special = self._built_in(node, given)
@@ -145,35 +143,37 @@ class _Checker:
                     raise self._no_match(node, given)
                 return t.BOOL
             case "_==_" | "_!=_":
-                if not self._join(given):
+                kind = self.bindings.fresh()
+                if not self.bindings.fit_all((kind, kind), tuple(given)):
                     raise self._no_match(node, given)
+                node.overloads = (f"{node.name}(A, A) -> bool",)
                 return t.BOOL
             case "_?_:_":
                 joined = self.bindings.fresh()
                 if not self.bindings.fit_all((t.BOOL, joined, joined), tuple(given)):
                     raise self._no_match(node, given)
-                return joined
+                return self.bindings.substitute(joined)
             case "@not_strictly_false":
+                node.overloads = ("@not_strictly_false(bool) -> bool",)
                 return t.BOOL
             case "_?._" | "_[?_]":
                 return self._optional_access(node, given)
             case "_[_]":
                 if self.bindings.resolve(given[0]).name == "optional_type":
                     inside = self.bindings.resolve(given[0]).parameters[0]
-                    return t.optional_of(self._choose(node, (inside, given[1])))
+                    found = t.optional_of(self._choose(node, (inside, given[1])))
+                    node.overloads = ("_[_](optional<A>, B) -> optional<C>",)
+                    return found
                 return None
             case _:
                 return None
-
-    def _join(self, given: list[Type]) -> bool:
-        one = self.bindings.fresh()
-        return self.bindings.fit_all((one, one), tuple(given)) or self.bindings.fit_all((one, one), tuple(reversed(given)))
 
     def _optional_access(self, node: Call, given: list[Type]) -> Type:
         operand = self.bindings.resolve(given[0])
         if operand.name == "optional_type":
             operand = self.bindings.resolve(operand.parameters[0])
         field = node.arguments[1]
+        node.overloads = (f"{node.name}(A, B) -> optional<C>",)
         if node.name == "_?._" and isinstance(field, Constant):
             return t.optional_of(self._field(node, operand, str(field.value)))
         return t.optional_of(
@@ -190,19 +190,12 @@ class _Checker:
         for one in overloads:
             *parameters, result = self.bindings.instantiate((*one.parameters, one.result))
             if self.bindings.fit_all(tuple(parameters), given):
-                results.append(self.bindings.resolve(result))
+                results.append(self.bindings.substitute(result))
                 fitting.append(one.signature)
         if not results:
             raise self._no_match(node, given)
         node.overloads = tuple(fitting)
-        self._check_pattern(node)
-        return results[0] if all(self._show(one) == self._show(results[0]) for one in results) else t.DYN
-
-    def _check_pattern(self, node: Call) -> None:
-        pattern = node.arguments[-1] if node.name == "matches" and node.arguments else None
-        problem = patterns.problem_of(str(pattern.value)) if isinstance(pattern, Constant) and isinstance(pattern.value, str) else ""
-        if problem and pattern is not None:
-            raise self._fail(pattern, f"invalid matches argument: {problem}")
+        return results[0] if all(one == results[0] for one in results) else t.DYN
 
     def _no_match(self, node: Call, given: list[Type] | tuple[Type, ...]) -> CompileError:
         shown = (
@@ -218,16 +211,16 @@ class _Checker:
             found = self.check(one, scope)
             if index in node.optional:
                 found = self._unwrapped(one, found)
-            item = self._same(one, item, found)
+            item = self._same(item, found)
         return t.list_of(item if item is not None else self.bindings.fresh())
 
     def _map(self, node: MapLiteral, scope: dict[str, Type]) -> Type:
         key: Type | None = None
         value: Type | None = None
         for one in node.entries:
-            key = self._same(one.key, key, self.check(one.key, scope))
+            key = self._same(key, self.check(one.key, scope))
             found = self.check(one.value, scope)
-            value = self._same(one.value, value, self._unwrapped(one.value, found) if one.is_optional else found)
+            value = self._same(value, self._unwrapped(one.value, found) if one.is_optional else found)
         return t.map_of(key or self.bindings.fresh(), value or self.bindings.fresh())
 
     def _unwrapped(self, node: Node, found: Type) -> Type:
@@ -238,15 +231,16 @@ class _Checker:
             return t.DYN
         raise self._fail(node, f"expected type 'optional_type' but found '{self._show(found)}'")
 
-    def _same(self, node: Node, known: Type | None, found: Type) -> Type:
+    def _same(self, known: Type | None, found: Type) -> Type:
+        """Join the types of a literal's parts; that they are one type is for `validation` to ask, for `format` may mix them."""
         if known is None:
             return found
-        if not self.bindings.fit(known, found):
-            raise self._fail(node, f"expected type '{self._show(known)}' but found '{self._show(found)}'")
-        return t.DYN if self.bindings.resolve(found).is_dynamic else known
+        if not self.bindings.fit(found, known):
+            return t.DYN
+        return self.bindings.most_general(known, found)
 
     def _fold(self, node: Fold, scope: dict[str, Type]) -> Type:
-        over = self.bindings.resolve(self.check(node.over, scope))
+        over = self.bindings.substitute(self.check(node.over, scope))
         start = self.check(node.start, scope)
         inner = {**scope, node.accumulator: start}
         if node.variable != UNUSED:
@@ -255,7 +249,7 @@ class _Checker:
         step = self.check(node.step, inner)
         if not self.bindings.fit(start, step):
             raise self._fail(node, f"found no matching overload for a loop that makes '{self._show(step)}' of '{self._show(start)}'")
-        return self.check(node.result, {**scope, node.accumulator: start})
+        return self.bindings.substitute(self.check(node.result, {**scope, node.accumulator: start}))
 
     def _variables(self, node: Fold, over: Type) -> dict[str, Type]:
         if over.name == "list":
@@ -269,13 +263,3 @@ class _Checker:
         raise self._fail(
             node.over, f"expression of type '{self._show(over)}' cannot be range of a comprehension (must be list, map, or dynamic)"
         )
-
-
-def _dotted(node: Node) -> str:
-    """Read `a.b.c` as a name; empty when it is something else."""
-    if isinstance(node, Identifier):
-        return node.name
-    if isinstance(node, Select) and not node.is_test:
-        before = _dotted(node.operand)
-        return f"{before}.{node.field}" if before else ""
-    return ""

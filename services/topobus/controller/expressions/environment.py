@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from topobus.controller.expressions.formats import FORMATS
 from topobus.controller.expressions.kubernetes import KUBERNETES
+from topobus.controller.expressions.lists import LISTS
 from topobus.controller.expressions.network import NETWORK
 from topobus.controller.expressions.registry import Functions
 from topobus.controller.expressions.standard import STANDARD
@@ -17,7 +18,8 @@ __all__ = ["ENVIRONMENT", "LIBRARIES"]
 LIBRARIES = {
     "standard": STANDARD,
     "texts": TEXTS,
-    "quantities, versions, lists, patterns, sets, attributes": KUBERNETES,
+    "lists": LISTS,
+    "quantities, versions, patterns, sets, attributes": KUBERNETES,
     "addresses, networks, URLs": NETWORK,
     "formats": FORMATS,
 }

@@ -7,23 +7,26 @@ Source: cel-go interpreter/runtimecost.go; k8s.io/apiserver/pkg/cel/library/cost
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+from topobus.controller.expressions.access import as_index, field_of, has_field, items_of, optional_item
+from topobus.controller.expressions.checker import TYPE_NAMES
 from topobus.controller.expressions.errors import EvaluationError
 from topobus.controller.expressions.frame import Frame
 from topobus.controller.expressions.macros import ACCUMULATOR, UNUSED
 from topobus.controller.expressions.registry import Functions
 from topobus.controller.expressions.runtime_cost import charge_before, cost_of_call, weigh
-from topobus.controller.expressions.tree import Call, Constant, Fold, Identifier, ListLiteral, MapLiteral, Node, Select
+from topobus.controller.expressions.tokens import fail_at
+from topobus.controller.expressions.tree import Call, Constant, Fold, Identifier, ListLiteral, MapLiteral, Node, Select, dotted
 from topobus.controller.expressions.values import (
-    DomainMap,
     OptionalValue,
     TypeValue,
     Uint,
     are_equal,
     as_key,
-    from_key,
+    is_key_of,
+    is_same,
+    keys_of,
     kind_of,
     look_up,
     no_such_overload,
@@ -35,28 +38,43 @@ __all__ = ["Step", "plan"]
 
 _LIST_COST, _MAP_COST = 10, 30
 # Reading a text takes longer than most selectors do otherwise; of constants it gives the same each time.
-_FOLDED = frozenset(["quantity", "semver", "ip", "cidr", "url", "duration", "timestamp"])
-
+_FOLDED = frozenset(["quantity", "semver", "ip", "cidr", "url"])
+_CONVERSIONS = frozenset(["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"])
+_UNSET = object()
 
 Step = Callable[[Frame], object]
 
 
-def plan(node: Node, functions: Functions) -> tuple[Step, int]:
-    """Turn a checked tree into steps; gives how many variables a run needs besides `device`, too."""
-    planner = _Planner(functions)
+def plan(node: Node, functions: Functions, expression: str = "") -> tuple[Step, int]:
+    """Turn a checked tree into steps; gives how many variables a run needs besides `device`, too.
+
+    Literals, and conversions of them, are worked out once and cost nothing, as upstream does.
+    Errors: raises CompileError for a conversion of a literal that fails (`int('x')`), with its place in the expression.
+    """
+    planner = _Planner(functions, expression)
     return planner.plan(node, {"device": 0}), planner.slots
 
 
 class _Planner:
-    def __init__(self, functions: Functions) -> None:
+    def __init__(self, functions: Functions, expression: str) -> None:
         self._functions = functions
+        self._expression = expression
+        self._constants: dict[Step, object] = {}
+        self._bound: dict[int, Step] = {}
         self.slots = 0
+
+    def _constant(self, value: object) -> Step:
+        def step(_: Frame) -> object:
+            return value
+
+        self._constants[step] = value
+        return step
 
     def plan(self, node: Node, scope: dict[str, int]) -> Step:
         """Plan a node with the variables that it sees."""
         match node:
             case Constant(value=value):
-                return lambda _: value
+                return self._constant(value)
             case Identifier():
                 return self._identifier(node, scope)
             case Select():
@@ -75,8 +93,10 @@ class _Planner:
     def _identifier(self, node: Identifier, scope: dict[str, int]) -> Step:
         slot = scope.get(node.name)
         if slot is None:
-            named = TypeValue(node.name)
-            return lambda _: named
+            return self._constant(TypeValue(node.name))
+        bound = self._bound.get(slot)
+        if bound is not None:
+            return _lazily(slot, bound)
 
         def run(frame: Frame) -> object:
             frame.charge(1)
@@ -88,20 +108,20 @@ class _Planner:
         return run
 
     def _select(self, node: Select, scope: dict[str, int]) -> Step:
-        if node.type.name == "type" and not node.is_test and "." in (name := str(node.type.parameters[0])):
-            named = TypeValue(name.partition("(")[0])
-            return lambda _: named
+        name = dotted(node)
+        if name in TYPE_NAMES:
+            return self._constant(TypeValue(name))
         operand, field = self.plan(node.operand, scope), node.field
 
         def test(frame: Frame) -> object:
-            return _has(operand(frame), field)
+            return has_field(operand(frame), field)
 
         def run(frame: Frame) -> object:
             found = operand(frame)
             if isinstance(found, OptionalValue):
-                return _optional_field(found, field)
+                return optional_item(found, field)
             frame.charge(1)
-            return _field(found, field)
+            return field_of(found, field)
 
         return test if node.is_test else run
 
@@ -125,8 +145,16 @@ class _Planner:
                     return _optional_index(steps[0], steps[1])
                 case "_[_]":
                     return self._index(steps[0], steps[1])
+                case "@in" if steps[1] in self._constants and isinstance(self._constants[steps[1]], list):
+                    known = self._membership(steps[0], self._constants[steps[1]])
+                    if known is not None:
+                        return known
+                case name if name in _CONVERSIONS and len(steps) == 1 and steps[0] in self._constants:
+                    return self._converted(node, self._constants[steps[0]])
         else:
             steps = [self.plan(node.target, scope), *steps]
+            if node.name in ("or", "orValue") and len(steps) == 2:
+                return _alternative(steps[0], steps[1], is_value=node.name == "orValue")
         folded = self._folded(node) if node.name in _FOLDED else None
         return folded if folded is not None else self._function(node.name, is_member=node.target is not None, steps=steps)
 
@@ -141,6 +169,29 @@ class _Planner:
             frame.charge(1)
             found += more
             return found
+
+        return run
+
+    def _converted(self, node: Call, value: object) -> Step:
+        """Convert a literal once."""
+        found = self._functions.choose(node.name, is_member=False, values=(value,))
+        try:
+            if found is None:
+                raise no_such_overload(node.name, value)
+            return self._constant(found.work(value))
+        except EvaluationError as err:
+            raise fail_at(self._expression, node.offset, f"program instantiation failed: {err}") from err
+
+    def _membership(self, wanted: Step, values: object) -> Step | None:
+        """Look for a value in a literal list by its hash, as upstream does: it costs nothing, and finds no number that the list has not without loss."""
+        if not values:
+            return self._constant(value=False)
+        known = keys_of(values)
+        if known is None:
+            return None
+
+        def run(frame: Frame) -> object:
+            return is_key_of(wanted(frame), known)
 
         return run
 
@@ -188,9 +239,9 @@ class _Planner:
             if isinstance(values[0], dict):
                 return look_up(values[0], values[1])
             if isinstance(values[0], OptionalValue):
-                return _optional_item(values[0], values[1])
+                return optional_item(values[0], values[1])
             if isinstance(values[0], list | tuple) and isinstance(values[1], Uint | float):
-                values = (values[0], _as_index(values[1]))
+                values = (values[0], as_index(values[1]))
             found = choose("_[_]", is_member=False, values=values)
             if found is None:
                 raise no_such_overload("_[_]", *values)
@@ -200,6 +251,8 @@ class _Planner:
 
     def _list(self, node: ListLiteral, scope: dict[str, int]) -> Step:
         steps = [(self.plan(one, scope), index in node.optional) for index, one in enumerate(node.items)]
+        if not node.optional and all(step in self._constants for step, _ in steps):
+            return self._constant([self._constants[step] for step, _ in steps])
 
         def run(frame: Frame) -> object:
             items: list[object] = []
@@ -227,14 +280,18 @@ class _Planner:
                     if not isinstance(value, OptionalValue):
                         raise EvaluationError(f"cannot initialize optional entry from non-optional value {kind_of(value)}")
                     if not value.is_present:
+                        found.pop(key, None)
                         continue
                     value = value.value
-                if key in found:
-                    raise EvaluationError(f"repeated key: {from_key(key)}")
-                found[key] = value
+                found[key] = value  # as upstream: of two entries with one key the last one counts
             frame.charge(_MAP_COST)
             return found
 
+        if all(key in self._constants and value in self._constants and not is_optional for key, value, is_optional in steps):
+            try:
+                return self._constant(run(Frame(None, 0, _MAP_COST)))
+            except EvaluationError as err:
+                raise fail_at(self._expression, node.offset, f"program instantiation failed: {err}") from err
         return run
 
     def _slot(self) -> int:
@@ -243,20 +300,25 @@ class _Planner:
 
     def _bind(self, node: Fold, scope: dict[str, int]) -> Step:
         slot = self._slot()
-        value, result = self.plan(node.start, scope), self.plan(node.result, {**scope, node.accumulator: slot})
+        self._bound[slot] = self.plan(node.start, scope)
+        result = self.plan(node.result, {**scope, node.accumulator: slot})
 
         def run(frame: Frame) -> object:
-            frame.charge(_LIST_COST)
-            try:
-                frame.slots[slot] = value(frame)
-            except EvaluationError as err:
-                frame.slots[slot] = err  # an error only where the name is used
+            frame.slots[slot] = _UNSET  # worked out where it is first used, and never when it is not
             return result(frame)
 
         return run
 
+    def _start(self, node: Node, scope: dict[str, int]) -> Step:
+        """Plan what a loop begins with; its list or map is its own, for it grows in place."""
+        if isinstance(node, ListLiteral) and not node.items:
+            return _new_list
+        if isinstance(node, MapLiteral) and not node.entries:
+            return _new_map
+        return self.plan(node, scope)
+
     def _fold(self, node: Fold, scope: dict[str, int]) -> Step:
-        over, start = self.plan(node.over, scope), self.plan(node.start, scope)
+        over, start = self.plan(node.over, scope), self._start(node.start, scope)
         accumulator, first = self._slot(), self._slot()
         inner = {**scope, node.variable: first, node.accumulator: accumulator}
         second = 0
@@ -266,7 +328,7 @@ class _Planner:
         result = self.plan(node.result, {**scope, node.accumulator: accumulator})
 
         def run(frame: Frame) -> object:
-            items = _items(over(frame), has_two=bool(second))
+            items = items_of(over(frame), has_two=bool(second))
             slots = frame.slots
             slots[accumulator] = start(frame)
             for one, other in items:
@@ -284,77 +346,58 @@ class _Planner:
         return run
 
 
+def _new_list(_: Frame) -> object:
+    return []
+
+
+def _new_map(_: Frame) -> object:
+    return {}
+
+
+def _lazily(slot: int, value: Step) -> Step:
+    """Read a bound name; what it stands for is worked out at the first use."""
+
+    def run(frame: Frame) -> object:
+        frame.charge(1)
+        found = frame.slots[slot]
+        if found is _UNSET:
+            try:
+                found = value(frame)
+            except EvaluationError as err:
+                found = err
+            frame.slots[slot] = found
+        if isinstance(found, EvaluationError):
+            raise found
+        return found
+
+    return run
+
+
+def _alternative(first: Step, second: Step, *, is_value: bool) -> Step:
+    """Give the first one when it is there; the second one is looked at only when it is not."""
+
+    def run(frame: Frame) -> object:
+        found = first(frame)
+        if not isinstance(found, OptionalValue):
+            return found
+        if found.is_present:
+            return found.value if is_value else found
+        return second(frame)
+
+    return run
+
+
 def _is_gathering(node: Call) -> bool:
     """Say whether a call is a macro's own step to a longer list."""
     first, second = node.arguments if len(node.arguments) == 2 else (None, None)
     return isinstance(first, Identifier) and first.name == ACCUMULATOR and isinstance(second, ListLiteral) and len(second.items) == 1
 
 
-def _as_index(place: float) -> int:
-    """Take a whole number of another type for an index."""
-    if math.isfinite(place) and place == int(place):
-        return int(place)
-    raise EvaluationError(f"unsupported index value {place}")
-
-
-def _items(found: object, *, has_two: bool) -> Iterator[tuple[object, object]]:
-    """List what a loop runs over: items, or keys; with two variables index or key, and value."""
-    if isinstance(found, OptionalValue):
-        found = found.value if found.is_present else []
-    if isinstance(found, list | tuple):
-        return iter(list(enumerate(found))) if has_two else ((one, None) for one in list(found))
-    if isinstance(found, dict):
-        return iter([(from_key(key), value) for key, value in found.items()])
-    raise EvaluationError(f"got '{kind_of(found)}', expected iterable type")
-
-
-def _field(found: object, field: str) -> object:
-    if isinstance(found, dict):
-        if field in found:
-            return found[field]
-        if isinstance(found, DomainMap):
-            return {}
-        raise EvaluationError(f"no such key: {field}")
-    raise EvaluationError(f"no such overload: {kind_of(found)}.{field}")
-
-
-def _optional_field(found: OptionalValue, field: str) -> OptionalValue:
-    if not found.is_present:
-        return found
-    inside = found.value
-    if not isinstance(inside, dict):
-        raise EvaluationError(f"no such overload: {kind_of(inside)}.{field}")
-    if field in inside:
-        return some(inside[field])
-    return some({}) if isinstance(inside, DomainMap) else OptionalValue()
-
-
-def _has(found: object, field: str) -> bool:
-    if isinstance(found, OptionalValue):
-        return found.is_present and _has(found.value, field)
-    if isinstance(found, dict):
-        return field in found or isinstance(found, DomainMap)
-    raise EvaluationError(f"no such overload: has({kind_of(found)}.{field})")
-
-
-def _optional_item(found: OptionalValue, key: object) -> OptionalValue:
-    if not found.is_present:
-        return found
-    inside = found.value
-    if isinstance(inside, dict):
-        if as_key(key) in inside:
-            return some(inside[as_key(key)])
-        return some({}) if isinstance(inside, DomainMap) else OptionalValue()
-    if isinstance(inside, list | tuple) and isinstance(key, int) and not isinstance(key, bool):
-        return some(inside[key]) if 0 <= key < len(inside) else OptionalValue()
-    raise no_such_overload("_[?_]", inside, key)
-
-
 def _optional_index(operand: Step, index: Step) -> Step:
     def run(frame: Frame) -> object:
         found, key = operand(frame), index(frame)
         frame.charge(1)
-        return _optional_item(found if isinstance(found, OptionalValue) else some(found), key)
+        return optional_item(found if isinstance(found, OptionalValue) else some(found), key)
 
     return run
 
@@ -400,7 +443,7 @@ def _equality(left: Step, right: Step, *, is_equal: bool) -> Step:
         frame.charge((min(size_of(one), size_of(other)) + 9) // 10)
         if isinstance(one, list | tuple | dict | OptionalValue):
             frame.labour(weigh(one))
-        return are_equal(one, other) is is_equal
+        return are_equal(one, other) if is_equal else not is_same(one, other)
 
     return run
 

@@ -1,20 +1,17 @@
-"""What Kubernetes adds: quantities, semantic versions, lists, patterns, sets, list attributes.
+"""What Kubernetes adds: quantities, semantic versions, patterns, sets, list attributes.
 
-Source: k8s.io/apiserver/pkg/cel/library (quantity.go, semverlib.go, lists.go, regex.go), cel-go/ext/sets.go, k8s.io/dynamic-resource-allocation/cel, 1.36.
+Source: k8s.io/apiserver/pkg/cel/library (quantity.go, semverlib.go, regex.go), cel-go/ext/sets.go, k8s.io/dynamic-resource-allocation/cel, 1.36.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
-from itertools import pairwise
 
 from topobus.contracts.kubernetes.limits import MAX_ATTRIBUTE_VALUES
 from topobus.controller.expressions import patterns
 from topobus.controller.expressions.errors import EvaluationError
 from topobus.controller.expressions.registry import Library, overload
-from topobus.controller.expressions.standard import total_of_durations
-from topobus.controller.expressions.values import Uint, are_equal, compare, whole
+from topobus.controller.expressions.values import compare, is_same, whole
 from topobus.controller.semver import SemanticVersion
 from topobus.domain.quantity import Quantity
 
@@ -48,20 +45,20 @@ def _read_version(text: str, is_loose: bool = False) -> SemanticVersion:  # call
 
 def _quantities() -> Library:
     def as_integer(one: Quantity) -> int:
-        if not one.is_whole:
+        if not one.is_integer:
             raise EvaluationError(f"cannot convert value to integer: {one}")
         return whole(one.units)
 
     return (
         overload("quantity(string) -> Quantity", _read_quantity),
         overload("isQuantity(string) -> bool", _can(_read_quantity)),
-        overload("Quantity.sign() -> int", lambda a: (a.nano > 0) - (a.nano < 0)),
+        overload("sign(Quantity) -> int", lambda a: (a.nano > 0) - (a.nano < 0)),
         overload("Quantity.isGreaterThan(Quantity) -> bool", lambda a, b: a > b),
         overload("Quantity.isLessThan(Quantity) -> bool", lambda a, b: a < b),
         overload("Quantity.compareTo(Quantity) -> int", compare),
-        overload("Quantity.asApproximateFloat() -> double", lambda a: a.nano / 1e9),
+        overload("Quantity.asApproximateFloat() -> double", lambda a: a.approximate()),
         overload("Quantity.asInteger() -> int", as_integer),
-        overload("Quantity.isInteger() -> bool", lambda a: a.is_whole),
+        overload("Quantity.isInteger() -> bool", lambda a: a.is_integer),
         overload("Quantity.add(Quantity) -> Quantity", lambda a, b: a + b),
         overload("Quantity.add(int) -> Quantity", lambda a, b: a + Quantity.of(b)),
         overload("Quantity.sub(Quantity) -> Quantity", lambda a, b: a - b),
@@ -84,61 +81,12 @@ def _versions() -> Library:
     )
 
 
-def _lists() -> Library:
-    def is_sorted(values: list[object]) -> bool:
-        return all(compare(one, other) <= 0 for one, other in pairwise(values))
-
-    def extreme(name: str, sign: int) -> Callable[[list[object]], object]:
-        def work(values: list[object]) -> object:
-            if not values:
-                raise EvaluationError(f"{name} called on empty list")
-            best = values[0]
-            for one in values[1:]:
-                if compare(one, best) * sign > 0:
-                    best = one
-            return best
-
-        return work
-
-    def total(values: list[object]) -> object:
-        kinds = {type(one) for one in values}
-        if len(kinds) > 1:
-            raise EvaluationError("no such overload: sum of values of different types")
-        match values:
-            case [Uint(), *_]:
-                return whole(sum(one for one in values if isinstance(one, int)), is_unsigned=True)
-            case [float(), *_]:
-                return sum(one for one in values if isinstance(one, float))
-            case [timedelta(), *_]:
-                return total_of_durations([one for one in values if isinstance(one, timedelta)])
-            case [bool(), *_] | [str(), *_]:
-                raise EvaluationError("no such overload: sum of what is no number")
-            case _:
-                return whole(sum(one for one in values if isinstance(one, int)))
-
-    def place(values: list[object], wanted: object) -> int:
-        return next((index for index, one in enumerate(values) if are_equal(one, wanted)), -1)
-
-    def last_place(values: list[object], wanted: object) -> int:
-        return next((index for index in range(len(values) - 1, -1, -1) if are_equal(values[index], wanted)), -1)
-
-    ordered = ("int", "uint", "double", "bool", "duration", "timestamp", "string", "bytes")
-    return (
-        *(overload(f"list<{one}>.isSorted() -> bool", is_sorted) for one in ordered),
-        *(overload(f"list<{one}>.sum() -> {one}", total) for one in ("int", "uint", "double", "duration")),
-        *(overload(f"list<{one}>.min() -> {one}", extreme("min", -1)) for one in ordered),
-        *(overload(f"list<{one}>.max() -> {one}", extreme("max", 1)) for one in ordered),
-        overload("list<A>.indexOf(A) -> int", place),
-        overload("list<A>.lastIndexOf(A) -> int", last_place),
-    )
-
-
 def _sets() -> Library:
     def contains(one: list[object], other: list[object]) -> bool:
-        return all(any(are_equal(wanted, found) for found in one) for wanted in other)
+        return all(any(is_same(wanted, found) for found in one) for wanted in other)
 
     def intersects(one: list[object], other: list[object]) -> bool:
-        return any(are_equal(wanted, found) for found in one for wanted in other)
+        return any(is_same(wanted, found) for found in one for wanted in other)
 
     return (
         overload("sets.contains(list<A>, list<A>) -> bool", contains),
@@ -150,10 +98,10 @@ def _sets() -> Library:
 def _includes(values: object, wanted: object) -> bool:
     """Say whether an attribute is the value or has it in its list."""
     if not isinstance(values, list | tuple):
-        return are_equal(values, wanted)
+        return is_same(values, wanted)
     if len(values) > MAX_ATTRIBUTE_VALUES:
         raise EvaluationError(f"'includes' function cannot be applied to lists longer than {MAX_ATTRIBUTE_VALUES} values")
-    return any(are_equal(one, wanted) for one in values)
+    return any(is_same(one, wanted) for one in values)
 
 
 _PATTERNS: Library = (
@@ -163,4 +111,4 @@ _PATTERNS: Library = (
 )
 _ATTRIBUTES: Library = (overload("dyn.includes(dyn) -> bool", _includes),)
 
-KUBERNETES: Library = (*_quantities(), *_versions(), *_lists(), *_sets(), *_PATTERNS, *_ATTRIBUTES)
+KUBERNETES: Library = (*_quantities(), *_versions(), *_sets(), *_PATTERNS, *_ATTRIBUTES)

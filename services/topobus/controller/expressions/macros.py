@@ -1,7 +1,7 @@
 """Macros: calls that stand for a loop or a test, expanded while the text is read.
 
 `has`; `all`, `exists`, `exists_one`, `map`, `filter` over one variable; `all`, `exists`, `existsOne`, `transformList`, `transformMap` and `transformMapEntry` over
-two (index or key, then value); `cel.bind`; `optMap` and `optFlatMap`. Source: cel-spec, langdef.md, "Macros"; cel-go/ext/README.md.
+two (index or key, then value); `cel.bind`; `sortBy`; `optMap` and `optFlatMap`. Source: cel-spec, langdef.md, "Macros"; cel-go/ext/README.md.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ __all__ = ["ACCUMULATOR", "MACROS", "UNUSED", "expand"]
 
 ACCUMULATOR = "@result"
 UNUSED = "#unused"
+_SORTED = "@__sortBy_input__"
 
 # Name to the numbers of arguments with which it is a macro; for the reference page, too.
 MACROS: dict[str, tuple[int, ...]] = {
@@ -23,6 +24,7 @@ MACROS: dict[str, tuple[int, ...]] = {
     "existsOne": (2, 3),
     "map": (2, 3),
     "filter": (2,),
+    "sortBy": (2,),
     "transformList": (3, 4),
     "transformMap": (3, 4),
     "transformMapEntry": (3, 4),
@@ -47,6 +49,8 @@ def expand(expression: str, offset: int, name: str, target: Node | None, argumen
         return _bind(offset, _variable(expression, arguments[0]), arguments[1], arguments[2])
     if len(arguments) not in MACROS.get(name, ()):
         return Call(offset, name, target, arguments)
+    if name == "sortBy":
+        return _sorted(offset, target, _variable(expression, arguments[0]), arguments[1])
     if name in ("optMap", "optFlatMap"):
         return _optional(expression, offset, name, target, arguments)
     has_two = name.startswith("transform") or (len(arguments) == 3 and name != "map")
@@ -119,6 +123,16 @@ def _bind(offset: int, name: str, value: Node, result: Node) -> Fold:
         Identifier(offset, name),
         result,
     )
+
+
+def _sorted(offset: int, target: Node, variable: str, key: Node) -> Node:
+    """Bind the list to a name, make the keys of it, and sort it by them."""
+
+    def values() -> Node:
+        return Identifier(offset, _SORTED)
+
+    keys = measure(_loop(offset, "map", values(), variable, "", [key]))
+    return _bind(offset, _SORTED, target, measure(Call(offset, "@sortByAssociatedKeys", values(), [keys])))
 
 
 def _optional(expression: str, offset: int, name: str, target: Node, arguments: list[Node]) -> Node:

@@ -24,14 +24,16 @@ from topobus.controller.expressions.values import Uint
 
 __all__ = ["parse"]
 
-# Deeper than this no person writes; each level costs stack frames of Python's, of which there are a thousand.
-_DEEPEST = 80
+_DEEPEST = 250
+"""How deep a rule of the grammar may stand within itself; a chain of operators, or of selections, is one level an operator, as upstream's parser has it."""
 # A text of 10 KiB has fewer parts; macros that name their target twice (`optMap`) may double them at each step.
 _LARGEST = 20_000
 _RESERVED = frozenset(
     "as break const continue else for function if import let loop package namespace return var void while in".split()  # noqa: SIM905
 )
-_LEVELS = (("||",), ("&&",), ("<", "<=", ">=", ">", "==", "!=", "in"), ("+", "-"), ("*", "/", "%"))
+_RELATIONS = frozenset(["<", "<=", ">=", ">", "==", "!=", "in"])
+# Precedence of each operator, and the least one that may stand within its right side.
+_CALCULATIONS = {"+": (1, 2), "-": (1, 2), "*": (2, 3), "/": (2, 3), "%": (2, 3)}
 _INT64 = 1 << 63
 
 
@@ -51,7 +53,10 @@ class _Parser:
         self._expression = expression
         self._tokens = split(expression)
         self._place = 0
-        self._nesting = 0
+        self._expressions = 0
+        self._relations = 0
+        self._calculations = 0
+        self._members = 0
 
     @property
     def _next(self) -> Token:
@@ -79,43 +84,74 @@ class _Parser:
         shown = token.text or "<EOF>"
         return fail_at(self._expression, token.offset, f"Syntax error: mismatched input {shown[:32]!r} {why}")
 
-    def _grown(self, node: Node) -> Node:
-        return self._limited(measure(node))
+    def _grown(self, node: Node, *below: Node, levels: int = 0) -> Node:
+        """Take a new node with its depth, its size, and the levels of what stands below it in the text."""
+        measure(node)
+        node.levels = levels + max([one.levels for one in below], default=0)
+        return self._limited(node)
 
     def _limited(self, node: Node) -> Node:
-        if node.depth > _DEEPEST:
-            raise fail_at(self._expression, node.offset, f"Syntax error: the expression nests deeper than {_DEEPEST} levels")
+        self._check_depth(node.levels, node.offset)
         if node.size > _LARGEST:
             raise fail_at(self._expression, node.offset, f"Syntax error: the expression has more than {_LARGEST} parts, macros written out")
         return node
 
+    def _check_depth(self, depth: int, offset: int) -> None:
+        if depth > _DEEPEST:
+            raise fail_at(self._expression, offset, f"Syntax error: the expression nests deeper than {_DEEPEST} levels")
+
     def ternary(self) -> Node:
         """Read `a ? b : c`, or less."""
-        self._nesting += 1
-        if self._nesting > _DEEPEST:
-            raise fail_at(self._expression, self._next.offset, f"Syntax error: the expression nests deeper than {_DEEPEST} levels")
-        found = self._binary(0)
+        self._expressions += 1
+        self._check_depth(self._expressions, self._next.offset)
+        found = self._chain("||")
         question = self._accept("?")
         if question is not None:
-            first = self._binary(0)
+            first = self._chain("||")
             self.expect(":")
-            found = self._grown(Call(question.offset, "_?_:_", None, [found, first, self.ternary()]))
-        self._nesting -= 1
+            second = self.ternary()
+            found = self._grown(Call(question.offset, "_?_:_", None, [found, first, second]), found, first, second)
+        self._expressions -= 1
         return found
 
-    def _binary(self, level: int) -> Node:
-        """Read a chain of operators of one level; iterative, so that a long one costs no stack."""
-        found = self._unary() if level == len(_LEVELS) - 1 else self._binary(level + 1)
-        while self._next.text in _LEVELS[level] and (self._next.kind == "sign" or self._next.text == "in"):
+    def _chain(self, sign: str) -> Node:
+        """Read terms joined by `||` or `&&`: one node, however many there are."""
+        found = self._chain("&&") if sign == "||" else self._relation()
+        if not self._is_sign(sign):
+            return found
+        operator, terms = self._next, [found]
+        while self._accept(sign):
+            terms.append(self._chain("&&") if sign == "||" else self._relation())
+        return self._grown(Call(operator.offset, f"_{sign}_", None, terms), *terms)
+
+    def _relation(self) -> Node:
+        """Read a chain of comparisons, each of what stands before it."""
+        before = self._relations
+        self._relations += 1
+        self._check_depth(self._relations, self._next.offset)
+        found = self._calculation(1)
+        while self._next.text in _RELATIONS and (self._next.kind == "sign" or self._next.text == "in"):
             operator = self._take()
-            right = self._unary() if level == len(_LEVELS) - 1 else self._binary(level + 1)
+            self._relations += 1
+            self._check_depth(self._relations, operator.offset)
+            right = self._calculation(1)
+            self._relations -= 1
             name = "@in" if operator.text == "in" else f"_{operator.text}_"
-            if level < 2 and isinstance(found, Call) and found.name == name:
-                found.arguments.append(right)
-                found.depth, found.size = max(found.depth, right.depth + 1), found.size + right.size
-                self._limited(found)
-            else:
-                found = self._grown(Call(operator.offset, name, None, [found, right]))
+            found = self._grown(Call(operator.offset, name, None, [found, right]), found, right, levels=1)
+        self._relations = before
+        return found
+
+    def _calculation(self, least: int) -> Node:
+        """Read a chain of `+`, `-`, `*`, `/`, `%` of a precedence and above."""
+        before = self._calculations
+        self._calculations += 1
+        self._check_depth(self._calculations, self._next.offset)
+        found = self._unary()
+        while self._next.kind == "sign" and self._next.text in _CALCULATIONS and _CALCULATIONS[self._next.text][0] >= least:
+            operator = self._take()
+            right = self._calculation(_CALCULATIONS[operator.text][1])
+            found = self._grown(Call(operator.offset, f"_{operator.text}_", None, [found, right]), found, right, levels=1)
+        self._calculations = before
         return found
 
     def _unary(self) -> Node:
@@ -127,12 +163,12 @@ class _Parser:
             signs.pop()
             found = self._member(self._number(self._take(), is_negative=True))
         else:
-            found = self._member(self._primary())
+            found = self._member()
         names = {one.text for one in signs}
         if len(names) > 1:
             raise self._wrong(signs[-1], "expecting one kind of sign")
         if signs and len(signs) % 2:
-            found = self._grown(Call(signs[0].offset, "!_" if signs[0].text == "!" else "-_", None, [found]))
+            found = self._grown(Call(signs[0].offset, "!_" if signs[0].text == "!" else "-_", None, [found]), found)
         return found
 
     def _number(self, token: Token, *, is_negative: bool = False) -> Constant:
@@ -148,32 +184,37 @@ class _Parser:
             raise fail_at(self._expression, token.offset, f"Syntax error: invalid int literal {token.text}")
         return Constant(token.offset, -number if is_negative else number, t.INT)
 
-    def _member(self, found: Node) -> Node:
-        """Read what follows a value: `.field`, `.function(...)`, `[index]`, with `?` before what may be absent."""
-        while True:
-            dot = self._accept(".")
-            if dot is not None:
-                is_optional = self._accept("?") is not None
-                name = self._take()
-                if name.kind != "name" or name.text == "in":
-                    raise self._wrong(name, "expecting a name")
-                opened = None if is_optional else self._accept("(")
-                if is_optional:
-                    field = Constant(name.offset, name.text, t.STRING)
-                    found = self._grown(Call(dot.offset, "_?._", None, [found, field]))
-                elif opened is not None:
-                    arguments = self._arguments(")")
-                    found = self._grown(expand(self._expression, opened.offset, name.text, found, arguments))
-                else:
-                    found = self._grown(Select(dot.offset, found, name.text))
-                continue
-            bracket = self._accept("[")
-            if bracket is None:
-                return found
+    def _member(self, number: Node | None = None) -> Node:
+        """Read a value and what follows it: `.field`, `.function(...)`, `[index]`, with `?` before what may be absent."""
+        before = self._members
+        self._members += 1
+        self._check_depth(self._members, self._next.offset)
+        found = number if number is not None else self._primary()
+        while self._next.kind == "sign" and self._next.text in (".", "["):
+            found = self._suffix(found)
+        self._members = before
+        return found
+
+    def _suffix(self, found: Node) -> Node:
+        bracket = self._accept("[")
+        if bracket is not None:
             operator = "_[?_]" if self._accept("?") is not None else "_[_]"
             index = self.ternary()
             self.expect("]")
-            found = self._grown(Call(bracket.offset, operator, None, [found, index]))
+            return self._grown(Call(bracket.offset, operator, None, [found, index]), found, index, levels=1)
+        dot = self._take()
+        is_optional = self._accept("?") is not None
+        name = self._take()
+        if name.kind != "name" or name.text == "in":
+            raise self._wrong(name, "expecting a name")
+        if is_optional:
+            field = Constant(name.offset, name.text, t.STRING)
+            return self._grown(Call(dot.offset, "_?._", None, [found, field]), found, levels=1)
+        opened = self._accept("(")
+        if opened is None:
+            return self._grown(Select(dot.offset, found, name.text), found, levels=1)
+        arguments = self._arguments(")")
+        return self._grown(expand(self._expression, opened.offset, name.text, found, arguments), found, *arguments, levels=1)
 
     def _primary(self) -> Node:
         token = self._take()
@@ -208,7 +249,8 @@ class _Parser:
             raise fail_at(self._expression, token.offset, f"Syntax error: reserved identifier: {token.text}")
         opened = self._accept("(")
         if opened is not None:
-            return self._grown(expand(self._expression, opened.offset, token.text, None, self._arguments(")")))
+            arguments = self._arguments(")")
+            return self._grown(expand(self._expression, opened.offset, token.text, None, arguments), *arguments)
         return Identifier(token.offset, token.text)
 
     def _arguments(self, end: str) -> list[Node]:
@@ -233,7 +275,7 @@ class _Parser:
             items.append(self.ternary())
             if not self._is_sign("]"):
                 self.expect(",")
-        return self._grown(ListLiteral(token.offset, items, frozenset(optional)))
+        return self._grown(ListLiteral(token.offset, items, frozenset(optional)), *items)
 
     def _map(self, token: Token) -> Node:
         entries: list[Entry] = []
@@ -244,4 +286,4 @@ class _Parser:
             entries.append(Entry(key, self.ternary(), is_optional))
             if not self._is_sign("}"):
                 self.expect(",")
-        return self._grown(MapLiteral(token.offset, entries))
+        return self._grown(MapLiteral(token.offset, entries), *[part for entry in entries for part in (entry.key, entry.value)])

@@ -17,7 +17,7 @@ __all__ = ["Functions", "Implementation", "Library", "Overload", "overload"]
 
 # The values are checked against the signature before it is called, so an implementation names its own types.
 Implementation = Callable[..., object]
-_GLOBAL = re.compile(r"(?:sets|optional|format|ip|strings|cel)\.[@\w]+\(")
+_GLOBAL = re.compile(r"(?:sets|lists|optional|format|ip|strings|cel)\.[@\w]+\(")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ def _split_parameters(text: str) -> Iterable[str]:
         yield text[start:].strip()
 
 
+_ARITHMETIC = frozenset(["_+_", "_-_", "_*_", "_/_", "_%_", "-_"])
+_FIRST = ("bytes", "double", "google.protobuf.Duration", "google.protobuf.Timestamp", "int", "list", "string", "uint")
+
+
+def _place(one: Overload) -> int:
+    return _FIRST.index(one.parameters[0].name)
+
+
 class Functions:
     """All functions of an environment."""
 
@@ -80,6 +88,8 @@ class Functions:
             for one in library:
                 key = (one.name, one.is_member)
                 self._known[key] = (*self._known.get(key, ()), one)
+        # A value of no known type (an item of `[]`) takes that of the first overload that fits: upstream's order decides.
+        self._known = {key: tuple(sorted(found, key=_place)) if key[0] in _ARITHMETIC else found for key, found in self._known.items()}
         self._chosen: dict[tuple[str, bool, tuple[str, ...]], Overload | None] = {}
 
     def find(self, name: str, *, is_member: bool) -> tuple[Overload, ...]:

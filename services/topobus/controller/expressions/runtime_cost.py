@@ -18,13 +18,51 @@ class _Account(Protocol):
     def labour(self, work: int) -> None: ...
 
 
-_WALKS = frozenset("startsWith endsWith url lowerAscii upperAscii substring trim cidr isIP isCIDR quantity isQuantity".split())  # noqa: SIM905
+_WALKS = frozenset(
+    [
+        "format",
+        "semver",
+        "isSemver",
+        "startsWith",
+        "endsWith",
+        "url",
+        "lowerAscii",
+        "upperAscii",
+        "substring",
+        "trim",
+        "cidr",
+        "isIP",
+        "isCIDR",
+        "quantity",
+        "isQuantity",
+    ]
+)
 _WALKS_TWICE = frozenset(["replace", "split", "ip.isCanonical"])
 _WALKS_VALUES = frozenset(["isSorted", "sum", "max", "min", "indexOf", "lastIndexOf"])
 _PATTERNS = frozenset(["matches", "find", "findAll"])
 _SETS = {"sets.contains": 1, "sets.intersects": 1, "sets.equivalent": 2}
-_LOOKS = frozenset(["@in", "includes", "isSorted", "sum", "max", "min", "indexOf", "lastIndexOf", "format", "optional.ofNonZeroValue"])
+_LOOKS = frozenset(
+    [
+        "@in",
+        "includes",
+        "isSorted",
+        "sum",
+        "max",
+        "min",
+        "indexOf",
+        "lastIndexOf",
+        "format",
+        "optional.ofNonZeroValue",
+        "slice",
+        "reverse",
+        "flatten",
+    ]
+)
+_MADE_LISTS = frozenset(["slice", "reverse", "lists.range"])
+_NEW_LIST = 11
+"""A call and a list."""
 _PLAIN = frozenset([bool, int, float, type(None)])
+_SELF_COMPARISONS = frozenset(["distinct", "sort", "@sortByAssociatedKeys"])
 _ORDERS = frozenset(["_<_", "_<=_", "_>_", "_>=_"])
 
 
@@ -41,10 +79,21 @@ def charge_before(account: _Account, name: str, values: tuple[object, ...]) -> N
         one, other = values
         rounds = weigh(one) * max(size_of(other), 1)
         account.labour(rounds if _SETS[name] == 1 else rounds + weigh(other) * max(size_of(one), 1))
+    elif name in _SELF_COMPARISONS:
+        account.labour(weigh(values[-1]) * (size_of(values[-1]) if name == "distinct" else 1))
+    elif name == "lists.range":
+        _charge_range(account, values[0])
     elif name in _LOOKS:
         account.labour(weigh(*values))
     elif name in _LENGTHS:
         account.labour(_LENGTHS[name](*values) // 10)
+
+
+def _charge_range(account: _Account, count: object) -> None:
+    """Refuse a list that is too long before it is made."""
+    cost = max(count, 0) if isinstance(count, int) else 0
+    account.charge(cost)
+    account.charge(-cost)
 
 
 def weigh(*values: object) -> int:
@@ -111,6 +160,12 @@ def cost_of_call(name: str, signature: str, values: tuple[object, ...], result: 
         return _tenth(first) * _tenth(size_of(values[1]))
     if name in _WALKS_VALUES:
         return _traversal(values[0])
+    if name in _SELF_COMPARISONS:
+        return _self_comparison(values[-1])
+    if name in _MADE_LISTS:
+        return size_of(result) + _NEW_LIST
+    if name == "flatten":
+        return int(first * float(values[1] if len(values) == 2 and isinstance(values[1], int) else 1)) + _NEW_LIST
     if name in _WALKS_TWICE:
         return _tenth(2 * first)
     if name == "join":
@@ -120,6 +175,13 @@ def cost_of_call(name: str, signature: str, values: tuple[object, ...], result: 
     if name in ("containsIP", "containsCIDR"):
         return _network_cost(name, values)
     return 1
+
+
+def _self_comparison(values: object) -> int:
+    """Charge two for each pair of items, and a little more for texts."""
+    count = size_of(values)
+    is_text = isinstance(values, list | tuple) and bool(values) and isinstance(values[0], str | bytes)
+    return int(count * count * (2.1 if is_text else 2.0)) + _NEW_LIST
 
 
 def _network_cost(name: str, values: tuple[object, ...]) -> int:

@@ -8,61 +8,54 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
 from decimal import Decimal
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from topobus.controller.expressions import patterns
 from topobus.controller.expressions.errors import EvaluationError
 from topobus.controller.expressions.registry import Library, overload
+from topobus.controller.expressions.times import TIMES, write_duration, write_timestamp
 from topobus.controller.expressions.values import (
-    EPOCH,
     Address,
+    Duration,
     Network,
     OptionalValue,
+    Timestamp,
     TypeValue,
     Uint,
-    are_equal,
     as_key,
     compare,
     from_key,
+    is_same,
     kind_of,
     look_up,
     some,
     whole,
 )
 
-__all__ = ["STANDARD", "total_of_durations", "write"]
+__all__ = ["STANDARD", "write"]
 
 _INT64 = 1 << 63
-_DOUBLE = re.compile(r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf|infinity|nan)", re.IGNORECASE)
+_DECIMAL_DIGITS, _HEXADECIMAL_DIGITS = "[0-9](?:_?[0-9])*", "[0-9a-f](?:_?[0-9a-f])*"
+_DOUBLE = re.compile(
+    rf"[+-]?(?:(?:{_DECIMAL_DIGITS}\.?(?:{_DECIMAL_DIGITS})?|\.{_DECIMAL_DIGITS})(?:e[+-]?{_DECIMAL_DIGITS})?"
+    rf"|0x_?(?:{_HEXADECIMAL_DIGITS}\.?(?:{_HEXADECIMAL_DIGITS})?|\.{_HEXADECIMAL_DIGITS})p[+-]?{_DECIMAL_DIGITS}|inf|infinity|nan)",
+    re.IGNORECASE | re.ASCII,
+)
 _BOOLEANS = {
     "1": True,
     "t": True,
+    "T": True,
     "true": True,
     "TRUE": True,
     "True": True,
     "0": False,
     "f": False,
+    "F": False,
     "false": False,
     "FALSE": False,
     "False": False,
 }
-_DURATION = re.compile(r"([+-]?)((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:h|ms|us|µs|ns|m|s))+")
-_DURATION_PART = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+)(h|ms|us|µs|ns|m|s)")
-_MICROSECONDS = {
-    "h": Decimal(3_600_000_000),
-    "m": Decimal(60_000_000),
-    "s": Decimal(1_000_000),
-    "ms": Decimal(1000),
-    "us": Decimal(1),
-    "µs": Decimal(1),
-    "ns": Decimal("0.001"),
-}
-# A duration is a number of nanoseconds in 64 bits.
-_LONGEST = timedelta(microseconds=_INT64 // 1000)
-_OFFSET = re.compile(r"([+-]?)([0-9]{2}):([0-9]{2})")
 
 
 def _arithmetic() -> Library:
@@ -113,39 +106,8 @@ def _arithmetic() -> Library:
         overload("_+_(string, string) -> string", lambda a, b: a + b),
         overload("_+_(bytes, bytes) -> bytes", lambda a, b: a + b),
         overload("_+_(list<A>, list<A>) -> list<A>", lambda a, b: [*a, *b]),
-        overload("_+_(timestamp, duration) -> timestamp", lambda a, b: _moment(lambda: a + b)),
-        overload("_+_(duration, timestamp) -> timestamp", lambda a, b: _moment(lambda: a + b)),
-        overload("_+_(duration, duration) -> duration", lambda a, b: _span(lambda: a + b)),
-        overload("_-_(timestamp, timestamp) -> duration", lambda a, b: _span(lambda: a - b)),
-        overload("_-_(timestamp, duration) -> timestamp", lambda a, b: _moment(lambda: a - b)),
-        overload("_-_(duration, duration) -> duration", lambda a, b: _span(lambda: a - b)),
         overload("!_(bool) -> bool", lambda a: not a),
     )
-
-
-def _moment(work: Callable[[], object]) -> object:
-    try:
-        return work()
-    except OverflowError as err:
-        raise EvaluationError("time out of range") from err
-
-
-def total_of_durations(durations: Iterable[timedelta]) -> timedelta:
-    """Sum durations up.
-
-    Errors: raises EvaluationError beyond 292 years.
-    """
-    return _span(lambda: sum(durations, timedelta()))
-
-
-def _span(work: Callable[[], timedelta]) -> timedelta:
-    try:
-        found = work()
-    except OverflowError as err:
-        raise EvaluationError("duration out of range") from err
-    if abs(found) > _LONGEST:
-        raise EvaluationError("duration out of range")
-    return found
 
 
 def _comparison() -> Library:
@@ -155,8 +117,9 @@ def _comparison() -> Library:
         "_>_": lambda order: order > 0,
         "_>=_": lambda order: order >= 0,
     }
-    pairs = [(one, one) for one in ("bool", "int", "uint", "double", "string", "bytes", "timestamp", "duration")]
-    pairs += [(one, other) for one in ("int", "uint", "double") for other in ("int", "uint", "double") if one != other]
+    numbers = {"int": ("int", "double", "uint"), "uint": ("uint", "double", "int"), "double": ("double", "int", "uint")}
+    pairs = [("bool", "bool"), *((one, other) for one, others in numbers.items() for other in others)]
+    pairs += [(one, one) for one in ("string", "bytes", "timestamp", "duration")]
 
     def make(test: Callable[[int], bool]) -> Callable[[object, object], bool]:
         def work(a: object, b: object) -> bool:
@@ -191,12 +154,15 @@ def _convert() -> Library:
         return whole(int(text), is_unsigned=True)
 
     def read_double(text: str) -> float:
+        # Python's reading is wider than Go's; and what is too large is no infinity.
+        if not _DOUBLE.fullmatch(text):
+            raise EvaluationError(f"type conversion error from 'string' to 'double': {text[:64]!r}")
+        digits = text.replace("_", "")
         try:
-            found = float(text)
-        except ValueError as err:
-            raise EvaluationError(f"type conversion error from 'string' to 'double': {text[:64]!r}") from err
-        # Python's reading is wider than Go's: blanks and underscores; and what is too large is no infinity.
-        if not _DOUBLE.fullmatch(text) or (math.isinf(found) and text[-1].isdigit()):
+            found = float.fromhex(digits) if "x" in digits or "X" in digits else float(digits)
+        except OverflowError:
+            found = math.inf
+        if math.isinf(found) and "n" not in digits.lower():
             raise EvaluationError(f"type conversion error from 'string' to 'double': {text[:64]!r}")
         return found
 
@@ -216,8 +182,6 @@ def _convert() -> Library:
         overload("int(uint) -> int", lambda a: whole(int(a))),
         overload("int(double) -> int", to_int),
         overload("int(string) -> int", read_int),
-        overload("int(timestamp) -> int", lambda a: int((a - EPOCH).total_seconds() // 1)),
-        overload("int(duration) -> int", lambda a: (a // timedelta(microseconds=1)) * 1000),
         overload("uint(uint) -> uint", lambda a: a),
         overload("uint(int) -> uint", lambda a: whole(a, is_unsigned=True)),
         overload("uint(double) -> uint", to_uint),
@@ -237,11 +201,6 @@ def _convert() -> Library:
         overload("bytes(string) -> bytes", lambda a: a.encode()),
         overload("dyn(A) -> dyn", lambda a: a),
         overload("type(A) -> type<A>", lambda a: TypeValue(kind_of(a))),
-        overload("duration(string) -> duration", _read_duration),
-        overload("duration(duration) -> duration", lambda a: a),
-        overload("timestamp(string) -> timestamp", _read_timestamp),
-        overload("timestamp(int) -> timestamp", lambda a: _moment(lambda: EPOCH + timedelta(seconds=a))),
-        overload("timestamp(timestamp) -> timestamp", lambda a: a),
     )
 
 
@@ -252,13 +211,10 @@ def write(value: object) -> str:
             return "true" if value else "false"
         case float():
             return _write_double(value)
-        case datetime():
-            moment = value.astimezone(UTC)
-            part = f".{moment.microsecond:06}".rstrip("0") if moment.microsecond else ""
-            return f"{moment.year:04}-{moment:%m-%dT%H:%M:%S}{part}Z"
-        case timedelta():
-            seconds = f"{Decimal(value // timedelta(microseconds=1)) / 1_000_000:f}"
-            return f"{seconds.rstrip('0').rstrip('.') if '.' in seconds else seconds}s"
+        case Timestamp():
+            return write_timestamp(value)
+        case Duration():
+            return write_duration(value)
         case Network():
             return f"{_address(value.address)}/{value.length}"
         case _:
@@ -284,27 +240,9 @@ def _write_double(value: float) -> str:
     return f"{digits}e{'-' if exponent < 0 else '+'}{abs(exponent):02}"
 
 
-def _read_duration(text: str) -> timedelta:
-    if text in ("0", "+0", "-0"):
-        return timedelta(0)
-    if not _DURATION.fullmatch(text):
-        raise EvaluationError(f"invalid duration: {text[:64]!r}")
-    amount = sum(Decimal(number) * _MICROSECONDS[unit] for number, unit in _DURATION_PART.findall(text))
-    return _span(lambda: timedelta(microseconds=int(-amount if text[0] == "-" else amount)))
-
-
-def _read_timestamp(text: str) -> datetime:
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", text, re.ASCII):
-        raise EvaluationError(f"invalid timestamp: {text[:64]!r}")
-    try:
-        return datetime.fromisoformat(text.upper()).astimezone(UTC)
-    except (ValueError, OverflowError) as err:
-        raise EvaluationError(f"invalid timestamp: {text[:64]!r}") from err
-
-
 def _texts_and_containers() -> Library:
     def within(value: object, values: list[object]) -> bool:
-        return any(are_equal(value, one) for one in values)
+        return any(is_same(value, one) for one in values)
 
     def has_key(key: object, container: dict[object, object]) -> bool:
         return as_key(key) in container
@@ -349,9 +287,20 @@ def _texts_and_containers() -> Library:
     )
 
 
+# Go's own zero of a time is the first moment of the year 1.
+_YEAR_ONE = -62_135_596_800 * 1_000_000_000
+
+
 def _optionals() -> Library:
     def of_non_zero(value: object) -> OptionalValue:
-        is_zero = value is None or value is False or (isinstance(value, int | float) and value == 0) or value in ("", b"", [], (), {})
+        is_zero = (
+            value == Duration(0)
+            or value == Timestamp(_YEAR_ONE)
+            or value is None
+            or value is False
+            or (isinstance(value, int | float) and value == 0)
+            or value in ("", b"", [], (), {})
+        )
         return OptionalValue() if is_zero else some(value)
 
     def value(one: OptionalValue) -> object:
@@ -380,54 +329,4 @@ def _optionals() -> Library:
     )
 
 
-def _times() -> Library:
-    parts: dict[str, Callable[[datetime], int]] = {
-        "getFullYear": lambda a: a.year,
-        "getMonth": lambda a: a.month - 1,
-        "getDate": lambda a: a.day,
-        "getDayOfMonth": lambda a: a.day - 1,
-        "getDayOfWeek": lambda a: a.isoweekday() % 7,
-        "getDayOfYear": lambda a: a.timetuple().tm_yday - 1,
-        "getHours": lambda a: a.hour,
-        "getMinutes": lambda a: a.minute,
-        "getSeconds": lambda a: a.second,
-        "getMilliseconds": lambda a: a.microsecond // 1000,
-    }
-    spans: dict[str, Callable[[timedelta], int]] = {
-        "getHours": lambda a: int(a.total_seconds() / 3600),
-        "getMinutes": lambda a: int(a.total_seconds() / 60),
-        "getSeconds": lambda a: int(a.total_seconds()),
-        "getMilliseconds": lambda a: int(a.total_seconds() * 1000),
-    }
-
-    def there(part: Callable[[datetime], int]) -> Callable[[datetime, str], int]:
-        return lambda moment, zone: part(_in_zone(moment, zone))
-
-    return (
-        *(overload(f"timestamp.{name}() -> int", part) for name, part in parts.items()),
-        *(overload(f"timestamp.{name}(string) -> int", there(part)) for name, part in parts.items()),
-        *(overload(f"duration.{name}() -> int", part) for name, part in spans.items()),
-    )
-
-
-def _shifted(moment: datetime, by: timedelta) -> datetime:
-    try:
-        return moment + by
-    except OverflowError as err:
-        raise EvaluationError("time out of range") from err
-
-
-def _in_zone(moment: datetime, zone: str) -> datetime:
-    offset = _OFFSET.fullmatch(zone)
-    if offset is not None:
-        shift = timedelta(hours=int(offset[2]), minutes=int(offset[3]))
-        return _shifted(moment, -shift if offset[1] == "-" else shift)
-    try:
-        return moment.astimezone(ZoneInfo(zone or "UTC"))
-    except OverflowError as err:
-        raise EvaluationError("time out of range") from err
-    except (ZoneInfoNotFoundError, ValueError, OSError) as err:
-        raise EvaluationError(f"unknown time zone {zone[:64]!r}") from err
-
-
-STANDARD: Library = (*_arithmetic(), *_comparison(), *_convert(), *_texts_and_containers(), *_optionals(), *_times())
+STANDARD: Library = (*_arithmetic(), *_comparison(), *_convert(), *_texts_and_containers(), *_optionals(), *TIMES)

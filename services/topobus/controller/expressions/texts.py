@@ -1,17 +1,15 @@
 """The extended functions of texts, version 2: positions count characters.
 
-Source: cel-go/ext/strings.go and formatting.go.
+Source: cel-go/ext/strings.go.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from string import ascii_lowercase, ascii_uppercase
 
 from topobus.controller.expressions.errors import EvaluationError
 from topobus.controller.expressions.registry import Library, overload
-from topobus.controller.expressions.standard import write
-from topobus.controller.expressions.values import TypeValue, from_key, kind_of
+from topobus.controller.expressions.text_formats import format_text
 
 __all__ = ["TEXTS"]
 
@@ -22,7 +20,6 @@ _QUOTED = str.maketrans(
 )
 _LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
 _UPPER = str.maketrans(ascii_lowercase, ascii_uppercase)
-_MAX_PRECISION = 1000
 
 
 def _char_at(text: str, place: int) -> str:
@@ -32,17 +29,23 @@ def _char_at(text: str, place: int) -> str:
 
 
 def _index(text: str, part: str, start: int = 0) -> int:
-    if not 0 <= start <= len(text):
+    """Find a part from a place on; behind the text there is none. As upstream, the empty part stands wherever it is looked for."""
+    if not part:
+        return start
+    if start < 0:
         raise EvaluationError(f"index out of range: {start}")
     return text.find(part, start)
 
 
 def _last_index(text: str, part: str, start: int | None = None) -> int:
+    """Find the last part that begins at a place or before it; a place behind the text finds none."""
+    if not part:
+        return len(text) if start is None else start
     if start is None:
         return text.rfind(part)
-    if not 0 <= start <= len(text):
+    if start < 0:
         raise EvaluationError(f"index out of range: {start}")
-    return text.rfind(part, 0, start + len(part))
+    return text.rfind(part, 0, start + len(part)) if start < len(text) else -1
 
 
 def _join(values: list[object], separator: str = "") -> str:
@@ -84,104 +87,6 @@ def _quote(text: str) -> str:
     return '"' + text.translate(_QUOTED) + '"'
 
 
-def _format(text: str, values: list[object]) -> str:
-    """Fill `%s`, `%d`, `%f`, `%e`, `%x`, `%X`, `%o` and `%b` in."""
-    parts: list[str] = []
-    rest = iter(values)
-    place = 0
-    while place < len(text):
-        if text[place] != "%":
-            parts.append(text[place])
-            place += 1
-            continue
-        place += 1
-        if text[place : place + 1] == "%":
-            parts.append("%")
-            place += 1
-            continue
-        precision = 6
-        if text[place : place + 1] == ".":
-            digits = ""
-            place += 1
-            while text[place : place + 1].isdecimal():
-                digits += text[place]
-                place += 1
-            precision = int(digits or "0") if len(digits) < 6 else _MAX_PRECISION + 1
-            if precision > _MAX_PRECISION:
-                raise EvaluationError(f"precision {digits} exceeds maximum allowed precision")
-        clause = text[place : place + 1]
-        place += 1
-        if clause not in _CLAUSES:
-            raise EvaluationError(f"could not parse formatting clause: unrecognized formatting clause {clause!r}")
-        try:
-            value = next(rest)
-        except StopIteration as err:
-            raise EvaluationError("index out of range: there are fewer arguments than clauses") from err
-        parts.append(_CLAUSES[clause](value, precision))
-    return "".join(parts)
-
-
-def _plain(value: object, precision: int = 6) -> str:
-    match value:
-        case list() | tuple():
-            return "[" + ", ".join(map(_plain, value)) + "]"
-        case dict():
-            items = sorted((_plain(from_key(key)), _plain(one)) for key, one in value.items())
-            return "{" + ", ".join(f"{key}: {one}" for key, one in items) + "}"
-        case None:
-            return "null"
-        case TypeValue():
-            return value.name
-        case bytes():
-            return value.decode("utf-8", "replace")
-        case _:
-            return write(value)
-
-
-def _number(value: object, clause: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise EvaluationError(f"{clause} clause can only be used on integers, was given {kind_of(value)}")
-    return value
-
-
-def _decimal(value: object, precision: int) -> str:
-    return _plain(value) if isinstance(value, float) else str(int(_number(value, "decimal")))
-
-
-def _fixed(letter: str) -> Callable[[object, int], str]:
-    def work(value: object, precision: int) -> str:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise EvaluationError(f"fixed-point clause can only be used on numbers, was given {kind_of(value)}")
-        return f"{float(value):.{precision}{letter}}"
-
-    return work
-
-
-def _hexadecimal(letter: str) -> Callable[[object, int], str]:
-    def work(value: object, precision: int) -> str:
-        if isinstance(value, str | bytes):
-            written = (value.encode() if isinstance(value, str) else value).hex()
-            return written.upper() if letter == "X" else written
-        return f"{int(_number(value, 'hex')):{letter}}"
-
-    return work
-
-
-def _binary(value: object, precision: int) -> str:
-    return str(int(value)) if isinstance(value, bool) else f"{int(_number(value, 'binary')):b}"
-
-
-_CLAUSES: dict[str, Callable[[object, int], str]] = {
-    "s": _plain,
-    "d": _decimal,
-    "f": _fixed("f"),
-    "e": _fixed("e"),
-    "b": _binary,
-    "o": lambda value, _: f"{int(_number(value, 'octal')):o}",
-    "x": _hexadecimal("x"),
-    "X": _hexadecimal("X"),
-}
-
 TEXTS: Library = (
     overload("string.charAt(int) -> string", _char_at),
     overload("string.indexOf(string) -> int", _index),
@@ -199,6 +104,6 @@ TEXTS: Library = (
     overload("string.substring(int) -> string", _substring),
     overload("string.substring(int, int) -> string", _substring),
     overload("string.trim() -> string", lambda a: a.strip(_BLANKS)),
-    overload("string.format(list<dyn>) -> string", _format),
+    overload("string.format(list<dyn>) -> string", format_text),
     overload("strings.quote(string) -> string", _quote),
 )

@@ -10,7 +10,20 @@ from dataclasses import dataclass, field
 
 from topobus.controller.expressions.types import DYN, Type
 
-__all__ = ["Call", "Constant", "Entry", "Fold", "Identifier", "ListLiteral", "MapLiteral", "Node", "Select", "children", "measure"]
+__all__ = [
+    "Call",
+    "Constant",
+    "Entry",
+    "Fold",
+    "Identifier",
+    "ListLiteral",
+    "MapLiteral",
+    "Node",
+    "Select",
+    "children",
+    "dotted",
+    "measure",
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +35,8 @@ class Node:
     depth: int = field(default=1, init=False)
     size: int = field(default=1, init=False)
     """Nodes from here down; one that stands in two places counts twice, for it is walked twice."""
+    levels: int = field(default=0, init=False)
+    """Operators, selections, calls on a target and indices from here down, as the text nests them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,6 +131,16 @@ def children(node: Node) -> Iterator[Node]:
             yield from (node.over, node.start, node.condition, node.step, node.result)
         case _:
             return
+
+
+def dotted(node: Node) -> str:
+    """Read `a.b.c` as a name; empty when it is something else."""
+    if isinstance(node, Identifier):
+        return node.name
+    if isinstance(node, Select) and not node.is_test:
+        before = dotted(node.operand)
+        return f"{before}.{node.field}" if before else ""
+    return ""
 
 
 def measure(node: Node) -> Node:

@@ -7,7 +7,6 @@ parameter: it is bound by the first use and must agree afterwards. Source: cel-s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cache
 from itertools import count
 
@@ -33,22 +32,37 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
 class Type:
-    """A type by name, with its parameters: `list(int)`."""
+    """A type by name, with its parameters: `list(int)`. A value: nobody changes one.
 
-    name: str
-    parameters: tuple[Type, ...] = ()
+    Types nest as deep as expressions do, so that comparing two takes one look at their hashes, and what has no open parameter is not searched for one.
+    """
 
-    @property
-    def is_dynamic(self) -> bool:
-        """Say whether a value of it may be anything."""
-        return self.name == "dyn"
+    __slots__ = ("_hash", "is_dynamic", "is_open", "is_parameter", "name", "parameters")
 
-    @property
-    def is_parameter(self) -> bool:
-        """Say whether it stands for a type that is not known yet."""
-        return self.name[0] == "$"
+    def __init__(self, name: str, parameters: tuple[Type, ...] = ()) -> None:
+        self.name = name
+        self.parameters = parameters
+        self.is_dynamic = name == "dyn"
+        """Whether a value of it may be anything."""
+        self.is_parameter = name[0] == "$"
+        """Whether it stands for a type that is not known yet."""
+        self.is_open = self.is_parameter or any(one.is_open for one in parameters)
+        """Whether it is such a parameter or has one somewhere."""
+        self._hash = hash((name, parameters))
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Type):
+            return NotImplemented
+        return self._hash == other._hash and self.name == other.name and self.parameters == other.parameters
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Type({str(self)!r})"
 
     def __str__(self) -> str:
         if self.is_parameter:
@@ -143,7 +157,7 @@ class Bindings:
         def rename(one: Type) -> Type:
             if one.is_parameter:
                 return names.setdefault(one.name, self.fresh())
-            return Type(one.name, tuple(map(rename, one.parameters))) if one.parameters else one
+            return Type(one.name, tuple(map(rename, one.parameters))) if one.is_open else one
 
         return tuple(map(rename, types))
 
@@ -153,8 +167,17 @@ class Bindings:
             one = self._known[one.name]
         return one
 
+    def substitute(self, one: Type) -> Type:
+        """Replace parameters by what they stand for now; what is open stays so."""
+        if not one.is_open:
+            return one
+        one = self.resolve(one)
+        return Type(one.name, tuple(map(self.substitute, one.parameters))) if one.parameters else one
+
     def finish(self, one: Type) -> Type:
         """Replace all parameters; what stayed open is `dyn`."""
+        if not one.is_open:
+            return one
         one = self.resolve(one)
         if one.is_parameter:
             return DYN
@@ -169,33 +192,68 @@ class Bindings:
         return False
 
     def fit(self, wanted: Type, given: Type) -> bool:
-        """Say whether a value of the given type may stand where the wanted one does; binds parameters on the way."""
-        parameter = wanted
-        wanted, given = self.resolve(wanted), self.resolve(given)
+        """Say whether a value of the given type may stand where the wanted one does; binds parameters on the way.
+
+        Of two types that fit one another a parameter stands for the more general one. Source: cel-go checker/types.go.
+        """
         if wanted == given:
             return True
         if wanted.is_parameter:
-            return self._bind(wanted, given)
+            is_valid, is_known = self._substitute(wanted, given)
+            if is_valid or is_known:
+                return is_valid
         if given.is_parameter:
-            return self._bind(given, wanted)
-        if given.is_dynamic:
-            if parameter.is_parameter and not wanted.is_dynamic:
-                self._known[parameter.name] = given  # the more general one stands for both
+            return self._substitute(given, wanted)[0]
+        if wanted.is_dynamic or given.is_dynamic:
             return True
-        if wanted.is_dynamic:
-            return True
-        if given == NULL:
-            return wanted.name not in _PRIMITIVES
-        if wanted.name != given.name or len(wanted.parameters) != len(given.parameters):
+        if NULL in (wanted, given):
+            return wanted == given or (given if wanted == NULL else wanted).name not in _PRIMITIVES
+        if wanted.name != given.name:
             return False
-        return all(self.fit(one, other) for one, other in zip(wanted.parameters, given.parameters, strict=True))
+        if wanted.name == "type":
+            return True  # which types two types are is for the run to compare
+        return len(wanted.parameters) == len(given.parameters) and all(map(self.fit, wanted.parameters, given.parameters))
 
-    def _bind(self, parameter: Type, to: Type) -> bool:
-        if self._occurs(parameter, to):
-            return False
-        self._known[parameter.name] = to
-        return True
+    def most_general(self, one: Type, other: Type) -> Type:
+        """Give the more general one of two types that fit."""
+        return one if _is_as_general(one, other) else other
+
+    def _substitute(self, parameter: Type, one: Type) -> tuple[bool, bool]:
+        """Let a parameter stand for a type; says whether it can, and whether it stood for one before."""
+        if one == parameter:
+            return True, True
+        known = self._known.get(parameter.name)
+        if known is None:
+            if self._occurs(parameter, one):
+                return False, False
+            self._known[parameter.name] = one
+            return True, False
+        if one == known:
+            return True, True
+        if not self.fit(known, one):
+            return False, True
+        general = self.most_general(one, known)
+        if not self._occurs(parameter, general):
+            self._known[parameter.name] = general
+        return True, True
 
     def _occurs(self, parameter: Type, inside: Type) -> bool:
-        inside = self.resolve(inside)
-        return inside == parameter or any(self._occurs(parameter, one) for one in inside.parameters)
+        while inside.is_parameter:
+            if inside == parameter:
+                return True
+            known = self._known.get(inside.name)
+            if known is None:
+                return False
+            inside = known
+        return inside.is_open and any(self._occurs(parameter, one) for one in inside.parameters)
+
+
+def _is_as_general(one: Type, other: Type) -> bool:
+    """Say whether a type fits whatever the other one does."""
+    if one.is_dynamic or one.is_parameter or one == other:
+        return True
+    if other.is_dynamic or other.is_parameter or one.name != other.name:
+        return False
+    return one.name == "type" or (
+        len(one.parameters) == len(other.parameters) and all(map(_is_as_general, one.parameters, other.parameters))
+    )

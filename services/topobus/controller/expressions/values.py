@@ -9,8 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field
 
 from topobus.controller.expressions.errors import EvaluationError
 from topobus.controller.semver import SemanticVersion
@@ -20,8 +19,10 @@ __all__ = [
     "Address",
     "Bound",
     "DomainMap",
+    "Duration",
     "Network",
     "OptionalValue",
+    "Timestamp",
     "TypeValue",
     "Uint",
     "WebAddress",
@@ -29,6 +30,9 @@ __all__ = [
     "as_key",
     "compare",
     "from_key",
+    "is_key_of",
+    "is_same",
+    "keys_of",
     "kind_of",
     "look_up",
     "no_such_overload",
@@ -85,6 +89,21 @@ class WebAddress:
     text: str
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Duration:
+    """A span of time, in nanoseconds of 64 bits."""
+
+    nanoseconds: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Timestamp:
+    """A moment, in nanoseconds since 1970 (UTC); the years 1 to 9999. It is written in the zone in which it was read."""
+
+    nanoseconds: int
+    offset_minutes: int = field(default=0, compare=False)
+
+
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -122,10 +141,12 @@ _KINDS: dict[type, str] = {
     Network: "net.CIDR",
     ipaddress.IPv4Address: "net.IP",
     ipaddress.IPv6Address: "net.IP",
-    datetime: "google.protobuf.Timestamp",
-    timedelta: "google.protobuf.Duration",
+    Timestamp: "google.protobuf.Timestamp",
+    Duration: "google.protobuf.Duration",
 }
 _NUMBERS = frozenset(["int", "uint", "double"])
+_PLAIN = frozenset(["bool", "int", "uint", "double", "string"])
+_OPAQUE = frozenset(["kubernetes.Quantity", "kubernetes.Semver", "kubernetes.URL", "kubernetes.NamedFormat", "net.IP", "net.CIDR"])
 
 
 def kind_of(value: object) -> str:
@@ -161,7 +182,7 @@ def as_key(value: object) -> object:
     """Give a value the form in which maps keep it."""
     if isinstance(value, bool):
         return Bound(value)
-    if isinstance(value, int | str | float):
+    if value is None or isinstance(value, int | str | float):
         return value
     raise EvaluationError(f"unsupported key type: {kind_of(value)}")
 
@@ -197,26 +218,89 @@ def size_of(value: object) -> int:
 
 
 def are_equal(one: object, other: object) -> bool:
-    """Say whether two values are equal; those of different types are not, but for numbers of one value."""
+    """Say whether two values are equal; those of different types are not, but for numbers of one value.
+
+    Errors: raises EvaluationError when the first is of a type of Kubernetes' own and the second is not of that type (null apart), as upstream does.
+    """
     left, right = kind_of(one), kind_of(other)
     if left != right:
-        return left in _NUMBERS and right in _NUMBERS and one == other
+        if left in _NUMBERS and right in _NUMBERS:
+            return _equal_numbers(one, other)
+        if left in _OPAQUE and other is not None:
+            raise EvaluationError("no such overload")
+        return False
     if left == "list":
         return isinstance(one, list | tuple) and isinstance(other, list | tuple) and _equal_lists(one, other)
     if left == "map":
         return isinstance(one, dict) and isinstance(other, dict) and _equal_maps(one, other)
     if isinstance(one, OptionalValue) and isinstance(other, OptionalValue):
-        return one.is_present == other.is_present and are_equal(one.value, other.value)
+        return one.is_present == other.is_present and (not one.is_present or are_equal(one.value, other.value))
     return one == other
 
 
-def _equal_lists(one: Iterable[object], other: Iterable[object]) -> bool:
-    left, right = list(one), list(other)
-    return len(left) == len(right) and all(map(are_equal, left, right))
+def is_same(one: object, other: object) -> bool:
+    """Say whether two values are equal where an error counts as no: `!=`, and looking for a value in a list."""
+    try:
+        return are_equal(one, other)
+    except EvaluationError:
+        return False
+
+
+def _equal_numbers(one: object, other: object) -> bool:
+    if not isinstance(one, float) and not isinstance(other, float):
+        return one == other
+    try:
+        return _compare_doubles(one, other) == 0
+    except EvaluationError:
+        return False
+
+
+def _maybe_equal(one: object, other: object) -> bool:
+    """Compare the parts of two lists or maps: upstream takes those that cannot be compared for equal."""
+    try:
+        return are_equal(one, other)
+    except EvaluationError:
+        return True
+
+
+def _equal_lists(one: list[object] | tuple[object, ...], other: list[object] | tuple[object, ...]) -> bool:
+    return len(one) == len(other) and all(map(_maybe_equal, one, other))
 
 
 def _equal_maps(one: dict[object, object], other: dict[object, object]) -> bool:
-    return len(one) == len(other) and all(key in other and are_equal(value, other[key]) for key, value in one.items())
+    return len(one) == len(other) and all(key in other and _maybe_equal(value, other[key]) for key, value in one.items())
+
+
+def keys_of(values: Iterable[object]) -> frozenset[tuple[str, object]] | None:
+    """List what a list of plain values has, with each number in all types that hold it without loss; None when a value is not plain."""
+    keys: set[tuple[str, object]] = set()
+    for value in values:
+        kind = kind_of(value)
+        if kind not in _PLAIN:
+            return None
+        if not isinstance(value, float) or not math.isnan(value):
+            keys.add((kind, value))
+        if isinstance(value, int) and kind != "bool":
+            keys.add(("double", float(value)))
+        whole_number = (
+            int(value) if isinstance(value, int | float) and kind != "bool" and math.isfinite(value) and value == int(value) else None
+        )
+        if whole_number is not None and -_INT64 <= whole_number < _INT64:
+            keys.add(("int", whole_number))
+        if whole_number is not None and 0 <= whole_number < 2 * _INT64:
+            keys.add(("uint", whole_number))
+    return frozenset(keys)
+
+
+def is_key_of(value: object, keys: frozenset[tuple[str, object]]) -> bool:
+    """Say whether a value is one of those.
+
+    Errors: raises EvaluationError for bytes and versions, which upstream cannot look up.
+    """
+    kind = kind_of(value)
+    if kind in ("bytes", "kubernetes.Semver"):
+        raise EvaluationError(f"internal error: hash of unhashable type {kind}")
+    return kind in _PLAIN and (kind, value) in keys
 
 
 def compare(one: object, other: object) -> int:
@@ -230,15 +314,15 @@ def compare(one: object, other: object) -> int:
     match one, other:
         case (str() as a, str() as b):
             return (a > b) - (a < b)
-        case (int() | float() as a, int() | float() as b):
-            if math.isnan(a) or math.isnan(b):
-                raise EvaluationError("NaN values cannot be ordered")
+        case (float(), _) | (_, float()):
+            return _compare_doubles(one, other)
+        case (int() as a, int() as b):
             return (a > b) - (a < b)
         case (bytes() as a, bytes() as b):
             return (a > b) - (a < b)
-        case (datetime() as a, datetime() as b):
+        case (Timestamp() as a, Timestamp() as b):
             return (a > b) - (a < b)
-        case (timedelta() as a, timedelta() as b):
+        case (Duration() as a, Duration() as b):
             return (a > b) - (a < b)
         case (Quantity() as a, Quantity() as b):
             return (a > b) - (a < b)
@@ -248,4 +332,23 @@ def compare(one: object, other: object) -> int:
             raise no_such_overload("compare", one, other)
 
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+def _compare_doubles(one: object, other: object) -> int:
+    """Order two numbers one of which is a double: as doubles, whatever a whole number loses; beyond the range of its type a double is less or more."""
+    if isinstance(one, float) and isinstance(other, float):
+        if math.isnan(one) or math.isnan(other):
+            raise EvaluationError("NaN values cannot be ordered")
+        return (one > other) - (one < other)
+    if isinstance(one, float):
+        return _against_whole(one, other)
+    return -_against_whole(other, one)
+
+
+def _against_whole(double: object, number: object) -> int:
+    if not isinstance(double, float) or not isinstance(number, int) or isinstance(number, bool):
+        raise no_such_overload("compare", double, number)
+    if math.isnan(double):
+        raise EvaluationError("NaN values cannot be ordered")
+    least, most = (0.0, float(2 * _INT64)) if isinstance(number, Uint) else (float(-_INT64), float(_INT64))
+    if double < least or double > most:
+        return -1 if double < least else 1
+    return (double > float(number)) - (double < float(number))
