@@ -1,12 +1,14 @@
-"""Answer a conformance case as the allocator would: JSON in, JSON out.
+"""Answer conformance cases: as the allocator would, and as one selector would. JSON in, JSON out.
 
-The door for `topobus.testing.conformance` and for the tests: a case is what docs of the data describe (node, classes, slices, claims, allocated, features), an
-answer is `{"outcome": ..., "results": [...], "steps": n, "reasons": [...]}` with share ids as "SHARE".
+The entry for `topobus.testing.conformance` and for the tests: a case is what docs of the data describe (node, classes, slices, claims, allocated, features), an
+answer is `{"outcome": ..., "results": [...], "steps": n, "reasons": [...]}` with share ids as "SHARE". A selector's case is an expression over the device of the file's
+first line; what is compared is whether it is refused, its verdict or that there is an error, and whether an API server would find it too dear.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -14,9 +16,9 @@ from typing import Any
 from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.contracts.kubernetes.shape import read_as
-from topobus.controller.cel import CelCompiler
+from topobus.controller.cel import COST_LIMIT, CelCompiler, compile_expression
 from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
-from topobus.controller.core.selectors import SelectorCompiler
+from topobus.controller.core.selectors import DeviceFacts, FactValue, SelectorCompiler, SelectorError, Version
 from topobus.controller.core.values import (
     Allocated,
     AllocationInput,
@@ -35,7 +37,7 @@ from topobus.controller.core.values import (
 from topobus.domain.errors import TopobusError
 from topobus.domain.quantity import Quantity
 
-__all__ = ["answer", "answer_case", "check", "read_case"]
+__all__ = ["CelSelectors", "answer", "answer_case", "check", "read_case"]
 
 # What upstream answers within its 10 s is to be answered; that is a million steps.
 _STEPS = 1_000_000
@@ -51,6 +53,84 @@ def check(case: dict[str, Any]) -> tuple[Any, Any]:
         # One case of an unknown shape fails alone; the others of the file still count.
         return wanted, {"outcome": f"cannot be read: {type(err).__name__}: {err}", "results": None}
     return wanted, {"outcome": got["outcome"], "results": got.get("results")}
+
+
+class CelSelectors:
+    """Kind `cel-selectors` of `python -m topobus.testing.conformance`: expressions over one device, as Kubernetes' own compiler and evaluator answer."""
+
+    def __init__(self) -> None:
+        self._device: DeviceFacts | None = None
+        self._counts: Counter[tuple[str, str]] = Counter()
+
+    def begin(self, header: dict[str, Any]) -> None:
+        """Read the device.
+
+        Errors: raises KeyError, TypeError or ValueError for a line of another shape.
+        """
+        device = header["device"]
+        driver: str = device["driver"]
+        attributes: dict[str, dict[str, FactValue]] = {}
+        for name, attribute in device["attributes"].items():
+            domain, identifier = _qualified(name, driver)
+            ((kind, value),) = attribute.items()
+            attributes.setdefault(domain, {})[identifier] = _fact(kind, value)
+        capacity: dict[str, dict[str, Quantity]] = {}
+        for name, amount in device["capacity"].items():
+            domain, identifier = _qualified(name, driver)
+            capacity.setdefault(domain, {})[identifier] = Quantity.parse(amount)
+        self._device = DeviceFacts(driver, attributes, capacity, bool(device.get("allowMultipleAllocations")))
+
+    def __call__(self, case: dict[str, Any]) -> tuple[Any, Any]:
+        """Give what is expected of an expression, and what ours does."""
+        expect = case["expect"]
+        if self._device is None:
+            raise ValueError("the file has no device")
+        selector = compile_expression(case["expression"])
+        refused = {"outcome": "refused"}
+        wanted: dict[str, Any] = refused
+        if "refused" not in expect:
+            wanted = {"outcome": "error" if "error" in expect else expect["match"], "is_too_dear": expect["maxCost"] > COST_LIMIT}
+        if isinstance(selector, SelectorError):
+            return wanted, refused
+        verdict, cost = selector.evaluate(self._device)
+        got = {"outcome": "error" if isinstance(verdict, SelectorError) else verdict, "is_too_dear": selector.objection is not None}
+        if "refused" not in expect:
+            self._count("estimates", expect["maxCost"], selector.max_cost)
+            if "cost" in expect:
+                self._count("costs of a run that failed" if "error" in expect else "costs of a run", expect["cost"], cost)
+        return wanted, got
+
+    def remarks(self) -> list[str]:
+        """Tell how many estimates and costs are Kubernetes' own numbers, and how many are above or below; no case fails by them."""
+        return [
+            f"{what}: " + ", ".join(f"{self._counts[what, how]} {how}" for how in ("equal", "cheaper", "dearer"))
+            for what in ("estimates", "costs of a run", "costs of a run that failed")
+        ]
+
+    def _count(self, what: str, wanted: int, got: int) -> None:
+        self._counts[what, "equal" if got == wanted else "cheaper" if got < wanted else "dearer"] += 1
+
+
+def _qualified(name: str, driver: str) -> tuple[str, str]:
+    domain, slash, identifier = name.partition("/")
+    return (domain, identifier) if slash else (driver, name)
+
+
+def _fact(kind: str, value: Any) -> FactValue:
+    match kind:
+        case "bigint":
+            return int(value)  # written as text, for JSON has no 64 bits
+        case "version":
+            return Version(value)
+        case "versions":
+            return tuple(Version(text) for text in value)
+        case "bools" | "ints" | "strings":
+            return tuple(value)
+        case "bool" | "int" | "string":
+            fact: FactValue = value
+            return fact
+        case _:
+            raise ValueError(f"unknown type of an attribute: {kind!r}")
 
 
 def answer_case(

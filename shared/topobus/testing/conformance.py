@@ -1,8 +1,8 @@
 """Run recorded answers of Kubernetes' own code against ours: `python -m topobus.testing.conformance FILE...`.
 
 The kind of a file is recognised by the beginning of its name (`topology-merge…`, `device-hints…`, `cpu-static-policy…`, `memory-hints…`, and whatever
-an installed package registers under the entry point group `topobus.conformance`); it is JSON Lines, plain or gzip. One line a file tells what passed;
-the first differing cases follow. Exit status: 0 all passed, 1 something differs, 2 a file cannot be used.
+an installed package registers under the entry point group `topobus.conformance`); it is JSON Lines, plain or gzip. A kind may want a first line that is no case (the device
+of `cel-selectors…`). One line a file tells what passed; what the kind remarks besides and the first differing cases follow. Exit status: 0 all passed, 1 something differs, 2 a file cannot be used.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from topobus.domain.alignment.cpu_topology import CpuPlace, CpuTopology
 from topobus.domain.alignment.cpus import assign_cpus
@@ -28,10 +28,28 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.request import Policy
 from topobus.domain.view import CpuOptions
 
-__all__ = ["Check", "kinds", "main", "run_file"]
+__all__ = ["Check", "HeadedCheck", "kinds", "main", "run_file"]
 
 Check = Callable[[dict[str, Any]], tuple[Any, Any]]
 """Turns a case into (expected, got) in the shape of the file; equal means passed."""
+
+
+@runtime_checkable
+class HeadedCheck(Protocol):
+    """A check of files whose first line is no case; an entry point names its class, so that each run has its own."""
+
+    def begin(self, header: dict[str, Any]) -> None:
+        """Read the first line."""
+        ...
+
+    def __call__(self, case: dict[str, Any]) -> tuple[Any, Any]:
+        """Turn a case into (expected, got)."""
+        ...
+
+    def remarks(self) -> list[str]:
+        """Tell what was compared besides, once all cases were checked."""
+        ...
+
 
 _SHOWN = 3
 """Differing cases printed a file."""
@@ -68,12 +86,17 @@ def kinds() -> dict[str, Check]:
         "memory-hints": check_memory,
     }
     for entry in importlib.metadata.entry_points(group="topobus.conformance"):
-        found.setdefault(entry.name, entry.load())
+        loaded = entry.load()
+        found.setdefault(entry.name, loaded() if isinstance(loaded, type) else loaded)
     return found
 
 
 def run_file(file: Path, check: Check) -> Iterator[tuple[str, Any, Any]]:
-    """Give (case id, expected, got) for each case of a file."""
+    """Give (case id, expected, got) for each case of a file.
+
+    Errors: raises ValueError with the number of a line that is no case, or where a first line is wanted and missing.
+    """
+    wants_header = isinstance(check, HeadedCheck)
     with gzip.open(file, "rt", encoding="utf-8") if _is_gzip(file) else file.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -82,6 +105,12 @@ def run_file(file: Path, check: Check) -> Iterator[tuple[str, Any, Any]]:
                 case = json.loads(line)
             except json.JSONDecodeError as err:
                 raise ValueError(f"line {number} is not JSON: {err}") from err
+            if wants_header and isinstance(check, HeadedCheck):
+                if not isinstance(case, dict) or "expect" in case:
+                    raise ValueError(f"line {number} is a case: wanted the line that all cases share first")
+                check.begin(case)
+                wants_header = False
+                continue
             if not isinstance(case, dict) or "expect" not in case:
                 raise ValueError(f"line {number} is not a case: wanted an object with `expect`")
             expected, got = check(case)
@@ -101,6 +130,8 @@ def _report(file: Path, check: Check) -> int:
         else:
             differing.append((case_id, expected, got))
     print(f"{file.name}: {passed} passed, {len(differing)} failed")  # noqa: T201
+    for remark in check.remarks() if isinstance(check, HeadedCheck) else ():
+        print(f"  {remark}")  # noqa: T201
     for case_id, expected, got in differing[:_SHOWN]:
         print(f"  {case_id}\n    expected {json.dumps(expected)}\n    got      {json.dumps(got)}")  # noqa: T201
     return len(differing)
