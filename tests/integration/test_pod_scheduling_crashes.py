@@ -37,7 +37,8 @@ pytestmark = pytest.mark.integration
 
 SETTINGS = ControllerSettings(ask_timeout_s=1.0, retry_s=0.2)
 NODE = "n1"
-# Writes and asks of a pod's way, and of its end, as counted: with fewer deaths than these, steps were missed.
+# Writes and asks of a pod's way, and of its end, as counted: with fewer deaths than these, steps were missed. A death after the last one took effect is also the end
+# of the work, and which of the two is heard first is chance.
 SCHEDULING_STEPS = 13
 ENDING_STEPS = 13
 
@@ -200,7 +201,7 @@ async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(place: Pla
         await place.clear()
         await place.apply()
 
-    assert deaths >= SCHEDULING_STEPS
+    assert deaths >= SCHEDULING_STEPS - is_done
 
 
 @pytest.mark.timeout(600)
@@ -220,4 +221,4 @@ async def test_pod_leaves_nothing_when_a_replica_dies_at_any_step_of_its_end(
         await place.clear()
         await place.start_and_ask_end(nats_server.url)
 
-    assert deaths >= ENDING_STEPS
+    assert deaths >= ENDING_STEPS - is_done
