@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from topobus.contracts.catalogue import ALL, ASKS, DEVICE_SERVICES, PROVISIONER
+from topobus.contracts.inboxes import connection_name
 from topobus.contracts.render_asyncapi import render_asyncapi
 from topobus.contracts.render_nats import PRINCIPALS, render_server, rights
 
@@ -75,6 +76,16 @@ def test_rights_let_askers_ask_and_answerers_answer_when_the_catalogue_says_so()
             assert subject in rights(reader)["publish"], (ask.name, reader)
         for writer in ask.writer:
             assert any(one.startswith(f"topobus.v1.{ask.name}.") for one in rights(writer)["subscribe"]), (ask.name, writer)
+
+
+def test_rights_let_nobody_answer_in_anothers_place() -> None:
+    """In an asker's inboxes each principal may publish at its own branch only; where the server answers, and at all of them, nobody may."""
+    for principal in PRINCIPALS:
+        branches = [subject.split(".") for subject in rights(principal)["publish"] if subject.startswith("_INBOX.")]
+        own = connection_name(principal)
+
+        # A subscriber's clients put a random token after its name; nobody asks in its place.
+        assert all(branch[1:] in ([own, ">"],) if principal == "user" else branch[2:] == [own, ">"] for branch in branches), principal
 
 
 @pytest.mark.parametrize(("version", "has_sync", "has_flag"), [((2, 9), False, False), ((2, 10), True, False), ((2, 14), True, True)])

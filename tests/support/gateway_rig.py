@@ -102,10 +102,12 @@ class Rig:
 
 
 @asynccontextmanager
-async def make_rig(url: str, *, secured: SecuredNats | None = None, **kubelet_options: object) -> AsyncIterator[Rig]:
+async def make_rig(
+    url: str, *, secured: SecuredNats | None = None, classes: tuple[str, ...] = ("gpu", "nic"), **kubelet_options: object
+) -> AsyncIterator[Rig]:
     """Make the folder, the bus and the node plane; kubelet and gateway are started by the test.
 
-    On a server with users the plane is the topology service alone: who answers for the devices is the test's to say.
+    The plane answers for devices of `classes`. On a server with users it is the topology service alone: who answers for the devices is the test's to say.
     """
     # Short: a unix socket's path ends at 107 bytes.
     root = Path(tempfile.mkdtemp(prefix="gw"))
@@ -114,7 +116,7 @@ async def make_rig(url: str, *, secured: SecuredNats | None = None, **kubelet_op
         async with Bus.session(nats, name="gateway") if secured is None else secured.bus("topology") as bus:
             await bus.provision()
             plane = NodePlane(bus)
-            await plane.start(classes=("gpu", "nic") if secured is None else ())
+            await plane.start(classes=classes if secured is None else ())
             options: dict[str, object] = {"numa_nodes": NodeSet(0, 1), **kubelet_options}
             kubelet = KubeletSimulator(root / "kubelet", **options)  # type: ignore[arg-type]  # a test's own options
             settings = GatewaySettings(

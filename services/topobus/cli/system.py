@@ -19,7 +19,9 @@ from pathlib import Path
 
 from topobus.cli.nats_store import StoreSize, has_room, probe_jetstream, size_store, write_config
 from topobus.cli.supervision import Program, Supervisor, probe_http
+from topobus.contracts.catalogue import DEVICE_SERVICES
 from topobus.domain.errors import ConfigError
+from topobus.runtime.proof import make_keys
 from topobus.testing.nats import free_port
 from topobus.testing.nats_provider import provide_nats_server
 
@@ -68,6 +70,11 @@ class Layout:
         """The gateway's own files: its checkpoint."""
         return self.state / "gateway"
 
+    @property
+    def answer_keys(self) -> Path:
+        """Keys by which device services prove their answers: this NATS has no users, and whoever is on this machine may reach it."""
+        return self.state / "answer-keys"
+
 
 @dataclass(kw_only=True)
 class System:
@@ -101,6 +108,7 @@ async def start_system(
     layout = Layout(state=state)
     for folder in (layout.logs, layout.nats, layout.kubelet, layout.cdi, layout.gateway):
         folder.mkdir(parents=True, exist_ok=True)
+    make_keys(layout.answer_keys, DEVICE_SERVICES)
     async with Supervisor(layout.logs) as supervisor:
         # What somebody says of a server of ours by the environment wins; of theirs we know nothing.
         store: dict[str, str] = {}
@@ -178,6 +186,8 @@ def _environment(layout: Layout, service: str, *, node: str, hardware_root: Path
     defaults = {
         "TOPOBUS_ALL__LOG__FORMAT": "json",
     } | {f"TOPOBUS_{name}__{key}": value for (name, key), value in _folders(layout).items() if name == service.upper()}
+    if service in (*DEVICE_SERVICES, "topology", "gateway"):
+        defaults[f"TOPOBUS_{service.upper()}__ANSWERS__KEY_DIR"] = str(layout.answer_keys)
     return {
         **defaults,
         **os.environ,

@@ -6,7 +6,7 @@ Operation ids are the caller's: the same on a retry, so that asking again gives 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,22 +16,23 @@ from topobus.contracts.messages import (
     AdoptRequest,
     PreferRequest,
     Prepared,
+    PrepareReply,
     PrepareRequest,
     ReleaseRequest,
     UnprepareRequest,
 )
 from topobus.domain.errors import TopobusError
-from topobus.domain.outcome import MemoryBlock, Refusal
+from topobus.domain.outcome import MemoryBlock, Reason, Refusal
 from topobus.domain.request import Owner
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden
 from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
 from topobus.gateway.disagreements import Disagreements
 from topobus.gateway.links import real_paths, with_real_folders
-from topobus.runtime.bus import Bus
+from topobus.runtime.bus import Bus, Held
 from topobus.runtime.logging import get_logger
 
-__all__ = ["NodeAsks", "Preference"]
+__all__ = ["NodeAsks", "Preference", "contradicted"]
 
 Preference = Callable[[Sequence[str], Sequence[str], int], Awaitable[tuple[str, ...] | None]]
 """Chooses out of what is available, with what must be included, so many; None is no opinion."""
@@ -149,10 +150,12 @@ class NodeAsks:
         config: Mapping[str, tuple[dict[str, Any], ...]] = MappingProxyType({}),
         looked_at: Sequence[str] = (),
         tolerated: Sequence[str] = (),
+        answers: list[Held[PrepareReply]] | None = None,
     ) -> Prepared | Refusal:
         """Have devices made ready, each with its configuration; `looked_at` are those of admin access.
 
-        Refused, too, when the answer has anything that devices of this class may not bring into a container.
+        Refused, too, when the answer has anything that devices of this class may not bring into a container, and when two answers came that say different
+        things. Who takes the answer itself into `answers` looks for the latter by `contradicted`, when all is done that must be done before kubelet hears of it.
         """
         given = [config.get(name, ()) for name in names]
         # The same for all is said once, which device services of before know, too.
@@ -166,10 +169,13 @@ class NodeAsks:
             looked_at=tuple(sorted(looked_at)),
             tolerated=tuple(sorted(tolerated)),
         )
-        reply = await self._bus.ask(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
-        if isinstance(reply.result, Refusal):
-            return reply.result
-        return await self.refuse_forbidden(device_class, reply.result) or reply.result
+        answer = await self._bus.ask_held(PREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
+        if isinstance(answer.reply.result, Refusal):
+            return answer.reply.result
+        refusal = await self.refuse_forbidden(device_class, answer.reply.result)
+        if answers is not None:
+            answers.append(answer)
+        return refusal or contradicted(device_class, () if answers is not None else (answer,)) or answer.reply.result
 
     async def refuse_forbidden(self, device_class: str, prepared: Prepared) -> Refusal | None:
         """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet and a container runtime do it. None is all allowed."""
@@ -193,3 +199,14 @@ class NodeAsks:
         request = UnprepareRequest(op_id=op_id, owner=owner, devices=tuple(sorted(names)))
         reply = await self._bus.ask(UNPREPARE, request, timeout_s=self._deadlines.prepare_s, node=self._node, device_class=device_class)
         return reply.refusal
+
+
+def contradicted(device_class: str, answers: Iterable[Held[PrepareReply]]) -> Refusal | None:
+    """Refuse what two have answered differently: nobody can tell which of them is the device service. None: each was answered in one way."""
+    if not any(answer.has_rival for answer in answers):
+        return None
+    text = (
+        f"two answers came from {device_class} services of this node, and they differ: another service runs, or somebody answers in its place;"
+        " keys for answers tell them apart (docs/how-to/secure-nats.md)"
+    )
+    return Refusal(reasons=(Reason(code="answers-differ", message=text, facts={"device_class": device_class}),))

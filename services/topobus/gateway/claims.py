@@ -16,14 +16,14 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
-from topobus.contracts.messages import Prepared
+from topobus.contracts.messages import Prepared, PrepareReply
 from topobus.devicekit.cdi import file_name, render
 from topobus.devicekit.cdi_files import check_writable, delete, restore_files, write, write_missing
 from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.asks import NodeAsks
+from topobus.gateway.asks import NodeAsks, contradicted
 from topobus.gateway.attempts import Attempts
 from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.claim_answers import PreparedDevice, answer_of
@@ -39,6 +39,7 @@ from topobus.gateway.core.claims import (
 from topobus.gateway.disk import DiskWork
 from topobus.gateway.key_locks import KeyLocks
 from topobus.gateway.node_state import NodeState
+from topobus.runtime.bus import Held
 from topobus.runtime.logging import get_logger
 
 __all__ = ["ClaimKey", "ClaimPreparer", "Settler"]
@@ -249,29 +250,42 @@ class ClaimPreparer:
         async with self._alone_with(device_class, found.names):
             # After a reboot the devices are made ready once more, by another operation.
             op_id = f"{entry.attempt}-prepare" + (f"-{self._boot_id[:8]}" if entry.is_running else "")
-            prepared = await self._ask_to_prepare(op_id, claim, device_class, found, found.names)
+            answers: list[Held[PrepareReply]] = []
+            prepared = await self._ask_to_prepare(op_id, claim, device_class, found, found.names, answers)
             by_request: dict[str, Prepared] = {}
             if len(found.requests) > 1:
                 # Containers that name one request get what its devices have in common, which only their driver knows.
                 for request, names in found.requests.items():
-                    by_request[request] = await self._ask_to_prepare(f"{op_id}-of-{request}", claim, device_class, found, names)
+                    by_request[request] = await self._ask_to_prepare(f"{op_id}-of-{request}", claim, device_class, found, names, answers)
         spec = cdi_spec(claim.uid, device_class, prepared, by_request)
         entry = msgspec.structs.replace(entry, is_prepared=True, boot_id=self._boot_id, cdi=spec)
         # Side by side: each is made whole from the other at the next start, and kubelet hears of neither before both are on disk.
         for outcome in await asyncio.gather(self._write_cdi(entry), self._checkpoint.put(entry), return_exceptions=True):
             if outcome is not None:
                 raise outcome
+        refusal = contradicted(device_class, answers)
+        if refusal is not None:
+            # Taken back from the checkpoint first: a CDI file that no entry stands behind is removed at the next start, should this be the end.
+            await self._checkpoint.put(msgspec.structs.replace(entry, is_prepared=False, boot_id="", cdi=None))
+            await self._disk.do(lambda: asyncio.to_thread(delete, self._cdi_dir, _file(entry)))
+            raise _ClaimFailed(_text(refusal))
         where = f"{claim.namespace}/{claim.name}"
         get_logger().info("claim.prepared", claim_uid=claim.uid, claim=where, device_class=device_class, devices=list(found.names))
         return answer_of(entry)
 
     async def _ask_to_prepare(
-        self, op_id: str, claim: ClaimKey, device_class: str, found: ClaimAllocation, names: tuple[str, ...]
+        self,
+        op_id: str,
+        claim: ClaimKey,
+        device_class: str,
+        found: ClaimAllocation,
+        names: tuple[str, ...],
+        answers: list[Held[PrepareReply]],
     ) -> Prepared:
-        """Have some of the claim's devices made ready together."""
+        """Have some of the claim's devices made ready together; the answer joins those that are looked at once more when all is written."""
         looked_at = sorted({allocated.device for allocated in found.devices if allocated.is_shared} & set(names))
         tolerated = sorted({*found.tolerated} & set(names))
-        prepared = await self._asks.prepare(op_id, claim.owner, device_class, names, found.config, looked_at, tolerated)
+        prepared = await self._asks.prepare(op_id, claim.owner, device_class, names, found.config, looked_at, tolerated, answers)
         if isinstance(prepared, Refusal):
             raise _ClaimFailed(_text(prepared))
         missing = sorted(set(names) - prepared.edits.keys())

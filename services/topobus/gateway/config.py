@@ -14,6 +14,7 @@ from topobus.domain.silence import SilenceSettings
 from topobus.gateway.core.doors import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 from topobus.gateway.core.edit_limits import EditRights, is_plain_path
 from topobus.runtime.config import ServiceSettings
+from topobus.runtime.proof import AnswerSettings
 
 __all__ = [
     "SHORT_NAME",
@@ -129,6 +130,8 @@ class GatewaySettings(ServiceSettings, frozen=True, kw_only=True, forbid_unknown
     cluster: ClusterSettings = ClusterSettings()
     foreign: ForeignSettings = ForeignSettings()
     silence: SilenceSettings = SilenceSettings()
+    answers: AnswerSettings = AnswerSettings()
+    """Which answers of device services must prove their sender."""
     instance: str = ""
     """Names this gateway's DRA sockets, so that two stand side by side while one replaces the other: the pod's uid, from the downward API.
     Empty: another name at each start."""

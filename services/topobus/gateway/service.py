@@ -38,6 +38,7 @@ from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket
 from topobus.gateway.slice_publisher import SlicePublisher
 from topobus.gateway.sockets import CallMetrics, FolderWatch, identity, remove_stale
 from topobus.gateway.users import UserNaming
+from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
 
 __all__ = ["serve"]
@@ -58,6 +59,7 @@ async def serve(settings: GatewaySettings, runtime: Runtime) -> None:
     # First of all: NATS is ready already, and a gateway that counts as ready before it stands by would let a roll-over end the other one too early.
     runtime.readiness.set("inventories", is_ready=False, why="starting")
     check(settings)
+    runtime.bus.use_answer_keys(demanded=read_keys(settings.answers.key_dir))
     # Of this process alone where no pod's uid is given: a socket of an earlier one may still be in kubelet's hands.
     instance = settings.instance or uuid.uuid4().hex[:8]
     with in_line(Path(settings.checkpoint_path), instance, runtime.readiness) as turn:

@@ -9,6 +9,7 @@ from topobus.devicekit.rollcall import RollCall
 from topobus.domain.idset import CpuSet
 from topobus.domain.view import NodeAlignment
 from topobus.runtime.logging import get_logger
+from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
 from topobus.topology.announcer import Announcer
 from topobus.topology.answers import Answers
@@ -25,6 +26,7 @@ __all__ = ["serve"]
 async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     """Answer place, prefer, adopt, commit and release for this node until cancelled."""
     bus, node = runtime.bus, runtime.node
+    bus.use_answer_keys(demanded=read_keys(settings.answers.key_dir))
     metrics = TopologyMetrics(runtime.registry)
     options = settings.alignment.options()
     reserved = CpuSet.parse(settings.alignment.reserved_cpus)

@@ -39,6 +39,7 @@ from topobus.domain.request import Owner
 from topobus.runtime.bus import ChangeKind, Entry
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
+from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
 from topobus.sysfs.tree import Tree
 
@@ -57,6 +58,7 @@ async def serve_devices(
     Errors: raises ConfigError for plugins or settings that contradict each other.
     """
     check_pools(device_class, settings.pools)
+    runtime.bus.use_answer_keys(proving=read_keys(settings.answers.key_dir, (device_class,)))
     await _DeviceHost(settings, runtime, device_class, registry or load_drivers(device_class, settings.drivers), resource).run()
 
 

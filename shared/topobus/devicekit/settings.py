@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 
 from topobus.domain.pools import Pool
 from topobus.runtime.config import ServiceSettings
+from topobus.runtime.proof import AnswerSettings
 from topobus.sysfs.tree import HardwareSettings
 
 __all__ = ["DeviceServiceSettings", "DriverSettings", "HealthSettings"]
@@ -55,5 +56,7 @@ class DeviceServiceSettings(ServiceSettings, frozen=True, kw_only=True, forbid_u
     """Which plugins run."""
     health: HealthSettings = HealthSettings()
     """How health moves."""
+    answers: AnswerSettings = AnswerSettings()
+    """How answers prove that they are this service's own."""
     pools: tuple[Pool, ...] = ()
     """Devices that kubelet is offered under resource names of their own, by selectors; the first pool that matches a device has it; docs/reference/pools.md has the rules."""

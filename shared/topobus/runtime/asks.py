@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote, unquote
 
 import nats.errors
@@ -19,10 +21,12 @@ from topobus.domain.silence import Answered, Silent, SilentBecause
 from topobus.runtime.connection import Connection, Headers, Lasting
 from topobus.runtime.failures import ConnectionLost, NobodyThere
 from topobus.runtime.logging import get_logger
+from topobus.runtime.mailbox import Expectation
 from topobus.runtime.numbers import read_count
+from topobus.runtime.proof import PROOF, is_proven, prove
 from topobus.runtime.tracing import continued, injected
 
-__all__ = ["Asks"]
+__all__ = ["Asks", "Held"]
 
 Q = TypeVar("Q")
 R = TypeVar("R")
@@ -46,6 +50,7 @@ _TWIN_LIMIT_S = 0.3
 # Requests that wait for a free place behind those being handled; beyond that the asker is told at once.
 _MAX_WAITING = 1024
 _SAFE = " !#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
+_SAYING = (ERROR, MESSAGE, RETRY_AFTER, PING, TWIN, SENT)
 _CODES: tuple[tuple[type[TopobusError], str], ...] = (
     (ContractError, "contract"),
     (PeerUnavailable, "unavailable"),
@@ -55,30 +60,68 @@ _CODES: tuple[tuple[type[TopobusError], str], ...] = (
 )
 
 
+class Held(Generic[R]):
+    """An answer whose asker goes on listening for another one that says something else."""
+
+    def __init__(self, reply: R, expected: Expectation) -> None:
+        self.reply = reply
+        self._expected = expected
+
+    @property
+    def has_rival(self) -> bool:
+        """Say whether another answer has come, and it is not the same: then nobody knows which is the peer's own."""
+        return self._expected.has_rival
+
+
 class Asks:
     """Asks peers, and answers them."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        # Of a class that this process answers itself nobody else needs the key.
+        self._process_key = secrets.token_bytes(32)
+        self._own_classes: set[str] = set()
+        self._proving: Mapping[str, bytes] = {}
+        self._demanded: Mapping[str, bytes] = {}
         self._answerers: list[_Answerer] = []
         self._has_twin = False
 
+    def use_keys(self, *, proving: Mapping[str, bytes], demanded: Mapping[str, bytes]) -> None:
+        """Prove answers of these classes, and take answers of those classes with their proof only."""
+        self._proving, self._demanded = dict(proving), dict(demanded)
+
     async def ask(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, parts: dict[str, str]) -> R:
         """Ask, and wait for the one answer."""
+        return (await self.ask_held(ask, request, timeout_s, 0.0, parts)).reply
+
+    async def ask_held(self, ask: Ask[Q, R], request: Q, timeout_s: float | None, listen_s: float, parts: dict[str, str]) -> Held[R]:
+        """Ask, and wait for the first answer; for `listen_s` more a second one is noticed that says something else."""
         self._check_asker(ask)
         subject = ask.subject(**parts)
         limit_s = ask.timeout_s if timeout_s is None else timeout_s
         headers = injected({DEADLINE: str(max(1, round(limit_s * 1000))), SENT: str(_now_ms(self._connection))})
         started = self._connection.clock.monotonic()
         outcome = "failed"
+        expectations: list[Expectation] = []
+
+        def expect(expected: Expectation) -> None:
+            self._expect(ask, parts, expected)
+            expectations.append(expected)
+
         try:
             answer = await self._connection.request(
-                subject, encode(request), headers=headers, timeout_s=limit_s, answerer=_answerer(ask, parts)
+                subject,
+                encode(request),
+                headers=headers,
+                timeout_s=limit_s,
+                answerer=_answerer(ask, parts),
+                prepare=expect,
+                linger_s=listen_s,
             )
             _raise_error(ask, subject, answer.headers or {})
             reply = decode(answer.data, ask.reply, where=f"answer from {subject}")
             outcome = "answered"
-            return reply
+            return Held(reply, expectations[0])
         except TimeoutError as err:
             outcome = "timeout"
             raise PeerUnavailable(f"no answer at {subject} within {limit_s:g} s", subject=subject, timeout_s=limit_s) from err
@@ -99,7 +142,11 @@ class Asks:
         self._check_asker(ask)
         try:
             answer = await self._connection.request(
-                ask.subject(**parts), headers={PING: self._connection.instance}, timeout_s=timeout_s, answerer=_answerer(ask, parts)
+                ask.subject(**parts),
+                headers={PING: self._connection.instance},
+                timeout_s=timeout_s,
+                answerer=_answerer(ask, parts),
+                prepare=lambda expected: self._expect(ask, parts, expected),
             )
         except NobodyThere:
             return Silent(because=SilentBecause.NOBODY)
@@ -114,7 +161,13 @@ class Asks:
         """Answer from now on."""
         if not ask.queue_group:
             await self._look_for_twin(ask, parts)
+        device_class = parts.get("device_class", "")
         answerer = _Answerer(self._connection, ask, parts, handler, concurrency)
+        if device_class:
+            answerer.key = self._proving.get(device_class)
+            if answerer.key is None and device_class not in self._demanded:
+                answerer.key = self._process_key
+                self._own_classes.add(device_class)
         self._answerers.append(answerer)
         answerer.lasting = await self._connection.subscribe(answerer.subject, answerer.on_message, queue=ask.queue_group)
         if self._connection.is_connected:
@@ -124,6 +177,41 @@ class Asks:
             except (PeerUnavailable, TimeoutError):
                 # The connection is being replaced: the new client listens before it is called connected.
                 pass
+
+    def _expect(self, ask: Ask[Any, Any], parts: dict[str, str], expected: Expectation) -> None:
+        """Say what an answer must prove, and what becomes of a second one."""
+        device_class = parts.get("device_class", "")
+        key = self._demanded.get(device_class) or (self._process_key if device_class in self._own_classes else None)
+        subject = ask.subject(**parts)
+
+        def is_genuine(message: Msg) -> bool:
+            headers = message.headers or {}
+            if key is None or is_proven(key, headers.get(PROOF, ""), message.subject, ask.name, message.data, _said(headers)):
+                return True
+            self._connection.metrics.unproven.labels(ask.name).inc()
+            self._connection.quiet.warning(
+                "answer.unproven",
+                subject,
+                noun=ask.name,
+                subject=subject,
+                has_proof=PROOF in headers,
+                next_step=f"somebody answers in the place of the {device_class} service, or that one has another answers.key_dir than we",
+            )
+            return False
+
+        def on_rival() -> None:
+            self._connection.metrics.rivals.labels(ask.name).inc()
+            get_logger().error(
+                "answer.contradicted",
+                noun=ask.name,
+                subject=subject,
+                next_step="two answer there and say different things: find who else is connected to NATS, and see docs/how-to/secure-nats.md",
+            )
+
+        if key is not None:
+            expected.is_genuine = is_genuine
+        expected.fingerprint = _fingerprint
+        expected.on_rival = on_rival
 
     def _check_asker(self, ask: Ask[Any, Any]) -> None:
         """Refuse here what the peer would drop without a word: it serves only those that the catalogue names."""
@@ -172,6 +260,8 @@ class _Answerer:
         self._running: set[asyncio.Task[None]] = set()
         self._waiting: deque[tuple[Msg, float]] = deque()
         self.lasting: Lasting | None = None
+        self.key: bytes | None = None
+        """Proves that the answers are ours."""
 
     async def on_message(self, message: Msg) -> None:
         """Take a message in at once: this runs in the client's own loop over the subscription and must not wait."""
@@ -244,7 +334,11 @@ class _Answerer:
             log = get_logger()
             # Merged, not passed side by side: an error handed on from another peer has a fact `code` of its own.
             told = {**err.facts, "noun": self._ask.name, "code": outcome, "error": str(err)}
-            (log.error if outcome == "internal" else log.warning)("ask.refused", **told)
+            if outcome == "contract":
+                # Anybody who may ask can send as much of it as the bus carries.
+                self._connection.quiet.warning("ask.refused", self.subject, **told)
+            else:
+                (log.error if outcome == "internal" else log.warning)("ask.refused", **told)
             if outcome == "contract":
                 self._connection.metrics.rejects.labels(self._ask.name).inc()
             if outcome == "internal" and not self._connection.crash.done():
@@ -269,6 +363,8 @@ class _Answerer:
         return sent_ms is not None and _now_ms(self._connection) - sent_ms > deadline_ms + _SKEW_MS
 
     async def _reply(self, message: Msg, data: bytes, headers: Headers) -> None:
+        if self.key is not None:
+            headers = {**headers, PROOF: prove(self.key, message.reply, self._ask.name, data, headers)}
         try:
             # Our own headers only: nats-py's respond() would send the asker's back.
             await self._connection.publish(message.reply, data, headers=injected(headers) or None)
@@ -318,10 +414,21 @@ def _raise_error(ask: Ask[Any, Any], subject: str, headers: Headers) -> None:
 
 
 def _error_headers(code: str, err: TopobusError) -> Headers:
-    headers = {ERROR: code, MESSAGE: quote(str(err)[:2000], safe=_SAFE)}
+    headers = {ERROR: code, MESSAGE: quote(str(err)[:2000].strip(), safe=_SAFE)}
     if isinstance(err, PeerUnavailable):
         headers[RETRY_AFTER] = str(round(err.retry_after_s * 1000))
     return headers
+
+
+def _said(headers: Headers) -> Headers:
+    """The headers by which an answer says something: what a proof covers, besides the trace context and the proof itself."""
+    return {name: headers[name] for name in _SAYING if name in headers}
+
+
+def _fingerprint(message: Msg) -> bytes:
+    """Give what must be the same in two answers: the body, and which error it is."""
+    headers = message.headers or {}
+    return hashlib.sha256(message.data + b"\0" + headers.get(ERROR, "").encode() + b"\0" + headers.get(MESSAGE, "").encode()).digest()
 
 
 def _number(text: str | None) -> int | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from prometheus_client import CollectorRegistry
@@ -13,7 +14,7 @@ from topobus.contracts.catalogue import PROVISIONER, Ask, Event, State
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime import provision
-from topobus.runtime.asks import Asks
+from topobus.runtime.asks import Asks, Held
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import NatsSettings
@@ -26,7 +27,7 @@ from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Change, ChangeKind, Conflict, Entry, States, Written
 
-__all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry", "Received", "Span", "Start", "Written"]
+__all__ = ["AmbiguousWrite", "Bus", "Change", "ChangeKind", "Conflict", "Entry", "Held", "Received", "Span", "Start", "Written"]
 
 _MIB = 1024 * 1024
 # How often the provisioner looks whether all streams are there, and how long anybody rests after having made some: a deleted one is back within seconds.
@@ -263,6 +264,20 @@ class Bus:
         HardwareError when the peer's hardware failed.
         """
         return await self._asks.ask(ask, request, timeout_s, parts)
+
+    async def ask_held(self, ask: Ask[Q, R], request: Q, *, timeout_s: float | None = None, listen_s: float = 5.0, **parts: str) -> Held[R]:
+        """Ask a peer whose answer must not be another's: for `listen_s` after the first answer a second one that says something else is noticed.
+
+        Whoever acts on the answer looks at `has_rival` when all is done, before anybody is told. A rival is logged as an error whenever it comes.
+        Errors: as `ask`.
+        """
+        return await self._asks.ask_held(ask, request, timeout_s, listen_s, parts)
+
+    def use_answer_keys(
+        self, *, proving: Mapping[str, bytes] = MappingProxyType({}), demanded: Mapping[str, bytes] = MappingProxyType({})
+    ) -> None:
+        """Prove our answers of these classes, and ignore answers of those classes that their service does not prove. Before the first ask and answer."""
+        self._asks.use_keys(proving=proving, demanded=demanded)
 
     async def is_answered(self, ask: Ask[Any, Any], *, timeout_s: float, **parts: str) -> Answered | Silent:
         """Say whether somebody answers an ask, without asking it; whoever may ask may know. Raises nothing for a peer or a server that is away."""

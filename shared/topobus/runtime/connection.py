@@ -30,7 +30,7 @@ from topobus.runtime.config import NatsSettings
 from topobus.runtime.endpoint import read_secret, read_url, tls_context, why_tls
 from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
-from topobus.runtime.mailbox import Mailbox, new_token
+from topobus.runtime.mailbox import Expectation, Mailbox, is_nobody, new_token
 from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
@@ -182,17 +182,27 @@ class Connection:
             raise PeerUnavailable(f"cannot send to {subject}: {say(err)}", subject=subject) from err
 
     async def request(
-        self, subject: str, payload: bytes = b"", *, timeout_s: float, headers: Headers | None = None, answerer: str = SERVER
+        self,
+        subject: str,
+        payload: bytes = b"",
+        *,
+        timeout_s: float,
+        headers: Headers | None = None,
+        answerer: str = SERVER,
+        prepare: Callable[[Expectation], None] | None = None,
+        linger_s: float = 0.0,
     ) -> Msg:
-        """Send and await one answer of `answerer`, by its connection name.
+        """Send and await one answer of `answerer`, by its connection name; `prepare` says more about what is expected.
 
         Errors: NobodyThere and plain PeerUnavailable when surely nothing happened; ConnectionLost and TimeoutError when that is not known.
         """
-        with self._mailbox.expect(answerer) as expected:
+        with self._mailbox.expect(answerer, linger_s=linger_s) as expected:
+            if prepare is not None:
+                prepare(expected)
             await self.publish(subject, payload, headers=headers, reply=expected.subject)
             async with asyncio.timeout(timeout_s):
                 answer = await expected.answer
-        if answer.headers and answer.headers.get("Status") == "503" and not answer.data:
+        if is_nobody(answer):
             raise NobodyThere(f"nobody answers at {subject}", subject=subject)
         return answer
 

@@ -33,3 +33,12 @@ class BusMetrics:
             ["noun", "why"],
             registry=registry,
         )
+        self.unproven = Counter(
+            "topobus_bus_unproven_answers_total",
+            "Answers without the proof that their class has a key for, ignored",
+            ["noun"],
+            registry=registry,
+        )
+        self.rivals = Counter(
+            "topobus_bus_rival_answers_total", "Asks to which two answers came that say different things", ["noun"], registry=registry
+        )
