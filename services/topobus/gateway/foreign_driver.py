@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import grpc
 from msgspec import Struct
@@ -24,6 +25,7 @@ from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import OwnerKind
 from topobus.gateway.core.edits import join
 from topobus.gateway.core.foreign import ForeignDevice, foreign_devices, foreign_names, observations_of
+from topobus.gateway.malformed_calls import Malformed, reading
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.runtime.logging import get_logger
 from topobus.sysfs.tree import Tree
@@ -71,7 +73,7 @@ class ForeignDriver:
         try:
             with _dialled(socket) as channel:
                 answer = self._allocate(channel, ids)
-        except grpc.RpcError as err:
+        except (grpc.RpcError, _UnreadableError) as err:
             return self._refused(ids, err)
         if not answer.container_responses:
             return _refuse("plugin-refused", f"the device plugin of {self.resource} gave no answer for a container")
@@ -96,7 +98,7 @@ class ForeignDriver:
         try:
             with _dialled(socket) as channel:
                 self._pre_start(channel, ids)
-        except grpc.RpcError as err:
+        except (grpc.RpcError, _UnreadableError) as err:
             return self._refused(ids, err)
         return None
 
@@ -117,10 +119,11 @@ class ForeignDriver:
                 call = channel.unary_unary(
                     "/v1beta1.DevicePlugin/GetPreferredAllocation",
                     request_serializer=pb.PreferredAllocationRequest.SerializeToString,
-                    response_deserializer=pb.PreferredAllocationResponse.FromString,
+                    response_deserializer=reading(pb.PreferredAllocationResponse.FromString),
                 )
-                answer: pb.PreferredAllocationResponse = call(pb.PreferredAllocationRequest(container_requests=[wanted]), timeout=timeout_s)
-        except grpc.RpcError as err:
+                asked = pb.PreferredAllocationRequest(container_requests=[wanted])
+                answer: pb.PreferredAllocationResponse = _readable(call(asked, timeout=timeout_s))
+        except (grpc.RpcError, _UnreadableError) as err:
             get_logger().warning("foreign.preference-failed", resource=self.resource, error=_said(err))
             return None
         if not answer.container_responses:
@@ -141,7 +144,7 @@ class ForeignDriver:
             return _refuse("plugin-unknown-device", f"the device plugin of {self.resource} does not list {', '.join(unknown)}")
         return endpoint.socket, sorted(ids[one] for one in names)
 
-    def _refused(self, ids: Sequence[str], err: grpc.RpcError) -> Refusal:
+    def _refused(self, ids: Sequence[str], err: Exception) -> Refusal:
         return _refuse("plugin-refused", f"the device plugin of {self.resource} refused {', '.join(ids)}: {_said(err)}")
 
     def _listed(self) -> tuple[ForeignDevice, ...]:
@@ -158,19 +161,19 @@ class ForeignDriver:
         call = channel.unary_unary(
             "/v1beta1.DevicePlugin/Allocate",
             request_serializer=pb.AllocateRequest.SerializeToString,
-            response_deserializer=pb.AllocateResponse.FromString,
+            response_deserializer=reading(pb.AllocateResponse.FromString),
         )
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
-        answer: pb.AllocateResponse = call(request, timeout=self._allocate_s)
+        answer: pb.AllocateResponse = _readable(call(request, timeout=self._allocate_s))
         return answer
 
     def _pre_start(self, channel: grpc.Channel, ids: list[str]) -> None:
         call = channel.unary_unary(
             "/v1beta1.DevicePlugin/PreStartContainer",
             request_serializer=pb.PreStartContainerRequest.SerializeToString,
-            response_deserializer=pb.PreStartContainerResponse.FromString,
+            response_deserializer=reading(pb.PreStartContainerResponse.FromString),
         )
-        call(pb.PreStartContainerRequest(devices_ids=ids), timeout=self._allocate_s)
+        _readable(call(pb.PreStartContainerRequest(devices_ids=ids), timeout=self._allocate_s))
 
     def _edits(self, answer: pb.ContainerAllocateResponse) -> ContainerEdits | Refusal:
         own = ContainerEdits(
@@ -204,7 +207,17 @@ def _dialled(socket: Path) -> grpc.Channel:
     return grpc.insecure_channel(f"unix:{socket}", options=[("grpc.use_local_subchannel_pool", 1)])
 
 
-def _said(err: grpc.RpcError) -> str:
+class _UnreadableError(Exception):
+    """Raised inside when an answer's bytes are no message."""
+
+
+def _readable(answer: Any) -> Any:
+    if isinstance(answer, Malformed):
+        raise _UnreadableError(f"its answer of {answer}")
+    return answer
+
+
+def _said(err: Exception) -> str:
     details = getattr(err, "details", None)
     return str(details()) if callable(details) else str(err)
 

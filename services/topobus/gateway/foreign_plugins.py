@@ -32,6 +32,7 @@ from topobus.gateway.config import ForeignSettings
 from topobus.gateway.core.foreign import ForeignDevice, class_of_resource
 from topobus.gateway.device_plugin import BeforeStart
 from topobus.gateway.foreign_driver import ForeignDriver, ForeignEndpoint
+from topobus.gateway.malformed_calls import Malformed, reading
 from topobus.gateway.registration import KUBELET_SOCKET
 from topobus.gateway.sockets import FolderWatch, dialling, identity, serving
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
@@ -141,11 +142,17 @@ class ForeignPlugins(rpc.RegistrationServicer):
             try:
                 async with asyncio.timeout(self._settings.dial_s):
                     await channel.channel_ready()
-                    options = await rpc.DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty())
+                    options: pb.DevicePluginOptions | Malformed = await channel.unary_unary(
+                        "/v1beta1.DevicePlugin/GetDevicePluginOptions",
+                        request_serializer=pb.Empty.SerializeToString,
+                        response_deserializer=reading(pb.DevicePluginOptions.FromString),
+                    )(pb.Empty())
             except TimeoutError:
                 return "failed to dial device plugin: context deadline exceeded"
             except grpc.aio.AioRpcError as err:
                 return f"failed to get device plugin options: {err.details()}"
+        if isinstance(options, Malformed):
+            return f"failed to get device plugin options: the answer of {options}"
         await self._remember(resource)
         driver = self._serve_devices(resource)
         driver.endpoint = ForeignEndpoint(
@@ -164,7 +171,15 @@ class ForeignPlugins(rpc.RegistrationServicer):
         why = "it ended the stream"
         async with dialling(endpoint.socket) as channel:
             try:
-                async for message in rpc.DevicePluginStub(channel).ListAndWatch(pb.Empty()):
+                lists = channel.unary_stream(
+                    "/v1beta1.DevicePlugin/ListAndWatch",
+                    request_serializer=pb.Empty.SerializeToString,
+                    response_deserializer=reading(pb.ListAndWatchResponse.FromString),
+                )
+                async for message in lists(pb.Empty()):
+                    if isinstance(message, Malformed):
+                        why = f"its list of {message}"
+                        break
                     endpoint = driver.endpoint = msgspec.structs.replace(endpoint, listed=tuple(map(_device, message.devices)))
             except grpc.aio.AioRpcError as err:
                 why = err.details() or err.code().name

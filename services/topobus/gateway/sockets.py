@@ -20,6 +20,7 @@ from watchfiles import awatch
 
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
+from topobus.gateway.malformed_calls import MalformedCalls
 from topobus.gateway.node_state import Broadcast
 from topobus.runtime.logging import get_logger
 
@@ -109,7 +110,7 @@ async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIt
 
     Errors: raises ConfigError when the socket cannot be made.
     """
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[MalformedCalls()])
     add(server)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
