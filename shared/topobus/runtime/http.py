@@ -7,12 +7,13 @@ The standard library's server in a thread of its own: it answers even while the 
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
-from typing import Self
+from typing import Any, Self
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -20,6 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from topobus.domain.errors import ConfigError
 from topobus.runtime.config import HttpSettings
 from topobus.runtime.heartbeat import Heartbeats
+from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 
 __all__ = ["Endpoint", "probe"]
@@ -40,11 +42,7 @@ class Endpoint:
     def __enter__(self) -> Self:
         if self._settings.port == 0:
             return self
-        kind = type(
-            "_Server",
-            (ThreadingHTTPServer,),
-            {"address_family": AF_INET6 if ":" in self._settings.host else AF_INET, "daemon_threads": True},
-        )
+        kind = type("_BoundServer", (_Server,), {"address_family": AF_INET6 if ":" in self._settings.host else AF_INET})
         try:
             self._server = kind((self._settings.host, self._settings.port), _handler(self._readiness, self._registry, self._beats))
         except (OSError, OverflowError) as err:
@@ -60,6 +58,16 @@ class Endpoint:
         if self._server is not None:
             self._server.shutdown()
             self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say in one line what ended a request; the base class prints a traceback, also for each client that only hung up."""
+        err = sys.exception()
+        log = get_logger()
+        (log.debug if isinstance(err, OSError) else log.error)("http.request-failed", client=str(client_address), error=repr(err))
 
 
 def probe(settings: HttpSettings) -> tuple[bool, str]:

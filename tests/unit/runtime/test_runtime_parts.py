@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
+import struct
+import threading
 import urllib.error
 import urllib.request
 
@@ -11,6 +14,7 @@ from nats.aio.msg import Msg
 from prometheus_client import CollectorRegistry, Counter
 
 from topobus.domain.errors import ConfigError, ContractError
+from topobus.runtime import http
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.config import HttpSettings
 from topobus.runtime.feed import Place
@@ -42,6 +46,45 @@ def test_readiness_names_the_part_when_one_of_two_is_not_ready() -> None:
 
     assert not readiness.is_ready
     assert readiness.report() == {"bus": "ready", "machine": "waiting for discovery"}
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        pytest.param(b"GET /healthz HT", id="within-the-request"),
+        pytest.param(b"", id="before-it"),
+        pytest.param(b"\xff\x00", id="after-garbage"),
+    ],
+)
+def test_endpoint_writes_one_line_when_a_client_hangs_up(
+    request_bytes: bytes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A client that resets its connection leaves no traceback, one line at most, and the next client is answered."""
+    lines: list[tuple[str, str]] = []
+    is_told = threading.Event()
+
+    class Log:
+        def debug(self, event: str, **facts: str) -> None:
+            lines.append((event, facts["error"]))
+            is_told.set()
+
+        def error(self, event: str, **facts: str) -> None:
+            raise AssertionError(f"{event}: a client that hangs up is no error of ours: {facts}")
+
+    monkeypatch.setattr(http, "get_logger", Log)
+    settings = HttpSettings(port=free_port())
+    with Endpoint(settings, Readiness(), CollectorRegistry()):
+        with socket.create_connection(("127.0.0.1", settings.port)) as client:
+            client.sendall(request_bytes)
+            # Closed with an RST instead of a FIN, as by a client that is killed.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        assert is_told.wait(timeout=10)
+        status, _ = _get(settings.port, "/healthz")
+
+    assert status == 200
+    assert [event for event, _ in lines] == ["http.request-failed"]
+    assert "ConnectionResetError" in lines[0][1]
+    assert "Traceback" not in "".join(capfd.readouterr())
 
 
 def test_endpoint_answers_probes_and_metrics_when_it_runs() -> None:
