@@ -26,7 +26,7 @@ from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.pci import pci_folder
 from topobus.devicekit.pooling import check_pools, odd_pools, with_pools
 from topobus.devicekit.preparing import Preparer
-from topobus.devicekit.registry import DriverRegistry, load_drivers
+from topobus.devicekit.registry import DriverRegistry, load_drivers, unserved
 from topobus.devicekit.roster import DriverView, Roster, advance_roster
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
 from topobus.domain.device import Device, Inventory
@@ -82,6 +82,7 @@ class _DeviceHost:
         self._log = get_logger()
         self._tree = Tree(settings.hardware)
         self._skipped = registry.skipped
+        self._ignored = registry.ignored
         self._drivers = {one.name: IsolatedDriver(one, timeout_s=settings.drivers.timeout_s) for one in registry.drivers}
         self._views: dict[str, DriverView] = {name: DriverView() for name in self._drivers}
         self._machine: Machine | None = None
@@ -115,6 +116,8 @@ class _DeviceHost:
         for one in self._skipped:
             self._log.warning("plugin.skipped", plugin=one.name, value=one.value, why=one.why)
             self._skips.labels(one.name).inc()
+        for driver in self._ignored:
+            self._log.warning("drivers.ignored", driver=driver.name, device_class=driver.device_class, why=unserved(driver.device_class))
         self._log.info("drivers.loaded", device_class=self._class, drivers=sorted(self._drivers), root=str(self._tree.root))
         self._runtime.readiness.set("machine", is_ready=False, why="waiting for discovery to publish the machine")
         self._runtime.readiness.set("inventory", is_ready=False, why="no inventory published yet")

@@ -15,9 +15,11 @@ from topobus.devicekit.settings import DriverSettings
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label
 
-__all__ = ["GROUP", "DriverRegistry", "SkippedPlugin", "load_drivers"]
+__all__ = ["GROUP", "SERVED_CLASSES", "DriverRegistry", "IgnoredDriver", "SkippedPlugin", "load_drivers", "unserved"]
 
 GROUP = "topobus.drivers"
+SERVED_CLASSES = ("cpu", "fpga", "gpu", "nic")
+"""The device classes that have a service of ours: a driver of another class is loaded by nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,11 +32,29 @@ class SkippedPlugin:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IgnoredDriver:
+    """A driver that is sound and that no service runs: its class has none."""
+
+    name: str
+    device_class: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class DriverRegistry:
     """The drivers of one class, sorted by name, and the plugins that could not be used."""
 
     drivers: tuple[DeviceDriver, ...]
     skipped: tuple[SkippedPlugin, ...] = ()
+    ignored: tuple[IgnoredDriver, ...] = ()
+
+
+def unserved(device_class: str) -> str:
+    """Say that a class has no service; empty for one that has.
+
+    >>> unserved("npu"), unserved("gpu")
+    ('device class npu has no service; there are cpu, fpga, gpu, nic', '')
+    """
+    return "" if device_class in SERVED_CLASSES else f"device class {device_class} has no service; there are {', '.join(SERVED_CLASSES)}"
 
 
 def load_drivers(
@@ -51,6 +71,7 @@ def load_drivers(
     drivers: dict[str, tuple[DeviceDriver, str]] = {}
     skipped: list[SkippedPlugin] = []
     denied: list[str] = []
+    ignored: list[IgnoredDriver] = []
     for line in lines:
         if _is_of_another_service(line.module, device_class):
             continue
@@ -62,6 +83,8 @@ def load_drivers(
             skipped.append(SkippedPlugin(name=line.name, value=line.value, why=why))
             continue
         if driver.device_class != device_class:
+            if unserved(str(driver.device_class)):
+                ignored.append(IgnoredDriver(name=driver.name, device_class=str(driver.device_class)))
             continue
         if driver.name in drivers:
             raise ConfigError(
@@ -80,7 +103,7 @@ def load_drivers(
                     key=key,
                 )
     chosen = sorted(name for name in drivers if name not in settings.deny and (not settings.allow or name in settings.allow))
-    return DriverRegistry(drivers=tuple(drivers[name][0] for name in chosen), skipped=tuple(skipped))
+    return DriverRegistry(drivers=tuple(drivers[name][0] for name in chosen), skipped=tuple(skipped), ignored=tuple(ignored))
 
 
 def _is_of_another_service(module: str, device_class: str) -> bool:

@@ -21,6 +21,7 @@ import msgspec
 import pytest
 
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
+from topobus.devicekit.registry import unserved
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError
@@ -92,10 +93,12 @@ class DriverContract:
         return tuple(driver.discover(tree, machine))
 
     def test_driver_is_one_when_the_service_loads_it(self, driver: DeviceDriver) -> None:
-        """A driver has all methods of the protocol, and DNS labels for its name and class."""
+        """A driver has all methods of the protocol, a DNS label for its name, and a class that some service runs."""
         assert isinstance(driver, DeviceDriver), f"{driver!r} lacks a method of DeviceDriver"
         assert is_dns_label(driver.name), f"name {driver.name!r} is no DNS label"
         assert is_dns_label(driver.device_class), f"device_class {driver.device_class!r} is no DNS label"
+        complaint = unserved(driver.device_class)
+        assert not complaint, f"{complaint}: no service would load driver {driver.name}"
 
     def test_discover_gives_usable_devices_when_they_are_there(self, driver: DeviceDriver, devices: tuple[Device, ...]) -> None:
         """Devices are found; their names are DNS labels and unique; their class is the driver's."""

@@ -9,6 +9,7 @@ import pytest
 from topobus.devicekit.registry import GROUP, load_drivers
 from topobus.devicekit.settings import DriverSettings
 from topobus.domain.errors import ConfigError
+from topobus.testing.driver_contract import DriverContract
 from topobus.testing.toy_driver import ToyDriver
 
 
@@ -121,3 +122,30 @@ def test_registry_never_imports_another_service_of_ours_when_loading() -> None:
     line = _line("other", "Driver", "topobus.no_such_class.plugins.no_such_module")
 
     assert load_drivers("gpu", entry_points=[line]).skipped == ()
+
+
+class NpuToy(ToyDriver):
+    """A plugin of a class that no service runs."""
+
+    def __init__(self) -> None:
+        super().__init__("npu-toy", "npu")
+
+
+def test_driver_of_a_class_without_service_is_told_and_not_run() -> None:
+    """Whoever brings a class of their own hears of it from each service, in place of nothing at all."""
+    lines = [EntryPoint("npu", f"{__name__}:NpuToy", GROUP), EntryPoint("first", f"{__name__}:FirstToy", GROUP)]
+
+    registry = load_drivers("gpu", entry_points=lines)
+
+    assert [one.name for one in registry.drivers] == ["first"]
+    assert [(one.name, one.device_class) for one in registry.ignored] == [("npu-toy", "npu")]
+    assert load_drivers("gpu", entry_points=lines[1:]).ignored == ()
+
+
+def test_contract_suite_fails_for_a_class_without_service() -> None:
+    """The suite that vendors run says which classes there are."""
+    suite = DriverContract()
+
+    suite.test_driver_is_one_when_the_service_loads_it(FirstToy())
+    with pytest.raises(AssertionError, match="device class npu has no service; there are cpu, fpga, gpu, nic: no service would load"):
+        suite.test_driver_is_one_when_the_service_loads_it(NpuToy())
