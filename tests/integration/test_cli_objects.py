@@ -244,6 +244,29 @@ def test_bad_words_end_with_a_next_step(system: System, arguments: list[str], co
     assert done.stdout == ""
 
 
+def test_a_pods_name_has_one_owner(clean: System, tmp_path: Path) -> None:
+    """`place` refuses a pod that is stored, `apply` one that was placed; each is let go by its own command, and then the other may have the name."""
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text(
+        "{apiVersion: v1, kind: Pod, metadata: {name: n}, spec: {containers: [{name: c, resources: {limits: {topobus.dev/gpu: 1}}}]}}"
+    )
+
+    clean.run("apply", "-f", str(manifest))
+    refused = clean.run("place", str(manifest), code=2).stderr
+    clean.run("place", str(manifest), "--dry-run", code=1)
+    clean.run("delete", "pod", "n")
+    clean.run("place", str(manifest))
+    also_refused = clean.run("apply", "-f", str(manifest), code=65).stderr
+    clean.run("release", "pod", "n")
+    clean.run("apply", "-f", str(manifest))
+    owners = clean.with_bus(lambda bus: bus.get(LEDGER, node=_NODE)).value.allocations
+    clean.run("delete", "pod", "n")
+
+    assert "pod default/n is stored, and the controller schedules it" in refused
+    assert "`topobus place` placed a pod of that name on demo-node" in also_refused
+    assert len([key for key in owners if key.startswith("pod/default/n/")]) == 1
+
+
 def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> None:
     """What would fit is a yes with devices, what would not is a no with reasons; nothing is stored or held by either."""
     clean.run("apply", "-f", "-", stdin=claim("taker", 6))

@@ -17,7 +17,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import PodRequest
 
-__all__ = ["NamespacedName", "parse_namespaced", "read_folder", "read_objects", "read_pod", "read_stored_pod", "request_of"]
+__all__ = ["NamespacedName", "parse_namespaced", "placed_uid", "read_folder", "read_objects", "read_pod", "read_stored_pod", "request_of"]
 
 NamespacedName = tuple[str, str]
 
@@ -74,8 +74,12 @@ def read_folder(path: Path) -> tuple[ApiObject, ...]:
 def request_of(pod: ApiObject) -> PodRequest:
     """Read what a pod asks; one without a uid gets the same one each time."""
     metadata = metadata_of(pod)
-    uid = metadata.uid or str(uuid.uuid5(_POD_SPACE, f"{metadata.namespace or 'default'}/{metadata.name}"))
-    return pod_request(pod, uid=uid)
+    return pod_request(pod, uid=metadata.uid or placed_uid(metadata.namespace or "default", metadata.name))
+
+
+def placed_uid(namespace: str, name: str) -> str:
+    """Give the uid under which `topobus place` holds for a pod that has none of its own."""
+    return str(uuid.uuid5(_POD_SPACE, f"{namespace}/{name}"))
 
 
 def parse_namespaced(text: str) -> NamespacedName:

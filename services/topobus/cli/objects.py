@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from topobus.cli.exits import NotFoundError
-from topobus.contracts.catalogue import CLUSTER, OBJECT
+from topobus.cli.manifests import placed_uid
+from topobus.contracts.catalogue import CLUSTER, LEDGER, OBJECT
 from topobus.contracts.codec import encode
 from topobus.contracts.kubernetes.classic import is_classic
 from topobus.contracts.kubernetes.objects import admit, ask_deletion, is_of_cluster, metadata_of, name_of, object_parts
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
+from topobus.domain.request import OwnerKind
 from topobus.runtime.bus import Bus, Conflict, Entry
 from topobus.runtime.clock import SystemClock, rfc3339
 
@@ -78,7 +80,16 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject]) -> list[Applied]:
     if twice is not None:
         raise ContractError(f"{name_of(twice)} stands twice in the manifest", next_step="give each object a name of its own")
     problems: list[str] = []
+    placed = await _placed_pods(bus) if any(one.kind == "Pod" for one in ordered) else {}
     for one in ordered:
+        metadata = metadata_of(one)
+        name = f"{metadata.namespace or 'default'}/{metadata.name}"
+        if one.kind == "Pod" and name in placed:
+            problems.append(
+                f"{name_of(one)}: `topobus place` placed a pod of that name on {placed[name]}: "
+                f"`topobus release pod {name}` first, or choose another name"
+            )
+            continue
         found = await _read(bus, object_parts(one))
         try:
             size = len(encode(_admitted(one, found)))
@@ -100,6 +111,16 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject]) -> list[Applied]:
             raise
         applied.append(Applied(stored=stored, verb=verb))
     return applied
+
+
+async def _placed_pods(bus: Bus) -> dict[str, str]:
+    """List the pods that hold something by `topobus place`, with their nodes: stored under the same name they would have two owners."""
+    return {
+        f"{holder.owner.namespace}/{holder.owner.name}": entry.parts["node"]
+        for entry in await bus.list(LEDGER)
+        for holder in entry.value.allocations.values()
+        if holder.owner.kind is OwnerKind.POD and holder.owner.uid == placed_uid(holder.owner.namespace, holder.owner.name)
+    }
 
 
 async def apply_object(bus: Bus, wanted: ApiObject) -> tuple[ApiObject, str]:

@@ -57,7 +57,7 @@ async def _place(manifest: ApiObject, node: str | None, is_dry_run: bool, op_id:
             "`topobus allocate --dry-run -f FILE` says where they would go"
         )
     async with open_bus(options) as bus:
-        pod = await _same_pod(bus, manifest)
+        pod = await _same_pod(bus, manifest, is_dry_run=is_dry_run)
         if node is not None:
             one_of("node", node, [entry.parts["node"] for entry in await bus.list(MACHINE)])
         plan: PlanReply | None = None
@@ -85,11 +85,22 @@ async def _place(manifest: ApiObject, node: str | None, is_dry_run: bool, op_id:
     return ExitCode.OK if reply is not None and isinstance(reply.result, Placement) else ExitCode.NO
 
 
-async def _same_pod(bus: Bus, manifest: ApiObject) -> PodRequest:
-    """Read what a pod asks; one that is stored is the same pod, so that it never holds twice what it asks once."""
+async def _same_pod(bus: Bus, manifest: ApiObject, *, is_dry_run: bool) -> PodRequest:
+    """Read what a pod asks. A dry run asks for the stored pod of that name; beside it nobody else may hold under the name.
+
+    Errors: raises UsageError for a name that is stored: the controller schedules that pod, and two owners of one name could not be told apart.
+    """
     entry = await bus.get(OBJECT, **object_parts(manifest))
-    uid = metadata_of(entry.value).uid if entry is not None else ""
-    return pod_request(manifest, uid=uid) if uid else request_of(manifest)
+    if entry is None:
+        return request_of(manifest)
+    metadata = metadata_of(entry.value)
+    if not is_dry_run:
+        place_ = f"{metadata.namespace or 'default'}/{metadata.name}"
+        raise UsageError(
+            f"pod {place_} is stored, and the controller schedules it: `place` would make a second owner of that name",
+            next_step=f"`topobus delete pod {metadata.name} -n {metadata.namespace or 'default'}` first, or choose another name",
+        )
+    return pod_request(manifest, uid=metadata.uid) if metadata.uid else request_of(manifest)
 
 
 def reply_view(pod: PodRequest, reply: PlaceReply, *, is_dry_run: bool = False) -> RenderableType:
@@ -131,12 +142,15 @@ async def _release_pod(namespace: str, name: str, node: str | None, options: Bus
     output = options.output()
     async with open_bus(options) as bus:
         stored = await bus.get(OBJECT, kind="pod", namespace=namespace, name=name)
-        if stored is not None and is_scheduled(stored.value):
+        held = await _holdings_of(bus, namespace, name, node)
+        # What stands in the ledger beside the stored pod's own is of an earlier `place`, or of a pod that was deleted by force.
+        others = [(where, owner) for where, owner in held if stored is None or owner.uid != metadata_of(stored.value).uid]
+        held = others or held
+        if stored is not None and not others and is_scheduled(stored.value):
             raise UsageError(
                 f"pod {namespace}/{name} is stored and scheduled: letting go of its devices alone would leave it with a node and nothing there",
                 next_step=f"`topobus delete pod {name} -n {namespace}` lets go of all that it has",
             )
-        held = await _holdings_of(bus, namespace, name, node)
         if not held:
             where = f" on {node}" if node else ""
             raise NotFoundError(f"no pod {namespace}/{name} holds anything{where}", next_step="`topobus machine` lists who holds what")
