@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from opentelemetry import trace
@@ -197,7 +197,7 @@ async def test_answer_skips_the_work_when_the_asker_gave_up_meanwhile(nats_serve
 
 
 async def test_answer_skips_the_work_when_the_request_was_sent_long_ago(bus: Bus) -> None:
-    """A request that lay in some buffer past its deadline is dropped by its own time of sending, with allowance for skewed clocks."""
+    """A request that lay in some buffer past its deadline has no effect, by its own time of sending, and its asker is told both clocks."""
     handled: list[str] = []
 
     async def handle(request: ReleaseRequest) -> ReleaseReply:
@@ -206,11 +206,45 @@ async def test_answer_skips_the_work_when_the_request_was_sent_long_ago(bus: Bus
 
     await bus.answer(RELEASE, handle, node="n1")
     old = {"Topobus-Deadline-Ms": "100", "Topobus-Sent-Ms": "1700000000000"}
-    with pytest.raises(TimeoutError):
-        await bus._connection.request(RELEASE.subject(node="n1"), b"{}", headers=old, timeout_s=0.2)
+    answer = await bus._connection.request(RELEASE.subject(node="n1"), b"{}", headers=old, timeout_s=10, answerer="topology")
     await bus.ask(RELEASE, release("fresh"), node="n1")
 
+    assert answer.headers is not None
+    assert answer.headers["Topobus-Error"] == "stale"
+    assert "sent at 2023-11-14T22:13:20" in answer.headers["Topobus-Error-Message"]
     assert handled == ["fresh"]
+
+
+@pytest.mark.parametrize(("ahead_s", "is_served"), [(3.0, True), (-3600.0, True), (60.0, False)], ids=["a-little", "behind", "ahead"])
+async def test_ask_names_the_clock_that_is_ahead_when_the_peer_takes_it_for_stale(
+    nats_server: NatsServer, bus: Bus, capsys: pytest.CaptureFixture[str], ahead_s: float, is_served: bool
+) -> None:
+    """A node whose clock is ahead serves nothing, and nobody is left in the dark: the asker's error, the sign of life and one log line have the seconds."""
+    clock = ManualClock(start=datetime.now(UTC) + timedelta(seconds=ahead_s))
+    handled: list[str] = []
+
+    async def handle(request: ReleaseRequest) -> ReleaseReply:
+        handled.append(request.op_id)
+        return released()
+
+    async with Bus.session(NatsSettings(url=nats_server.url), name="topology", clock=clock) as topology:
+        await topology.answer(RELEASE, handle, node="n1")
+        errors = []
+        for number in range(5):
+            try:
+                await bus.ask(RELEASE, release(f"op-{number}"), node="n1")
+            except PeerUnavailable as err:
+                errors.append(str(err))
+        sign = await bus.is_answered(RELEASE, timeout_s=30, node="n1")
+
+    assert len(handled) == (5 if is_served else 0)
+    assert len(errors) == (0 if is_served else 5)
+    assert isinstance(sign, Answered)
+    # The test's clock stands still while the machine's goes on.
+    assert ahead_s - 60 < sign.clock_ahead_s <= ahead_s + 1
+    if not is_served:
+        assert all("clock of n1 is " in error and " s ahead of that of topobus-cli" in error for error in errors)
+        assert "".join(capsys.readouterr()).count("ask.stale") == 1
 
 
 async def test_answer_writes_no_bucket_when_the_asker_names_one_as_its_inbox(bus: Bus) -> None:

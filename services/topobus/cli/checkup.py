@@ -13,11 +13,14 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.silence import SERVICE_SILENT
 
-__all__ = ["MISSING", "Finding", "Level", "check_node", "check_server", "check_streams"]
+__all__ = ["MISSING", "Finding", "Level", "check_clock", "check_node", "check_server", "check_streams"]
 
 # Before 2.9 there is no direct get and no per-subject newest message in consumers, on which watches and followers stand.
 _OLDEST_SERVER = (2, 9, 0)
 
+
+# Below, an answer's way through a busy machine looks the same; above the second, requests with short deadlines are refused as stale.
+_CLOCK_AGREES_S, _CLOCK_SERVES_S = 1.0, 2.0
 
 MISSING = "it does not exist"
 """What the bus's inspection says of a stream that nobody has made."""
@@ -69,6 +72,15 @@ def check_streams(differences: Mapping[str, str]) -> list[Finding]:
         *([Finding(level=Level.OK, what="streams", found=f"{good} of {len(differences)} as the catalogue wants them")] if good else []),
         *bad,
     ]
+
+
+def check_clock(node: str, ahead_s: float) -> Finding | None:
+    """Judge a node's clock against ours; None when they agree within a second. Requests are refused as stale by a node more than two seconds ahead."""
+    if abs(ahead_s) < _CLOCK_AGREES_S:
+        return None
+    found = f"clock of {node} is {abs(ahead_s):.1f} s {'ahead of' if ahead_s > 0 else 'behind'} this machine's"
+    step = "set both clocks by the same time service (chrony, ntp)"
+    return Finding(level=Level.FAIL if ahead_s > _CLOCK_SERVES_S else Level.WARN, what=f"{node}: clock", found=found, next_step=step)
 
 
 def check_node(

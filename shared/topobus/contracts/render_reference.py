@@ -82,7 +82,7 @@ def _lines() -> Iterable[str]:
     yield "## Asks: a request with one answer"
     yield ""
     yield "The asker says in headers how long it waits (`Topobus-Deadline-Ms`, `Topobus-Sent-Ms`) and carries W3C `traceparent`. An answer with the"
-    yield "header `Topobus-Error` (`contract`, `unavailable`, `busy`, `hardware`, `config`, `internal`) is no answer; `Topobus-Error-Message` says why,"
+    yield "header `Topobus-Error` (`contract`, `unavailable`, `busy`, `hardware`, `config`, `stale`, `internal`) is no answer; `Topobus-Error-Message` says why,"
     yield "percent-encoded. Requests are served that come to the very subject, with a reply subject"
     yield "`_INBOX.<who asks>.<who answers>.…` whose first name is one of the askers; all others are dropped before they are looked into."
     yield ""

@@ -38,6 +38,8 @@ class Answered(Struct, frozen=True, kw_only=True):
 
     instance: str = ""
     """The instance that answered, as it names itself."""
+    clock_ahead_s: float = 0.0
+    """By how many seconds its clock is ahead of ours, within the time that the answer took; 0 when it did not say."""
 
 
 class Silent(Struct, frozen=True, kw_only=True):

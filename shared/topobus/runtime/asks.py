@@ -7,6 +7,7 @@ import hashlib
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 from urllib.parse import quote, unquote
 
@@ -18,6 +19,7 @@ from topobus.contracts.codec import decode, encode
 from topobus.contracts.inboxes import answerer_of, askers_of, is_inbox_of
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.silence import Answered, Silent, SilentBecause
+from topobus.runtime.clock import rfc3339
 from topobus.runtime.connection import Connection, Headers, Lasting
 from topobus.runtime.failures import ConnectionLost, NobodyThere
 from topobus.runtime.logging import get_logger
@@ -32,12 +34,16 @@ Q = TypeVar("Q")
 R = TypeVar("R")
 
 ERROR = "Topobus-Error"
+STALE = "stale"
+"""The error code of a request that was too old to be served."""
 MESSAGE = "Topobus-Error-Message"
 RETRY_AFTER = "Topobus-Retry-After-Ms"
 DEADLINE = "Topobus-Deadline-Ms"
 """How long the asker still waits, from the moment of sending."""
 SENT = "Topobus-Sent-Ms"
 """When it was sent, by the asker's clock, in milliseconds since 1970."""
+CLOCK = "Topobus-Clock-Ms"
+"""The answerer's clock, in milliseconds since 1970: with a sign of life, and where a request was too old by it."""
 PING = "Topobus-Ping"
 """Marks the question "does somebody answer here?"; the value is the asker, and the answer's value the instance."""
 TWIN = "Topobus-Twin"
@@ -50,7 +56,7 @@ _TWIN_LIMIT_S = 0.3
 # Requests that wait for a free place behind those being handled; beyond that the asker is told at once.
 _MAX_WAITING = 1024
 _SAFE = " !#$&'()*+,-./:;<=>?@[\\]^_`{|}~"
-_SAYING = (ERROR, MESSAGE, RETRY_AFTER, PING, TWIN, SENT)
+_SAYING = (ERROR, MESSAGE, RETRY_AFTER, PING, TWIN, CLOCK)
 _CODES: tuple[tuple[type[TopobusError], str], ...] = (
     (ContractError, "contract"),
     (PeerUnavailable, "unavailable"),
@@ -118,6 +124,7 @@ class Asks:
                 prepare=expect,
                 linger_s=listen_s,
             )
+            self._check_clocks(ask, parts, answer.headers or {}, started)
             _raise_error(ask, subject, answer.headers or {})
             reply = decode(answer.data, ask.reply, where=f"answer from {subject}")
             outcome = "answered"
@@ -140,6 +147,7 @@ class Asks:
     async def is_answered(self, ask: Ask[Any, Any], timeout_s: float, parts: dict[str, str]) -> Answered | Silent:
         """Ask for a sign of life, which the peer's loop over the subscription gives: no handler is run."""
         self._check_asker(ask)
+        started = self._connection.clock.monotonic()
         try:
             answer = await self._connection.request(
                 ask.subject(**parts),
@@ -155,7 +163,8 @@ class Asks:
         except PeerUnavailable:
             return Silent(because=SilentBecause.NO_BUS)
         # An error is a sign of life, too.
-        return Answered(instance=(answer.headers or {}).get(PING, ""))
+        headers = answer.headers or {}
+        return Answered(instance=headers.get(PING, ""), clock_ahead_s=self._clock_ahead_s(headers, started) or 0.0)
 
     async def answer(self, ask: Ask[Q, R], handler: Callable[[Q], Awaitable[R]], concurrency: int, parts: dict[str, str]) -> None:
         """Answer from now on."""
@@ -212,6 +221,27 @@ class Asks:
             expected.is_genuine = is_genuine
         expected.fingerprint = _fingerprint
         expected.on_rival = on_rival
+
+    def _clock_ahead_s(self, headers: Headers, started: float) -> float | None:
+        """Compare the answerer's clock with ours; None when it does not say its own. It read it halfway between question and answer."""
+        clock_ms = _number(headers.get(CLOCK))
+        if clock_ms is None:
+            return None
+        elapsed_s = self._connection.clock.monotonic() - started
+        return round((clock_ms - _now_ms(self._connection)) / 1000 + elapsed_s / 2, 3)
+
+    def _check_clocks(self, ask: Ask[Any, Any], parts: dict[str, str], headers: Headers, started: float) -> None:
+        """Say whose clock is wrong when a request that we wait for still was too old for the peer."""
+        if headers.get(ERROR) != STALE:
+            return
+        ahead_s = self._clock_ahead_s(headers, started) or 0.0
+        where = parts.get("node", ask.writer[0])
+        raise PeerUnavailable(
+            f"{ask.name}: clock of {where} is {ahead_s:.1f} s ahead of that of {self._connection.name} here: it takes each request for one given up",
+            next_step="set both clocks by the same time service (chrony, ntp); `topobus doctor` shows each node's",
+            code=STALE,
+            clock_ahead_s=ahead_s,
+        )
 
     def _check_asker(self, ask: Ask[Any, Any]) -> None:
         """Refuse here what the peer would drop without a word: it serves only those that the catalogue names."""
@@ -280,7 +310,7 @@ class _Answerer:
                 next_step="whoever asks must connect under its own name, and with a right to this subject; see docs/how-to/secure-nats.md",
             )
         elif PING in headers:
-            await self._reply(message, b"", {PING: self._connection.instance})
+            await self._reply(message, b"", {PING: self._connection.instance, CLOCK: str(_now_ms(self._connection))})
         elif twin is not None:
             _tell_twin(self._ask, twin)
             await self._reply(message, b"", {TWIN: self._connection.instance})
@@ -320,9 +350,15 @@ class _Answerer:
         outcome = "answered"
         headers: Headers = {}
         data = b""
-        if self._is_stale(message.headers or {}, arrived):
-            # Whoever asked has given up: an effect now would surprise everybody.
+        too_late = self._too_late(message.headers or {}, arrived)
+        if too_late is not None:
+            # Whoever asked has given up, or its clock is behind ours: an effect now would surprise everybody.
             self._connection.metrics.answers_s.labels(self._ask.name, "expired").observe(started - arrived)
+            asker = message.reply.split(".")[1]
+            log_key = f"{self.subject} {asker}"
+            self._connection.quiet.warning("ask.stale", log_key, noun=self._ask.name, asker=asker, subject=self.subject, why=too_late)
+            stale = _error_headers(STALE, PeerUnavailable(too_late))
+            await self._reply(message, b"", {**stale, CLOCK: str(_now_ms(self._connection))})
             return
         try:
             with continued(message.headers):
@@ -353,14 +389,24 @@ class _Answerer:
         self._connection.metrics.answers_s.labels(self._ask.name, outcome).observe(self._connection.clock.monotonic() - started)
         await self._reply(message, data, headers)
 
-    def _is_stale(self, headers: Headers, arrived: float) -> bool:
+    def _too_late(self, headers: Headers, arrived: float) -> str | None:
+        """Say why nobody waits for an answer any more; None: somebody does, as far as clocks tell."""
         deadline_ms = _number(headers.get(DEADLINE))
         if deadline_ms is None:
-            return False
-        if (self._connection.clock.monotonic() - arrived) * 1000 > deadline_ms:
-            return True
+            return None
+        waited_ms = (self._connection.clock.monotonic() - arrived) * 1000
+        if waited_ms > deadline_ms:
+            return f"it waited {waited_ms / 1000:.1f} s here for its turn, and its asker {deadline_ms / 1000:g} s"
         sent_ms = _number(headers.get(SENT))
-        return sent_ms is not None and _now_ms(self._connection) - sent_ms > deadline_ms + _SKEW_MS
+        if sent_ms is None:
+            return None
+        now_ms = _now_ms(self._connection)
+        if now_ms - sent_ms <= deadline_ms + _SKEW_MS:
+            return None
+        return (
+            f"it was sent at {_moment(sent_ms)} by the asker's clock and ours says {_moment(now_ms)}, {(now_ms - sent_ms) / 1000:.1f} s later,"
+            f" and it waits {deadline_ms / 1000:g} s: the request is that old, or one of the clocks is wrong by as much"
+        )
 
     async def _reply(self, message: Msg, data: bytes, headers: Headers) -> None:
         if self.key is not None:
@@ -437,6 +483,14 @@ def _number(text: str | None) -> int | None:
         return read_count(text) if text is not None else None
     except ContractError:
         return None
+
+
+def _moment(milliseconds: int) -> str:
+    """Write a clock's reading; one that no calendar has stays a number."""
+    try:
+        return rfc3339(datetime.fromtimestamp(milliseconds / 1000, UTC))
+    except (ValueError, OverflowError, OSError):
+        return f"{milliseconds} ms"
 
 
 def _now_ms(connection: Connection) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
-from topobus.cli.checkup import MISSING, Finding, Level, check_node, check_server, check_streams
+from topobus.cli.checkup import MISSING, Finding, Level, check_clock, check_node, check_server, check_streams
 from topobus.cli.commands.doctor import check_folders
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import DeviceHealth, HealthState
@@ -120,3 +121,20 @@ def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:
     findings = check_folders(tmp_path / "absent", tmp_path)
 
     assert [one.level for one in findings] == [Level.WARN]
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "level", "text"),
+    [
+        (7.24, Level.FAIL, "clock of n1 is 7.2 s ahead of this machine's"),
+        (-3600.0, Level.WARN, "clock of n1 is 3600.0 s behind this machine's"),
+    ],
+    ids=["ahead", "behind"],
+)
+def test_clock_is_a_finding_when_it_differs(ahead_s: float, level: Level, text: str) -> None:
+    """A node that is ahead refuses requests as stale, which fails; one behind is a warning; half a second is nothing."""
+    finding = check_clock("n1", ahead_s)
+
+    assert finding is not None
+    assert (finding.level, finding.found) == (level, text)
+    assert check_clock("n1", 0.5) is None

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.checkup import MISSING, Finding, Level, check_node, check_server, check_streams
+from topobus.cli.checkup import MISSING, Finding, Level, check_clock, check_node, check_server, check_streams
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.presence import why_silent
@@ -22,6 +22,7 @@ from topobus.contracts.catalogue import CLUSTER, DEVICE_SERVICES, HINTS, INVENTO
 from topobus.contracts.messages import PlanRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.domain.silence import Answered
 from topobus.runtime.bus import Bus
 from topobus.runtime.endpoint import read_url
 
@@ -104,6 +105,9 @@ async def _check_services(bus: Bus, node: str | None) -> list[Finding]:
         own = [inventory for inventory in inventories if inventory.node == one]
         silent = await _silent_services(bus, one, sorted({*DEVICE_SERVICES, *(inventory.device_class for inventory in own)}))
         findings += check_node(one, machines.get(one), own, ledgers.get(one), silent)
+        sign = await bus.is_answered(PREFER, timeout_s=_ALIVE_S, node=one) if "topology" not in silent else None
+        clock = check_clock(one, sign.clock_ahead_s) if isinstance(sign, Answered) else None
+        findings += [clock] if clock is not None else []
     return [*findings, await _check_controller(bus)]
 
 
