@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import json
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import pytest_asyncio
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod
+from topobus.controller.cluster.api import Api, Kind
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.nats import NatsServer
 
@@ -88,6 +91,49 @@ async def test_claim_goes_elsewhere_at_once_when_the_scheduler_took_it_back(home
         await served(home, "p")
         home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
         await home.until(lambda: home.node_of("c") == "n2" and home.users("c"), "devices elsewhere")
+
+
+class BindingApi:
+    """An API server's client beside which somebody binds the pod, at the very moment at which an intent for another node was written."""
+
+    def __init__(self, api: Api, home: ClusterHome) -> None:
+        self._api = api
+        self._home = home
+        self.intended: list[str] = []
+        self.allocated: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._api, name)
+
+    async def patch(self, kind: Kind, namespace: str, name: str, patch: Mapping[str, Any], *, part: str = "") -> Any:
+        """Write, and bind the pod to n1 after an intent for n2."""
+        allocation = (patch.get("status") or {}).get("allocation") or {}
+        self.allocated += [result["pool"] for result in (allocation.get("devices") or {}).get("results", ())]
+        written = await self._api.patch(kind, namespace, name, patch, part=part)
+        note = json.loads((patch.get("metadata") or {}).get("annotations", {}).get("topobus.dev/attempt") or "{}")
+        if note.get("node"):
+            self.intended.append(note["node"])
+        if note.get("node") == "n2" and self.intended.count("n2") == 1:
+            assert await self._home.bind("p", "n1") == 201
+        return written
+
+
+async def test_pod_gets_devices_where_it_is_when_it_was_bound_elsewhere_meanwhile(home: ClusterHome) -> None:
+    """A pod that somebody bound to another node than the intended one gets nothing there: the intent goes, and the claim is allocated on the pod's node."""
+    home.put(claim("c"), pod("p", "c"))
+    made: list[BindingApi] = []
+
+    def wrap(api: Api) -> Any:
+        made.append(BindingApi(api, home))
+        return made[0]
+
+    async with home.controller(wrap=wrap):
+        await served(home, "p")
+        home.set_status("ResourceClaim", "c", allocation=None, reservedFor=None)
+        await home.until(lambda: home.node_of("c") and home.users("c") == ["p"], "devices again")
+
+    assert made[0].intended[:2] == ["n1", "n2"]
+    assert set(made[0].allocated) == {"n1"}
 
 
 async def test_allocation_of_the_scheduler_is_left_alone_when_it_was_faster(home: ClusterHome) -> None:

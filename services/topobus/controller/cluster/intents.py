@@ -14,7 +14,7 @@ from enum import Enum
 from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject
-from topobus.controller.cluster.api import CLAIMS
+from topobus.controller.cluster.api import CLAIMS, PODS
 from topobus.controller.cluster.choosing import Chooser
 from topobus.controller.cluster.informers import Informer
 from topobus.controller.cluster.ledgers import NODE_FAILED, Ledgers
@@ -122,6 +122,12 @@ class Intents:
         if not await self._claims.reached(newest, self._call_s):
             return Progress.LATER
         node = intents[0][1].node
+        bound_to = await self._bound_to(plan)
+        if bound_to not in ("", node):
+            # Somebody bound it while this was intended: on the intended node it can never start.
+            self._log.info("pod.bound-elsewhere", pod=str(plan.pod), node=bound_to, intended=node)
+            await self.withdraw(plan, plan.pending)
+            return Progress.ON
         devices = {DeviceId(one.driver, one.pool, one.device) for _, note in intents for one in note.allocation.devices.results}
         fit = await self._chooser.still_fits(plan, node, devices, self._world.book.later_intents(newest))
         if fit is None:
@@ -159,6 +165,14 @@ class Intents:
         for claim, note, placement in written:
             await self._ledgers.announce(claim, note, placement)
         return Progress.ON
+
+    async def _bound_to(self, plan: PodPlan) -> str:
+        """Name the node that the pod has by now; empty while it has none. Behind a gate nobody can bind it, so it is read only when its gate is open."""
+        key = (plan.pod.namespace, plan.pod.name)
+        pod = self._world.pods.get(key)
+        if pod is None or not has_gate(pod):
+            pod = await self._writer.refresh(PODS, key)
+        return str(pod.spec.get("nodeName") or "") if pod is not None else ""
 
     def _is_anothers(self, intents: list[tuple[PodClaim, GateAttempt]]) -> bool:
         """Say whether another replica is at work on this: who wrote an intent gets a moment to make it true, and only then others go on for it."""
