@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,10 +10,16 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from integration.values import health
 from support.secured_nats import SecuredNats, secured_nats
-from topobus.contracts.catalogue import INVENTORY, PROVISIONER
+from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PROVISIONER
 from topobus.contracts.render_nats import PRINCIPALS
 from topobus.contracts.streams import stream_names, wanted_streams
+from topobus.domain.device import Inventory
+from topobus.domain.ledger import Ledger, OperationRecord
+from topobus.runtime.bus import Bus
+from topobus.runtime.failures import StoreFull
+from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
 
@@ -35,3 +42,84 @@ async def test_nobody_but_the_controller_makes_streams_when_permissions_are_on(s
                 await attacker.send(f"$JS.API.STREAM.{verb}.{name}", json.dumps({"name": name, "subjects": [f"x.{name}"]}).encode())
 
         assert len(attacker.denials) == 4 * len(stream_names())
+
+
+async def _bound(controller: Bus, stream: str, max_bytes: int) -> None:
+    """Make a stream small, so that it is soon full; only who makes streams may."""
+    info = await controller._states._jetstream.stream_info(stream)
+    assert info is not None
+    await controller._states._jetstream.call(f"STREAM.UPDATE.{stream}", {**info.config, "max_bytes": max_bytes})
+
+
+async def test_one_class_starves_nobody_when_it_fills_the_inventories(secured: SecuredNats) -> None:
+    """A class that writes inventories of nodes that do not exist, past the bucket's bound, keeps neither ledgers nor other classes from being written."""
+    async with secured.bus(PROVISIONER) as controller, secured.bus("topology") as topology, secured.bus("nic") as nic:
+        await _bound(controller, f"KV_{INVENTORY.bucket}", 8 * 1024 * 1024)
+        async with secured.attacker("gpu") as attacker:
+            for number in range(40):
+                await attacker.ask(f"$KV.{INVENTORY.bucket}.ghost-{number}.gpu", b"x" * 500_000)
+        mine = Inventory(node="n1", device_class="nic", generation=1)
+        await nic.put(INVENTORY, mine, node="n1", device_class="nic")
+        await topology.compare_and_set(LEDGER, Ledger(node="n1"), 0, node="n1")
+        stored = await nic.get(INVENTORY, node="n1", device_class="nic")
+        info = await controller._states._jetstream.stream_info(f"KV_{INVENTORY.bucket}")
+
+    assert stored is not None
+    assert stored.value == mine
+    assert info is not None
+    assert info.size_bytes <= 8 * 1024 * 1024
+
+
+async def test_full_bucket_is_named_when_it_refuses(secured: SecuredNats) -> None:
+    """A write into a full ledger bucket fails at once and says what is full and who can help; the check-up says it, too."""
+    async with secured.bus(PROVISIONER) as controller, secured.bus("topology") as topology:
+        await _bound(controller, f"KV_{LEDGER.bucket}", 48 * 1024 * 1024)
+        with pytest.raises(StoreFull, match=rf"stream KV_{LEDGER.bucket} is full.*nats stream edit"):
+            await _fill_ledgers(topology)
+        found = await topology.inspect()
+
+    assert "it is full" in found[f"KV_{LEDGER.bucket}"]
+    assert {trouble for name, trouble in found.items() if name != f"KV_{LEDGER.bucket}"} == {""}
+
+
+async def _fill_ledgers(bus: Bus) -> None:
+    padding = OperationRecord(verb="release", owner_key="x" * 850_000)
+    for number in range(70):
+        node = f"n{number}"
+        await bus.put(LEDGER, Ledger(node=node, sequence=1, operations={"op": padding}), node=node)
+
+
+async def test_services_go_on_when_a_user_takes_every_reader_of_health(secured: SecuredNats) -> None:
+    """What a service says and reads of its own needs no consumer; followers say why they wait, the check-up names it, and both go on when readers end."""
+    key = {"node": "n1", "device_class": "gpu", "device": "gpu-0"}
+    prefix = f"{HEALTH.stream}.taken"
+    told: asyncio.Queue[str] = asyncio.Queue()
+    async with secured.bus("gpu") as gpu, secured.bus("cli") as cli, secured.attacker("user") as attacker:
+        await gpu.publish(HEALTH, health(1), event_id="1", **key)
+        taken = 0
+        while taken < 2000:
+            config = {
+                "name": f"taken-{taken}",
+                "filter_subject": "topobus.v1.health.>",
+                "ack_policy": "none",
+                "inactive_threshold": 3600 * 10**9,
+            }
+            request = json.dumps({"stream_name": HEALTH.stream, "config": config}).encode()
+            answer = await attacker.ask(f"$JS.API.CONSUMER.CREATE.{prefix}-{taken}.topobus.v1.health.>", request)
+            if b'"error"' in answer.data:
+                break
+            taken += 1
+        last = await gpu.last(HEALTH, limit=1, **key)
+        await gpu.publish(HEALTH, health(2), event_id="2", **key)
+        async with Reader(cli.follow(HEALTH, on_waiting=told.put_nowait)) as events:
+            why = await told.get()
+            found = await cli.inspect()
+            await attacker.ask(f"$JS.API.CONSUMER.DELETE.{prefix}-0")
+            await attacker.ask(f"$JS.API.CONSUMER.DELETE.{prefix}-1")
+            items = await events.until(lambda seen: len(seen) == 1)
+
+    assert taken == 1024
+    assert [one.value.generation for one in last] == [1]
+    assert "as many readers as it may have" in why
+    assert "1024 readers" in found[HEALTH.stream]
+    assert items[0].value.generation == 2

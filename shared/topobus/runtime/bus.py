@@ -240,9 +240,11 @@ class Bus:
         """Store an event; gives its sequence. The same id within two minutes is stored once."""
         return await self._events.publish(event, value, event_id, parts)
 
-    def follow(self, event: Event[M], *, start: Start = Start.PRESENT, **parts: str) -> AsyncGenerator[Received[M], None]:
-        """Give every event that matches, for ever: no gap, no duplicate, heals by itself."""
-        return self._events.follow(event, start, parts)
+    def follow(
+        self, event: Event[M], *, start: Start = Start.PRESENT, on_waiting: Callable[[str], None] | None = None, **parts: str
+    ) -> AsyncGenerator[Received[M], None]:
+        """Give every event that matches, for ever: no gap, no duplicate, heals by itself; `on_waiting` hears why nothing can be read."""
+        return self._events.follow(event, start, parts, on_waiting)
 
     async def last(self, event: Event[M], *, limit: int, **parts: str) -> tuple[Received[M], ...]:
         """Give the newest events that match, oldest first."""

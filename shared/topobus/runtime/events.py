@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ from topobus.runtime.clock import rfc3339
 from topobus.runtime.connection import Connection
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
-from topobus.runtime.jetstream import JetStream
+from topobus.runtime.jetstream import JetStream, StoredMessage
 from topobus.runtime.patience import Patience
 from topobus.runtime.tracing import injected
 
@@ -91,14 +91,16 @@ class Events:
             outcome = "written"
             return sequence
         except JetStreamError as err:
-            raise PeerUnavailable(f"stream {event.stream} refuses {subject}: {err}") from err
+            raise err.refusal(f"cannot publish {subject}", event.stream) from err
         finally:
             self._connection.metrics.writes.labels(event.name, outcome).inc()
 
-    async def follow(self, event: Event[M], start: Start, parts: dict[str, str]) -> AsyncGenerator[Received[M], None]:
-        """Give every event of the pattern, for ever."""
+    async def follow(
+        self, event: Event[M], start: Start, parts: dict[str, str], on_waiting: Callable[[str], None] | None = None
+    ) -> AsyncGenerator[Received[M], None]:
+        """Give every event of the pattern, for ever; `on_waiting` hears why nothing can be read, each time that it was tried."""
         beginning = {Start.PRESENT: From.NEWEST_OF_EACH, Start.ALL: From.ALL, Start.NEW: From.NEW}[start]
-        feed = Feed(self._connection, event.stream, event.pattern(**parts), beginning)
+        feed = Feed(self._connection, event.stream, event.pattern(**parts), beginning, on_waiting=on_waiting)
         async with aclosing(feed.messages()) as items:
             async for item in items:
                 if isinstance(item, Delivery):
@@ -128,6 +130,9 @@ class Events:
             raise PeerUnavailable(f"cannot read {event.stream}: {err}") from err
         if limit <= 0 or newest is None or info is None:
             return ()
+        if limit == 1 and (only := self._read(event, _delivered(newest))) is not None:
+            # Without a consumer: what a service said last must be readable also when users have taken all that the stream may have.
+            return (only,)
         back = 2 * limit
         while True:
             behind = max(newest.sequence - back, 0)
@@ -170,3 +175,15 @@ class Events:
             value=value,
             is_replay=item.is_replay,
         )
+
+
+def _delivered(stored: StoredMessage) -> Delivery:
+    """Make of a message that was read by itself what a feed would have delivered."""
+    return Delivery(
+        subject=stored.subject,
+        headers=stored.headers,
+        data=stored.data,
+        sequence=stored.sequence,
+        time_ns=stored.time_ns,
+        is_replay=True,
+    )

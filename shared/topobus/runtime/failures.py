@@ -56,6 +56,24 @@ class JetStreamError(Exception):
         return (self.code == 503 and not self.is_full) or self.err_code in self._WAITING
 
     @property
+    def lacks_consumers(self) -> bool:
+        """Say whether the stream has as many readers as it may have."""
+        return self.err_code == self.TOO_MANY_CONSUMERS
+
+    @property
     def is_full(self) -> bool:
         """Say whether there is no room: in the whole store, or in this stream."""
         return self.err_code == self._STORE_FULL or (self.err_code == self._NOT_STORED and "maximum" in self.description)
+
+    def refusal(self, what: str, stream: str) -> PeerUnavailable:
+        """Give what a writer tells its own askers: that there is no room, where, and who can make some; or just what JetStream said.
+
+        Shapes: what — begins the sentence, as `cannot write topobus_ledgers/n1`.
+        """
+        if not self.is_full:
+            return PeerUnavailable(f"{what}: {self}", stream=stream)
+        if self.err_code == self._STORE_FULL:
+            message, step = f"{what}: the NATS server's store is full ({self})", "give it more room: disk, and max_file_store"
+        else:
+            message, step = f"{what}: stream {stream} is full ({self})", f"raise its bound (nats stream edit {stream} --max-bytes …)"
+        return StoreFull(message, next_step=f"{step}; `topobus doctor` tells what is full", stream=stream)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from enum import Enum
 from typing import Any
@@ -138,8 +138,18 @@ class _Snapshot:
 class Feed:
     """Reads one stream. Use `messages()` once."""
 
-    def __init__(self, connection: Connection, stream: str, pattern: str, start: From, *, behind: int = 0) -> None:
-        """Make a feed; `behind`: skip all up to this sequence."""
+    def __init__(
+        self,
+        connection: Connection,
+        stream: str,
+        pattern: str,
+        start: From,
+        *,
+        behind: int = 0,
+        on_waiting: Callable[[str], None] | None = None,
+    ) -> None:
+        """Make a feed; `behind`: skip all up to this sequence; `on_waiting` hears why nothing can be read, each time that it was tried."""
+        self._on_waiting = on_waiting
         self._connection = connection
         self._jetstream = JetStream(connection)
         self._stream = stream
@@ -171,7 +181,10 @@ class Feed:
                 self._note(err.reason)
             except (PeerUnavailable, JetStreamError, ContractError) as err:
                 level = "info" if is_first else "debug"
-                getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=str(err))
+                error = _say_trouble(err, self._stream)
+                getattr(get_logger(), level)("feed.waiting", stream=self._stream, error=error)
+                if self._on_waiting is not None:
+                    self._on_waiting(error)
             is_first = False
             await asyncio.sleep(full_jitter(attempt))
             attempt += 1
@@ -319,6 +332,13 @@ class Feed:
     def _note(self, reason: str) -> None:
         self._connection.metrics.resyncs.labels(self._stream, reason).inc()
         get_logger().info("feed.reopened", stream=self._stream, reason=reason, position=self._position)
+
+
+def _say_trouble(err: Exception, stream: str) -> str:
+    """Say why a stream cannot be read, in words of whoever can help."""
+    if isinstance(err, JetStreamError) and err.lacks_consumers:
+        return f"stream {stream} has as many readers as it may have: end some of them, or wait until theirs run out"
+    return str(err)
 
 
 def _read_status(status: str, headers: Headers, wanted: int, expected: int) -> int:

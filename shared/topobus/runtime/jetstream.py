@@ -65,7 +65,11 @@ class JetStream:
                 subject, msgspec.json.encode(payload) if payload is not None else b"", timeout_s=self.connection.settings.timeout_s
             )
         except TimeoutError as err:
-            raise PeerUnavailable(f"JetStream does not answer at {subject}", subject=subject) from err
+            raise PeerUnavailable(
+                f"JetStream does not answer at {subject}",
+                next_step="see the NATS server's log and its disk: a server whose disk was full may have to be restarted",
+                subject=subject,
+            ) from err
         except NobodyThere as err:
             raise PeerUnavailable(
                 f"JetStream does not listen at {subject}", next_step="start nats-server with JetStream on (-js)", subject=subject

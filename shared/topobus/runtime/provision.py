@@ -50,7 +50,7 @@ async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) 
             found[config["name"]] = "it does not exist"
             continue
         wrong = [one.text for one in differences(info.config, config) if one.kind is not DifferenceKind.HARMLESS]
-        found[config["name"]] = wrong[0] if wrong else ""
+        found[config["name"]] = next(iter([*wrong, *_exhausted(info)]), "")
     return found
 
 
@@ -58,6 +58,18 @@ async def find_missing(jetstream: JetStream) -> list[str]:
     """Name the catalogue's streams that do not exist."""
     there = await jetstream.stream_names()
     return [name for name in stream_names() if name not in there]
+
+
+def _exhausted(info: StreamInfo) -> list[str]:
+    """Say what of a stream is used up: room, where a full stream refuses, and readers."""
+    bound, readers = int(info.config.get("max_bytes", -1)), int(info.config.get("max_consumers", -1))
+    largest = int(info.config.get("max_msg_size", 0))
+    found = []
+    if info.config.get("discard") == "new" and 0 < bound <= info.size_bytes + largest:
+        found.append(f"it is full: {info.size_bytes // _MIB} of {bound // _MIB} MiB, and refuses what is written")
+    if 0 < readers <= info.consumer_count:
+        found.append(f"it has {info.consumer_count} readers, all that it may have: more cannot follow it")
+    return found
 
 
 async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_create: bool) -> None:

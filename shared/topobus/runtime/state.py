@@ -220,7 +220,7 @@ class States:
             if err.err_code in JetStreamError.CONFLICTS:
                 outcome = "conflict"
                 raise _Lost from err
-            raise PeerUnavailable(f"cannot write {state.bucket}/{key}: {err}") from err
+            raise err.refusal(f"cannot write {state.bucket}/{key}", bucket_stream(state)) from err
         finally:
             self._connection.metrics.writes.labels(state.name, outcome).inc()
 

@@ -78,7 +78,12 @@ async def _check_bus(node: str | None, options: BusOptions) -> list[Finding]:
             except PeerUnavailable as err:
                 return [
                     *findings,
-                    Finding(level=Level.FAIL, what="jetstream", found=err.message, next_step=err.next_step or "start nats-server with -js"),
+                    Finding(
+                        level=Level.FAIL,
+                        what="jetstream",
+                        found=err.message,
+                        next_step=err.next_step or "see the NATS server's log, and whether its disk or its store is full",
+                    ),
                 ]
     except PeerUnavailable as err:
         return [Finding(level=Level.FAIL, what="nats", found=err.message, next_step=err.next_step)]

@@ -118,9 +118,16 @@ async def _watch(node: str | None, device_class: str | None, options: BusOptions
     assert me is not None
     # SIGTERM ends a watch as Ctrl-C does; both are the ordinary way to end it.
     loop.add_signal_handler(signal.SIGTERM, me.cancel)
+    said: set[str] = set()
+
+    def note_once(trouble: str) -> None:
+        if trouble not in said:
+            said.add(trouble)
+            output.note(f"waiting: {trouble}")
+
     async with open_bus(options) as bus:
         with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(bus.follow(HEALTH, start=Start.PRESENT, **parts)) as events:
+            async with contextlib.aclosing(bus.follow(HEALTH, start=Start.PRESENT, on_waiting=note_once, **parts)) as events:
                 async for received in events:
                     watched = WatchedEvent(sequence=received.sequence, is_present_state=received.is_replay, event=received.value)
                     if output.is_json:
