@@ -362,6 +362,31 @@ async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_
     assert rig.plane.ledger.allocations == {}
 
 
+async def test_pod_ends_when_the_device_service_is_away_and_its_devices_stay_held_until_it_is_back(rig: Rig) -> None:
+    """Unprepare must end: kubelet is told that it is done, nobody else is given the devices, and the service undoes its part as soon as it answers."""
+    async with rig.kubelet, rig.gateway():
+        await rig.kubelet.wait_for_driver(DRIVER)
+        await rig.kubelet.prepare_claims([TRAINING])
+        await rig.plane.drop("training")
+        rig.plane.hung.add("unprepare")
+        errors = await rig.kubelet.unprepare_claims([TRAINING])
+        during = [str(one.owner) for one in rig.plane.ledger.allocations.values() if one.is_prepared]
+        rig.plane.hung.clear()
+        await rig.plane.wait_for("released")
+        await until_nothing_is_known(rig)
+
+    assert errors == {}
+    assert during == ["claim default/training"]
+    assert rig.plane.ledger.allocations == {}
+
+
+async def until_nothing_is_known(rig: Rig) -> None:
+    """Wait until the checkpoint has no entry: that is written after the ledger's release."""
+    async with asyncio.timeout(10):
+        while json.loads(Path(rig.settings.checkpoint_path).read_bytes())["entries"]:  # noqa: ASYNC110  (another task writes the file)
+            await asyncio.sleep(0.01)
+
+
 async def test_gateway_calls_it_success_when_an_unknown_claim_is_unprepared(rig: Rig) -> None:
     """Kubelet may repeat an unprepare for ever: nothing known is nothing to do, and nobody is asked."""
     async with rig.kubelet, rig.gateway():

@@ -184,6 +184,27 @@ def test_plugin_is_asked_once_more_when_its_single_choice_is_among_those_that_cl
     assert plugin_choices(names, (), 1) == (tuple(names),)
 
 
+@pytest.mark.parametrize("is_known", [True, False], ids=["folder-known", "folder-taken-away"])
+async def test_claim_ends_when_its_plugin_is_gone_for_good(rig: Rig, is_known: bool) -> None:
+    """The gateway goes on answering for the classes of its checkpoint, also after a start, and without the folder: kubelet's pod comes to its end."""
+    async with rig.kubelet:
+        with plain_plugin(rig, *ONE_NODE):
+            async with rig.gateway():
+                found = await inventory(rig, [HealthState.HEALTHY] * 2)
+                await claim_of(rig, found.devices[0].name)
+                await rig.kubelet.wait_for_driver(DRIVER)
+                (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
+        foreign = rig.settings.foreign if is_known else ForeignSettings()
+        seen = sum((one.event, one.subject) == ("NotifyRegistrationStatus", DRIVER) for one in rig.kubelet.events)
+        async with rig.gateway(foreign=foreign):
+            await rig.kubelet.wait_for_event("NotifyRegistrationStatus", subject=DRIVER, count=seen + 1)
+            await rig.kubelet.wait_for_driver(DRIVER)
+            errors = await rig.kubelet.unprepare_claims([TRAINING])
+
+    assert (prepared.error, errors) == ("", {})
+    assert not any(one.name.startswith("topobus.dev") for one in rig.cdi_dir.iterdir())
+
+
 async def test_devices_are_unknown_when_the_plugin_is_gone(rig: Rig) -> None:
     """Killed, its devices stay listed and are not given away; back again, they are healthy."""
     async with rig.kubelet, rig.gateway():

@@ -41,6 +41,8 @@ class ClaimEntry(Struct, frozen=True, kw_only=True):
     """False: begun. A retry goes on with the same attempt; an unprepare undoes what may have happened."""
     is_undoing: bool = False
     """True: begun to be undone. Whoever asks for it again gets it only after it was undone, and as another attempt."""
+    is_left: bool = False
+    """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs was away. The devices stay held until it is."""
     boot_id: str = ""
     """The boot of the machine in which its devices were made ready; in another one they are no longer, and may have other numbers."""
     cdi: CdiSpec | None = None

@@ -188,6 +188,10 @@ class ClaimPreparer:
             await self._patiently(claim, lambda: self._unprepare(device_class, claim))
             self.attempts.ended(claim.uid, device_class)
             return ""
+        except PeerUnavailable as err:
+            if await self._leave(device_class, claim, str(err)):
+                return ""
+            error = str(err)
         except (_ClaimFailed, TopobusError) as err:
             error = str(err)
         except TimeoutError:
@@ -196,6 +200,39 @@ class ClaimPreparer:
             error = _unwritable(err)
         get_logger().warning("claim.unprepare-failed", claim_uid=claim.uid, claim=f"{claim.namespace}/{claim.name}", error=error)
         return f"claim {claim.namespace}/{claim.name}: {error}"
+
+    async def _leave(self, device_class: str, claim: ClaimKey, why: str) -> bool:
+        """Let kubelet end the pod of a claim that cannot be undone now, since somebody is away, perhaps for good; its containers have ended.
+
+        The entry stays, and the devices stay held, until it is undone. False when not even that could be written down.
+        """
+        async with self._locks.of(claim.uid):
+            entry = self._checkpoint.get(claim.uid, device_class)
+            if entry is None or not entry.is_undoing:
+                return entry is None
+            try:
+                await self._checkpoint.put(msgspec.structs.replace(entry, is_left=True))
+            except OSError as err:
+                get_logger().error("claim.unleft", claim_uid=claim.uid, error=_unwritable(err))
+                return False
+        where = f"{claim.namespace}/{claim.name}"
+        get_logger().warning("claim.left", claim_uid=claim.uid, claim=where, device_class=device_class, why=why, held="until it is undone")
+        self.attempts.ended(claim.uid, device_class)
+        return True
+
+    async def undo_left(self) -> None:
+        """Undo what was left, for ever: as soon as whoever was away is back."""
+        while True:
+            for entry in self._checkpoint.entries():
+                if not entry.is_left:
+                    continue
+                claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
+                try:
+                    async with self._locks.of(entry.uid), asyncio.timeout(self._deadlines.claim_s):
+                        await self._unprepare(entry.device_class, claim)
+                except (_ClaimFailed, TopobusError, OSError, TimeoutError) as err:
+                    get_logger().debug("claim.still-left", claim_uid=entry.uid, error=str(err))
+            await asyncio.sleep(self._deadlines.retry_s)
 
     async def _patiently(self, claim: ClaimKey, work: Callable[[], Awaitable[T]]) -> T:
         """Do a claim's work, again for a while when a peer is not there: kubelet itself comes back only after a minute and more.

@@ -209,6 +209,7 @@ class _Gateway:
                     await driver.take_over()
                 self._state.changed.announce()
             group.create_task(work.preparer.undo_unknown())
+            group.create_task(work.preparer.undo_left())
             users = UserNaming(work.pods, self._state, self._asks, self._settings.deadlines.reconcile_s)
             group.create_task(users.run())
             reconciler = Reconciler(work.pods, self._state, self._asks, self._settings.deadlines, users)
