@@ -34,13 +34,15 @@ from topobus.domain.request import PodRequest
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
-__all__ = ["LONGEST_S", "Finder", "Member", "member"]
+__all__ = ["CHEAP_STEPS", "LONGEST_S", "Finder", "Member", "member"]
 
 
 # An error's own words, as far as a condition shows them.
 _MAX_ERROR = 500
 # Some five milliseconds.
 _WARMED_AT_ONCE = 20
+CHEAP_STEPS = 5_000
+"""Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some ten milliseconds."""
 LONGEST_S = 10.0
 """As long as kube-scheduler tries a pod; a claim that takes longer gives way to the others, and the nodes left are told as given up."""
 
@@ -80,6 +82,8 @@ class Finder:
         self._warmed: tuple[str, ...] = ()
         self._asked: tuple[Sequence[Member], int, Question | None] = (), -1, None
         self._failed_nodes: dict[str, str] = {}
+        self.spent = 0
+        """Steps of all searches so far: what a round may spend is measured by it, not by time."""
         self.refusals: Refusals[DeviceId] = Refusals(settings.retry_s)
         self.quarantined: dict[DeviceId, str] = {}
         """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
@@ -99,14 +103,14 @@ class Finder:
             if place % _WARMED_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
-    async def look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None) -> Outcome:
+    async def look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False) -> Outcome:
         """Search one node, unless it is known what the like of these claims gets there; a miss may come without reasons (see `refresh`).
 
         What a node publishes concerns that node only: one that makes a search fail in a way that nobody thought of is at fault by itself, and the others are searched.
-        Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`).
+        Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`); is_cheap — give up where more than a short search is needed.
         """
         try:
-            return await self._look(node, members, pod=pod)
+            return await self._look(node, members, pod=pod, is_cheap=is_cheap)
         except (ContractError, PeerUnavailable):
             raise  # the claim's own, which its loop tells
         except Exception as err:  # noqa: BLE001 - boundary: one node of a search
@@ -121,30 +125,38 @@ class Finder:
         message = f"node {node}: what it publishes cannot be searched ({text[:_MAX_ERROR]})"
         return Fault(Reason(code="node-failed", message=message, facts={"node": node}), 0, is_local=True)
 
-    async def _look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None) -> Outcome:
+    async def _look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None, is_cheap: bool) -> Outcome:
         if pod is not None or not self._are_plain(members):
-            return await self.search(node, members, pod=pod)
+            return await self.search(node, members, pod=pod, is_cheap=is_cheap)
         ticket = self._judgements.ticket(self._question(members), node)
         outcome = self._judgements.recall(ticket)
         if outcome is None:
-            outcome = await self.search(node, members, is_brief=True)
-            self._judgements.remember(ticket, outcome)
+            outcome = await self.search(node, members, is_brief=True, is_cheap=is_cheap)
+            if not (is_cheap and isinstance(outcome, GaveUp)):
+                self._judgements.remember(ticket, outcome)
         return outcome
 
-    async def first(self, nodes: Sequence[str], members: Sequence[Member]) -> tuple[str, Allocated] | list[Outcome]:
+    async def first(
+        self, nodes: Sequence[str], members: Sequence[Member], *, is_cheap: bool = False
+    ) -> tuple[str, Allocated] | list[Outcome]:
         """Find the first node that fits, or say what each node answered.
 
         A node on which the like of these claims did not fit is not looked at again before something becomes free there.
+        A cheap search ends at the first node on which it gives up, or when all nodes together took too many steps: the same claims are to be searched in full then, for
+        a node before the one that fits may fit, too.
         Shapes: nodes — in order, by name when there are several; result — with the node, or one outcome a node, only one for what is wrong on all.
         """
         is_everywhere = nodes is self._world.nodes() and self._are_plain(members)
         question = self._question(members) if is_everywhere else None
         outcomes: dict[str, Outcome] = {}
         end = self._clock.monotonic() + LONGEST_S
+        spent = self.spent
         for node in nodes if question is None else self._judgements.open_nodes(question):
-            outcome = await self.look(node, members) if self._clock.monotonic() < end else GaveUp(0)
+            outcome = await self.look(node, members, is_cheap=is_cheap) if self._clock.monotonic() < end else GaveUp(0)
             if isinstance(outcome, Allocated):
                 return node, outcome
+            if is_cheap and (isinstance(outcome, GaveUp) or self.spent - spent > CHEAP_STEPS):
+                return [GaveUp(self.spent - spent)]
             if isinstance(outcome, Fault) and not outcome.is_local:
                 return [outcome]  # wrong on every node: the others would only repeat it
             outcomes[node] = outcome
@@ -175,14 +187,18 @@ class Finder:
             for one in members
         )
 
-    async def search(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_brief: bool = False) -> Outcome:
+    async def search(
+        self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_brief: bool = False, is_cheap: bool = False
+    ) -> Outcome:
         """Search one node now, whatever is remembered of it; what would break a limit of the API is no fit."""
         wrong = self._wrong(members)
         if wrong is not None:
             return wrong
         given = self._input(node, members)
         if pod is None and all(one.wishes is None for one in members):
-            outcome = await self._searcher.search(given, is_brief=is_brief)
+            outcome = await self._searcher.search(given, is_brief=is_brief, is_cheap=is_cheap)
+        elif is_cheap:
+            return GaveUp(0)  # some hundred searches, place after place
         else:
             wished = [Wished(one.stored.value, one.wishes) for one in members]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)

@@ -21,14 +21,17 @@ from topobus.controller.consumers import Consumers
 from topobus.controller.core import claims
 from topobus.controller.core.answers import explain_nodes
 from topobus.controller.core.claims import Attempt
+from topobus.controller.core.costly import CostlyWork
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.scheduling_objects import AllocationMode, consumers_of, mode_of, without_allocation
+from topobus.controller.core.values import GaveUp
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder, Member, member
 from topobus.controller.held_already import Holding, look_at_holding
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
+from topobus.controller.releases import Releases, UnderWay
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner
@@ -41,6 +44,8 @@ __all__ = ["ClaimKeeper"]
 
 # Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for one device nobody reads the advice of each.
 _MOST_ADVICE = 16
+# Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its turn. One search more may be begun, and may take the whole step budget.
+_ROUND_STEPS = 20_000
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,9 @@ class ClaimKeeper:
         consumers: Consumers,
         metrics: ControllerMetrics,
         boundary: ObjectBoundary | None = None,
+        releases: Releases | None = None,
     ) -> None:
+        self._releases = releases or Releases(runtime.bus, settings.ask_timeout_s)
         self._boundary = boundary or ObjectBoundary("claims")
         self._settings = settings
         self._runtime = runtime
@@ -77,6 +84,7 @@ class ClaimKeeper:
         self._settled: dict[ObjectKey, _Seen] = {}
         self._done: dict[ObjectKey, int] = {}
         """At which revision a claim was found to be allocated for good: nothing but a change of itself concerns it."""
+        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
         self._slots = asyncio.Semaphore(settings.parallel_asks)
         self._is_due = False
         self._log = get_logger()
@@ -102,6 +110,31 @@ class ClaimKeeper:
         if len(self._done) > 2 * len(self._world.of_kind("resourceclaim")):
             self._done = {key: revision for key, revision in self._done.items() if key in self._world.objects}
         return self._is_due or self._finder.refusals.is_waiting
+
+    async def reconcile_costly(self) -> bool:
+        """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
+        spent = self._finder.spent
+        self._costly.keep(lambda key: key in self._world.objects)
+        async with asyncio.TaskGroup() as commits:
+            for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+                if self._finder.spent - spent > _ROUND_STEPS:
+                    return True
+                stored, turn = self._world.objects[key], self._costly.turn_of(key)
+                await self._bounded(key, stored, partial(self._reconcile, key, stored, commits, is_cheap=False))
+                if self._costly.turn_of(key) == turn:
+                    self._costly.drop(key)  # it has what it wanted, or waits for something else
+        return False
+
+    @property
+    def is_pausing(self) -> bool:
+        """Say whether a costly claim is to be tried again after a while."""
+        return self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+
+    def _read(self, key: ObjectKey) -> Hashable:
+        """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
+        stored = self._world.objects.get(key)
+        nodes = self._world.nodes_for(stored.value) if stored is not None else ()
+        return self._world.shared_epoch, self._world.class_epoch, tuple(self._world.freedom_of(node) for node in nodes)
 
     async def _bounded(self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]]) -> None:
         """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
@@ -143,8 +176,10 @@ class ClaimKeeper:
 
         for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}
+            if isinstance(key, ObjectKey):
+                self._costly.drop(key)
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored, commits: asyncio.TaskGroup) -> None:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, commits: asyncio.TaskGroup, *, is_cheap: bool = True) -> None:
         claim = stored.value
         if object_parts(claim) != key._asdict():
             raise ContractError(f"{name_of(claim)} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
@@ -159,7 +194,7 @@ class ClaimKeeper:
             return
         attempt = claims.attempt_of(claim)
         if attempt is None:
-            found = await self._begin(key, stored) if await self._is_mine_to_begin(key, stored) else None
+            found = await self._begin(key, stored, is_cheap=is_cheap) if await self._is_mine_to_begin(key, stored) else None
             if found is None:
                 return
             stored, attempt = found
@@ -211,23 +246,33 @@ class ClaimKeeper:
         if await self._pen.write(key, stored.revision, without_allocation(claim, why=claims.deallocation_of(claim), now=now)) is not None:
             self._metrics.decisions.labels("taken-back").inc()
 
-    async def _begin(self, key: ObjectKey, stored: Stored) -> tuple[Stored, Attempt] | None:
-        """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first."""
+    async def _begin(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> tuple[Stored, Attempt] | None:
+        """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first.
+
+        Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
+        """
         claim = stored.value
         seen = _Seen(stored.revision, self._world.supply)
-        if self._settled.get(key) == seen:
+        if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
             return None
         members = self._together(key, stored)
         nodes = self._world.nodes_for(claim)
-        found = await self._finder.first(nodes, members)
+        read = self._read(key)
+        found = await self._finder.first(nodes, members, is_cheap=is_cheap)
         if isinstance(found, tuple):
             node, outcome = found
             return await self.attempt(node, members, outcome.results)
         refused = found
+        if is_cheap and any(isinstance(outcome, GaveUp) for outcome in refused):
+            self._costly.put(key, stored.revision)
+            return None
         await self._finder.refresh(nodes, refused, members)
         self._settled[key] = seen
         reason, reasons = explain_nodes(nodes, refused)
         await self.tell(key, stored, reason, reasons, lambda: self._finder.advise(nodes, refused, members))
+        if not is_cheap:
+            newest = self._world.objects.get(key, stored)
+            self._costly.tried(key, newest.revision, read, now_s=self._runtime.clock.monotonic())
         return None
 
     def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
@@ -365,15 +410,18 @@ class ClaimKeeper:
         if attempt is not None:
             nodes.add(attempt.node)
         nodes |= _nodes_of(allocation) & set(self._world.nodes())
-        for node in sorted(nodes):
-            # The revision makes a later release another operation: another replica may have placed in between.
-            refusal = await self._release(owner, node, f"release-{owner.uid}-{stored.revision}")
+        # The revision makes a later release another operation: another replica may have placed in between. All of them at once: a node that answers must not
+        # wait for one that does not.
+        refusals = {node: await self._release(owner, node, f"release-{owner.uid}-{stored.revision}") for node in sorted(nodes)}
+        for node, refusal in refusals.items():
+            if isinstance(refusal, UnderWay):
+                return False
             if refusal is not None:
                 await self._wait_for_release(key, stored, "Prepared", f"node {node}: {summarize(refusal.reasons)}")
                 return False
         return True
 
-    async def _release(self, owner: Owner, node: str, op_id: str, *, decision_id: str = "") -> Refusal | None:
+    async def _release(self, owner: Owner, node: str, op_id: str, *, decision_id: str = "") -> Refusal | UnderWay | None:
         """Ask a node to let go; it refuses while containers may be using the devices, and only the node can know.
 
         Shapes: decision_id — let go only of what this decision gave; empty for whatever the claim holds.
@@ -382,7 +430,8 @@ class ClaimKeeper:
         if held is not None and held.is_prepared:
             return Refusal(reasons=(Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),))
         request = ReleaseRequest(op_id=op_id, owner=owner, decision_id=decision_id)
-        return (await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)).refusal
+        reply = await self._releases.ask(node, request)
+        return reply if isinstance(reply, UnderWay) else reply.refusal
 
     async def _wait_for_release(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> None:
         """Say in the claim why it is still there."""

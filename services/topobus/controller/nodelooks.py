@@ -28,7 +28,7 @@ from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.together import wished_request
 from topobus.controller.core.values import Allocated, DeviceId, GaveUp, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, World
-from topobus.controller.finding import LONGEST_S, Finder, Member, member
+from topobus.controller.finding import CHEAP_STEPS, LONGEST_S, Finder, Member, member
 from topobus.controller.planner import Planner
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Placement, Reason, Refusal
@@ -53,9 +53,12 @@ class NodeLooks:
         """Nodes that said no to a pod a moment ago, by the pod's place."""
 
     async def look(
-        self, key: ObjectKey, plan: PodPlan, pod: ApiObject, wanted: PodRequest | None, placed: str | None
-    ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool]:
-        """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not."""
+        self, key: ObjectKey, plan: PodPlan, pod: ApiObject, wanted: PodRequest | None, placed: str | None, *, is_cheap: bool = False
+    ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool] | None:
+        """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not.
+
+        Shapes: is_cheap — None is given, and nobody asked, when the pod's claims need more than a short search.
+        """
         members = self.members(plan)
         wishing = wished_request(pod, {one.entry: owner_of(one.object).key for one in plan.claims})
         refused = self.refused.refused(key)
@@ -64,13 +67,16 @@ class NodeLooks:
         searched: set[str] = set()
         nodes = self._candidates(pod, misses) if placed is None else [placed]
         end = self._runtime.clock.monotonic() + LONGEST_S
+        spent = self._finder.spent
         for node in nodes:
             why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
             missed = look_at_node(plan, self._world.describe(node), refused=why)
             if missed is None:
                 outcome: Outcome = Allocated((), 0) if not members else GaveUp(0)
                 if members and self._runtime.clock.monotonic() < end:
-                    outcome = await self._finder.look(node, members, pod=wishing)
+                    outcome = await self._finder.look(node, members, pod=wishing, is_cheap=is_cheap)
+                if is_cheap and (isinstance(outcome, GaveUp) or self._finder.spent - spent > CHEAP_STEPS):
+                    return None
                 judged = judge_node(plan, node, outcome)
                 if isinstance(judged, NodeFit):
                     fits.append(judged)

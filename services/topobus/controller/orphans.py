@@ -19,6 +19,7 @@ from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.object_boundary import ObjectBoundary
+from topobus.controller.releases import Releases, UnderWay
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Reason, Refusal
@@ -46,7 +47,9 @@ class Orphans:
         finder: Finder,
         metrics: ControllerMetrics,
         boundary: ObjectBoundary | None = None,
+        releases: Releases | None = None,
     ) -> None:
+        self._releases = releases or Releases(runtime.bus, settings.ask_timeout_s)
         self._boundary = boundary or ObjectBoundary("orphans")
         self._settings = settings
         self._runtime = runtime
@@ -176,10 +179,12 @@ class Orphans:
             return False
         request = ReleaseRequest(op_id=f"release-{owner.uid}-gone-{ledger.sequence}", owner=owner)
         try:
-            reply = await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)
+            reply = await self._releases.ask(node, request)
         except (PeerUnavailable, HardwareError) as err:
             await self._tell(node, owner, "node-silent", f"the node does not answer: {err}")
             return True
+        if isinstance(reply, UnderWay):
+            return False
         if reply.refusal is not None:
             await self._tell(node, owner, "prepared", summarize(reply.refusal.reasons))
             return False

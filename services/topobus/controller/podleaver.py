@@ -23,6 +23,7 @@ from topobus.controller.core.scheduling_objects import (
 from topobus.controller.core.together import own_request
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.pen import Pen
+from topobus.controller.releases import Releases, UnderWay
 from topobus.domain.errors import ContractError
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.logging import get_logger
@@ -34,8 +35,8 @@ __all__ = ["PodLeaver", "own_request"]
 class PodLeaver:
     """Lets go of what pods held."""
 
-    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: World, pen: Pen) -> None:
-        self._settings = settings
+    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: World, pen: Pen, releases: Releases | None = None) -> None:
+        self._releases = releases or Releases(runtime.bus, settings.ask_timeout_s)
         self._bus = runtime.bus
         self._world = world
         self._pen = pen
@@ -50,9 +51,12 @@ class PodLeaver:
             owner = Owner(kind=OwnerKind.POD, namespace=who.namespace, name=who.name, uid=who.uid)
             nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
             nodes |= {node_of_pod(pod)} & set(self._world.nodes()) if _asks(pod) else set()
-            for node in sorted(nodes):
-                request = ReleaseRequest(op_id=f"release-{owner.uid}-{stored.revision}", owner=owner)
-                reply = await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)
+            request = ReleaseRequest(op_id=f"release-{owner.uid}-{stored.revision}", owner=owner)
+            # All of them at once: a node that answers must not wait for one that does not.
+            replies = {node: await self._releases.ask(node, request) for node in sorted(nodes)}
+            for node, reply in replies.items():
+                if isinstance(reply, UnderWay):
+                    return False
                 if reply.refusal is not None:
                     self._log.info("pod.release-waiting", pod=name_of(pod), node=node, why=summarize(reply.refusal.reasons))
                     return False

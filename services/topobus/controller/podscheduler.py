@@ -22,6 +22,7 @@ from topobus.controller.classic.scheduling import ClassicScheduler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.consumers import Consumers
 from topobus.controller.core.claims import owner_of
+from topobus.controller.core.costly import CostlyWork
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.scheduling import (
     Blocked,
@@ -53,6 +54,7 @@ from topobus.controller.object_boundary import ObjectBoundary
 from topobus.controller.pen import Pen
 from topobus.controller.planner import Planner
 from topobus.controller.podleaver import PodLeaver, own_request
+from topobus.controller.releases import Releases
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
@@ -61,6 +63,9 @@ from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
 __all__ = ["PodScheduler"]
+
+# Steps of costly searches in one round, as for claims.
+_ROUND_STEPS = 20_000
 
 
 class PodScheduler:
@@ -79,6 +84,7 @@ class PodScheduler:
         metrics: ControllerMetrics,
         binder: Binder,
         boundary: ObjectBoundary | None = None,
+        releases: Releases | None = None,
     ) -> None:
         self._boundary = boundary or ObjectBoundary("pods")
         self._settings = settings
@@ -91,10 +97,11 @@ class PodScheduler:
         self._consumers = consumers
         self._keeper = keeper
         self._pen = Pen(runtime.bus, world)
-        self._leaver = PodLeaver(settings, runtime, world, self._pen)
+        self._leaver = PodLeaver(settings, runtime, world, self._pen, releases)
         self._planner = planner
         self._metrics = metrics
         self._settled: dict[ObjectKey, Hashable] = {}
+        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
         self._nodes = NodeLooks(settings, runtime, world, finder, planner)
         self._log = get_logger()
 
@@ -102,6 +109,8 @@ class PodScheduler:
         """Bring every pod as far as it goes now; True says that another try is due after a while."""
         for key in self._nodes.refused.forgive(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
             self._settled = {one: seen for one, seen in self._settled.items() if one != key}
+            if isinstance(key, ObjectKey):
+                self._costly.drop(key)
         is_due = False
         for key, stored in self._leaver.reserved_claims():
             work = partial(self._leaver.drop_gone_users, key, stored)
@@ -120,6 +129,38 @@ class PodScheduler:
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
         return is_due or self._nodes.refused.is_waiting
 
+    async def reconcile_costly(self) -> bool:
+        """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
+        spent = self._finder.spent
+        self._costly.keep(lambda key: key in self._world.objects)
+        for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+            if self._finder.spent - spent > _ROUND_STEPS:
+                return True
+            stored, turn = self._world.objects[key], self._costly.turn_of(key)
+            work = partial(self._reconcile, key, stored, is_cheap=False)
+            await self._boundary.run(
+                key, self._version(key, stored), work, name=name_of(stored.value), report=partial(self._report, key, stored)
+            )
+            if self._costly.turn_of(key) == turn:
+                self._costly.drop(key)  # it has its node, or waits for something else
+        return False
+
+    @property
+    def is_pausing(self) -> bool:
+        """Say whether a pod with costly claims is to be tried again after a while."""
+        return self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+
+    def _read(self, key: ObjectKey) -> Hashable:
+        """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
+        objects = self._world.objects
+        revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
+        return revisions, self._freedoms()
+
+    def _freedoms(self) -> Hashable:
+        """Name what may be freed, and what all claims refer to."""
+        world = self._world
+        return world.shared_epoch, world.class_epoch, tuple(world.freedom_of(node) for node in world.nodes())
+
     def _version(self, key: ObjectKey, stored: Stored) -> Hashable:
         """Name what a pod's next step depends on: itself, its claims, what they refer to, and what is free."""
         objects = self._world.objects
@@ -134,7 +175,7 @@ class PodScheduler:
         found = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
         return found is None or is_bound(found.value)
 
-    async def _reconcile(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> bool:
         pod = stored.value
         if not metadata_of(pod).uid:
             return False
@@ -143,12 +184,12 @@ class PodScheduler:
         if is_bound(pod):
             return False
         try:
-            return await self._schedule(key, stored)
+            return await self._schedule(key, stored, is_cheap=is_cheap)
         except ContractError as err:
             await self._tell(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
             return False
 
-    async def _schedule(self, key: ObjectKey, stored: Stored) -> bool:
+    async def _schedule(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> bool:
         pod = stored.value
         gates = pod.spec.get("schedulingGates")
         if isinstance(gates, list) and gates:
@@ -161,7 +202,7 @@ class PodScheduler:
             return False
         found = {name: self._world.objects[one] for name, one in self._claim_keys(key).items() if one in self._world.objects}
         seen = (stored.revision, self._world.supply, tuple(sorted((name, one.revision) for name, one in found.items())))
-        if self._settled.get(key) == seen:
+        if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
             return False
         # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
         plan = pre_filter(pod, lambda name: as_structured(found[name].value) if name in found else None, waits_for_immediate=False)
@@ -173,10 +214,21 @@ class PodScheduler:
         placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
         if placed is not None and plan.is_reserved:
             return await self._bind(key, stored, placed)
-        fits, misses, is_due = await self._nodes.look(key, plan, pod, wanted, placed)
+        freedoms = self._freedoms()
+        looked = await self._nodes.look(key, plan, pod, wanted, placed, is_cheap=is_cheap)
+        if looked is None:
+            self._costly.put(key, stored.revision)
+            return False
+        fits, misses, is_due = looked
         if not fits:
             self._settled[key] = seen
-            return await self._no_fit(key, stored, plan, misses) or is_due
+            is_due = await self._no_fit(key, stored, plan, misses) or is_due
+            if not is_cheap:
+                # Pod and claims as they are now that they have been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
+                newest, objects = self._world.objects.get(key, stored), self._world.objects
+                revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
+                self._costly.tried(key, newest.revision, (revisions, freedoms), now_s=self._runtime.clock.monotonic())
+            return is_due
         return await self._take(key, stored, plan, fits, misses, wanted) or is_due
 
     async def look_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
@@ -193,7 +245,8 @@ class PodScheduler:
             return (), plan.reasons
         wanted = own_request(slim)
         placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
-        fits, misses, _ = await self._nodes.look(key, plan, slim, wanted, placed)
+        looked = await self._nodes.look(key, plan, slim, wanted, placed)
+        fits, misses = (looked[0], looked[1]) if looked is not None else ({}, [])
         return tuple(fits), () if fits else explain_misses(misses)[1]
 
     async def _take(

@@ -40,14 +40,17 @@ class Searcher:
         self._compiler = compiler
         self._metrics = metrics
 
-    async def search(self, given: AllocationInput, *, is_brief: bool = False) -> Outcome:
-        """Search for claims that wish nothing; a brief miss comes without reasons. When nobody waits any more it ends at once, so that a stop is not held up."""
+    async def search(self, given: AllocationInput, *, is_brief: bool = False, is_cheap: bool = False) -> Outcome:
+        """Search for claims that wish nothing; a brief miss comes without reasons. When nobody waits any more it ends at once, so that a stop is not held up.
+
+        A cheap search gives up where others wait: after a thousand steps, and before selectors that are heavy.
+        """
         started = self._clock.monotonic()
         # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
         is_heavy = any(has_heavy_selector(one.spec, self._compiler) for one in given.claims)
         quick = 0 if is_heavy else min(_QUICK_STEPS, self._budget)
         outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
-        if isinstance(outcome, GaveUp) and self._budget > quick:
+        if isinstance(outcome, GaveUp) and self._budget > quick and not is_cheap:
             abandoned = threading.Event()
             end = started + _LONGEST_S
 

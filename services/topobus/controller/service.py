@@ -32,6 +32,7 @@ from topobus.controller.planner import Planner
 from topobus.controller.podkeeper import PodKeeper
 from topobus.controller.podscheduler import PodScheduler
 from topobus.controller.presence import Presence
+from topobus.controller.releases import Releases
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
@@ -63,11 +64,14 @@ class _Controller:
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
         compiler = CelCompiler()
+        self._releases = Releases(runtime.bus, settings.ask_timeout_s, self._wake)
         self._intake = ObjectBoundary("intake", metrics.set_aside)
         self._classes = ClassKeeper(runtime, self._world, compiler, self._boundary("classes"))
         finder = Finder(settings, runtime, self._world, compiler, metrics)
         self._consumers = Consumers(self._world, self._boundary("consumers"))
-        self._keeper = ClaimKeeper(settings, runtime, self._world, finder, self._consumers, metrics, self._boundary("claims"))
+        self._keeper = ClaimKeeper(
+            settings, runtime, self._world, finder, self._consumers, metrics, self._boundary("claims"), self._releases
+        )
         self._evictor = Evictor(runtime, self._world, self._keeper, self._boundary("evictions"))
         self._binder = Binder(settings.binding_timeout_s, runtime, self._world, finder, self._keeper, self._boundary("binding"))
         self._pods = PodKeeper(runtime, self._world, self._boundary("templates"))
@@ -85,11 +89,12 @@ class _Controller:
             metrics,
             self._binder,
             self._boundary("pods"),
+            self._releases,
         )
         self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
         self._presence = Presence(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
-        self._orphans = Orphans(settings, runtime, self._world, finder, metrics, self._boundary("orphans"))
+        self._orphans = Orphans(settings, runtime, self._world, finder, metrics, self._boundary("orphans"), self._releases)
         self._missing = set(_PARTS)
         self._drivers = ClassicHome(settings, runtime, self._world, metrics, lambda: not self._missing)
         for part in _PARTS:
@@ -108,6 +113,7 @@ class _Controller:
             group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
             group.create_task(self._follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
             group.create_task(self._follow("objects", bus.watch(catalogue.OBJECT), self._on_object))
+            group.create_task(self._releases.run())
             group.create_task(self._reconcile())
             group.create_task(self._drivers.run())
             group.create_task(self._presence.run())
@@ -227,6 +233,12 @@ class _Controller:
             is_due = await self._classic.reconcile_all() or is_due
             is_due = await self._scheduler.reconcile_all() or is_due
             is_due = await self._keeper.reconcile_all() or is_due
+            # Behind all that is cheap, and a part of it a round: what is new meanwhile goes first.
+            has_more = await self._scheduler.reconcile_costly()
+            has_more = await self._keeper.reconcile_costly() or has_more
+            if has_more:
+                self._changed.set()
+            is_due = is_due or self._scheduler.is_pausing or self._keeper.is_pausing
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
         if self._missing:

@@ -1,0 +1,123 @@
+"""Claims and pods that cost a long search do not keep plain ones waiting: counted in searches, not in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from prometheus_client import CollectorRegistry
+
+from support.small_topology import SmallTopology
+from topobus.contracts import catalogue
+from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
+from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
+from topobus.controller import keeper, searching
+from topobus.controller.config import ControllerSettings
+from topobus.controller.core.values import AllocationInput, Outcome
+from topobus.controller.service import serve
+from topobus.domain.device import Device, Inventory
+from topobus.domain.idset import CpuSet
+from topobus.domain.machine import Machine, NumaNode
+from topobus.runtime.bus import Bus, Change
+from topobus.runtime.clock import SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.service import Runtime
+from topobus.testing.nats import NatsServer
+from topobus.testing.reading import Reader
+
+pytestmark = pytest.mark.integration
+
+NODE = "n1"
+COSTLY = 12
+
+
+TEN = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]"
+HEAVY = f"{TEN}.all(a, {TEN}.all(b, {TEN}.all(c, a > 0)))"
+
+
+def costly(name: str) -> str:
+    """Write a claim whose selector takes a thousand steps a device, for more devices than there are."""
+    return f"""
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {{name: {name}}}
+spec:
+  devices:
+    requests: [{{name: r, exactly: {{deviceClassName: gpu.topobus.dev, count: 20, selectors: [{{cel: {{expression: "{HEAVY}"}}}}]}}}}]
+"""
+
+
+PLAIN = """
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: plain}
+spec: {devices: {requests: [{name: r, exactly: {deviceClassName: gpu.topobus.dev, count: 1}}]}}
+"""
+
+
+@pytest_asyncio.fixture
+async def objects(bus: Bus) -> AsyncIterator[Reader[Change[ApiObject]]]:
+    """A node with twelve GPUs of a rank each, and what is stored."""
+    devices = tuple(Device(name=f"gpu-{rank:02d}", device_class="gpu", attributes={"rank": rank}) for rank in range(12))
+    inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=devices)
+    machine = Machine(node=NODE, numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=0),), cpus=())
+    await bus.put(catalogue.MACHINE, machine, node=NODE)
+    await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class="gpu")
+    await SmallTopology(bus, machine, [inventory]).start()
+
+    async def hints(_: HintsRequest) -> HintsReply:
+        return HintsReply(hints=None)
+
+    await bus.answer(catalogue.HINTS, hints, node=NODE, device_class="gpu")
+    async with Reader(bus.watch(catalogue.OBJECT)) as reader:
+        yield reader
+
+
+async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
+    bus: Bus, objects: Reader[Change[ApiObject]], nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The costly claims are older, and a plain one is served first; afterwards each costly one is told, and none is searched in full twice while nothing is freed."""
+    full: dict[str, int] = {}
+    plain_after: list[int] = []
+    real = searching.allocate
+
+    def counted(given: AllocationInput, *arguments: Any, **named: Any) -> Outcome:
+        outcome = real(given, *arguments, **named)
+        name = given.claims[0].name
+        if "is_abandoned" in named and name.startswith("default/costly"):
+            full[name] = full.get(name, 0) + 1
+        if name == "default/plain":
+            plain_after.append(len(full))
+        return outcome
+
+    monkeypatch.setattr(searching, "allocate", counted)
+    # One costly search a round, whatever it takes: what comes in between goes first.
+    monkeypatch.setattr(keeper, "_ROUND_STEPS", 0)
+    manifest = "".join(costly(f"costly-{number}") for number in range(COSTLY)) + PLAIN
+    for number, one in enumerate(parse_manifest(manifest, where="test.yaml")):
+        stored = admit(one, uid=f"uid-{one.metadata['name']}", now=f"2026-01-01T00:00:{number:02d}Z")
+        await bus.put(catalogue.OBJECT, stored, **object_parts(stored))
+
+    def newest(items: list[Change[ApiObject]], name: str) -> dict[str, Any]:
+        found = [item.value for item in items if item.parts.get("name") == name and item.value is not None]
+        return found[-1].status if found else {}
+
+    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
+        runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2, step_budget=3_000), runtime))
+        await objects.until(lambda items: bool(newest(items, "plain").get("allocation")))
+        await objects.until(
+            lambda items: all(newest(items, f"costly-{number}").get("conditions") for number in range(COSTLY)), timeout_s=90
+        )
+        task.cancel()
+        await asyncio.wait({task})
+
+    assert plain_after[0] == 0
+    assert set(full) == {f"default/costly-{number}" for number in range(COSTLY)}
+    assert max(full.values()) <= 2
