@@ -22,7 +22,7 @@ from topobus.controller.consumers import Consumers
 from topobus.controller.core import claims
 from topobus.controller.core.claims import Attempt
 from topobus.controller.core.pods import claim_from_template, wanted_claims
-from topobus.controller.core.scheduling_objects import with_finalizer
+from topobus.controller.core.scheduling_objects import with_finalizer, with_node
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.evictor import Evictor
 from topobus.controller.finding import Finder
@@ -30,7 +30,9 @@ from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.pen import Pen
 from topobus.controller.podkeeper import PodKeeper
+from topobus.controller.podleaver import PodLeaver
 from topobus.domain.outcome import Placement, Reason
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.runtime.bus import Bus, Written
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
@@ -218,3 +220,118 @@ async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
     assert entry.value == fresh
+
+
+class OneNode:
+    """A node of eight GPUs with its topology, one replica's copy of the world, and its keeper of claims."""
+
+    def __init__(self, bus: Bus, topology: SmallTopology, world: World) -> None:
+        self.bus = bus
+        self.topology = topology
+        self.world = world
+
+    @classmethod
+    async def start(cls, bus: Bus) -> OneNode:
+        """Publish the node and answer for it."""
+        machine, inventories = dgx_facts()
+        await bus.put(MACHINE, machine, node=machine.node)
+        await bus.put(INVENTORY, inventories["gpu"], node=machine.node, device_class="gpu")
+        topology = SmallTopology(bus, machine, [inventories["gpu"]])
+        await topology.start()
+        world = World()
+        world.put_machine(machine)
+        world.put_inventory(inventories["gpu"])
+        return cls(bus, topology, world)
+
+    def granted(self) -> Attempt:
+        """An attempt at the node's first GPU."""
+        granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool="demo-node", device="gpu-0")
+        return Attempt(number=1, node="demo-node", allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
+
+    async def place(self, claim: ApiObject) -> None:
+        """Have the node hold the attempt's GPU for a claim, and show the replica the ledger."""
+        request = claims.placement_request(claim, self.granted().allocation, "demo-node")
+        assert request is not None
+        reply = await self.bus.ask(PLACE, PlaceRequest(op_id=f"allocate-{request.owner.uid}-1", pod=request), node="demo-node")
+        assert isinstance(reply.result, Placement)
+        self.world.put_ledger(self.topology.ledger)
+
+    async def reconcile(self) -> None:
+        """Run one round of the keeper of claims."""
+        runtime, settings = runtime_on(self.bus), ControllerSettings()
+        metrics = ControllerMetrics(runtime.registry)
+        finder = Finder(settings, runtime, self.world, CelCompiler(), metrics)
+        consumers = Consumers(self.world)
+        consumers.update()
+        await ClaimKeeper(settings, runtime, self.world, finder, consumers, metrics).reconcile_all()
+
+    async def taken_back(self, *, node_name: str) -> tuple[ObjectKey, ObjectKey]:
+        """Store a pod and its allocated claim, which is marked to be taken back."""
+        pod = read(POD.replace("NAME", "user"))
+        pod_key = await store(self.bus, self.world, with_node(pod, node_name, now=NOW) if node_name else pod)
+        allocated = claims.with_allocation(claims.with_attempt(read(CLAIM), self.granted()), self.granted().allocation, now=NOW)
+        user = {"resource": "pods", "name": "user", "uid": "uid-user"}
+        reserved = msgspec.structs.replace(allocated, status={**allocated.status, "reservedFor": [user]})
+        await self.place(reserved)
+        return await store(self.bus, self.world, claims.with_deallocation(reserved, why="it fits on no node")), pod_key
+
+
+async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_back(bus: Bus) -> None:
+    """A replica bound the pod while another marked its claim: the mark is taken off, and the node keeps the devices."""
+    node = await OneNode.start(bus)
+    key, _ = await node.taken_back(node_name="demo-node")
+
+    await node.reconcile()
+
+    entry = await bus.get(OBJECT, **key._asdict())
+    assert entry is not None
+    assert claims.deallocation_of(entry.value) == ""
+    assert entry.value.status["allocation"]
+    assert list(node.topology.ledger.allocations) == [claims.owner_of(entry.value).key]
+
+
+async def test_stale_replica_cannot_bind_a_pod_whose_claim_is_taken_back(bus: Bus) -> None:
+    """Whoever read the pod before its claim was marked loses the write that would bind it, also when the replica that marked the claim died at once."""
+    node = await OneNode.start(bus)
+    key, pod_key = await node.taken_back(node_name="")
+    stale = node.world.objects[pod_key]
+
+    await node.reconcile()
+
+    bound = with_node(stale.value, "demo-node", now=NOW)
+    assert not isinstance(await bus.compare_and_set(OBJECT, bound, stale.revision, **pod_key._asdict()), Written)
+    entry = await bus.get(OBJECT, **key._asdict())
+    assert entry is not None
+    assert "allocation" not in entry.value.status
+    assert node.topology.ledger.allocations == {}
+
+
+async def test_delayed_claim_lets_go_of_a_placement_that_came_after_its_attempt_was_dropped(bus: Bus) -> None:
+    """No pod waits for the claim and it has no attempt: what a node placed for it late goes back to everybody."""
+    node = await OneNode.start(bus)
+    delayed = read(CLAIM)
+    noted = {**delayed.metadata, "annotations": {"topobus.dev/allocation-mode": "WaitForFirstConsumer"}}
+    claim = msgspec.structs.replace(delayed, metadata=noted)
+    await store(bus, node.world, claim)
+    await node.place(claims.with_attempt(claim, node.granted()))
+    assert len(node.topology.ledger.allocations) == 1
+
+    await node.reconcile()
+
+    assert node.topology.ledger.allocations == {}
+
+
+@pytest.mark.parametrize(("bound", "held"), [("elsewhere", 0), ("demo-node", 1)])
+async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, bound: str, held: int) -> None:
+    """A pod's node never changes, so what another node's ledger has for it is let go; at its own node it keeps what it has."""
+    node = await OneNode.start(bus)
+    key = await store(bus, node.world, with_node(read(POD.replace("NAME", "user")), bound, now=NOW))
+    owner = Owner(kind=OwnerKind.POD, name="user", uid="uid-user")
+    asked = PodRequest(owner=owner, containers=(ContainerRequest(name="main", devices=(DeviceRequest(device_class="gpu", count=1),)),))
+    await bus.ask(PLACE, PlaceRequest(op_id="schedule-1", pod=asked), node="demo-node")
+    node.world.put_ledger(node.topology.ledger)
+
+    leaver = PodLeaver(ControllerSettings(), runtime_on(bus), node.world, Pen(bus, node.world))
+    await leaver.leave_other_nodes(key, node.world.objects[key])
+
+    assert len(node.topology.ledger.allocations) == held

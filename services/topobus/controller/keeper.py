@@ -23,7 +23,15 @@ from topobus.controller.core.answers import explain_nodes
 from topobus.controller.core.claims import Attempt
 from topobus.controller.core.costly import CostlyWork
 from topobus.controller.core.reasons import summarize
-from topobus.controller.core.scheduling_objects import AllocationMode, consumers_of, mode_of, without_allocation
+from topobus.controller.core.scheduling_objects import (
+    AllocationMode,
+    Consumer,
+    consumers_of,
+    is_bound,
+    mode_of,
+    with_retreat,
+    without_allocation,
+)
 from topobus.controller.core.values import GaveUp
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.finding import Finder, Member, member
@@ -82,6 +90,8 @@ class ClaimKeeper:
         self._pen = Pen(runtime.bus, world)
         self._advice_left = _MOST_ADVICE
         self._settled: dict[ObjectKey, _Seen] = {}
+        self._fenced: dict[ObjectKey, tuple[int, frozenset[str]]] = {}
+        """Pods, by uid, that nobody can bind any more to what a claim loses, with the number of the claim's attempt."""
         self._done: dict[ObjectKey, int] = {}
         """At which revision a claim was found to be allocated for good: nothing but a change of itself concerns it."""
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
@@ -107,6 +117,7 @@ class ClaimKeeper:
         self._boundary.keep(self._world.objects.keys())
         self._metrics.waiting.set(waiting)
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
+        self._fenced = {key: fence for key, fence in self._fenced.items() if key in self._world.objects}
         if len(self._done) > 2 * len(self._world.of_kind("resourceclaim")):
             self._done = {key: revision for key, revision in self._done.items() if key in self._world.objects}
         return self._is_due or self._finder.refusals.is_waiting
@@ -190,11 +201,16 @@ class ClaimKeeper:
             await self._take_back(key, stored)
             return
         if claims.status_of(claim).allocation is not None:
+            await self._leave_leftovers(key, stored)
             await self._end_when_unused(key, stored)
             return
         attempt = claims.attempt_of(claim)
         if attempt is None:
-            found = await self._begin(key, stored, is_cheap=is_cheap) if await self._is_mine_to_begin(key, stored) else None
+            if not await self._is_mine_to_begin(key, stored):
+                if not self._consumers.waiting(key):
+                    await self._leave_leftovers(key, self._world.objects.get(key, stored))
+                return
+            found = await self._begin(key, stored, is_cheap=is_cheap)
             if found is None:
                 return
             stored, attempt = found
@@ -240,11 +256,67 @@ class ClaimKeeper:
     async def _take_back(self, key: ObjectKey, stored: Stored) -> None:
         """Let the node go first, then clear the allocation: in between the mark keeps everybody off the claim."""
         claim = stored.value
-        if not await self._let_go(key, stored):
+        if not await self._fence(key, stored) or not await self._let_go(key, stored):
             return
+        self._fenced.pop(key, None)
         now = rfc3339(self._runtime.clock.now())
         if await self._pen.write(key, stored.revision, without_allocation(claim, why=claims.deallocation_of(claim), now=now)) is not None:
             self._metrics.decisions.labels("taken-back").inc()
+
+    async def _fence(self, key: ObjectKey, stored: Stored) -> bool:
+        """Make sure that nobody binds a pod to what is about to be taken from it; False when a pod was bound already, or another try is needed.
+
+        A replica that read the claim before the mark may be about to bind the pod: a write of the pod makes its write lose. Whoever reads the pod after that has read
+        the mark before, for both stand in one stream. A bound pod that is not on its way out keeps its claim: the mark is taken off again.
+        """
+        claim = stored.value
+        number, known = claims.number_of(claim), self._fenced.get(key)
+        fenced = known[1] if known is not None and known[0] == number else frozenset()
+        for user in _pods_of(claim):
+            pod_key = ObjectKey("pod", key.namespace, user.name)
+            try:
+                entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
+            except ContractError:
+                continue  # no pod can be read there, so none is bound
+            metadata = metadata_of(entry.value) if entry is not None else None
+            if entry is None or metadata is None or metadata.uid != user.uid or metadata.deletion_timestamp:
+                continue
+            if is_bound(entry.value):
+                self._log.info(
+                    "claim.kept",
+                    claim=name_of(claim),
+                    pod=name_of(entry.value),
+                    why="the pod was bound before the claim could be taken back",
+                )
+                await self._pen.write(key, stored.revision, claims.without_deallocation(claim))
+                return False
+            if user.uid not in fenced:
+                if await self._pen.write(pod_key, entry.revision, with_retreat(entry.value)) is None:
+                    self._is_due = True
+                    return False
+                fenced |= {user.uid}
+        self._fenced[key] = (number, fenced)
+        return True
+
+    async def _leave_leftovers(self, key: ObjectKey, stored: Stored) -> None:
+        """Have nodes let go of what a claim holds beside its allocation: a placement arrived after its attempt was dropped."""
+        claim = stored.value
+        owner = claims.owner_of(claim)
+        holding = self._world.stock.nodes_holding(owner.key)
+        if not holding:
+            return
+        kept = _nodes_of(claims.status_of(claim).allocation)
+        for node in holding:
+            if node in kept:
+                continue
+            entry = await self._bus.get(catalogue.LEDGER, node=node)
+            newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
+            if entry is None or owner.key not in entry.value.allocations or newest is None or newest.revision != stored.revision:
+                continue  # another replica has gone on: what is held may be its next attempt's
+            # An attempt is written before it is placed, and the claim has none: what this decision gave is nobody's.
+            held = entry.value.allocations[owner.key]
+            self._log.info("claim.left-node", claim=name_of(claim), node=node)
+            await self._release(owner, node, f"release-{owner.uid}-left-{entry.value.sequence}", decision_id=held.decision_id)
 
     async def _begin(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> tuple[Stored, Attempt] | None:
         """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first.
@@ -501,6 +573,14 @@ def _users(claim: ApiObject) -> tuple[str, ...]:
     """Name those who have reserved a claim; one that nobody can read is reserved for nobody."""
     try:
         return tuple(str(one) for one in consumers_of(claim))
+    except ContractError:
+        return ()
+
+
+def _pods_of(claim: ApiObject) -> tuple[Consumer, ...]:
+    """List the pods that have reserved a claim."""
+    try:
+        return tuple(user for user in consumers_of(claim) if user.resource == "pods")
     except ContractError:
         return ()
 

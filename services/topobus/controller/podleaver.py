@@ -74,6 +74,24 @@ class PodLeaver:
         self._log.info("pod.released", pod=name_of(pod))
         return False
 
+    async def leave_other_nodes(self, key: ObjectKey, stored: Stored) -> None:
+        """Have nodes let go of a pod that is bound to another one: a pod's node never changes, so what it holds elsewhere is nobody's."""
+        metadata = metadata_of(stored.value)
+        owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=metadata.name, uid=metadata.uid)
+        bound = node_of_pod(stored.value)
+        for node in self._world.stock.nodes_holding(owner.key):
+            if not bound or node == bound:
+                continue
+            entry = await self._bus.get(catalogue.LEDGER, node=node)
+            if entry is None or owner.key not in entry.value.allocations:
+                continue
+            held = entry.value.allocations[owner.key]
+            request = ReleaseRequest(
+                op_id=f"release-{owner.uid}-elsewhere-{entry.value.sequence}", owner=owner, decision_id=held.decision_id
+            )
+            if not isinstance(await self._releases.ask(node, request), UnderWay):
+                self._log.info("pod.left-node", pod=name_of(stored.value), node=node, bound=bound)
+
     def reserved_claims(self) -> list[tuple[ObjectKey, Stored]]:
         """List the claims that somebody has reserved."""
         return [(key, stored) for key, stored in self._world.claims() if stored.value.status.get("reservedFor")]

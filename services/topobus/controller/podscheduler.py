@@ -182,6 +182,7 @@ class PodScheduler:
         if metadata_of(pod).deletion_timestamp:
             return await self._leaver.finish(key, stored)
         if is_bound(pod):
+            await self._leaver.leave_other_nodes(key, stored)
             return False
         try:
             return await self._schedule(key, stored, is_cheap=is_cheap)
@@ -336,7 +337,8 @@ class PodScheduler:
             if known is not None and is_classic(known.value):
                 if await self._retreat(key, stored) is not None:
                     await self._classic.take_back(claim_key)
-            elif known is not None and await self._retreat(key, stored) is not None:
+            elif known is not None:
+                # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The keeper of claims keeps others from binding it.
                 await self._keeper.deallocate(claim_key, known, answer.why)
             return False
         condition, reasons = explain_misses(misses)

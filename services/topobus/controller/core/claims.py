@@ -57,6 +57,7 @@ __all__ = [
     "with_deallocation",
     "with_uuids",
     "without_attempt",
+    "without_deallocation",
     "without_protection",
 ]
 
@@ -195,6 +196,12 @@ def without_attempt(one: ApiObject) -> ApiObject:
 def with_deallocation(one: ApiObject, *, why: str) -> ApiObject:
     """Ask for the allocation to be taken back: written before the node lets go, so that whoever finds the claim goes on, and nobody reserves it."""
     annotations = {**(one.metadata.get("annotations") or {}), DEALLOCATION_ANNOTATION: why}
+    return _replace(one, metadata={**one.metadata, "annotations": annotations})
+
+
+def without_deallocation(one: ApiObject) -> ApiObject:
+    """Keep an allocation after all: its pod was bound before the mark could be seen."""
+    annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key != DEALLOCATION_ANNOTATION}
     return _replace(one, metadata={**one.metadata, "annotations": annotations})
 
 
