@@ -74,7 +74,9 @@ class Planner:
                 facts={"node": request.node, "known": known[:_SHOWN_NODES]},
             )
             return PlanReply(answers=(NodeAnswer(node=request.node, result=Refusal(reasons=(reason,))),))
-        nodes = self._where_placed(request.pod) or ((request.node,) if request.node else known)
+        # A node without a machine can place nothing: its topology does not know what there is. An inventory alone is anybody's word for it.
+        able = tuple(node for node in known if node in self._world.machines) or known
+        nodes = self._where_placed(request.pod) or ((request.node,) if request.node else able)
         if len(nodes) == 1:
             reply = await self.ask_node(nodes[0], request.op_id, request.pod, is_dry_run=request.is_dry_run)
             if reply is None:

@@ -102,6 +102,7 @@ class PodScheduler:
         self._metrics = metrics
         self._settled: dict[ObjectKey, Hashable] = {}
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
+        self._passing: dict[ObjectKey, tuple[Hashable, float]] = {}
         self._nodes = NodeLooks(settings, runtime, world, finder, planner)
         self._log = get_logger()
 
@@ -127,6 +128,7 @@ class PodScheduler:
                 )
         self._boundary.keep({*self._world.objects, *(("users", key) for key in self._world.of_kind("resourceclaim"))})
         self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
+        self._passing = {key: since for key, since in self._passing.items() if key in self._world.objects}
         return is_due or self._nodes.refused.is_waiting
 
     async def reconcile_costly(self) -> bool:
@@ -207,6 +209,8 @@ class PodScheduler:
             return False
         # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
         plan = pre_filter(pod, lambda name: as_structured(found[name].value) if name in found else None, waits_for_immediate=False)
+        if isinstance(plan, Blocked) and self._is_passing(key, plan, seen):
+            return True
         if isinstance(plan, Blocked):
             self._settled[key] = seen
             await self._tell(key, stored, "Unschedulable", plan.reasons)
@@ -231,6 +235,16 @@ class PodScheduler:
                 self._costly.tried(key, newest.revision, (revisions, freedoms), now_s=self._runtime.clock.monotonic())
             return is_due
         return await self._take(key, stored, plan, fits, misses, wanted) or is_due
+
+    def _is_passing(self, key: ObjectKey, blocked: Blocked, seen: Hashable) -> bool:
+        """Say whether a pod only waits for a node to let go of its claim, and has not waited long: people are not told of what is over in a moment."""
+        if any(reason.code != "claim-taken-back" for reason in blocked.reasons):
+            return False
+        now_s = self._runtime.clock.monotonic()
+        known = self._passing.get(key)
+        if known is None or known[0] != seen:
+            self._passing[key] = known = (seen, now_s)
+        return now_s - known[1] < self._settings.retry_s
 
     async def look_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
         """Say on which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why.
