@@ -6,11 +6,13 @@ reply subject has 176 random bits and is used once, so no answer can be used aga
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Collection, Mapping
+import sys
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -67,21 +69,51 @@ def read_keys(folder: str, classes: Collection[str] = ()) -> dict[str, bytes]:
     return {file.name.removesuffix(_SUFFIX): _read(file) for file in files if not classes or file.name.removesuffix(_SUFFIX) in classes}
 
 
-def make_keys(folder: Path, classes: Collection[str]) -> None:
-    """Make the keys that are missing, readable by their owner alone, in a folder that only the owner may enter.
+def make_keys(folder: Path, classes: Collection[str], *, is_for_group: bool = False) -> None:
+    """Make the keys that are missing, readable by their owner alone (and by our group), in a folder that nobody else may enter.
 
-    Errors: raises ConfigError when the folder cannot be written.
+    A folder that somebody waits for appears with all its keys. Errors: raises ConfigError when it cannot be written.
     """
+    if folder.exists():
+        _add_keys(folder, classes, 0o640 if is_for_group else 0o600)
+        return
+    unready = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unready.mkdir(mode=0o750 if is_for_group else 0o700, parents=True)
+        unready.chmod(0o750 if is_for_group else 0o700)
+        _add_keys(unready, classes, 0o640 if is_for_group else 0o600)
+        unready.rename(folder)
+    except OSError as err:
+        raise ConfigError(f"cannot make answer keys in {folder}: {err.strerror}", next_step="give a folder that can be written") from err
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make answer keys as a command, for who hands them out (compose.yaml)."""
+    parser = argparse.ArgumentParser(prog="python -m topobus.runtime.proof", description="Make the answer keys that are missing.")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("classes", nargs="+")
+    parser.add_argument("--for-group", action="store_true", help="let the group of this process read them")
+    chosen = parser.parse_args(argv)
+    try:
+        make_keys(chosen.folder, chosen.classes, is_for_group=chosen.for_group)
+    except ConfigError as err:
+        print(f"answer keys: {err}", file=sys.stderr)  # noqa: T201 - the answer of a command
+        return 78
+    return 0
+
+
+def _add_keys(folder: Path, classes: Collection[str], mode: int) -> None:
+    try:
         for device_class in classes:
             file = folder / f"{device_class}{_SUFFIX}"
             try:
                 # Never through a link, never over a key that somebody uses.
-                handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+                handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
             except FileExistsError:
                 continue
             with os.fdopen(handle, "w", encoding="ascii") as made:
+                # Whatever the umask: the group may be who reads it.
+                os.fchmod(made.fileno(), mode)
                 made.write(f"{secrets.token_hex(_KEY_BYTES)}\n")
     except OSError as err:
         raise ConfigError(f"cannot make answer keys in {folder}: {err.strerror}", next_step="give a folder that can be written") from err
@@ -108,3 +140,7 @@ def _read(file: Path) -> bytes:
             f"{_KEY}: {file} has {len(key)} bytes, wanted at least {_KEY_BYTES}", next_step=f"openssl rand -hex 32 > {file}", key=_KEY
         )
     return key
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from topobus.domain.errors import ConfigError
-from topobus.runtime.proof import is_proven, make_keys, prove, read_keys
+from topobus.runtime.proof import is_proven, main, make_keys, prove, read_keys
 
 _KEY = b"k" * 64
 _ANSWER: dict[str, object] = {
@@ -58,6 +58,17 @@ def test_keys_are_made_once_and_for_their_owner_alone(tmp_path: Path) -> None:
     assert first["gpu"] != first["nic"]
     assert oct(folder.stat().st_mode & 0o777) == "0o700"
     assert {oct(file.stat().st_mode & 0o777) for file in folder.iterdir()} == {"0o600"}
+
+
+def test_keys_are_for_the_group_when_compose_makes_them(tmp_path: Path) -> None:
+    """The folder appears with all its keys, the group may read them, and the services take them."""
+    folder = tmp_path / "keys" / "answers"
+    folder.parent.mkdir()
+
+    assert main(["--for-group", str(folder), "gpu", "nic"]) == 0
+    assert sorted(read_keys(str(folder))) == ["gpu", "nic"]
+    assert {oct(file.stat().st_mode & 0o777) for file in folder.iterdir()} == {"0o640"}
+    assert [file.name for file in folder.parent.iterdir()] == ["answers"]
 
 
 @pytest.mark.parametrize("mode", [0o604, 0o644, 0o660, 0o602])
