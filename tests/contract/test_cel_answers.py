@@ -48,6 +48,12 @@ TRUE = [
     # texts
     "'abc'.indexOf('a', 99) == -1 && 'abc'.indexOf('', 99) == 99 && 'abc'.lastIndexOf('', 99) == 99 && 'abc'.lastIndexOf('a', 99) == -1",
     "double('1_0') == 10.0 && double('0x1p-2') == 0.25 && bool('T')",
+    "semver('v01.2', true) == semver('1.2.0') && isSemver('1.2.3-rc', true) && !isSemver('2+b', true) && !isSemver('1.2-a', true)",
+    # looking for what cannot be a key, and into what an optional value holds
+    "!(dyn([1]) in {'a': 1}) && !(dyn(1) in device.attributes) && !has({1: 1}.x) && !has(optional.ofNonZeroValue(device.attributes).x)",
+    f"!({A}.fw in device.attributes)",
+    # what has no order among itself counts as sorted
+    "[1, 2].map(x, x == 2 ? dyn('a') : dyn(x)).isSorted() && [1, 2].map(x, x == 2 ? dyn('a') : dyn(x)).max() == 1",
     # lists of no known type
     f"{A}.l.sort() == ['a', 'b'] && {A}.l.reverse()[0] == 'b' && {A}.l.sortBy(x, x)[1] == 'b' && {A}.l.slice(0, 1) == ['a']",
 ]
@@ -65,6 +71,10 @@ FAILING = [
     "[1, 2].map(x, x == 2 ? dyn('a') : dyn(x)).sort() == []",
     "[1, 2].slice(1, 3) == []",
     "[[1]].flatten(-1) == []",
+    f"has(optional.of({A}.fw).x)",
+    f"[{A}.l].isSorted()",
+    "duration([1, 2][1]) < duration('1s')",
+    "dyn(b'a') in {1: 1}",
     "duration('2540400h') + duration('2540400h') > duration('0s')",
     "timestamp('9999-12-31T23:59:59Z') + duration('1s') > timestamp(0)",
 ]
@@ -87,6 +97,8 @@ REFUSED = [
     "'%.f'.format([1.5]) == ''",
     "'%s'.format([quantity('1')]) == ''",
     "[quantity('1')].sort().size() == 1",
+    "dyn([1])[?0].orValue(duration('1s')) == 'x'",
+    "[].map(x, x * dyn(2)).map(x, x + 1) == []",
     "[1].flatten() == [1]",
     "int(string(1) + 'x') == 'a'",
 ]

@@ -22,7 +22,7 @@ from topobus.controller.expressions.evaluation import Step, plan
 from topobus.controller.expressions.frame import Frame
 from topobus.controller.expressions.parser import parse
 from topobus.controller.expressions.reading import read
-from topobus.controller.expressions.values import DomainMap, kind_of
+from topobus.controller.expressions.values import DomainMap, TextMap, kind_of
 from topobus.controller.semver import SemanticVersion
 
 __all__ = ["COST_LIMIT", "CelCompiler", "CelSelector"]
@@ -133,12 +133,12 @@ def _value_of(device: DeviceFacts) -> dict[object, object]:
         "driver": device.driver,
         "allowMultipleAllocations": device.allow_multiple_allocations,
         "attributes": DomainMap({domain: _attributes(found) for domain, found in device.attributes.items()}),
-        "capacity": DomainMap({domain: dict(found) for domain, found in device.capacity.items()}),
+        "capacity": DomainMap({domain: TextMap(found) for domain, found in device.capacity.items()}),
     }
 
 
 def _attributes(found: Mapping[str, FactValue]) -> dict[object, object]:
-    return {name: _attribute(name, value) for name, value in found.items()}
+    return TextMap({name: _attribute(name, value) for name, value in found.items()})
 
 
 def _attribute(name: str, value: FactValue) -> object:

@@ -14,7 +14,8 @@ __all__ = ["SemanticVersion"]
 _NUMBER = r"(0|[1-9][0-9]{0,19})"
 _LARGEST = (1 << 64) - 1
 _SHAPE = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(?:-([0-9A-Za-z.-]+))?(?:\+([0-9A-Za-z.-]+))?")
-_LOOSE = re.compile(r"v?(\d+)(?:\.(\d+))?(?:\.(\d+))?(.*)", re.ASCII)
+_PARTS = 3
+_DIGITS = frozenset("0123456789")
 
 
 def _is_sound(found: re.Match[str]) -> bool:
@@ -24,6 +25,13 @@ def _is_sound(found: re.Match[str]) -> bool:
     if not all(labels) or not all((found[5] or "0").split(".")):
         return False
     return all(one == "0" or (one[0] != "0" and len(one) <= 20 and int(one) <= _LARGEST) for one in numbers)
+
+
+def _without_zeros(part: str) -> str:
+    if len(part) <= 1:
+        return part
+    short = part.lstrip("0")
+    return short if short[:1] in _DIGITS and short else "0" + short
 
 
 @total_ordering
@@ -49,10 +57,10 @@ class SemanticVersion:
         """
         written = text
         if is_loose:
-            found = _LOOSE.fullmatch(text)
-            if found:
-                major, minor, patch, rest = found.groups()
-                written = ".".join([(part or "").lstrip("0") or "0" for part in (major, minor, patch)]) + rest
+            parts = [_without_zeros(part) for part in text.removeprefix("v").split(".", 2)]
+            if len(parts) < _PARTS and any(mark in parts[-1] for mark in "+-"):
+                raise ValueError(f"not a semantic version: {text!r}, a short one cannot have a prerelease or build data")
+            written = ".".join([*parts, *["0"] * (_PARTS - len(parts))])
         found = _SHAPE.fullmatch(written)
         if found is None or not _is_sound(found):
             raise ValueError(f"not a semantic version: {text!r}, wanted MAJOR.MINOR.PATCH")

@@ -80,6 +80,8 @@ EXAMPLES = [
     "optional.of(1).value() == 1 && optional.of(1).hasValue() && !optional.none().hasValue() && !optional.ofNonZeroValue(0).hasValue()",
     "optional.none().or(optional.of(2)).value() == 2 && optional.none().orValue(3) == 3 && {'a': 1}[?'b'].orValue(5) == 5 && [1][?9].orValue(4) == 4",
     "optional.unwrap([optional.of(1), optional.none()]) == [1] && [optional.of(2)].unwrapOpt() == [2] && [1, 2].first().value() == 1 && [1, 2].last().value() == 2",
+    "[1][?0].value() == 1 && {'a': 1}[?'a'].value() == 1 && optional.of([1])[?0].value() == 1 && optional.of({'a': 1})[?'a'].value() == 1",
+    "optional.of([1])[0].value() == 1 && optional.of({'a': 1})['a'].value() == 1 && !(false && duration(size('a')) == duration('1s'))",
     "{'a': {'b': 1}}.?a.b.orValue(0) == 1 && !{'a': {'b': 1}}.?x.b.hasValue() && [?optional.none(), 1] == [1] && {?'a': optional.of(1)} == {'a': 1}",
     "has({'a': 1}.a) && !has({'a': 1}.b) && has({'a': {'b': 1}}.?a.b)",
     # time

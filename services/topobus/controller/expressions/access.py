@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator
 
 from topobus.controller.expressions.errors import EvaluationError
-from topobus.controller.expressions.values import DomainMap, OptionalValue, as_key, from_key, kind_of, some
+from topobus.controller.expressions.values import OPAQUE, DomainMap, OptionalValue, as_key, from_key, kind_of, some
 
-__all__ = ["as_index", "field_of", "has_field", "items_of", "optional_item"]
+__all__ = ["as_index", "field_of", "has_field", "items_of", "optional_item", "taken_out"]
 
 
 def as_index(place: float) -> int:
@@ -75,3 +75,16 @@ def optional_item(found: OptionalValue, key: object) -> OptionalValue:
         place = as_index(key)
         return some(inside[place]) if 0 <= place < len(inside) else OptionalValue()
     return OptionalValue()
+
+
+def taken_out(found: object) -> object:
+    """Prepare an optional value for a look into it: upstream unwraps it to Go's own value, which a device's maps of domains and Kubernetes' types do not survive.
+
+    Errors: raises EvaluationError for a value of a type of Kubernetes' own.
+    """
+    if not isinstance(found, OptionalValue) or not found.is_present:
+        return found
+    kind = kind_of(found.value)
+    if kind in OPAQUE:
+        raise EvaluationError(f"unsupported conversion to ref.Val: {kind}")
+    return some(dict(found.value)) if isinstance(found.value, DomainMap) else found

@@ -114,8 +114,6 @@ class _Checker:
                 raise self._fail(node, f"undefined field '{field}'")
             return DEVICE_FIELDS[field]
         if operand.name == "map":
-            if not self.bindings.fit(operand.parameters[0], t.STRING):
-                raise self._fail(node, f"type '{self._show(operand)}' does not support field selection")
             return operand.parameters[1]
         if operand.is_dynamic or operand.is_parameter:
             return t.DYN
@@ -158,13 +156,6 @@ class _Checker:
                 return t.BOOL
             case "_?._" | "_[?_]":
                 return self._optional_access(node, given)
-            case "_[_]":
-                if self.bindings.resolve(given[0]).name == "optional_type":
-                    inside = self.bindings.resolve(given[0]).parameters[0]
-                    found = t.optional_of(self._choose(node, (inside, given[1])))
-                    node.overloads = ("_[_](optional<A>, B) -> optional<C>",)
-                    return found
-                return None
             case _:
                 return None
 
@@ -173,12 +164,10 @@ class _Checker:
         if operand.name == "optional_type":
             operand = self.bindings.resolve(operand.parameters[0])
         field = node.arguments[1]
-        node.overloads = (f"{node.name}(A, B) -> optional<C>",)
         if node.name == "_?._" and isinstance(field, Constant):
+            node.overloads = ("_?._(A, string) -> optional<B>",)
             return t.optional_of(self._field(node, operand, str(field.value)))
-        return t.optional_of(
-            t.DYN if operand.is_dynamic else self._choose(Call(node.offset, "_[_]", None, node.arguments), (operand, given[1]))
-        )
+        return self._choose(node, tuple(given))
 
     def _choose(self, node: Call, given: tuple[Type, ...]) -> Type:
         """Find the overloads that fit; results of different types make `dyn`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from topobus.controller.expressions.access import as_index, field_of, has_field, items_of, optional_item
+from topobus.controller.expressions.access import as_index, field_of, has_field, items_of, optional_item, taken_out
 from topobus.controller.expressions.checker import TYPE_NAMES
 from topobus.controller.expressions.errors import EvaluationError
 from topobus.controller.expressions.frame import Frame
@@ -40,6 +40,7 @@ _LIST_COST, _MAP_COST = 10, 30
 # Reading a text takes longer than most selectors do otherwise; of constants it gives the same each time.
 _FOLDED = frozenset(["quantity", "semver", "ip", "cidr", "url"])
 _CONVERSIONS = frozenset(["bool", "bytes", "double", "duration", "dyn", "int", "string", "timestamp", "type", "uint"])
+_INDICES = frozenset(["_[_]", "_?._", "_[?_]"])
 _UNSET = object()
 
 Step = Callable[[Frame], object]
@@ -111,7 +112,7 @@ class _Planner:
         name = dotted(node)
         if name in TYPE_NAMES:
             return self._constant(TypeValue(name))
-        operand, field = self.plan(node.operand, scope), node.field
+        operand, field = self._operand(node.operand, scope), node.field
 
         def test(frame: Frame) -> object:
             return has_field(operand(frame), field)
@@ -125,10 +126,19 @@ class _Planner:
 
         return test if node.is_test else run
 
+    def _operand(self, node: Node, scope: dict[str, int]) -> Step:
+        """Plan what is looked into. An optional value that a function or name gives, not a selection, is taken out as upstream does."""
+        step = self.plan(node, scope)
+        is_selection = isinstance(node, Select) or (isinstance(node, Call) and node.name in _INDICES and node.target is None)
+        if is_selection or (node.type.name != "optional_type" and not node.type.is_dynamic):
+            return step
+        return lambda frame: taken_out(step(frame))
+
     def _call(self, node: Call, scope: dict[str, int]) -> Step:
         if node.name == "_+_" and _is_gathering(node):
             return self._gather(node, scope)
-        steps = [self.plan(one, scope) for one in node.arguments]
+        is_index = node.name in _INDICES and node.target is None
+        steps = [self._operand(one, scope) if is_index and not place else self.plan(one, scope) for place, one in enumerate(node.arguments)]
         if node.target is None:
             match node.name:
                 case "_&&_":

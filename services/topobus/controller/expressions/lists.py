@@ -22,16 +22,21 @@ _ORDERED_KINDS = frozenset(["int", "uint", "double", "bool", "string", "bytes", 
 
 
 def _kubernetes_lists() -> Library:
+    def ordered(name: str, values: list[object]) -> list[object]:
+        if any(kind_of(value) not in _ORDERED_KINDS for value in values):
+            raise EvaluationError(f"no such overload: {name} of what has no order")
+        return values
+
     def is_sorted(values: list[object]) -> bool:
-        return all(compare(one, other) <= 0 for one, other in pairwise(values))
+        return all(_order(one, other) <= 0 for one, other in pairwise(ordered("isSorted", values)))
 
     def extreme(name: str, sign: int) -> Callable[[list[object]], object]:
         def work(values: list[object]) -> object:
             if not values:
                 raise EvaluationError(f"{name} called on empty list")
-            best = values[0]
+            best = ordered(name, values)[0]
             for one in values[1:]:
-                if compare(one, best) * sign > 0:
+                if _order(one, best) * sign > 0:
                     best = one
             return best
 
@@ -70,10 +75,11 @@ def _kubernetes_lists() -> Library:
 
 
 def _order(one: object, other: object) -> int:
+    """Order two values; as upstream, those of which neither comes first (NaN, a text and a number) count as equal."""
     try:
         return compare(one, other)
     except EvaluationError:
-        return 0  # as upstream: what is no number stays where it is
+        return 0
 
 
 def _sort_by(values: list[object], keys: list[object]) -> list[object]:

@@ -18,7 +18,7 @@ from topobus.controller.expressions.values import Address, Network, WebAddress
 __all__ = ["NETWORK", "problem_of_url"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
-_PORT = re.compile(r"(?::\d*)?")
+_PORT = re.compile(r"(?::[0-9]*)?")
 _BAD_HOST = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}#?/%]")
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -191,10 +191,10 @@ NETWORK: Library = (
     overload("IP.isGlobalUnicast() -> bool", _is_global_unicast),
     overload("cidr(string) -> CIDR", _read_network),
     overload("isCIDR(string) -> bool", _is(_read_network)),
-    overload("CIDR.containsIP(IP) -> bool", _contains_address),
     overload("CIDR.containsIP(string) -> bool", lambda a, b: _contains_address(a, _read_address(b))),
-    overload("CIDR.containsCIDR(CIDR) -> bool", _contains_network),
+    overload("CIDR.containsIP(IP) -> bool", _contains_address),
     overload("CIDR.containsCIDR(string) -> bool", lambda a, b: _contains_network(a, _read_network(b))),
+    overload("CIDR.containsCIDR(CIDR) -> bool", _contains_network),
     overload("CIDR.ip() -> IP", lambda a: a.address),
     overload("CIDR.masked() -> CIDR", _masked),
     overload("CIDR.prefixLength() -> int", lambda a: a.length),

@@ -20,6 +20,7 @@ from topobus.controller.expressions.values import (
     Duration,
     Network,
     OptionalValue,
+    TextMap,
     Timestamp,
     TypeValue,
     Uint,
@@ -245,7 +246,10 @@ def _texts_and_containers() -> Library:
         return any(is_same(value, one) for one in values)
 
     def has_key(key: object, container: dict[object, object]) -> bool:
-        return as_key(key) in container
+        kind = kind_of(key)
+        if kind in ("bytes", "kubernetes.Semver") and not isinstance(container, TextMap):
+            raise EvaluationError(f"internal error: hash of unhashable type {kind}")
+        return (key is None or isinstance(key, bool | int | float | str)) and as_key(key) in container
 
     def index(values: list[object], place: float) -> object:
         if place != int(place) or not 0 <= place < len(values):
@@ -265,14 +269,8 @@ def _texts_and_containers() -> Library:
         return container
 
     return (
-        overload("size(string) -> int", len),
-        overload("size(bytes) -> int", len),
-        overload("size(list<A>) -> int", len),
-        overload("size(map<K, V>) -> int", len),
-        overload("string.size() -> int", len),
-        overload("bytes.size() -> int", len),
-        overload("list<A>.size() -> int", len),
-        overload("map<K, V>.size() -> int", len),
+        *(overload(f"size({one}) -> int", len) for one in ("bytes", "list<A>", "map<K, V>", "string")),
+        *(overload(f"{one}.size() -> int", len) for one in ("bytes", "list<A>", "map<K, V>", "string")),
         overload("string.contains(string) -> bool", lambda a, b: b in a),
         overload("string.startsWith(string) -> bool", lambda a, b: a.startswith(b)),
         overload("string.endsWith(string) -> bool", lambda a, b: a.endswith(b)),
@@ -289,6 +287,10 @@ def _texts_and_containers() -> Library:
 
 # Go's own zero of a time is the first moment of the year 1.
 _YEAR_ONE = -62_135_596_800 * 1_000_000_000
+
+
+def _built_in(*_: object) -> object:
+    raise AssertionError("indices of optional values are built into the evaluation")
 
 
 def _optionals() -> Library:
@@ -324,6 +326,14 @@ def _optionals() -> Library:
         overload("optional<V>.hasValue() -> bool", lambda a: a.is_present),
         overload("optional<V>.or(optional<V>) -> optional<V>", lambda a, b: a if a.is_present else b),
         overload("optional<V>.orValue(V) -> V", lambda a, b: a.value if a.is_present else b),
+        *(
+            overload(f"_[?_]({container}, {key}) -> optional<V>", _built_in)
+            for container, key in (("list<V>", "int"), ("optional<list<V>>", "int"), ("map<K, V>", "K"), ("optional<map<K, V>>", "K"))
+        ),
+        *(
+            overload(f"_[_]({container}, {key}) -> optional<V>", _built_in)
+            for container, key in (("optional<list<V>>", "int"), ("optional<map<K, V>>", "K"))
+        ),
         overload("list<A>.first() -> optional<A>", edge(0)),
         overload("list<A>.last() -> optional<A>", edge(-1)),
     )

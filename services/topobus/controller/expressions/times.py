@@ -178,6 +178,11 @@ def _parts() -> Library:
     )
 
 
+def _no_duration(number: int) -> Duration:
+    """Fail, as upstream does: it declares the conversion and cannot do it."""
+    raise EvaluationError("type conversion error from 'int' to 'google.protobuf.Duration'")
+
+
 def _shifted(timestamp: Timestamp, by: int) -> Timestamp:
     return _moment(timestamp.nanoseconds + by, timestamp.offset_minutes)
 
@@ -191,8 +196,9 @@ TIMES: Library = (
     overload("_-_(duration, duration) -> duration", lambda a, b: _span(a.nanoseconds - b.nanoseconds)),
     overload("int(timestamp) -> int", lambda a: a.nanoseconds // _SECOND),
     overload("int(duration) -> int", lambda a: a.nanoseconds),
-    overload("duration(string) -> duration", _read_duration),
     overload("duration(duration) -> duration", lambda a: a),
+    overload("duration(int) -> duration", _no_duration),
+    overload("duration(string) -> duration", _read_duration),
     overload("timestamp(string) -> timestamp", _read_timestamp),
     overload("timestamp(int) -> timestamp", lambda a: _moment(a * _SECOND)),
     overload("timestamp(timestamp) -> timestamp", lambda a: a),

@@ -16,12 +16,14 @@ from topobus.controller.semver import SemanticVersion
 from topobus.domain.quantity import Quantity
 
 __all__ = [
+    "OPAQUE",
     "Address",
     "Bound",
     "DomainMap",
     "Duration",
     "Network",
     "OptionalValue",
+    "TextMap",
     "Timestamp",
     "TypeValue",
     "Uint",
@@ -115,7 +117,13 @@ class Network:
     length: int
 
 
-class DomainMap(dict[object, object]):
+class TextMap(dict[object, object]):
+    """A map of names, as a device has them: nothing but a text can be a key."""
+
+    __slots__ = ()
+
+
+class DomainMap(TextMap):
     """A map in which whoever looks something up finds an empty map where there is nothing; `in` and `size` see only what is there."""
 
     __slots__ = ()
@@ -132,6 +140,7 @@ _KINDS: dict[type, str] = {
     list: "list",
     tuple: "list",
     dict: "map",
+    TextMap: "map",
     DomainMap: "map",
     OptionalValue: "optional_type",
     TypeValue: "type",
@@ -146,7 +155,7 @@ _KINDS: dict[type, str] = {
 }
 _NUMBERS = frozenset(["int", "uint", "double"])
 _PLAIN = frozenset(["bool", "int", "uint", "double", "string"])
-_OPAQUE = frozenset(["kubernetes.Quantity", "kubernetes.Semver", "kubernetes.URL", "kubernetes.NamedFormat", "net.IP", "net.CIDR"])
+OPAQUE = frozenset(["kubernetes.Quantity", "kubernetes.Semver", "kubernetes.URL", "kubernetes.NamedFormat", "net.IP", "net.CIDR"])
 
 
 def kind_of(value: object) -> str:
@@ -226,7 +235,7 @@ def are_equal(one: object, other: object) -> bool:
     if left != right:
         if left in _NUMBERS and right in _NUMBERS:
             return _equal_numbers(one, other)
-        if left in _OPAQUE and other is not None:
+        if left in OPAQUE and other is not None:
             raise EvaluationError("no such overload")
         return False
     if left == "list":
