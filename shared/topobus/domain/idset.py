@@ -88,7 +88,7 @@ class IdSet:
             if not span:
                 continue
             first, dash, last = span.partition("-")
-            if not first.isdecimal() or (dash and not last.isdecimal()):
+            if not span.isascii() or not first.isdecimal() or (dash and not last.isdecimal()):
                 raise ValueError(f"not a list of ids: {text.strip()!r} (part {span!r})")
             low, high = int(first), int(last) if dash else int(first)
             if high < low:

@@ -81,7 +81,7 @@ class Informer:
     @property
     def version(self) -> int:
         """The resource version up to which this copy shows everything; versions of one kind may be compared (Kubernetes 1.35; true before, too)."""
-        return int(self._version) if self._version.isdecimal() and len(self._version) < _LONGEST_VERSION else 0
+        return int(self._version) if self._version.isascii() and self._version.isdecimal() and len(self._version) < _LONGEST_VERSION else 0
 
     async def reached(self, version: int, timeout_s: float) -> bool:
         """Wait until the copy shows everything up to a version; False when it does not come so far in time."""

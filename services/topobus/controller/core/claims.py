@@ -122,7 +122,7 @@ def deallocation_of(one: ApiObject) -> str:
 def number_of(one: ApiObject) -> int:
     """Count the attempts made so far."""
     text = metadata_of(one).annotations.get(ATTEMPTS_ANNOTATION, "0")
-    return int(text) if text.isdecimal() and len(text) < 10 else 0
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
 def owner_of(one: ApiObject) -> Owner:

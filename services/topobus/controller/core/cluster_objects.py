@@ -89,7 +89,7 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
 def version_of(one: ApiObject) -> int:
     """Read an object's resource version as a number, for comparison with others of its kind; 0 when it has none."""
     text = str(one.metadata.get("resourceVersion") or "")
-    return int(text) if text.isdecimal() and len(text) <= _LONGEST_VERSION else 0
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_VERSION else 0
 
 
 def is_path_segment(name: str) -> bool:

@@ -159,7 +159,7 @@ def _holds(one: NodeRequirement, values: Mapping[str, str]) -> bool:
 
 
 def _is_number(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
+    return text.isascii() and text.removeprefix("-").isdecimal()
 
 
 def _tolerates(one: Toleration, taint: Taint) -> bool:

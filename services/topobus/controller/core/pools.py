@@ -131,12 +131,22 @@ def _holds(one: NodeRequirement, value: str | None) -> bool:
             return value is None
         case "Gt" | "Lt":
             try:
-                number, limit = int(value or ""), int(one.values[0])
+                number, limit = _whole(value or ""), _whole(one.values[0])
             except (ValueError, IndexError):
                 return False
             return number > limit if one.operator == "Gt" else number < limit
         case _:
             return False
+
+
+def _whole(text: str) -> int:
+    """Read a whole number of ASCII's digits; Python's own reading takes those of all scripts, blanks and underscores.
+
+    Errors: raises ValueError for anything else.
+    """
+    if not text.isascii() or not text.removeprefix("-").removeprefix("+").isdecimal():
+        raise ValueError(f"not a whole number: {text!r}")
+    return int(text)
 
 
 def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:

@@ -233,7 +233,7 @@ def with_retreat(pod: ApiObject) -> ApiObject:
     annotations = pod.metadata.get("annotations")
     known = dict(annotations) if isinstance(annotations, dict) else {}
     text = known.get(RETREATS_ANNOTATION)
-    count = int(text) if isinstance(text, str) and text.isdecimal() and len(text) < 10 else 0
+    count = int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10 else 0
     return msgspec.structs.replace(pod, metadata={**pod.metadata, "annotations": {**known, RETREATS_ANNOTATION: str(count + 1)}})
 
 

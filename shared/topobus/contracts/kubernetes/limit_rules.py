@@ -221,7 +221,7 @@ def _check_requirement(one: r.NodeRequirement, path: str) -> Iterator[Problem]:
         yield Problem(f"{path}.values", f"wanted at least one with operator {one.operator}")
     elif one.operator in ("Exists", "DoesNotExist") and one.values:
         yield Problem(f"{path}.values", f"wanted none with operator {one.operator}")
-    elif one.operator in ("Gt", "Lt") and not (len(one.values) == 1 and one.values[0].lstrip("-").isdecimal()):
+    elif one.operator in ("Gt", "Lt") and not (len(one.values) == 1 and one.values[0].isascii() and one.values[0].lstrip("-").isdecimal()):
         yield Problem(f"{path}.values", f"wanted one whole number with operator {one.operator}")
     for index, value in enumerate(one.values):
         if one.operator in ("In", "NotIn") and not is_label_value(value):
