@@ -187,15 +187,12 @@ class Book:
             kept = tuple(older for older in kept if after < older.revision < revision)
         else:
             is_next = True
-        held = self.ledger if self._revision else None
+        held, held_at = (self.ledger, self._revision) if self._revision else (None, 0)
         refused = {number for older in kept for number in older.value.disbelieved if number < older.revision}
         for older in kept:
-            if held is None:
-                held = older.value if older.revision not in refused and is_plausible(older.value) else None
-            else:
-                belief = believe(held, older.value, is_next=is_next)
-                held = belief.ledger if belief.doubt is None else held
-            is_next = held is not None
+            is_beginning = held is None and older.revision not in refused and is_plausible(older.value)
+            if is_beginning or (held is not None and believe(held, older.value, is_next=is_next).doubt is None):
+                held, held_at, is_next = older.value, older.revision, True
         if held is None and found is not None and is_plausible(found):
             return Belief(ledger=found)
         if held is None:
@@ -205,7 +202,8 @@ class Book:
             get_logger().warning(
                 "ledger.disbelieved" if self._revision else "ledger.recalled",
                 why=str(belief.doubt),
-                revision=revision,
+                revision=held_at,
+                unreadable_revision=revision,
                 epoch=belief.ledger.epoch,
                 sequence=belief.ledger.sequence,
                 owners=len(belief.ledger.allocations),
