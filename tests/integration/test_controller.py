@@ -693,3 +693,16 @@ async def test_controller_process_says_ready_and_stops_when_told(nats_server: Na
 
     async with asyncio.timeout(5):
         assert await process.wait() == 0
+
+
+async def test_claim_with_as_much_configuration_as_upstream_takes_is_allocated(served: Home) -> None:
+    """32 opaque configurations of 10 kB are what an API server accepts: the claim is allocated, with each of them once in its status."""
+    one = claim("large")
+    config = [{"opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": "x" * 10_000}}} for number in range(32)]
+    await served.apply(msgspec.structs.replace(one, spec={"devices": {**one.spec["devices"], "config": config}}))
+
+    await served.allocated("large")
+
+    done = await served.until("large", lambda value: value is not None and bool(value.status.get("allocation")))
+    assert done is not None
+    assert [each["opaque"]["parameters"]["n"] for each in done.status["allocation"]["devices"]["config"]] == list(range(32))

@@ -256,6 +256,8 @@ OBJECT = State(
     writer=("cli", "controller"),
     readers=("controller", "gateway", "cli"),
     description="The stand-alone API: DeviceClasses, ResourceClaims and Pods in Kubernetes' wire shape. CLI writes spec, controller status.",
+    # A claim may have 32 configurations of 10 KiB, and its allocation has them once more (resource.k8s.io/v1): 640 KiB.
+    max_value_bytes=900 * 1024,
     max_bucket_bytes=256 * 1024 * 1024,
 )
 HEALTH = Event(

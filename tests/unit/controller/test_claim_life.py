@@ -5,7 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from topobus.contracts.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.contracts.codec import encode
+from topobus.contracts.kubernetes.resource import (
+    AllocationResult,
+    DevicesAllocated,
+    GrantedConfiguration,
+    GrantedDevice,
+    OpaqueConfiguration,
+)
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core import claims
 from topobus.controller.core.claims import Attempt
@@ -148,3 +155,37 @@ def test_read_claim_says_what_is_wrong_when_nobody_checked_it(metadata: dict[str
 
     with pytest.raises(ContractError, match=wanted):
         claims.read_claim(one)
+
+
+def test_attempt_has_the_claims_own_configuration_once() -> None:
+    """32 configurations of 9 kB on the wire stand in the spec; the attempt only says where, keeps the class's own, and is read back whole and in order."""
+    config = [
+        {"requests": ["r"] if number % 2 else [], "opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": '"' * 4_500}}}
+        for number in range(32)
+    ]
+    claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
+    own = [
+        GrantedConfiguration(source="FromClaim", requests=one.requests, opaque=one.opaque)
+        for one in claims.read_claim(claim).devices.config
+    ]
+    of_class = GrantedConfiguration(source="FromClass", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"a": 1}))
+    told = GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"mates": 2}))
+    devices = msgspec.structs.replace(ALLOCATION.devices, config=(of_class, *own, told))
+    attempt = msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices))
+
+    tried = claims.with_attempt(claim, attempt)
+
+    assert claims.attempt_of(tried) == attempt
+    assert len(encode(tried)) < len(encode(claim)) + 4_000
+
+
+def test_attempt_is_refused_when_the_configuration_that_it_means_is_gone() -> None:
+    """Whoever changed the spec under an attempt is told so; nothing is allocated with another configuration."""
+    config = [{"opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": 1}}}]
+    claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
+    own = GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"n": 1}))
+    devices = msgspec.structs.replace(ALLOCATION.devices, config=(own,))
+    tried = claims.with_attempt(claim, msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices)))
+
+    with pytest.raises(ContractError, match="does not have"):
+        claims.attempt_of(msgspec.structs.replace(tried, spec=CLAIM.spec))

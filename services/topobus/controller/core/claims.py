@@ -9,6 +9,7 @@ Flows in: a stored ResourceClaim. Flows out: its next version. The shell writes 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from topobus.contracts.kubernetes.objects import (
     metadata_of,
     name_of,
 )
-from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimStatus, Condition, GrantedDevice
+from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, ClaimStatus, Condition, GrantedConfiguration, GrantedDevice
 from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.kubernetes.wishes import Wishes
 from topobus.contracts.messages import ApiObject
@@ -78,6 +79,8 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     allocation: AllocationResult
     wishes: Wishes | None = None
     """What the claim asked of its alignment then: a repeated operation must ask for the same."""
+    copies: dict[str, int] = {}
+    """Places in the allocation's configuration at which one of the claim's own stands, to its place in the spec: it is not written a second time into the object."""
 
 
 def read_claim(one: ApiObject) -> ClaimSpec:
@@ -111,7 +114,11 @@ def attempt_of(one: ApiObject) -> Attempt | None:
     Errors: raises ContractError when somebody wrote something else there.
     """
     text = metadata_of(one).annotations.get(ATTEMPT_ANNOTATION)
-    return None if text is None else decode(text, Attempt, where=f"{name_of(one)}: annotation {ATTEMPT_ANNOTATION}")
+    if text is None:
+        return None
+    where = f"{name_of(one)}: annotation {ATTEMPT_ANNOTATION}"
+    attempt = decode(text, Attempt, where=where)
+    return _with_copies(one, attempt, where) if attempt.copies else attempt
 
 
 def deallocation_of(one: ApiObject) -> str:
@@ -179,7 +186,7 @@ def with_attempt(one: ApiObject, attempt: Attempt) -> ApiObject:
     """Write down an attempt and protect the claim from being deleted."""
     annotations = {
         **(one.metadata.get("annotations") or {}),
-        ATTEMPT_ANNOTATION: encode(attempt).decode(),
+        ATTEMPT_ANNOTATION: encode(_without_copies(one, attempt)).decode(),
         ATTEMPTS_ANNOTATION: str(attempt.number),
     }
     finalizers = [*(name for name in metadata_of(one).finalizers if name != DELETE_PROTECTION), DELETE_PROTECTION]
@@ -275,6 +282,43 @@ def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult
         for one in allocation.devices.results
     )
     return msgspec.structs.replace(allocation, devices=msgspec.structs.replace(allocation.devices, results=results))
+
+
+def _without_copies(one: ApiObject, attempt: Attempt) -> Attempt:
+    """Leave out of an attempt the configuration that stands in the claim's spec: a claim may have 32 of 10 KiB, and an object must not have them three times."""
+    own = _own_configuration(one) if attempt.allocation.devices.config else ()
+    kept: list[GrantedConfiguration] = []
+    copies: dict[str, int] = {}
+    for place, granted in enumerate(attempt.allocation.devices.config):
+        if granted in own:
+            copies[str(place)] = own.index(granted)
+        else:
+            kept.append(granted)
+    return _with_configuration(attempt, kept, copies)
+
+
+def _with_copies(one: ApiObject, attempt: Attempt, where: str) -> Attempt:
+    """Put the configuration of the claim's spec back to where it stood.
+
+    Errors: raises ContractError when the spec has no such configuration any more.
+    """
+    own, kept = _own_configuration(one), list(attempt.allocation.devices.config)
+    if not all(place.isdecimal() and 0 <= index < len(own) for place, index in attempt.copies.items()):
+        raise ContractError(f"{where}: refers to a configuration that the claim's spec does not have")
+    for place, index in sorted(attempt.copies.items(), key=lambda copy: int(copy[0])):
+        kept.insert(int(place), own[index])
+    return _with_configuration(attempt, kept, {})
+
+
+def _with_configuration(attempt: Attempt, config: Sequence[GrantedConfiguration], copies: dict[str, int]) -> Attempt:
+    devices = msgspec.structs.replace(attempt.allocation.devices, config=tuple(config))
+    return msgspec.structs.replace(attempt, allocation=msgspec.structs.replace(attempt.allocation, devices=devices), copies=copies)
+
+
+def _own_configuration(one: ApiObject) -> tuple[GrantedConfiguration, ...]:
+    """List the spec's configurations as an allocation copies them."""
+    spec = read_as(one.spec, ClaimSpec, where=f"{name_of(one)}: spec")
+    return tuple(GrantedConfiguration(source="FromClaim", requests=each.requests, opaque=each.opaque) for each in spec.devices.config)
 
 
 def _conditions(one: ApiObject) -> list[dict[str, Any]]:
