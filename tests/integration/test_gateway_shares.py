@@ -101,10 +101,11 @@ async def test_shares_of_one_device_are_prepared_apart_when_several_claims_have_
 
     assert [(it.device, it.share_id, it.requests) for it in first.devices] == [("gpu-0", "share-1", ("r",))]
     assert [(it.device, it.share_id, it.requests) for it in second.devices] == [("gpu-0", "share-2", ("a",)), ("gpu-0", "share-3", ("b",))]
-    assert {name for it in (*first.devices, *second.devices) for name in it.cdi_devices} == {
-        "topobus.dev/gpu=claim-u-one-gpu-0",
-        "topobus.dev/gpu=claim-u-two-gpu-0",
-    }
+    assert [it.cdi_devices for it in (*first.devices, *second.devices)] == [
+        ("topobus.dev/gpu=claim-u-one-gpu-0",),
+        ("topobus.dev/gpu=claim-u-two-gpu-0", "topobus.dev/gpu=claim-u-two_request-a"),
+        ("topobus.dev/gpu=claim-u-two-gpu-0", "topobus.dev/gpu=claim-u-two_request-b"),
+    ]
     assert held == ["one", "two"]
     assert between == []
     assert undone(rig) == [("two", ("gpu-0",))]
@@ -153,10 +154,12 @@ async def test_device_gets_the_configuration_of_its_own_request_when_requests_di
     differing = await given(rig, "differing", result("gpu-0", "a/big"), result("gpu-1", "b"), config=said)
     async with rig.gateway():
         answer = await prepare(rig, differing)
-        (asked,) = rig.plane.requests("prepare")
+        whole, of_a, of_b = rig.plane.requests("prepare")
 
     assert answer.error == ""
-    assert (asked.config, asked.device_config) == ((), {"gpu-0": ({"class": "all"}, {"only": "a"}), "gpu-1": ({"class": "all"},)})
+    assert (whole.config, whole.device_config) == ((), {"gpu-0": ({"class": "all"}, {"only": "a"}), "gpu-1": ({"class": "all"},)})
+    assert (of_a.devices, of_a.config, of_a.device_config) == (("gpu-0",), ({"class": "all"}, {"only": "a"}), {})
+    assert (of_b.devices, of_b.config, of_b.device_config) == (("gpu-1",), ({"class": "all"},), {})
 
 
 async def test_claim_is_prepared_anew_when_it_comes_back_after_a_half_done_undo(rig: Rig) -> None:

@@ -72,9 +72,9 @@ class HealthAnnouncer:
         return is_other or bool(self._lost)
 
     def is_news(self, device: Device) -> bool:
-        """Say whether readers have not been told of a device's health, as far as is known here."""
+        """Say whether readers have not been told of a device's health, or have lost what they were told, as far as is known here."""
         last = self._last.get(device.name)
-        return last is None or last.is_removed or not is_same_to_readers(last.health, device.health)
+        return device.name in self._lost or last is None or last.is_removed or not is_same_to_readers(last.health, device.health)
 
     async def announce(
         self, device: Device, *, affected: Sequence[Owner], inventory_generation: int, time: str, is_removed: bool = False
