@@ -309,6 +309,16 @@ def test_health_watch_tells_the_present_state_when_it_begins(system: Running) ->
     assert "8 devices are well" in system.topobus("health", "--class", "gpu").stdout
 
 
+def test_doctor_asks_the_gateway_which_folders_are_its_own(system: Running) -> None:
+    """Whatever kubelet lives on this machine, without --dir the sockets of this system are looked at, and no failure is somebody else's."""
+    findings = system.json("doctor")["findings"]
+
+    assert [one for one in findings if one["level"] == "fail"] == []
+    (kubelet,) = (one for one in findings if one["what"] == "kubelet")
+    assert str(system.state / "kubelet" / "device-plugins") in kubelet["found"]
+    assert any(one["what"] == "demo-node: gateway" and one["found"] == "answers" for one in findings)
+
+
 def test_doctor_finds_nothing_to_mend_when_the_system_is_well(system: Running) -> None:
     """No check fails; kubelet, which does not run here, is a warning."""
     findings = system.json("doctor", "--dir", system.state)["findings"]

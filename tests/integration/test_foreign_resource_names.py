@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ import pytest_asyncio
 from topobus.contracts.catalogue import INVENTORY, OBJECT
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 
@@ -146,3 +148,28 @@ async def test_foreign_resource_is_one_thing_when_its_plugin_is_with_the_gateway
         system.topobus("release", "pod", name)
     system.topobus("place", system.folder / "late.yaml", code=0)
     system.topobus("release", "pod", "late")
+
+
+def test_commands_name_the_system_that_they_talk_to(system: System) -> None:
+    """A command that writes says to which server, and where its address comes from; the answer itself is as before."""
+    manifest = system.write("named.yaml", widget_pod("named", "topobus.dev/gpu"))
+
+    placed = system.topobus("place", manifest)
+    released = system.topobus("release", "pod", "named", "--nats", system.url)
+
+    assert f"NATS at {system.url}, from TOPOBUS_ALL__NATS__URL" in placed.stderr
+    assert f"NATS at {system.url}, from --nats" in released.stderr
+    assert "NATS at" not in placed.stdout
+
+
+async def test_server_without_our_streams_is_said_to_be_none_of_ours() -> None:
+    """A NATS server of somebody else's is named as what it is, in place of a silence."""
+    async with NatsServer() as server:
+        done = await asyncio.to_thread(
+            subprocess.run, [*_TOPOBUS, "machine", "--nats", server.url], capture_output=True, text=True, timeout=_LIMIT_S, check=False
+        )
+
+    assert done.returncode == 69
+    said = " ".join(done.stderr.split())
+    assert f"this NATS server has no streams of Topobus (NATS at {server.url}, from --nats)" in said
+    assert "next: name the server of your system" in said

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from topobus.cli.checkup import MISSING
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import UsageError
 from topobus.cli.output import Output
@@ -24,7 +25,7 @@ from topobus.runtime.endpoint import read_url
 from topobus.runtime.logging import setup_logging
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "OutputOptions", "one_of", "open_bus", "the_node"]
+__all__ = ["BUS_DEFAULTS", "OUTPUT_DEFAULTS", "BusOptions", "OutputOptions", "one_of", "open_bus", "system_text", "the_node"]
 
 
 @Parameter(name="*")
@@ -48,6 +49,15 @@ class BusOptions(OutputOptions):
         str | None, Parameter(name="--nats", help="NATS server. Default: TOPOBUS_ALL__NATS__URL, else nats://127.0.0.1:4222.")
     ] = None
     config: Annotated[Path | None, Parameter(name="--config", help="Settings file (TOML) with the same keys as the services'.")] = None
+
+    def source(self) -> str:
+        """Say where the server's address comes from."""
+        if self.nats is not None:
+            return "--nats"
+        named = next((one for one in ("TOPOBUS_CLI__NATS__URL", "TOPOBUS_ALL__NATS__URL") if os.environ.get(one)), "")
+        if named or self.config is None:
+            return named or "the default, for neither --nats nor TOPOBUS_ALL__NATS__URL names one"
+        return f"{self.config}, or the default"
 
     def settings(self) -> CliSettings:
         """Read file and environment; the flag wins."""
@@ -77,13 +87,34 @@ async def open_bus(options: BusOptions) -> AsyncIterator[Bus]:
         shown = read_url(settings.nats.url)[1]
         why = readiness.report().get("bus", "").removeprefix(f"waiting for NATS at {shown}").removeprefix(": ")
         raise PeerUnavailable(
-            f"no NATS server answers at {shown} within {settings.connect_timeout_s:g} s{why and f': {why}'}",
+            f"no NATS server answers at {shown} (from {options.source()}) within {settings.connect_timeout_s:g} s{why and f': {why}'}",
             next_step="start the system with `topobus up`, or name its server with --nats URL or TOPOBUS_ALL__NATS__URL",
         ) from err
     try:
         yield bus
+    except PeerUnavailable as err:
+        problem = await _problem(bus)
+        # Whoever talks to another system than they think sees it here.
+        err.message = f"{problem or err.message} ({system_text(options)})"
+        if problem:
+            err.next_step = "name the server of your system with --nats URL or TOPOBUS_ALL__NATS__URL; `topobus up` says which one it uses"
+        raise
     finally:
         await bus.close()
+
+
+def system_text(options: BusOptions) -> str:
+    """Say which system a command talks to, without passwords, and where the address comes from."""
+    return f"NATS at {read_url(options.settings().nats.url)[1]}, from {options.source()}"
+
+
+async def _problem(bus: Bus) -> str:
+    """Say that the server is no Topobus' when it has none of its streams; empty when it has, or does not tell."""
+    try:
+        differences = await bus.inspect()
+    except PeerUnavailable:
+        return ""
+    return "this NATS server has no streams of Topobus" if differences and set(differences.values()) == {MISSING} else ""
 
 
 async def the_node(bus: Bus, wanted: str | None) -> str:

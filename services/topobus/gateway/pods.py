@@ -9,22 +9,35 @@ from pathlib import Path
 
 from msgspec import structs
 
-from topobus.contracts.messages import ContainerDevices, HeldDevice, PodsReply, PodsRequest
+from topobus.contracts.messages import ContainerDevices, HeldDevice, NodeFolders, PodsReply, PodsRequest
 from topobus.domain.device import Inventory
+from topobus.gateway.boot import boot_id
 from topobus.gateway.checkpoint import Checkpoint
 from topobus.gateway.claims import ClaimKey
+from topobus.gateway.config import GatewaySettings
 from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
 from topobus.gateway.core.pods import Comparison, PodUse, PreparedHere, compare
 from topobus.gateway.node_state import NodeState
 from topobus.gateway.pod_resources import Listing, PodResourcesReader
 
-__all__ = ["PodLook"]
+__all__ = ["PodLook", "folders_of"]
+
+
+def folders_of(settings: GatewaySettings) -> NodeFolders:
+    """Say which folders of this machine the gateway uses."""
+    return NodeFolders(
+        device_plugins=str(Path(settings.kubelet.device_plugin_dir).absolute()),
+        plugins=str(Path(settings.kubelet.plugins_dir).absolute()),
+        cdi=str(Path(settings.cdi_dir).absolute()),
+        boot_id=boot_id(),
+    )
 
 
 class PodLook:
     """Looks at kubelet's pods and at the ledger at once."""
 
-    def __init__(self, reader: PodResourcesReader, state: NodeState, checkpoint: Checkpoint) -> None:
+    def __init__(self, reader: PodResourcesReader, state: NodeState, checkpoint: Checkpoint, folders: NodeFolders) -> None:
+        self._folders = folders
         self._reader = reader
         self._state = state
         self._checkpoint = checkpoint
@@ -52,7 +65,7 @@ class PodLook:
         """Answer `pods`."""
         seen = await self.look()
         if isinstance(seen, str):
-            return PodsReply(why=seen)
+            return PodsReply(why=seen, folders=self._folders)
         listing, comparison = seen
         inventories = self._state.inventories()
         uses: list[tuple[PodUse | ExclusiveUse, ContainerDevices]] = [
@@ -62,7 +75,7 @@ class PodLook:
         wanted = [shown for use, shown in uses if request.namespace in ("", use.namespace)]
         # A container's CPUs stand behind its devices.
         wanted.sort(key=lambda one: (one.namespace, one.pod, one.container, one.resource == CPU_RESOURCE))
-        return PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements)
+        return PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements, folders=self._folders)
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
         found: dict[tuple[str, str], PreparedHere] = {}

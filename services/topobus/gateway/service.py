@@ -32,7 +32,7 @@ from topobus.gateway.lock import Turn, in_line
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.gateway.pod_resources import PodResourcesReader
 from topobus.gateway.pod_retries import PodRetries
-from topobus.gateway.pods import PodLook
+from topobus.gateway.pods import PodLook, folders_of
 from topobus.gateway.reconciliation import Reconciler
 from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
 from topobus.gateway.slice_publisher import SlicePublisher
@@ -181,9 +181,8 @@ class _Gateway:
         await asyncio.to_thread(remove_stale, self._plugin_watch.folder, socket_pattern())
         self._checkpoint = checkpoint
         self._desk.open(preparer)
-        pods = PodLook(
-            PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources), self._state, checkpoint
-        )
+        reader_of_pods = PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources)
+        pods = PodLook(reader_of_pods, self._state, checkpoint, folders_of(settings))
         self._work = _Work(preparer, settler, pods, given)
         return self._work
 

@@ -207,6 +207,18 @@ class DisagreementEvent(Struct, frozen=True, kw_only=True):
     """RFC 3339, UTC."""
 
 
+class NodeFolders(Struct, frozen=True, kw_only=True):
+    """Which folders of its machine a gateway uses, so that whoever looks at sockets looks at those."""
+
+    device_plugins: str = ""
+    """kubelet's device plugin sockets."""
+    plugins: str = ""
+    """Below it the sockets of DRA drivers."""
+    cdi: str = ""
+    boot_id: str = ""
+    """The kernel's id of this boot: who reads the same one is on this machine."""
+
+
 class PodsReply(Struct, frozen=True, kw_only=True):
     """What kubelet's pods have, sorted. Nothing is known when `why` is given."""
 
@@ -214,6 +226,8 @@ class PodsReply(Struct, frozen=True, kw_only=True):
     disagreements: tuple[Disagreement, ...] = ()
     why: str = ""
     """Why kubelet does not tell; empty when it does."""
+    folders: NodeFolders = NodeFolders()
+    """Where the gateway serves kubelet; empty in answers of an older one."""
 
 
 class AdoptRequest(Struct, frozen=True, kw_only=True):

@@ -18,21 +18,21 @@ from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
 from topobus.cli.presence import why_silent
 from topobus.cli.system import Layout
-from topobus.contracts.catalogue import CLUSTER, DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PREFER
-from topobus.contracts.messages import PlanRequest
+from topobus.contracts.catalogue import CLUSTER, DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER
+from topobus.contracts.messages import NodeFolders, PlanRequest, PodsRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.domain.silence import Answered
 from topobus.runtime.bus import Bus
 from topobus.runtime.endpoint import read_url
+from topobus.sysfs.boot import read_boot_id
+from topobus.sysfs.tree import Tree
 
 __all__ = ["check_folders", "doctor"]
 
 _STYLES = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "fail"}
 # An asker's patience for a sign of life; the services' own budgets are far below.
 _ALIVE_S = 2.0
-_KUBELET = Path("/var/lib/kubelet")
-_CDI = Path("/var/run/cdi")
 
 
 def doctor(
@@ -40,15 +40,19 @@ def doctor(
     node: Annotated[str | None, Parameter(help="Only this node.")] = None,
     directory: Annotated[
         Path | None,
-        Parameter(name="--dir", help="State folder of a `topobus up --dir`: its sockets are checked instead of the real kubelet's."),
+        Parameter(
+            name="--dir",
+            help="State folder of a `topobus up --dir`: its sockets are checked instead of those that each gateway says it uses.",
+        ),
     ] = None,
     options: BusOptions = BUS_DEFAULTS,
 ) -> int:
     """Check a deployment: NATS, streams, services, generations, sockets. Exits with 1 when a check fails."""
     output = options.output()
-    findings = asyncio.run(_check_bus(node, options))
-    layout = Layout(state=directory) if directory is not None else None
-    findings += check_folders(layout.kubelet if layout else _KUBELET, layout.cdi if layout else _CDI)
+    findings = asyncio.run(_check_bus(node, options, looks_at_sockets=directory is None))
+    if directory is not None:
+        layout = Layout(state=directory)
+        findings += check_folders(layout.kubelet, layout.cdi)
     if output.is_json:
         output.document({"findings": findings})
     table = Table.grid(padding=(0, 2))
@@ -65,7 +69,7 @@ def doctor(
     return ExitCode.NO if counts[Level.FAIL] else ExitCode.OK
 
 
-async def _check_bus(node: str | None, options: BusOptions) -> list[Finding]:
+async def _check_bus(node: str | None, options: BusOptions, *, looks_at_sockets: bool) -> list[Finding]:
     try:
         async with open_bus(options) as bus:
             findings = [check_server(read_url(options.settings().nats.url)[1], bus.server_version)]
@@ -74,7 +78,7 @@ async def _check_bus(node: str | None, options: BusOptions) -> list[Finding]:
                 findings += check_streams(differences)
                 if MISSING in differences.values():
                     return findings
-                return findings + await _check_services(bus, node)
+                return findings + await _check_services(bus, node, looks_at_sockets=looks_at_sockets)
             except PeerUnavailable as err:
                 return [
                     *findings,
@@ -89,7 +93,7 @@ async def _check_bus(node: str | None, options: BusOptions) -> list[Finding]:
         return [Finding(level=Level.FAIL, what="nats", found=err.message, next_step=err.next_step)]
 
 
-async def _check_services(bus: Bus, node: str | None) -> list[Finding]:
+async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool) -> list[Finding]:
     machines = {entry.parts["node"]: entry.value for entry in await bus.list(MACHINE)}
     inventories = [entry.value for entry in await bus.list(INVENTORY)]
     ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
@@ -113,6 +117,8 @@ async def _check_services(bus: Bus, node: str | None) -> list[Finding]:
         sign = await bus.is_answered(PREFER, timeout_s=_ALIVE_S, node=one) if "topology" not in silent else None
         clock = check_clock(one, sign.clock_ahead_s) if isinstance(sign, Answered) else None
         findings += [clock] if clock is not None else []
+        if looks_at_sockets:
+            findings += await _check_gateway(bus, one)
     return [*findings, await _check_controller(bus)]
 
 
@@ -141,6 +147,34 @@ async def _check_controller(bus: Bus) -> Finding:
     return Finding(level=Level.OK, what="controller", found="answers")
 
 
+async def _check_gateway(bus: Bus, node: str) -> list[Finding]:
+    """Ask a node's gateway which folders it uses, and look at those, when they are on this machine: other sockets here may be somebody else's."""
+    what = f"{node}: gateway"
+    try:
+        folders = (await bus.ask(PODS, PodsRequest(), timeout_s=_ALIVE_S, node=node)).folders
+    except PeerUnavailable as err:
+        step = "start topobus-gateway on this node: without it kubelet is offered no device"
+        return [Finding(level=Level.FAIL, what=what, found=err.message, next_step=step)]
+    except TopobusError as err:
+        return [Finding(level=Level.WARN, what=what, found=err.message, next_step="see the log of topobus-gateway")]
+    if not folders.device_plugins:
+        step = "`topobus doctor --dir DIR` looks at the sockets of a `topobus up --dir DIR`"
+        return [Finding(level=Level.WARN, what=what, found="answers, and does not say which folders it uses", next_step=step)]
+    return await asyncio.to_thread(_check_folders_of, what, folders)
+
+
+def _check_folders_of(what: str, folders: NodeFolders) -> list[Finding]:
+    """Look at the folders of a gateway that answers, when they are on this machine."""
+    if not folders.boot_id or folders.boot_id != read_boot_id(Tree()):
+        return [Finding(level=Level.OK, what=what, found="answers, on another machine: `topobus doctor` there looks at its sockets")]
+    answers = Finding(level=Level.OK, what=what, found="answers")
+    device_plugins = Path(folders.device_plugins)
+    if not device_plugins.is_dir():
+        step = "run this where the gateway's folders are (it may run in a container), or give --dir of a `topobus up`"
+        return [answers, Finding(level=Level.WARN, what="kubelet", found=f"{device_plugins} cannot be seen from here", next_step=step)]
+    return [answers, *_check_sockets(device_plugins, Path(folders.plugins), Path(folders.cdi))]
+
+
 def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
     """Look at kubelet's sockets and the CDI folder of this machine."""
     if not kubelet.is_dir():
@@ -152,15 +186,19 @@ def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
                 next_step="run this on a node, or give --dir of a `topobus up`",
             )
         ]
+    return _check_sockets(kubelet / "device-plugins", kubelet / "plugins", cdi)
+
+
+def _check_sockets(device_plugins: Path, plugins: Path, cdi: Path) -> list[Finding]:
     registration = _socket_finding(
         "kubelet",
-        kubelet / "device-plugins" / "kubelet.sock",
+        device_plugins / "kubelet.sock",
         Level.WARN,
         "start kubelet: the gateway registers as soon as it is there",
     )
     findings = [registration]
     if registration.level is Level.OK:
-        findings += _plugin_findings(kubelet)
+        findings += _plugin_findings(device_plugins, plugins)
     if cdi.is_dir():
         specs = len(list(cdi.glob("*.json")))
         findings.append(Finding(level=Level.OK, what="CDI folder", found=f"{cdi}, {specs} files"))
@@ -176,13 +214,14 @@ def check_folders(kubelet: Path, cdi: Path) -> list[Finding]:
     return findings
 
 
-def _plugin_findings(kubelet: Path) -> list[Finding]:
+def _plugin_findings(device_plugins: Path, plugins: Path) -> list[Finding]:
     findings: list[Finding] = []
-    for what, pattern in (("device plugin", "device-plugins/topobus*.sock"), ("DRA driver", "plugins/*.topobus.dev/dra*.sock")):
-        sockets = sorted(kubelet.glob(pattern))
+    places = (("device plugin", device_plugins, "topobus*.sock"), ("DRA driver", plugins, "*.topobus.dev/dra*.sock"))
+    for what, folder, pattern in places:
+        sockets = sorted(folder.glob(pattern))
         if not sockets:
             step = "is topobus-gateway running on this machine, with this kubelet folder?"
-            findings.append(Finding(level=Level.FAIL, what=f"{what} sockets", found=f"none below {kubelet}", next_step=step))
+            findings.append(Finding(level=Level.FAIL, what=f"{what} sockets", found=f"none below {folder}", next_step=step))
         findings += [_socket_finding(what, path, Level.FAIL, "restart topobus-gateway: nobody listens there") for path in sockets]
     return findings
 

@@ -26,7 +26,7 @@ from topobus.cli.objects import (
     parts_of,
     word_of,
 )
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
 from topobus.cli.output import Output
 from topobus.cli.tables import object_table
 from topobus.contracts.catalogue import CLUSTER, OBJECT
@@ -109,6 +109,7 @@ async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bo
     output = options.output()
     objects = [one for path in files for one in read_objects(path)]
     async with open_bus(options) as bus:
+        output.note(system_text(options))
         applied = await apply_objects(bus, objects)
         async with asyncio.TaskGroup() as group:
             words = [group.create_task(first_word(bus, one.stored, _WORD_S)) for one in applied if waits]
@@ -124,6 +125,7 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is
     gone: list[ApiObject] = []
     missing: list[NotFoundError] = []
     async with open_bus(options) as bus:
+        output.note(system_text(options))
         for parts in places:
             try:
                 gone.append(await delete_object(bus, parts, is_forced=is_forced))

@@ -18,7 +18,7 @@ from topobus.cli.exits import ExitCode, NotFoundError, UsageError
 from topobus.cli.manifests import parse_namespaced, request_of
 from topobus.cli.manifests import read_stored_pod as read_pod
 from topobus.cli.objects import is_scheduled
-from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
 from topobus.contracts.catalogue import CLUSTER, LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
 from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
 from topobus.contracts.kubernetes.pod import pod_request
@@ -57,6 +57,8 @@ async def _place(manifest: ApiObject, node: str | None, is_dry_run: bool, op_id:
             "`topobus allocate --dry-run -f FILE` says where they would go"
         )
     async with open_bus(options) as bus:
+        if not is_dry_run:
+            output.note(system_text(options))
         pod = await _same_pod(bus, manifest, is_dry_run=is_dry_run)
         if node is not None:
             one_of("node", node, [entry.parts["node"] for entry in await bus.list(MACHINE)])
@@ -141,6 +143,7 @@ def release_pod(
 async def _release_pod(namespace: str, name: str, node: str | None, options: BusOptions) -> int:
     output = options.output()
     async with open_bus(options) as bus:
+        output.note(system_text(options))
         stored = await bus.get(OBJECT, kind="pod", namespace=namespace, name=name)
         held = await _holdings_of(bus, namespace, name, node)
         # What stands in the ledger beside the stored pod's own is of an earlier `place`, or of a pod that was deleted by force.
