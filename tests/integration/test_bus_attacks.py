@@ -21,7 +21,7 @@ from support.alignment_nodes import container, dgx_facts, pod
 from support.asking import ask_patiently
 from support.running import Service, service
 from support.secured_nats import Attacker, SecuredNats, secured_nats
-from topobus.contracts.catalogue import ASKS, DECISION, HINTS, INVENTORY, LEDGER, MACHINE, PLACE, PREPARE, RELEASE, Ask
+from topobus.contracts.catalogue import ASKS, DECISION, HINTS, INVENTORY, LEDGER, MACHINE, PLACE, PREPARE, PROVISIONER, RELEASE, Ask
 from topobus.contracts.codec import encode
 from topobus.contracts.inboxes import answerer_of
 from topobus.contracts.messages import PlaceRequest, ReleaseRequest
@@ -149,7 +149,8 @@ async def _topology(nats: SecuredNats) -> AsyncIterator[tuple[Service, Bus]]:
     async with AsyncExitStack() as stack:
         discovery = await stack.enter_async_context(nats.bus("discovery"))
         gateway = await stack.enter_async_context(nats.bus("gateway"))
-        await discovery.provision()
+        async with nats.bus(PROVISIONER) as provisioner:
+            await provisioner.provision()
         await discovery.put(MACHINE, machine, node=NODE)
         for device_class, inventory in inventories.items():
             await gateway.put(INVENTORY, inventory, node=NODE, device_class=device_class)
