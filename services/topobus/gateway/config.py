@@ -78,6 +78,8 @@ class DeadlineSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How often DRA health is sent again without news. kubelet calls a device Unknown after 30 s."""
     reconcile_s: Seconds = 10.0
     """How often kubelet's PodResources are compared with what device plugin allocations hold: that API has no deallocate."""
+    forgotten_s: Seconds = 60.0
+    """How often prepared claims are looked at of which kubelet lists no container; two looks that find them deallocated, too, undo them."""
     kubelet_grace_s: Annotated[float, Meta(ge=0)] = 60.0
     """How long after kubelet's start only allocations that it has listed since are released: at first it lists no pods at all."""
 

@@ -27,6 +27,7 @@ from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
 from topobus.gateway.dra_plugin import DraDriver
 from topobus.gateway.foreign_plugins import ForeignPlugins
+from topobus.gateway.forgotten_claims import ForgottenClaims
 from topobus.gateway.given import GivenStore
 from topobus.gateway.lock import Turn, in_line
 from topobus.gateway.node_state import NodeState, Offer
@@ -236,6 +237,9 @@ class _Gateway:
         )
         group.create_task(publisher.run())
         group.create_task(settler.run())
+        claims, deadlines = ClusterClaims(self._cluster), self._settings.deadlines
+        forgotten = ForgottenClaims(work.preparer, self._checkpoint, claims, work.pods, deadlines, self._runtime.node)
+        group.create_task(forgotten.run())
         attempts, settings = work.preparer.attempts, self._settings.cluster
         group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, self._runtime.clock).run())
 

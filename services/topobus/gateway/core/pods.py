@@ -14,7 +14,7 @@ from topobus.contracts.messages import Disagreement
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.exclusive import ExclusiveUse
 
-__all__ = ["Comparison", "Lacking", "PodUse", "PreparedHere", "compare"]
+__all__ = ["Comparison", "Lacking", "PodUse", "PreparedHere", "compare", "is_listed"]
 
 
 class PodUse(Struct, frozen=True, kw_only=True):
@@ -99,6 +99,11 @@ def compare(
                 )
             )
     return Comparison(lacking=tuple(lacking), disagreements=tuple(disagreements))
+
+
+def is_listed(uses: Iterable[PodUse], namespace: str, claim: str) -> bool:
+    """Say whether kubelet lists a container with a claim; it tells a claim by its name alone."""
+    return any((use.claim_namespace, use.claim) == (namespace, claim) for use in uses)
 
 
 def _is_the_same(use: PodUse, holder: Owner) -> bool:

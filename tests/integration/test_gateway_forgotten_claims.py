@@ -1,0 +1,100 @@
+"""Prepared claims that kubelet has forgotten: undone when the API server and kubelet both say so, never because one of them is silent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from msgspec import structs
+
+from support.gateway_rig import Rig, make_rig
+from support.node_plane import NODE, device
+from topobus.gateway.config import ClusterSettings
+from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.kubelet import ClaimReference
+from topobus.testing.nats import NatsServer
+
+pytestmark = pytest.mark.integration
+
+DRIVER = "gpu.topobus.dev"
+SPEC = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu"}}]}}
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ApiServerSimulator]:
+    """An API server that knows our node."""
+    async with ApiServerSimulator(token="secret", bookmark_s=0.5) as running:
+        running.put({"kind": "Node", "metadata": {"name": NODE}})
+        yield running
+
+
+@pytest_asyncio.fixture
+async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Path) -> AsyncIterator[Rig]:
+    """A GPU, a running kubelet, a gateway that knows the cluster."""
+    async with make_rig(nats_server.url, wipe_slices=lambda driver: server.wipe_slices(NODE, driver)) as made:
+        await made.plane.show("gpu", device("gpu-0", 0))
+        kubeconfig = server.write_kubeconfig(tmp_path / "kubeconfig")
+        cluster = ClusterSettings(mode="kubeconfig", kubeconfig=str(kubeconfig), retry_s=0.05, publish_delay_s=0.01)
+        made.settings = structs.replace(made.settings, cluster=cluster, deadlines=structs.replace(made.settings.deadlines, forgotten_s=0.1))
+        async with made.kubelet:
+            yield made
+
+
+async def prepared_claim(rig: Rig, server: ApiServerSimulator) -> None:
+    """Prepare a claim of which no pod is listed: kubelet has lost its checkpoint since."""
+    uid = server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": SPEC})["metadata"]["uid"]
+    results = [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}]
+    server.put(
+        {"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": SPEC, "status": {"allocation": {"devices": {"results": results}}}}
+    )
+    await rig.kubelet.wait_for_driver(DRIVER)
+    (prepared,) = await rig.kubelet.prepare_claims([ClaimReference(name="c", uid=uid, drivers=(DRIVER,))])
+    assert prepared.error == ""
+
+
+def known(rig: Rig) -> int:
+    """How many claims the checkpoint has."""
+    return len(json.loads(Path(rig.settings.checkpoint_path).read_bytes())["entries"])
+
+
+async def test_forgotten_claim_is_undone_when_the_api_server_has_deallocated_it_and_no_container_has_it(
+    rig: Rig, server: ApiServerSimulator
+) -> None:
+    """Nobody will ever ask: after two looks at which both say so the device is undone and let go."""
+    async with rig.gateway():
+        await prepared_claim(rig, server)
+        server.remove("ResourceClaim", "c")
+        await rig.plane.wait_for("unprepare")
+        await rig.plane.wait_for("released")
+
+
+async def test_forgotten_claim_stays_when_the_api_server_does_not_answer(rig: Rig, server: ApiServerSimulator) -> None:
+    """Silence is no evidence: look after look the claim stays prepared."""
+    async with rig.gateway():
+        await prepared_claim(rig, server)
+        server.refuse("GET", "resourceclaims", code=500, times=1000)
+        server.remove("ResourceClaim", "c")
+        asked = len(server.requests)
+        await server.until(
+            lambda: sum("resourceclaims/c" in one.path and one.code == 500 for one in server.requests[asked:]) >= 4,
+            what="four looks in vain",
+        )
+
+    assert rig.plane.requests("unprepare") == []
+    assert known(rig) == 1
+
+
+async def test_claim_stays_when_it_is_allocated_and_no_container_is_listed(rig: Rig, server: ApiServerSimulator) -> None:
+    """A pod whose containers are about to start is not listed with its claim yet."""
+    async with rig.gateway():
+        await prepared_claim(rig, server)
+        asked = len(server.requests)
+        await server.until(
+            lambda: sum("resourceclaims/c" in one.path for one in server.requests[asked:]) >= 4, what="four looks at the claim"
+        )
+
+    assert rig.plane.requests("unprepare") == []
+    assert known(rig) == 1
