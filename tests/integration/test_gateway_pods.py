@@ -16,8 +16,8 @@ from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
-from topobus.contracts.catalogue import DISAGREEMENT, MACHINE, PODS
-from topobus.contracts.messages import ContainerDevices, DisagreementEvent, HeldDevice, PodsReply, PodsRequest
+from topobus.contracts.catalogue import DISAGREEMENT, MACHINE
+from topobus.contracts.messages import ContainerDevices, DisagreementEvent, HeldDevice
 from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import Machine
@@ -63,20 +63,15 @@ def holders(rig: Rig) -> dict[str, dict[str, tuple[str, ...]]]:
     return {str(one.owner): dict(one.holdings[0].devices) for one in rig.plane.ledger.allocations.values()}
 
 
-async def ask(rig: Rig, **request: str) -> PodsReply:
-    """Ask as the command does."""
-    return await rig.bus.ask(PODS, PodsRequest(**request), node=NODE)
-
-
 async def test_pods_shows_container_door_devices_and_health_when_pods_run(rig: Rig) -> None:
     """One entry for each resource and claim of a container, with NUMA node and present health; a namespace narrows it."""
     async with rig.gateway():
         await admit(rig, BY_RESOURCE, BY_CLAIM)
         await rig.plane.show("nic", device("nic-0", 0, HealthState.UNHEALTHY))
         async with asyncio.timeout(10):
-            while (reply := await ask(rig)).containers[0].devices[0].health is HealthState.HEALTHY:  # noqa: ASYNC110  (each look is an ask)
+            while (reply := await rig.pods()).containers[0].devices[0].health is HealthState.HEALTHY:  # noqa: ASYNC110  (each look is an ask)
                 await asyncio.sleep(0.02)
-        other = await ask(rig, namespace="elsewhere")
+        other = await rig.pods(namespace="elsewhere")
 
     assert reply.containers == (
         ContainerDevices(
@@ -100,7 +95,7 @@ async def test_pods_shows_container_door_devices_and_health_when_pods_run(rig: R
         ),
     )
     assert reply.disagreements == ()
-    assert other == PodsReply()
+    assert (other.containers, other.disagreements, other.why) == ((), (), "")
 
 
 async def test_gateway_adopts_what_kubelet_holds_when_the_ledger_lacks_it(rig: Rig) -> None:
@@ -127,13 +122,13 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
     with capture_logs() as logs:
         async with rig.gateway():
             await rig.plane.wait_for("adopted", 3)
-            reply = await ask(rig)
+            reply = await rig.pods()
             async with asyncio.timeout(90):
                 # The gateway calls it a disagreement after it looked twice; each look is a call of kubelet's that we see.
                 while not reply.disagreements or not [one for one in logs if one["event"] == "holding.disagreed"]:
                     looks = len([one for one in rig.kubelet.events if one.event == "PodResources.List"])
                     await rig.kubelet.wait_for_event("PodResources.List", count=looks + 1)
-                    reply = await ask(rig)
+                    reply = await rig.pods()
 
     said = [one for one in logs if one["event"] == "holding.disagreed"]
     assert [(one.device, one.kubelet, one.ledger) for one in reply.disagreements] == [
@@ -201,7 +196,7 @@ async def test_exclusive_cpus_are_held_and_shown_while_their_container_runs(nats
             await rig.kubelet.admit(wanted)
             await rig.plane.wait_for("adopted", 1)
             (allocation,) = rig.plane.ledger.allocations.values()
-            reply = await ask(rig)
+            reply = await rig.pods()
             _, table = await topobus(rig, "pods", "--node", NODE)
             await rig.kubelet.remove(wanted)
             await rig.plane.wait_for("released", 1)
@@ -222,7 +217,7 @@ async def test_kubelet_is_spared_when_many_ask_at_once(rig: Rig) -> None:
     """Fifty people's questions at once are few looks: kubelet gives ten calls at once and a hundred a second to all its clients together."""
     async with rig.gateway(deadlines=structs.replace(rig.settings.deadlines, reconcile_s=600.0)):
         await admit(rig, BY_RESOURCE)
-        replies = await asyncio.gather(*(ask(rig) for _ in range(50)))
+        replies = await asyncio.gather(*(rig.pods() for _ in range(50)))
 
     assert {len(one.containers) for one in replies} == {1}
     # One look serves for a tenth of a second; on a slow machine the questions come spread over some of them.

@@ -10,9 +10,7 @@ import pytest_asyncio
 from msgspec import structs
 
 from support.gateway_rig import Rig, make_rig
-from support.node_plane import NODE, claim, device
-from topobus.contracts.catalogue import PODS
-from topobus.contracts.messages import PodsRequest
+from support.node_plane import claim, device
 from topobus.domain.device import Device
 from topobus.domain.health import HealthState
 from topobus.testing.kubelet import Admission, Capacity, ClaimReference, Container, Pod, Rejection
@@ -69,7 +67,7 @@ async def test_kubelet_gives_a_pods_devices_of_the_pool_when_it_asks_for_the_poo
         pooled = await admitted(rig, pod("a", gpu_h100=2))
         plain = await admitted(rig, pod("b", gpu=1))
         refused = await rig.kubelet.admit(pod("c", gpu_h100=1))
-        shown = await rig.bus.ask(PODS, PodsRequest(), node=NODE)
+        shown = await rig.pods()
 
     assert {one: sorted(devices) for one, devices in lists.items()} == {GPU: ["gpu-0", "gpu-3"], POOL: ["gpu-1", "gpu-2"]}
     assert [str(one) for one in lists[POOL].values()] == ["0", "1"]

@@ -16,6 +16,8 @@ from prometheus_client import CollectorRegistry
 
 from support.node_plane import NODE, NodePlane
 from support.secured_nats import SecuredNats
+from topobus.contracts.catalogue import PODS
+from topobus.contracts.messages import PodsReply, PodsRequest
 from topobus.domain.idset import NodeSet
 from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings
 from topobus.gateway.core.edit_limits import EditRights
@@ -82,6 +84,11 @@ class Rig:
     def cdi_dir(self) -> Path:
         """Where CDI files go."""
         return Path(self.settings.cdi_dir)
+
+    async def pods(self, **request: str) -> PodsReply:
+        """Ask the gateway for its pods as `topobus pods` does, under the command's name."""
+        async with Bus.session(NatsSettings(url=self.url), name="topobus-cli") as bus:
+            return await bus.ask(PODS, PodsRequest(**request), node=NODE)
 
     @asynccontextmanager
     async def gateway(self, **changes: object) -> AsyncIterator[asyncio.Task[None]]:

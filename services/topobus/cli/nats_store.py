@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from topobus.cli.supervision import probe_http
-from topobus.contracts.streams import total_bytes
+from topobus.contracts.streams import ACCOUNT_INFO, total_bytes
 from topobus.domain.errors import ConfigError
 
 __all__ = ["StoreSize", "has_room", "probe_jetstream", "size_store", "write_config"]
@@ -32,7 +32,7 @@ _INBOX = b"_INBOX.topobus-up.probe"
 _ASKING = (
     b'CONNECT {"verbose":false,"headers":true,"no_responders":true,"name":"topobus-up"}\r\nSUB '
     + _INBOX
-    + b" 1\r\nPUB $JS.API.INFO "
+    + f" 1\r\nPUB {ACCOUNT_INFO} ".encode()
     + _INBOX
 )
 _CONFIG = "topobus-up.conf"

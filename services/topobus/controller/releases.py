@@ -77,7 +77,8 @@ class Releases:
 
     async def _ask(self, place: _Place, request: ReleaseRequest) -> None:
         try:
-            self._answers[place] = await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._timeout_s, node=place[0])
+            reply = await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._timeout_s, node=place[0])
+            self._answers[place] = reply
         except Exception as err:  # noqa: BLE001 - boundary: one node's answer; whoever asked is told, and the asks of others go on
             self._answers[place] = err
         finally:

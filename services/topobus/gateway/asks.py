@@ -181,7 +181,7 @@ class NodeAsks:
         """Look at an answer of `prepare`, whoever gave it: this is the last place before kubelet and a container runtime do it. None is all allowed."""
         rights = self._rights(device_class)
         paths = host_paths(prepared)
-        leads_to = {}
+        leads_to: dict[str, str] = {}
         if paths:
             leads_to, rights = await asyncio.to_thread(lambda: (real_paths(paths), with_real_folders(rights)))
         refusal = refuse_forbidden(device_class, prepared, rights, leads_to)

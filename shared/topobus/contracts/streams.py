@@ -15,7 +15,20 @@ from msgspec import Struct
 
 from topobus.contracts.catalogue import EVENTS, STATES, Event, State
 
-__all__ = ["Difference", "DifferenceKind", "bucket_stream", "differences", "stream_names", "total_bytes", "updated", "wanted_streams"]
+__all__ = [
+    "ACCOUNT_INFO",
+    "Difference",
+    "DifferenceKind",
+    "bucket_stream",
+    "differences",
+    "stream_names",
+    "total_bytes",
+    "updated",
+    "wanted_streams",
+]
+
+ACCOUNT_INFO = "$JS.API.INFO"
+"""Where a server tells of its streams and their limits as a whole; the first thing to ask for a sign of life."""
 
 # Header bytes that the server counts into a message's size, on top of the value.
 _HEADER_ALLOWANCE = 4096

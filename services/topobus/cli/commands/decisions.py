@@ -64,7 +64,7 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
         seen = recent[0].sequence if recent else 0
         with contextlib.suppress(asyncio.CancelledError):
-            async with contextlib.aclosing(bus.follow(DECISION, start=Start.ALL, **parts)) as events:
+            async with contextlib.aclosing(bus.follow(DECISION, start=Start.ALL, on_waiting=None, **parts)) as events:
                 async for received in events:
                     if received.sequence < seen:
                         continue

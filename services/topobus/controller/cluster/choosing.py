@@ -111,8 +111,8 @@ class Chooser:
         if failures and not has_searched and isinstance(failures[0][1], ContractError):
             # It is the same on every node, so it is the pod or one of its claims.
             raise failures[0][1]
-        for name, err in failures:
-            self._tell_failed(name, err)
+        for name, failure in failures:
+            self._tell_failed(name, failure)
         if fits:
             best = rank([score_node(plan, one) for one in fits])[0]
             return next(one for one in fits if one.node == best)

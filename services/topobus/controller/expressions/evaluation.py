@@ -194,6 +194,8 @@ class _Planner:
 
     def _membership(self, wanted: Step, values: object) -> Step | None:
         """Look for a value in a literal list by its hash, as upstream does: it costs nothing, and finds no number that the list has not without loss."""
+        if not isinstance(values, list):
+            return None
         if not values:
             return self._constant(value=False)
         known = keys_of(values)

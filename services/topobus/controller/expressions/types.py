@@ -47,7 +47,7 @@ class Type:
         """Whether a value of it may be anything."""
         self.is_parameter = name[0] == "$"
         """Whether it stands for a type that is not known yet."""
-        self.is_open = self.is_parameter or any(one.is_open for one in parameters)
+        self.is_open: bool = self.is_parameter or any(one.is_open for one in parameters)
         """Whether it is such a parameter or has one somewhere."""
         self._hash = hash((name, parameters))
 

@@ -190,7 +190,9 @@ def cdi_spec(uid: str, device_class: str, prepared: Prepared, requests: Mapping[
     joined: list[tuple[str, ContainerEdits]] = []
     if len(requests) > 1:
         # Made for the request alone: it knows of no sibling's device.
-        own = {name: (edits, _without(one.common, common)) for one in reversed(requests.values()) for name, edits in one.edits.items()}
+        own = {
+            name: (edits, _without(one.common, common)) for one in reversed(tuple(requests.values())) for name, edits in one.edits.items()
+        }
         joined = [(cdi_request_name(uid, request), _of_request(device_class, request, one, common)) for request, one in requests.items()]
         joined.append((cdi_whole_name(uid), _without(prepared.common, common)))
     devices = [(cdi_device_name(uid, name), _first_to_edit(edits, rest, common)) for name, (edits, rest) in sorted(own.items())]

@@ -172,7 +172,8 @@ def due_at(wait: PodWait) -> float:
     if wait.nudged_s is None:
         return wait.since_s + _UNASKED_S if wait.failed_s is None else wait.failed_s + _AFTER_FAILURE_S
     beyond = max(0, wait.tries - _STEADY_TRIES)
-    return max(wait.nudged_s, wait.failed_s or 0.0) + min(_STEADY_S * 2 ** min(beyond, 10), _LONGEST_S)
+    pause_s = min(_STEADY_S * 2.0 ** min(beyond, 10), _LONGEST_S)
+    return max(wait.nudged_s, wait.failed_s or 0.0) + pause_s
 
 
 def _mappings(entries: object) -> list[Mapping[str, object]]:
