@@ -27,22 +27,20 @@ from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, Fault, GaveUp, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.searching import Searcher
+from topobus.controller.searching import CHEAP_STEPS, Searcher
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
-__all__ = ["CHEAP_STEPS", "LONGEST_S", "Finder", "Member", "member"]
+__all__ = ["LONGEST_S", "Finder", "Member", "member"]
 
 
 # An error's own words, as far as a condition shows them.
 _MAX_ERROR = 500
 # Some five milliseconds.
 _WARMED_AT_ONCE = 20
-CHEAP_STEPS = 5_000
-"""Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some ten milliseconds."""
 LONGEST_S = 10.0
 """As long as kube-scheduler tries a pod; a claim that takes longer gives way to the others, and the nodes left are told as given up."""
 

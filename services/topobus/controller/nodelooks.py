@@ -28,8 +28,9 @@ from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.together import wished_request
 from topobus.controller.core.values import Allocated, DeviceId, GaveUp, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, World
-from topobus.controller.finding import CHEAP_STEPS, LONGEST_S, Finder, Member, member
+from topobus.controller.finding import LONGEST_S, Finder, Member, member
 from topobus.controller.planner import Planner
+from topobus.controller.searching import CHEAP_STEPS
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, PodRequest

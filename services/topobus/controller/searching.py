@@ -23,8 +23,10 @@ from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView
 from topobus.runtime.clock import Clock
 
-__all__ = ["Searcher"]
+__all__ = ["CHEAP_STEPS", "Searcher"]
 
+CHEAP_STEPS = 5_000
+"""Steps of one claim, or of one pod's claims, on all nodes together while cheaper ones wait: some ten milliseconds."""
 # Some ten milliseconds of search.
 _QUICK_STEPS = 1000
 # As long as kube-scheduler tries a pod; what takes longer is given up, so that other claims have their turn.

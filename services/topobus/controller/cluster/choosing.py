@@ -14,6 +14,7 @@ from topobus.contracts.kubernetes.objects import metadata_of
 from topobus.contracts.kubernetes.pod import RESOURCE_PREFIX
 from topobus.contracts.messages import ApiObject
 from topobus.controller.config import ControllerSettings
+from topobus.controller.core.admission import has_heavy_selector
 from topobus.controller.core.advice import nearest
 from topobus.controller.core.allocation_input import objection_to_results
 from topobus.controller.core.answers import SHOWN_NODES
@@ -27,10 +28,10 @@ from topobus.controller.core.scheduling import NodeFit, NodeMiss, PodPlan, judge
 from topobus.controller.core.scheduling_score import rank, score_node
 from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.together import wished_request
-from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, NoFit, Outcome
+from topobus.controller.core.values import Allocated, AllocationInput, DeviceId, GaveUp, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.searching import Searcher
+from topobus.controller.searching import CHEAP_STEPS, Searcher
 from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
@@ -57,6 +58,7 @@ class Chooser:
         self, settings: ControllerSettings, world: ClusterWorld, searcher: Searcher, compiler: SelectorCompiler, metrics: ControllerMetrics
     ) -> None:
         self._mode = settings.mode
+        self._compiler = compiler
         self._metrics = metrics
         self._failed: dict[str, str] = {}
         self._world = world
@@ -64,12 +66,20 @@ class Chooser:
         self._judgements = Judgements(world.supply, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
 
     async def choose(
-        self, pod: ApiObject, plan: PodPlan, *, refused: Collection[str], excluded: Mapping[DeviceId, str], is_brief: bool = False
-    ) -> NodeFit | NoNodeFits:
+        self,
+        pod: ApiObject,
+        plan: PodPlan,
+        *,
+        refused: Collection[str],
+        excluded: Mapping[DeviceId, str],
+        is_brief: bool = False,
+        is_cheap: bool = False,
+    ) -> NodeFit | NoNodeFits | None:
         """Find a node on which all pending claims of a pod fit together and onto which kube-scheduler would let the pod.
 
         Shapes:  refused — nodes on which it could not place the pod; excluded — devices that they must not get now, and why; is_brief — leave out what
-                 stands in the way.
+                 stands in the way; is_cheap — give up (None) where more than a short search is needed, counted in steps: the same pod is to be searched in
+                 full then, for a node before the one that fits may fit, too.
         Errors:  raises ContractError for a pod that nobody can read.
         Order:   nodes with room for what the pod requests, then the others; of these most preferred nodes first (preferred node affinity), then by name.
         """
@@ -83,6 +93,7 @@ class Chooser:
         fits: list[NodeFit] = []
         failures: list[tuple[str, Exception]] = []
         has_searched = False
+        spent = 0
         for name, is_open in chain(self._in_order(placing, question), _late(crowded)):
             try:
                 at = self._world.nodes.get(name)
@@ -92,7 +103,10 @@ class Chooser:
                     # kube-scheduler would hardly place the pod here: only when there is nothing better.
                     crowded[name] = False
                     continue
-                outcome = await self._look(name, plan, excluded, question, wishing)
+                outcome, steps = await self._look(name, plan, excluded, question, wishing, is_cheap=is_cheap)
+                spent += steps
+                if is_cheap and (isinstance(outcome, GaveUp) or spent > CHEAP_STEPS):
+                    return None
                 found = judge_node(plan, name, outcome)
             except Exception as err:
                 if isinstance(err, PeerUnavailable | InvariantError):
@@ -106,7 +120,8 @@ class Chooser:
                     break
             elif found.is_everywhere:
                 return NoNodeFits((found,))
-            elif is_open and question is not None and isinstance(outcome, NoFit):
+            elif is_cheap and is_open and question is not None and isinstance(outcome, NoFit):
+                # Not after a long search: another pod's walk may have taken note meanwhile of what was freed there.
                 self._judgements.close(question, name)
         if failures and not has_searched and isinstance(failures[0][1], ContractError):
             # It is the same on every node, so it is the pod or one of its claims.
@@ -116,24 +131,28 @@ class Chooser:
         if fits:
             best = rank([score_node(plan, one) for one in fits])[0]
             return next(one for one in fits if one.node == best)
-        return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded, wishing)
+        return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded, wishing, is_cheap=is_cheap)
 
-    async def still_fits(self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str]) -> Allocated | None:
+    async def still_fits(
+        self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str], *, is_cheap: bool = False
+    ) -> Allocated | GaveUp | None:
         """Find out whether the very devices that were chosen may be had when all intents of before ours are counted, and those of after (`later`) are not.
 
-        Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None when they may not be had.
+        Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None when they may not be had; GaveUp when a cheap search does not tell.
         """
         if node not in self._world.nodes:
             return None
         given = self._input(node, plan, {}, ignoring=later)
         others = {one.id: "not chosen" for pool in given.pools or () for one in pool.candidates if one.id not in devices}
-        outcome = await self._searcher.search(self._input(node, plan, others, ignoring=later), is_brief=True)
-        return outcome if isinstance(outcome, Allocated) else None
+        outcome = await self._searcher.search(self._input(node, plan, others, ignoring=later), is_brief=True, is_cheap=is_cheap)
+        return outcome if isinstance(outcome, Allocated) or (is_cheap and isinstance(outcome, GaveUp)) else None
 
     def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
-        """Say whether nothing tells these claims from others with the same specs."""
+        """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
         return not excluded and all(
-            one.wishes is None and self._world.supply.is_new(ObjectKey("resourceclaim", plan.pod.namespace, one.name), owner_of(one.object))
+            one.wishes is None
+            and not has_heavy_selector(one.spec, self._compiler)
+            and self._world.supply.is_new(ObjectKey("resourceclaim", plan.pod.namespace, one.name), owner_of(one.object))
             for one in plan.pending
         )
 
@@ -155,22 +174,39 @@ class Chooser:
         return look_at_node(plan, at.node, refused=why)
 
     async def _look(
-        self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], question: Question | None, wishing: PodRequest | None
-    ) -> Outcome:
-        """Search one node, unless it is known what the like of these claims gets there."""
+        self,
+        node: str,
+        plan: PodPlan,
+        excluded: Mapping[DeviceId, str],
+        question: Question | None,
+        wishing: PodRequest | None,
+        *,
+        is_cheap: bool,
+    ) -> tuple[Outcome, int]:
+        """Search one node, unless it is known what the like of these claims gets there; gives the steps that it took now as well."""
         if question is None:
-            return await self._search(node, plan, excluded, wishing, is_brief=True)
+            outcome = await self._search(node, plan, excluded, wishing, is_brief=True, is_cheap=is_cheap)
+            return outcome, outcome.steps
         ticket = self._judgements.ticket(question, node)
-        outcome = self._judgements.recall(ticket)
-        if outcome is None:
-            outcome = await self._search(node, plan, excluded, None, is_brief=True)
+        known = self._judgements.recall(ticket)
+        if known is not None:
+            return known, 0
+        outcome = await self._search(node, plan, excluded, None, is_brief=True, is_cheap=is_cheap)
+        if not (is_cheap and isinstance(outcome, GaveUp)):
             self._judgements.remember(ticket, outcome)
-        return outcome
+        return outcome, outcome.steps
 
     async def _explain(
-        self, placing: Placing, plan: PodPlan, refused: Collection[str], excluded: Mapping[DeviceId, str], wishing: PodRequest | None
-    ) -> NoNodeFits:
-        """Say what the nodes lack now, those first on which devices are what is missing, and what comes nearest."""
+        self,
+        placing: Placing,
+        plan: PodPlan,
+        refused: Collection[str],
+        excluded: Mapping[DeviceId, str],
+        wishing: PodRequest | None,
+        *,
+        is_cheap: bool,
+    ) -> NoNodeFits | None:
+        """Say what the nodes lack now, those first on which devices are what is missing, and what comes nearest; None when that takes more than short searches."""
         unfit: list[NodeMiss] = []
         searched: list[NodeMiss] = []
         for name in self._world.node_names:
@@ -178,7 +214,11 @@ class Chooser:
             if missed is not None:
                 unfit.append(missed)
             elif len(searched) < SHOWN_NODES:
-                searched.append(NodeMiss(name, await self._search_guarded(name, plan, excluded, wishing)))
+                outcome = await self._search_guarded(name, plan, excluded, wishing, is_cheap=is_cheap)
+                if is_cheap and isinstance(outcome, GaveUp):
+                    # That nothing fits was remembered of the like of these claims; to say why costs a search.
+                    return None
+                searched.append(NodeMiss(name, outcome))
             else:
                 searched.append(NodeMiss(name, NoFit((), 0)))
         found = nearest([one.node for one in searched], [one.outcome for one in searched])
@@ -200,22 +240,33 @@ class Chooser:
             code="node-failed", message=f"node {node}: what it says of itself cannot be worked with: {text}", facts={"node": node}
         )
 
-    async def _search_guarded(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None) -> Outcome:
+    async def _search_guarded(
+        self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None, *, is_cheap: bool
+    ) -> Outcome:
         """Search one node to explain what it lacks; one that cannot be worked with says so."""
         try:
-            return await self._search(node, plan, excluded, wishing)
+            return await self._search(node, plan, excluded, wishing, is_cheap=is_cheap)
         except Exception as err:
             if isinstance(err, PeerUnavailable | InvariantError):
                 raise
             return NoFit((self._tell_failed(node, err),), 0)
 
     async def _search(
-        self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None, *, is_brief: bool = False
+        self,
+        node: str,
+        plan: PodPlan,
+        excluded: Mapping[DeviceId, str],
+        wishing: PodRequest | None,
+        *,
+        is_brief: bool = False,
+        is_cheap: bool = False,
     ) -> Outcome:
         """Search one node now; what would break a limit of the API is no fit."""
         given = self._input(node, plan, excluded)
         if wishing is None and all(one.wishes is None for one in plan.pending):
-            outcome = await self._searcher.search(given, is_brief=is_brief)
+            outcome = await self._searcher.search(given, is_brief=is_brief, is_cheap=is_cheap)
+        elif is_cheap:
+            return GaveUp(0)  # some hundred searches, place after place
         else:
             wished = [Wished(one.object, one.wishes) for one in plan.pending]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=wishing)

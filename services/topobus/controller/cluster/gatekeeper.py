@@ -3,6 +3,9 @@
 The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod. Any of them may be
 the last that a replica does: whoever finds the pod reads from its claims how far it came.
 
+A pod that needs more than a short search is put behind all others (`CostlyWork`). Such searches are made one at a time, beside the rest: they hold neither the order of
+planning nor a slot, so a pod with a cheap claim never waits for one. What others took meanwhile is found out when the intent is made true, as with another replica.
+
 A pod whose gate is open already is brought further too as long as it has no node and a claim of ours was taken back: then the claim is allocated elsewhere.
 """
 
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, replace
 
 from topobus.contracts.kubernetes.objects import metadata_of, name_of
@@ -23,9 +26,10 @@ from topobus.controller.config import ControllerSettings
 from topobus.controller.core import gated
 from topobus.controller.core.cluster_objects import has_gate, is_over, version_of
 from topobus.controller.core.cluster_world import ClusterWorld, Key
+from topobus.controller.core.costly import CostlyWork
 from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.nearness import read_wishes
-from topobus.controller.core.scheduling import Blocked, PodPlan, TakeBack, explain_misses, post_filter, pre_filter
+from topobus.controller.core.scheduling import Blocked, NodeFit, PodPlan, TakeBack, explain_misses, post_filter, pre_filter
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal
@@ -51,6 +55,11 @@ class _Seen:
     pod: int
     claims: tuple[tuple[str, int], ...]
     supply: Hashable
+
+    @property
+    def own(self) -> Hashable:
+        """Tell versions of the pod itself and its claims apart."""
+        return self.pod, self.claims
 
 
 @dataclass(frozen=True)
@@ -92,6 +101,9 @@ class Gatekeeper:
         self._told: dict[str, float] = {}
         self._busy: set[Key] = set()
         self._due: dict[Key, _Due] = {}
+        self._costly: CostlyWork[Key] = CostlyWork(settings.cluster.retry_s)
+        self._is_searching = False
+        """Whether a costly search is under way."""
         self._planning = asyncio.Lock()
         self._slots = asyncio.Semaphore(settings.cluster.parallel_pods)
         self._log = get_logger()
@@ -112,14 +124,47 @@ class Gatekeeper:
             sight, due = self._sight(key), self._due.get(key)
             if due is not None and due.sight in (None, sight) and due.at_s > now_s:
                 waits.append(due.at_s - now_s)
-            elif due is not None or self._seen.get(_uid(self._world.pods[key])) != sight:
+            elif due is not None:
+                # Its time has come, whatever was found before.
+                self._costly.drop(key)
                 self._busy.add(key)
                 group.create_task(self._work(key))
+            elif self._seen.get(_uid(self._world.pods[key])) != sight and not self._costly.holds(key, sight.own):
+                self._busy.add(key)
+                group.create_task(self._work(key))
+        if self._start_costly(group, set(keys)):
+            waits.append(self._settings.cluster.retry_s)
         living = {_uid(self._world.pods[key]) for key in keys}
         self._seen = {uid: seen for uid, seen in self._seen.items() if uid in living}
         self._blocked = {uid: since for uid, since in self._blocked.items() if uid in living}
         self._told = {uid: at for uid, at in self._told.items() if uid in living}
         return min(waits, default=None)
+
+    def _start_costly(self, group: asyncio.TaskGroup, keys: Collection[Key]) -> bool:
+        """Begin with the costly pod whose turn it is, unless one is at work; True says that another will be due by time alone."""
+        self._costly.keep(lambda key: key in keys)
+        known: list[Hashable] = []
+        now_s = self._clock.monotonic()
+
+        def read_now(_: Key) -> Hashable:
+            # The same for all, and only when somebody asks: it costs a look at each node.
+            if not known:
+                known.append(self._freedoms())
+            return known[0]
+
+        if not self._is_searching:
+            ready = (key for key in self._costly.due(read_now, now_s=now_s) if key not in self._busy and key not in self._due)
+            turn = next(ready, None)
+            if turn is not None:
+                self._is_searching = True
+                self._busy.add(turn)
+                group.create_task(self._work_costly(turn))
+        return self._costly.is_pausing(read_now, now_s=now_s)
+
+    def _freedoms(self) -> Hashable:
+        """Name what a search reads and may be freed: while it is the same, the search finds the same."""
+        supply = self._world.supply
+        return len(self._world.classes), tuple([(node, supply.freedom_of(node)) for node in self._world.node_names])
 
     def _wait(self, key: Key) -> None:
         """Look at a pod again after a while, or when something about it changes."""
@@ -150,44 +195,60 @@ class Gatekeeper:
         return _Seen(version_of(pod), versions, (self._world.supply.count, len(self._world.classes)))
 
     async def _work(self, key: Key) -> None:
-        """Bring one pod as far as it goes now."""
+        """Bring one pod as far as it goes now with short searches."""
         try:
             # All of it in one slot, what it is told included: a thousand pods in trouble at once must not take the connections from those that are in none.
             async with self._slots:
-                self._due.pop(key, None)
-                try:
-                    await self._walk_guarded(key)
-                    self._failures.pop(key, None)
-                except (PeerUnavailable, HardwareError) as err:
-                    self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
-                    self._failures[key] = self._failures.get(key, 0) + 1
-                    self._wait(key)
-                    pod = self._world.pods.get(key)
-                    if pod is not None and err.facts.get("code") in _REFUSALS:
-                        await self._events.warn(pod, "WriteRefused", str(err))
+                await self._go(key, is_cheap=True)
         finally:
             self._busy.discard(key)
             # Whatever was done or learned, and when this pod is due: it is looked at anew.
             self._changed()
 
-    async def _walk_guarded(self, key: Key) -> None:
+    async def _work_costly(self, key: Key) -> None:
+        """Bring one pod as far as it goes now, whatever it costs; only one at a time does so, and it takes no slot from the others."""
+        turn = self._costly.turn_of(key)
+        try:
+            await self._go(key, is_cheap=False)
+        finally:
+            if self._costly.turn_of(key) == turn:
+                self._costly.drop(key)  # it has what it wanted, or waits for something else
+            self._is_searching = False
+            self._busy.discard(key)
+            self._changed()
+
+    async def _go(self, key: Key, *, is_cheap: bool) -> None:
+        """Take steps for a pod; after a peer's failure the same is tried again after a while."""
+        self._due.pop(key, None)
+        try:
+            await self._walk_guarded(key, is_cheap=is_cheap)
+            self._failures.pop(key, None)
+        except (PeerUnavailable, HardwareError) as err:
+            self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
+            self._failures[key] = self._failures.get(key, 0) + 1
+            self._wait(key)
+            pod = self._world.pods.get(key)
+            if pod is not None and err.facts.get("code") in _REFUSALS:
+                await self._events.warn(pod, "WriteRefused", str(err))
+
+    async def _walk_guarded(self, key: Key, *, is_cheap: bool) -> None:
         """Take steps; what is wrong with this pod or its claims concerns no other.
 
         Errors: raises PeerUnavailable and HardwareError of a peer, after which the same is tried again.
         """
         try:
-            await self._walk(key)
+            await self._walk(key, is_cheap=is_cheap)
         except Exception as err:
             if isinstance(err, PeerUnavailable | HardwareError | InvariantError):
                 raise
             # Telling is a write, too, and may fail as any other.
             await self._tell_malformed(key, err)
 
-    async def _walk(self, key: Key) -> None:
+    async def _walk(self, key: Key, *, is_cheap: bool) -> None:
         """Take steps until there is nothing to do now."""
         for _ in range(_MOST_STEPS):
             pod = self._world.pods.get(key)
-            if pod is None or not self._is_ours(key, pod) or not await self._step(key, pod):
+            if pod is None or not self._is_ours(key, pod) or not await self._step(key, pod, is_cheap=is_cheap):
                 return
         self._wait(key)
 
@@ -212,7 +273,7 @@ class Gatekeeper:
             # What the server keeps of it cannot be read: the next version of it is looked at again.
             self._log.warning("pod.untold", pod=name, error=str(untold))
 
-    async def _step(self, key: Key, pod: ApiObject) -> bool:
+    async def _step(self, key: Key, pod: ApiObject, *, is_cheap: bool) -> bool:
         """Do one step; False when there is nothing to do now."""
         sight = self._sight(key)
         plan = pre_filter(pod, lambda name: self._bare((key[0], name)))
@@ -241,32 +302,59 @@ class Gatekeeper:
                 await self._intents.withdraw(plan, (one,), is_final=True)
                 return True
         if not intents:
-            return await self._begin(key, pod, plan, sight)
+            return await self._begin(key, pod, plan, sight, is_cheap=is_cheap)
         if len(intents) < len(plan.pending) or len({note.node for _, note in intents}) > 1:
             # A crash came between two intents of one pod: they are made anew, together.
             await self._intents.withdraw(plan, tuple(one for one, _ in intents))
             return True
-        done = await self._intents.commit(plan, intents)
+        done = await self._intents.commit(plan, intents, is_cheap=is_cheap)
         if isinstance(done, Refusal):
             await self._tell(key, pod, "RefusedByNode", done.reasons)
         elif done is Progress.LATER:
             self._wait(key)
-        return done is not Progress.LATER
+        elif done is Progress.COSTLY:
+            self._put_behind(key)
+        return done not in (Progress.LATER, Progress.COSTLY)
 
-    async def _begin(self, key: Key, pod: ApiObject, plan: PodPlan, sight: _Seen) -> bool:
+    def _put_behind(self, key: Key) -> None:
+        """Leave a pod that needs more than a short search until it is its turn."""
+        if key in self._world.pods:
+            sight = self._sight(key)
+            self._seen[_uid(self._world.pods[key])] = sight
+            self._costly.put(key, sight.own)
+
+    async def _begin(self, key: Key, pod: ApiObject, plan: PodPlan, sight: _Seen, *, is_cheap: bool) -> bool:
         """Choose a node and devices, and write the intents."""
         if not await self._intents.clear(plan):
             self._wait(key)
             return False
-        async with self._planning:
-            refused = self._refused_nodes(key, pod, plan)
-            excluded = self._intents.refusals.refused(plan.pod.uid)
-            again_s = self._told.get(plan.pod.uid, -math.inf) + _PATIENCE * self._settings.cluster.retry_s - self._clock.monotonic()
-            is_brief = again_s > 0 and not plan.allocated and not refused
-            chosen = await self._chooser.choose(pod, plan, refused=refused, excluded=excluded, is_brief=is_brief)
-            if not isinstance(chosen, NoNodeFits):
-                await self._intents.write(plan, chosen, refused)
-                return True
+        refused = self._refused_nodes(key, pod, plan)
+        freedoms = self._freedoms() if not is_cheap else None
+        again_s = self._told.get(plan.pod.uid, -math.inf) + _PATIENCE * self._settings.cluster.retry_s - self._clock.monotonic()
+        # A costly pod has its own pauses, so it is told each time.
+        is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
+        if is_cheap:
+            async with self._planning:
+                chosen = await self._choose(pod, plan, refused, is_brief=is_brief, is_cheap=True)
+                if isinstance(chosen, NodeFit):
+                    await self._intents.write(plan, chosen, refused)
+        else:
+            # Others plan meanwhile.
+            chosen = await self._choose(pod, plan, refused, is_brief=False, is_cheap=False)
+            async with self._planning:
+                if key not in self._world.pods or self._sight(key).own != sight.own:
+                    # What was searched for is another by now; who changes a pod all the time has its turn behind the others each time.
+                    self._put_behind(key)
+                    return False
+                if isinstance(chosen, NodeFit):
+                    await self._intents.write(plan, chosen, refused)
+        if isinstance(chosen, NodeFit):
+            return True
+        if chosen is None:
+            # What a note says of the past must keep nobody from the devices while the pod waits for its turn.
+            await self._intents.withdraw(plan, plan.pending, refused=refused)
+            self._put_behind(key)
+            return False
         # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
         await self._intents.withdraw(plan, plan.pending)
         if is_brief:
@@ -277,6 +365,9 @@ class Gatekeeper:
         if await self._make_room(key, pod, plan, chosen):
             return True
         self._told[plan.pod.uid] = self._clock.monotonic()
+        if not is_cheap and key in self._world.pods:
+            # The claims as they are without their notes: it was just us who wrote them.
+            sight = replace(sight, claims=self._sight(key).claims)
         self._seen[plan.pod.uid] = sight
         if refused:
             # Every other node was tried: those that the scheduler refused are worth another look later.
@@ -284,7 +375,16 @@ class Gatekeeper:
         reason, reasons = explain_misses(chosen.misses)
         self._metrics.decisions.labels("refused").inc()
         await self._tell(key, pod, reason, (*reasons, *chosen.advice))
+        if not is_cheap:
+            # The pod as it is now that it has been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
+            self._costly.tried(key, self._seen.get(plan.pod.uid, sight).own, freedoms, now_s=self._clock.monotonic())
         return False
+
+    async def _choose(
+        self, pod: ApiObject, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
+    ) -> NodeFit | NoNodeFits | None:
+        excluded = self._intents.refusals.refused(plan.pod.uid)
+        return await self._chooser.choose(pod, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap)
 
     async def _make_room(self, key: Key, pod: ApiObject, plan: PodPlan, chosen: NoNodeFits) -> bool:
         """Take back an allocation of ours that keeps the pod's other claims from fitting: behind its gate no scheduler counts on it."""
@@ -380,6 +480,9 @@ class Gatekeeper:
         living = {_uid(self._world.pods[key]) for key in self._ours()}
         for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda one: one not in living):
             self._seen.pop(str(uid), None)
+            pod = self._world.book.pod_of(str(uid))
+            if pod is not None:
+                self._costly.drop(pod)
 
     def _now(self) -> str:
         return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -28,7 +28,7 @@ from topobus.controller.core.gated import GateAttempt
 from topobus.controller.core.reasons import summarize
 from topobus.controller.core.refusals import Refusals
 from topobus.controller.core.scheduling import NodeFit, PodClaim, PodPlan
-from topobus.controller.core.values import DeviceId
+from topobus.controller.core.values import DeviceId, GaveUp
 from topobus.controller.held_already import Holding
 from topobus.controller.metrics import ControllerMetrics
 from topobus.domain.errors import PeerUnavailable
@@ -46,6 +46,8 @@ class Progress(Enum):
     """Something was written, or is another now: look again."""
     LATER = "later"
     """The copy is not far enough yet."""
+    COSTLY = "costly"
+    """It takes more than a short search to see whether the devices may still be had."""
 
 
 class Intents:
@@ -114,8 +116,11 @@ class Intents:
                 return
             self._written.add((owner_of(claim).uid, note.number))
 
-    async def commit(self, plan: PodPlan, intents: list[tuple[PodClaim, GateAttempt]]) -> Progress | Refusal:
-        """Make intents true: see what came before them, have the node hold the devices, write the statuses; a Refusal is the node's."""
+    async def commit(self, plan: PodPlan, intents: list[tuple[PodClaim, GateAttempt]], *, is_cheap: bool = False) -> Progress | Refusal:
+        """Make intents true: see what came before them, have the node hold the devices, write the statuses; a Refusal is the node's.
+
+        Shapes: is_cheap — only if a short search shows that the devices may still be had.
+        """
         if self._is_anothers(intents):
             return Progress.LATER
         newest = max(version_of(self._world.claims[_key(plan, one)]) for one, _ in intents)
@@ -129,7 +134,9 @@ class Intents:
             await self.withdraw(plan, plan.pending)
             return Progress.ON
         devices = {DeviceId(one.driver, one.pool, one.device) for _, note in intents for one in note.allocation.devices.results}
-        fit = await self._chooser.still_fits(plan, node, devices, self._world.book.later_intents(newest))
+        fit = await self._chooser.still_fits(plan, node, devices, self._world.book.later_intents(newest), is_cheap=is_cheap)
+        if isinstance(fit, GaveUp):
+            return Progress.COSTLY
         if fit is None:
             self._log.info("pod.overtaken", pod=str(plan.pod), node=node)
             await self.withdraw(plan, plan.pending)
@@ -191,8 +198,11 @@ class Intents:
         self._written &= living
         self._met = {key: since for key, since in self._met.items() if key in living}
 
-    async def withdraw(self, plan: PodPlan, claims: tuple[PodClaim, ...], *, is_final: bool = False) -> None:
-        """Take intents back; the note of a pod whose gate is open stays, without an intent, so that its claims are still known as ours."""
+    async def withdraw(self, plan: PodPlan, claims: tuple[PodClaim, ...], *, is_final: bool = False, refused: tuple[str, ...] = ()) -> None:
+        """Take intents back; the note of a pod whose gate is open stays, without an intent, so that its claims are still known as ours.
+
+        Shapes: refused — nodes that such a note is to name as those on which kube-scheduler could not place the pod.
+        """
         pod = self._world.pods.get((plan.pod.namespace, plan.pod.name))
         is_open = pod is not None and not has_gate(pod) and not is_final
         for one in claims:
@@ -200,7 +210,9 @@ class Intents:
             note = self._world.book.note(_key(plan, one))
             if claim is None or note is None or claim.status.get("allocation"):
                 continue
-            kept = GateAttempt(number=note.number, node="", allocation=AllocationResult(), pod=plan.pod.uid)
+            kept = GateAttempt(
+                number=note.number, node="", allocation=AllocationResult(), pod=plan.pod.uid, refused=refused[-gated.MAX_REFUSED_NODES :]
+            )
             if is_open and note == kept:
                 continue
             patch = gated.intent_patch(claim, kept) if is_open else gated.withdrawal_patch(claim)
