@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
+import structlog
 from hypothesis import settings
 
 # No test times anything: Hypothesis fails an example that takes more than 200 ms by itself, which a busy machine makes of any.
 settings.register_profile("topobus", deadline=None)
 settings.load_profile("topobus")
+
+
+@pytest.fixture(autouse=True)
+def own_log_configuration() -> Iterator[None]:
+    """Take back what a test's commands configured: a level that one of them sets for the process would hide the next test's lines."""
+    before = structlog.get_config()
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+        structlog.contextvars.clear_contextvars()

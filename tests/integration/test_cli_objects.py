@@ -195,7 +195,7 @@ def test_apply_writes_nothing_when_a_stored_spec_would_change(clean: System) -> 
 
 def test_apply_writes_nothing_when_an_object_is_too_large_to_store(clean: System) -> None:
     """What the store would refuse is found before the first write."""
-    large = claim("large", 1).replace("{name: large}", "{name: large, annotations: {note: " + "x" * 600_000 + "}}")
+    large = claim("large", 1).replace("{name: large}", "{name: large, annotations: {note: " + "x" * 1_000_000 + "}}")
 
     done = clean.run("apply", "-f", "-", stdin=claim("small", 1) + "---\n" + large, code=65)
 

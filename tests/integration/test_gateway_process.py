@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 import pytest_asyncio
 
@@ -46,6 +47,7 @@ def settings(rig: Rig, instance: str = "") -> Mapping[str, str]:
         "TOPOBUS_GATEWAY__POD_RESOURCES_SOCKET": rig.settings.pod_resources_socket,
         "TOPOBUS_GATEWAY__CDI_DIR": rig.settings.cdi_dir,
         "TOPOBUS_GATEWAY__CHECKPOINT_PATH": rig.settings.checkpoint_path,
+        "TOPOBUS_GATEWAY__EDITS": msgspec.json.encode(rig.settings.edits).decode(),
     }
 
 

@@ -110,6 +110,7 @@ RESOURCES: tuple[Resource, ...] = (
     _of("apps", "daemonsets", "DaemonSet", short_names=("ds",), is_namespaced=True, has_status=True),
     _of("apps", "statefulsets", "StatefulSet", short_names=("sts",), is_namespaced=True, has_status=True),
     _of("coordination.k8s.io", "leases", "Lease", is_namespaced=True),
+    _of("networking.k8s.io", "networkpolicies", "NetworkPolicy", short_names=("netpol",), is_namespaced=True),
     _of("policy", "poddisruptionbudgets", "PodDisruptionBudget", short_names=("pdb",), is_namespaced=True, has_status=True),
     _of("scheduling.k8s.io", "priorityclasses", "PriorityClass", short_names=("pc",)),
     _of(_RBAC, "clusterroles", "ClusterRole"),
