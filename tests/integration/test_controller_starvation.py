@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -77,6 +78,56 @@ async def objects(bus: Bus) -> AsyncIterator[Reader[Change[ApiObject]]]:
     await bus.answer(catalogue.HINTS, hints, node=NODE, device_class="gpu")
     async with Reader(bus.watch(catalogue.OBJECT)) as reader:
         yield reader
+
+
+async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
+    bus: Bus, objects: Reader[Change[ApiObject]], nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round ends when its budget of steps is spent: a plain claim that comes during the first costly search is served before the others are searched."""
+    full: set[str] = set()
+    plain_after: list[int] = []
+    has_begun, is_stored = asyncio.Event(), threading.Event()
+    loop, real = asyncio.get_running_loop(), searching.allocate
+
+    def counted(given: AllocationInput, *arguments: Any, **named: Any) -> Outcome:
+        name = given.claims[0].name
+        if name == "default/plain":
+            plain_after.append(len(full))
+        elif "is_abandoned" in named and name.startswith("default/costly"):
+            full.add(name)
+            loop.call_soon_threadsafe(has_begun.set)
+            # In a thread of its own: the first one holds on until the plain claim is stored.
+            is_stored.wait()
+        return real(given, *arguments, **named)
+
+    async def store(manifest: str) -> None:
+        for number, parsed in enumerate(parse_manifest(manifest, where="test.yaml")):
+            stored = admit(parsed, uid=f"uid-{parsed.metadata['name']}", now=f"2026-01-01T00:00:{number:02d}Z")
+            await bus.put(catalogue.OBJECT, stored, **object_parts(stored))
+
+    monkeypatch.setattr(searching, "allocate", counted)
+    monkeypatch.setattr(keeper, "_ROUND_STEPS", 0)
+    await store("".join(costly(f"costly-{number}") for number in range(COSTLY)))
+    async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
+        runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
+        task = asyncio.create_task(serve(ControllerSettings(ask_timeout_s=1.0, retry_s=0.2, step_budget=3_000), runtime))
+        try:
+            async with asyncio.timeout(90):
+                await has_begun.wait()
+            await store(PLAIN)
+            await objects.until(lambda items: any(item.parts.get("name") == "plain" for item in items))
+        finally:
+            is_stored.set()
+        await objects.until(
+            lambda items: any(
+                item.parts.get("name") == "plain" and item.value is not None and bool(item.value.status.get("allocation")) for item in items
+            ),
+            timeout_s=90,
+        )
+        task.cancel()
+        await asyncio.wait({task})
+
+    assert plain_after[0] < COSTLY / 2
 
 
 async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(

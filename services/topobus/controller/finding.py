@@ -200,6 +200,7 @@ class Finder:
         else:
             wished = [Wished(one.stored.value, one.wishes) for one in members]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)
+        self.spent += outcome.steps
         if isinstance(outcome, Allocated):
             wanted = [(one.stored.value, one.spec) for one in members]
             return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
