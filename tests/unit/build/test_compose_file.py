@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from topobus.controller.config import ControllerSettings
+from topobus.cpu.config import CpuSettings
+from topobus.discovery.config import DiscoverySettings
+from topobus.fpga.config import FpgaSettings
+from topobus.gateway.config import GatewaySettings
+from topobus.gpu.config import GpuSettings
+from topobus.nic.config import NicSettings
+from topobus.runtime.config import ServiceSettings, load_settings
+from topobus.topology.config import TopologySettings
+
 FILE = Path(__file__).parents[3] / "compose.yaml"
-SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(FILE.read_text(encoding="utf-8"))["services"]
+# As compose reads it where nothing is set: ${NAME:-default}.
+_TEXT = re.sub(r"\$\{[A-Z_]+:-([^}]*)\}", r"\1", FILE.read_text(encoding="utf-8"))
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load(_TEXT)["services"]
+
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "discovery": DiscoverySettings,
+    "gpu": GpuSettings,
+    "nic": NicSettings,
+    "fpga": FpgaSettings,
+    "cpu": CpuSettings,
+    "topology": TopologySettings,
+    "gateway": GatewaySettings,
+    "controller": ControllerSettings,
+}
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
@@ -24,12 +48,19 @@ def test_container_has_no_more_rights_than_it_needs(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_service_takes_its_environment(name: str) -> None:
+    """A variable that a service does not know ends it with status 78, and compose would start it again for ever."""
+    load_settings(SETTINGS[name], name, file=None, environ=SERVICES[name]["environment"])
+
+
 def test_answer_keys_reach_who_proves_and_who_asks() -> None:
     """All who have the setting see the keys and cannot change them; the maker's group is that of the images' user."""
     for name in ("gpu", "nic", "fpga", "cpu", "topology", "gateway"):
         service = SERVICES[name]
 
         assert "answer-keys:/keys:ro" in service["volumes"]
-        assert service["environment"]["TOPOBUS_ALL__ANSWERS__KEY_DIR"] == SERVICES["answer-keys"]["command"][1]
+        settings = load_settings(SETTINGS[name], name, file=None, environ=service["environment"])
+        assert settings.answers.key_dir == SERVICES["answer-keys"]["command"][1]  # type: ignore[attr-defined]  # all six have the setting
     image = (FILE.parent / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
     assert f"USER 65532:{SERVICES['answer-keys']['user'].rpartition(':')[2]}" in image
