@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -95,6 +96,48 @@ async def test_slices_stay_when_a_driver_is_back_in_time_and_away_again(root: Pa
 
     assert before == [""]
     assert wiped == ["", DRIVER]
+
+
+class _Slow(RecordingDriver):
+    """A driver that unprepares when it is told to, and counts how many calls run at once."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.go_on = asyncio.Event()
+        self.running = 0
+        self.most = 0
+
+    async def NodeUnprepareResources(self, request: Any, context: Any) -> Any:  # noqa: N802  (gRPC's name)
+        """Wait, then answer."""
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.go_on.wait()
+        self.running -= 1
+        return await super().NodeUnprepareResources(request, context)
+
+
+async def test_claim_is_unprepared_once_when_its_driver_is_slow(root: Path) -> None:
+    """What a call runs for is asked for by nobody else meanwhile; what another driver owes is asked for again as ever."""
+    other = f"z.{DRIVER}"
+    timings = KubeletTimings(reconcile_s=0.01)
+    async with (
+        KubeletSimulator(root, timings=timings) as kubelet,
+        _Slow(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as slow,
+        RecordingDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, other) as failing,
+    ):
+        failing.unprepare_error = "not now"
+        await kubelet.wait_for_driver(DRIVER)
+        await kubelet.wait_for_driver(other)
+        await kubelet.admit(WITH_CLAIM)
+        removed = asyncio.create_task(kubelet.remove(WITH_CLAIM))
+        await kubelet.wait_for_event("NodeUnprepareResources", subject=DRIVER)
+        await kubelet.unprepare_claims([ClaimReference(name="d", uid="u-2", drivers=(other,))])
+        await kubelet.wait_for_event("NodeUnprepareResources", subject=other, count=4)
+        slow.go_on.set()
+        errors = await removed
+
+    assert errors == {}
+    assert slow.most == 1
 
 
 async def test_claim_fails_in_time_when_a_driver_hangs(root: Path) -> None:

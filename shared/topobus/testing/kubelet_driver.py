@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -16,7 +17,7 @@ import grpc.aio
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
 from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.testing.kubelet_values import ClaimReference, EventLog, KubeletTimings
-from topobus.testing.kubelet_wire import go_error, outcome_of, to_plain
+from topobus.testing.kubelet_wire import go_error, outcome_of, shown, to_plain
 
 __all__ = ["PLUGIN_PACKAGES", "Driver"]
 
@@ -81,7 +82,10 @@ class Driver:
             await self.channel.wait_for_state_change(state)
 
     async def follow_health(
-        self, preferred_api: str, take: Callable[[str, health.NodeWatchResourcesResponse], None], forget: Callable[[str], None]
+        self,
+        preferred_api: str,
+        take: Callable[[str, health.NodeWatchResourcesResponse, dict[str, Any]], None],
+        forget: Callable[[str], None],
     ) -> None:
         """Hold the health stream, opened again after a pause whenever it ends; nothing to do for a driver that offers none."""
         offered = [api for api in (preferred_api, "v1alpha1", "v1") if f"{api}.DRAResourceHealth" in self._versions]
@@ -97,7 +101,7 @@ class Driver:
             self._log.add("NodeWatchResources.open", self.name, {"api": api})
             try:
                 async for message in open_stream(health.NodeWatchResourcesRequest()):
-                    take(self.name, message)
+                    take(self.name, message, await shown(message))
             except grpc.aio.AioRpcError:
                 # Any end of the stream is answered by a new one.
                 pass

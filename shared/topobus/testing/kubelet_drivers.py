@@ -7,8 +7,10 @@ the recorded transcript of kubelet 1.36: GetInfo (1 s), NotifyRegistrationStatus
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -68,6 +70,8 @@ class Drivers:
         self._health: dict[tuple[str, str, str], DriverHealth] = {}
         self._absent: dict[str, asyncio.Task[None]] = {}
         self._owed: dict[tuple[str, str], ClaimReference] = {}
+        self._asked: Counter[tuple[str, str]] = Counter()
+        """Of what is owed, for what a call runs now."""
         self._stopping = asyncio.Event()
 
     async def start(self) -> None:
@@ -130,7 +134,7 @@ class Drivers:
         for name in sorted({driver for one in wanted for driver in one.drivers}):
             for one in (one for one in wanted if name in one.drivers):
                 self._owed[(name, one.uid)] = one
-            errors |= await self._pay(name)
+            errors |= await self._pay(name, {one.uid for one in wanted})
         return errors
 
     async def _prepare_one(self, name: str, claims: list[ClaimReference]) -> tuple[dict[str, dra.NodePrepareResourceResponse], str]:
@@ -140,15 +144,28 @@ class Drivers:
         answer = await driver.prepare(claims)
         return ({}, answer) if isinstance(answer, str) else (answer, "")
 
-    async def _pay(self, name: str) -> dict[str, str]:
-        """Call NodeUnprepareResources for all that is owed to one driver."""
-        claims = [one for (driver, _), one in sorted(self._owed.items()) if driver == name]
+    async def _pay(self, name: str, uids: Collection[str] = ()) -> dict[str, str]:
+        """Call NodeUnprepareResources for all that is owed to one driver, but not for what a call runs already, save for `uids`.
+
+        One pod worker asks for a claim, and it waits for the answer before it asks again.
+        """
+        claims = [
+            claim
+            for (driver, uid), claim in sorted(self._owed.items())
+            if driver == name and (uid in uids or not self._asked[(driver, uid)])
+        ]
         driver = self._driver(name)
         if not claims:
             return {}
         if driver is None:
             return {one.uid: f"DRA driver {name} is not registered" for one in claims}
-        answer = await driver.unprepare(claims)
+        keys = [(name, claim.uid) for claim in claims]
+        self._asked.update(keys)
+        try:
+            answer = await driver.unprepare(claims)
+        finally:
+            self._asked.subtract(keys)
+            self._asked = +self._asked
         if isinstance(answer, str):
             return {one.uid: answer for one in claims}
         errors: dict[str, str] = {}
@@ -311,14 +328,14 @@ class Drivers:
             return f"RegisterPlugin error -- dial {socket} failed with err: {err}"
         return Driver(info.name, socket, service, tuple(info.supported_versions), self._log, self._timings)
 
-    def _take(self, driver: str, message: health.NodeWatchResourcesResponse) -> None:
+    def _take(self, driver: str, message: health.NodeWatchResourcesResponse, plain: dict[str, Any]) -> None:
         for one in message.devices:
             state = {health.HEALTHY: "Healthy", health.UNHEALTHY: "Unhealthy"}.get(one.health, "Unknown")
             allowed_s = one.health_check_timeout_seconds if one.health_check_timeout_seconds > 0 else self._timings.health_timeout_s
             self._health[(driver, one.device.pool_name, one.device.device_name)] = DriverHealth(
                 state=state, message=one.message, expires_at=self._monotonic() + allowed_s
             )
-        self._log.add("NodeWatchResources.send", driver, to_plain(message))
+        self._log.add("NodeWatchResources.send", driver, plain)
 
 
 def _validate(info: registration.PluginInfo) -> str:

@@ -21,7 +21,7 @@ from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.testing.kubelet_devices import NO_SUCH_NODE, DeviceStore, PluginDevice
 from topobus.testing.kubelet_values import EventLog, KubeletTimings
-from topobus.testing.kubelet_wire import DialError, Tasks, deadline_of, dial, go_error, is_socket, outcome_of, to_plain
+from topobus.testing.kubelet_wire import DialError, Tasks, deadline_of, dial, go_error, is_socket, outcome_of, shown, to_plain
 
 __all__ = ["CallFailed", "DevicePlugins", "Endpoint", "list_doubts"]
 
@@ -196,8 +196,9 @@ class DevicePlugins(rpc.RegistrationServicer):
         ended: dict[str, str] = {}
         try:
             async for message in endpoint.stub.ListAndWatch(pb.Empty()):
+                plain = await shown(message)
                 self._store.replace(name, (_device(one) for one in message.devices))
-                self._log.add("ListAndWatch.send", name, to_plain(message))
+                self._log.add("ListAndWatch.send", name, plain)
                 if doubts := list_doubts(message):
                     self._log.add("ListAndWatch.doubtful", name, {"doubts": doubts})
         except grpc.aio.AioRpcError as err:

@@ -13,8 +13,9 @@ import grpc.aio
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
-__all__ = ["DialError", "Tasks", "deadline_of", "dial", "go_error", "is_socket", "outcome_of", "to_plain"]
+__all__ = ["DialError", "Tasks", "deadline_of", "dial", "go_error", "is_socket", "outcome_of", "shown", "to_plain"]
 
+_LARGE_BYTES = 64 * 1024
 T = TypeVar("T")
 
 
@@ -102,6 +103,11 @@ def deadline_of(context: grpc.aio.ServicerContext[Any, Any]) -> float | None:
     # The stubs promise a float; at run time a call without a deadline gives None.
     left: float | None = context.time_remaining()
     return left
+
+
+async def shown(message: Message) -> dict[str, Any]:
+    """Give `to_plain` of a message; a large one in a thread, for a list of thousands would stop whoever else runs in this loop."""
+    return await asyncio.to_thread(to_plain, message) if message.ByteSize() > _LARGE_BYTES else to_plain(message)
 
 
 def to_plain(message: Message) -> dict[str, Any]:
