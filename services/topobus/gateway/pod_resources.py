@@ -27,7 +27,7 @@ __all__ = ["Listing", "PodResourcesReader"]
 
 _CALL_LIMIT_S = 5.0
 # kubelet answers ten at once and then a hundred a second, for all its clients together; ours stays far below.
-_FRESH_S = 0.1
+_BETWEEN_S = 0.1
 
 
 class Listing(Struct, frozen=True, kw_only=True):
@@ -42,33 +42,43 @@ class Listing(Struct, frozen=True, kw_only=True):
 
 
 class PodResourcesReader:
-    """Asks kubelet; a look that is a moment old serves for the next one, too."""
+    """Asks kubelet; one look serves for all who had asked before it began, and for nobody who asks later."""
 
     def __init__(self, socket: Path, node: str, resources: Mapping[str, str]) -> None:
         self.socket = socket
         self._node = node
         self._resources = resources
         self._lock = asyncio.Lock()
-        self._seen: tuple[float, Listing] | None = None
+        self._begun = 0
+        """How many looks have begun."""
+        self._seen: tuple[int, Listing | str] = (0, "")
+        """Which look was the last to end, and what it gave."""
+        self._rests_until = 0.0
 
     async def read(self) -> Listing | str:
-        """Look; the text says why kubelet does not tell."""
+        """Look; the text says why kubelet does not tell. The answer is no older than the call, which may wait a tenth of a second for its turn."""
+        before = self._begun
         async with self._lock:
-            now = asyncio.get_running_loop().time()
-            if self._seen is not None and now - self._seen[0] < _FRESH_S:
+            if self._seen[0] > before:
+                # Whoever had the lock before this one began to look after this one had asked.
                 return self._seen[1]
-            if identity(self.socket) is None:
-                return f"there is no kubelet at {self.socket}"
-            async with dialling(self.socket) as channel:
-                try:
-                    answer = await rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
-                except grpc.aio.AioRpcError as err:
-                    get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
-                    return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
-            listing = self._to_listing(answer)
-            # Kubelet's answer is as old as the question.
-            self._seen = (now, listing)
-            return listing
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(max(0.0, self._rests_until - loop.time()))
+            self._rests_until = loop.time() + _BETWEEN_S
+            self._begun += 1
+            self._seen = (self._begun, await self._look())
+            return self._seen[1]
+
+    async def _look(self) -> Listing | str:
+        if identity(self.socket) is None:
+            return f"there is no kubelet at {self.socket}"
+        async with dialling(self.socket) as channel:
+            try:
+                answer = await rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
+            except grpc.aio.AioRpcError as err:
+                get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
+                return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
+        return self._to_listing(answer)
 
     def _to_listing(self, answer: pb.ListPodResourcesResponse) -> Listing:
         in_use: dict[str, set[str]] = {}

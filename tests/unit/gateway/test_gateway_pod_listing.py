@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -79,3 +80,41 @@ async def test_memory_of_a_group_is_shared_out_when_kubelet_tells_only_the_sum(s
         (MemoryBlock(kind="memory", nodes=NodeSet(1), shares=((1, 7),)),),
         (MemoryBlock(kind="memory", nodes=NodeSet(0, 2), shares=((0, 4), (2, 3))),),
     ]
+
+
+async def test_an_answer_is_no_older_than_the_ask_when_somebody_has_just_asked(socket: Path) -> None:
+    """Who asks after a pod has begun is told of it, however short ago another was answered; who asks while a look runs waits for the next one, shared."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    pods: list[pb.PodResources] = []
+    looks: list[int] = []
+
+    class Slow(Lister):
+        async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: N802  (gRPC's name)
+            looks.append(len(pods))
+            answer = pb.ListPodResourcesResponse(pod_resources=pods)
+            asked.set()
+            await go_on.wait()
+            return answer
+
+    server = grpc.aio.server()
+    rpc.add_PodResourcesListerServicer_to_server(Slow(), server)
+    server.add_insecure_port(f"unix:{socket}")
+    await server.start()
+    reader = PodResourcesReader(socket, "n", {})
+    try:
+        first = asyncio.create_task(reader.read())
+        await asked.wait()
+        pods.append(pb.PodResources(name="p", namespace="d", cpu_ids=[1]))
+        others = [asyncio.create_task(reader.read()) for _ in range(10)]
+        # Each of them has asked, while the first look runs.
+        await asyncio.sleep(0)
+        go_on.set()
+        before, *after = await asyncio.gather(first, *others)
+        pods.append(pb.PodResources(name="q", namespace="d", cpu_ids=[2]))
+        last = await reader.read()
+    finally:
+        await server.stop(None)
+
+    found = [[use.pod for use in one.exclusive] if isinstance(one, Listing) else one for one in (before, *after, last)]
+    assert found == [[], *([["p"]] * 10), ["p", "q"]]
+    assert looks == [0, 1, 2]
