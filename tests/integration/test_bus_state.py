@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import nats
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from integration.values import inventory
 from topobus.contracts.catalogue import INVENTORY, OBJECT
 from topobus.contracts.messages import ApiObject
+from topobus.contracts.stored import from_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.runtime import state as state_module
 from topobus.runtime.bus import Bus, Conflict, Written
 from topobus.runtime.config import NatsSettings
 from topobus.testing.nats import NatsServer
@@ -151,3 +155,39 @@ async def test_history_gives_what_can_be_read_when_the_newest_value_is_garbage(b
     with pytest.raises(ContractError):
         await bus.get(INVENTORY, **_KEY)
     assert [(one.revision, one.value.generation) for one in await bus.history(INVENTORY, **_KEY)] == [(3, 2), (5, 4)]
+
+
+async def test_fingerprint_tells_a_value_from_every_other_when_nobody_reads_it(bus: Bus) -> None:
+    """It stays as long as nobody writes, is another one after each write, of the same value too, and empty for what does not exist."""
+    absent = await bus.fingerprint(INVENTORY, **_KEY)
+    await bus.put(INVENTORY, inventory(1), **_KEY)
+    first = [await bus.fingerprint(INVENTORY, **_KEY) for _ in range(2)]
+    await bus.put(INVENTORY, inventory(1), **_KEY)
+    again = await bus.fingerprint(INVENTORY, **_KEY)
+    await bus.delete(INVENTORY, **_KEY)
+
+    assert (absent, await bus.fingerprint(INVENTORY, **_KEY)) == ("", "")
+    assert first[0] == first[1] != again
+    assert "" not in (first[0], again)
+
+
+async def test_large_values_are_read_beside_the_loop_when_they_come(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A value of thousands of devices takes a tenth of a second to read: nobody whom this process answers waits for that. Small ones are read at once."""
+    threads: list[int] = []
+
+    def read(*arguments: Any, **named: Any) -> Any:
+        threads.append(threading.get_ident())
+        return from_stored(*arguments, **named)
+
+    monkeypatch.setattr(state_module, "from_stored", read)
+    large = inventory(2, padding_bytes=300_000)
+    for value in (inventory(1), large):
+        await bus.put(INVENTORY, value, **_KEY)
+        entry = await bus.get(INVENTORY, **_KEY)
+        assert entry is not None
+        assert entry.value == value
+    async for change in bus.watch(INVENTORY, **_KEY):
+        assert change.value == large
+        break
+
+    assert [one == threading.get_ident() for one in threads] == [True, False, False]

@@ -13,7 +13,7 @@ from topobus.contracts.catalogue import State
 from topobus.contracts.codec import decode, encode
 from topobus.domain.errors import ContractError
 
-__all__ = ["MAX_UNPACKED_BYTES", "from_stored", "objection", "to_stored"]
+__all__ = ["MAX_UNPACKED_BYTES", "from_stored", "is_packed", "objection", "to_stored"]
 
 M = TypeVar("M")
 
@@ -50,9 +50,14 @@ def from_stored(state: State[M], data: bytes, *, where: str) -> M:
 
     Errors: raises ContractError when no contract accepts it, or when it unpacks to more than 16 MiB (found while unpacking).
     """
-    if state.may_be_compressed and data[:2] == _MAGIC:
+    if is_packed(state, data):
         data = _unpacked(data, where)
     return decode(data, state.message, where=where)
+
+
+def is_packed(state: State[Any], data: bytes) -> bool:
+    """Say whether stored bytes are compressed: then few of them may be many."""
+    return state.may_be_compressed and data[:2] == _MAGIC
 
 
 def objection(state: State[Any], value: Any) -> str:

@@ -89,6 +89,8 @@ class _DeviceHost:
         self._machine_changes = asyncio.Condition()
         self._owners: dict[str, tuple[Owner, ...]] | None = None
         self._stored: Inventory | None = None
+        self._confirmed = ("", 0)
+        """Fingerprint of the inventory that stood in the bucket when it was last read and was ours, and its generation."""
         self._generation = 0
         self._devices: tuple[Device, ...] = ()
         self._told: tuple[Device, ...] | None = None
@@ -206,10 +208,16 @@ class _DeviceHost:
         if mine is None:
             return True
         why = "it is gone"
+        fingerprint = await self._bus.fingerprint(INVENTORY, node=self._node, device_class=self._class)
+        if fingerprint and self._confirmed == (fingerprint, mine.generation):
+            # Read once already; to read thousands of devices at each look would keep this process from its answers.
+            return True
         try:
             entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
             if entry is not None:
-                if _is_same_but_counts(entry.value, mine):
+                if await asyncio.to_thread(_is_same_but_counts, entry.value, mine):
+                    # The fingerprint was taken first: if what was read is newer, the old one is never the newest again and confirms nothing.
+                    self._confirmed = (fingerprint, mine.generation)
                     return True
                 why = f"somebody else wrote generation {entry.value.generation} over it"
         except ContractError as err:
@@ -331,11 +339,11 @@ class _DeviceHost:
         if machine is None:
             return
         now = self._runtime.clock.now()
-        roster = self._advance(machine, now, held=None)
+        roster = await self._advance(machine, now, held=None)
         if roster.devices != self._told or any(one.health.state is not HealthState.HEALTHY for one in roster.devices):
             # Whoever holds a device is told of its health, and what is held does not leave.
             await self._read_owners()
-            roster = self._advance(machine, now, held=None if self._owners is None else self._owners.keys())
+            roster = await self._advance(machine, now, held=None if self._owners is None else self._owners.keys())
         # Before it is so, for the store may lose its history meanwhile.
         self._told = roster.devices
         await self._announcer.recall([one.name for one in (*roster.devices, *roster.removed)])
@@ -353,10 +361,12 @@ class _DeviceHost:
                 for device in news[start : start + _PARALLEL_EVENTS]:
                     group.create_task(self._announce(device, self._generation, rfc3339(now)))
 
-    def _advance(self, machine: Machine, now: datetime, *, held: Collection[str] | None) -> Roster:
-        roster = advance_roster(
+    async def _advance(self, machine: Machine, now: datetime, *, held: Collection[str] | None) -> Roster:
+        # In a thread, as the look at the readers below, and for the same reason.
+        roster = await asyncio.to_thread(
+            advance_roster,
             self._devices,
-            self._views,
+            dict(self._views),
             device_class=self._class,
             machine=machine,
             held=held,

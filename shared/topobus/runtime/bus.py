@@ -194,6 +194,14 @@ class Bus:
         """
         return await self._states.get(state, parts)
 
+    async def fingerprint(self, state: State[Any], **parts: str) -> str:
+        """Tell one stored value of a key from every other without reading it; empty when the key does not exist.
+
+        Errors: PeerUnavailable.
+        Cost: one request; the value is not decoded.
+        """
+        return await self._states.fingerprint(state, parts)
+
     async def put(self, state: State[M], value: M, **parts: str) -> int:
         """Write a key whatever it holds; gives the revision.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from topobus.contracts.catalogue import State
-from topobus.contracts.stored import from_stored, to_stored
+from topobus.contracts.stored import from_stored, is_packed, to_stored
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
@@ -24,6 +26,8 @@ M = TypeVar("M")
 
 _OPERATION = "KV-Operation"
 _EXPECTED = "Nats-Expected-Last-Subject-Sequence"
+# So much JSON takes some milliseconds to read; to hand it to a thread takes a tenth of one.
+_LARGE_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +87,31 @@ class States:
             return None
         revision, _, data = stored
         try:
-            value = from_stored(state, data, where=f"{state.bucket}/{key}")
+            value = await _read_value(state, data, where=f"{state.bucket}/{key}")
             state.check_place(value, parts)
         except ContractError as err:
             # The writer of this key needs the revision to write over it.
             raise ContractError(err.message, next_step=err.next_step, **{**err.facts, "revision": revision}) from err
         return Entry(parts=state.parse_key(key), revision=revision, value=value)
 
+    async def fingerprint(self, state: State[Any], parts: dict[str, str]) -> str:
+        """Give the revision of a key and a digest of its bytes, unread; empty when absent or deleted."""
+        stored = await self._newest(state, state.key(**parts))
+        if stored is None or _OPERATION in stored[1]:
+            return ""
+        return f"{stored[0]}-{hashlib.sha256(stored[2]).hexdigest()}"
+
     async def put(self, state: State[M], value: M, parts: dict[str, str]) -> int:
         """Write whatever was there before."""
         key = state.key(**parts)
-        return await self._store(state, key, to_stored(state, value, where=f"{state.bucket}/{key}"), {})
+        where = f"{state.bucket}/{key}"
+        # What may need to be compressed may be large: then it is made in a thread, in which this process goes on to answer others.
+        data = (
+            await asyncio.to_thread(to_stored, state, value, where=where)
+            if state.may_be_compressed
+            else to_stored(state, value, where=where)
+        )
+        return await self._store(state, key, data, {})
 
     async def compare_and_set(self, state: State[M], value: M, expected_revision: int, parts: dict[str, str]) -> Written | Conflict:
         """Write if the key is still at the revision; 0: if it does not exist."""
@@ -162,7 +180,7 @@ class States:
                         found.clear()
                     continue
                 try:
-                    value = from_stored(state, item.data, where=f"{state.bucket}/{key}")
+                    value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
                     state.check_place(value, parts)
                 except ContractError:
                     continue
@@ -181,11 +199,11 @@ class States:
                 elif item is Mark.CAUGHT_UP:
                     yield Change(kind=ChangeKind.SNAPSHOT_END, parts={}, revision=0, value=None)
                 elif isinstance(item, Delivery):
-                    change = self._read(state, item, item.subject.removeprefix(prefix), known)
+                    change = await self._read(state, item, item.subject.removeprefix(prefix), known)
                     if change is not None:
                         yield change
 
-    def _read(self, state: State[M], item: Delivery, key: str, known: set[str]) -> Change[M] | None:
+    async def _read(self, state: State[M], item: Delivery, key: str, known: set[str]) -> Change[M] | None:
         try:
             parts = state.parse_key(key)
             if _OPERATION in item.headers or "Nats-Marker-Reason" in item.headers:
@@ -193,7 +211,7 @@ class States:
                     return None
                 known.discard(key)
                 return Change(kind=ChangeKind.DELETE, parts=parts, revision=item.sequence, value=None)
-            value = from_stored(state, item.data, where=f"{state.bucket}/{key}")
+            value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
             state.check_place(value, parts)
         except ContractError as err:
             self._connection.metrics.rejects.labels(state.name).inc()
@@ -223,6 +241,13 @@ class States:
             raise err.refusal(f"cannot write {state.bucket}/{key}", bucket_stream(state)) from err
         finally:
             self._connection.metrics.writes.labels(state.name, outcome).inc()
+
+
+async def _read_value(state: State[M], data: bytes, *, where: str) -> M:
+    """Read stored bytes; many of them in a thread, in which this process goes on to answer others."""
+    if len(data) < _LARGE_BYTES and not is_packed(state, data):
+        return from_stored(state, data, where=where)
+    return await asyncio.to_thread(from_stored, state, data, where=where)
 
 
 class _Lost(Exception):
