@@ -167,7 +167,9 @@ class Store:
             changed = [path for path in resource.immutable if find(after, path) != find(before, path)]
             if changed:
                 raise invalid(resource, name, [(path, "Invalid value: field is immutable") for path in changed])
-        if after["metadata"].get("deletionTimestamp") and not after["metadata"].get("finalizers") and not subresource:
+        is_ending = after["metadata"].get("deletionTimestamp") and not after["metadata"].get("finalizers")
+        # A pod in its grace period is kubelet's to end: no update, of an annotation say, removes it.
+        if is_ending and not after["metadata"].get("deletionGracePeriodSeconds") and not subresource:
             return self._remove(resource, key)
         return self._store(resource, key, after)
 

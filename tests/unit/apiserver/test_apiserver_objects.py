@@ -182,6 +182,24 @@ async def test_bound_pod_stays_when_deleted_with_grace(client: httpx2.AsyncClien
     assert server.objects("Pod") == []
 
 
+async def test_pod_in_its_grace_period_stays_when_it_is_updated(client: httpx2.AsyncClient, server: ApiServerSimulator) -> None:
+    """An annotation or a status that comes while kubelet ends the pod is written, and does not remove the pod under kubelet's hands."""
+    pods = "/api/v1/namespaces/default/pods"
+    await client.post(pods, json={"metadata": {"name": "p"}, "spec": {"containers": []}})
+    server.bind("p", "n1")
+    await client.delete(f"{pods}/p")
+    ending = server.objects("Pod")[0]
+
+    answer = await client.put(f"{pods}/p", json={**ending, "metadata": {**ending["metadata"], "annotations": {"a": "1"}}})
+    server.put({**server.objects("Pod")[0], "status": {"phase": "Running"}})
+
+    (left,) = server.objects("Pod")
+    assert answer.status_code == 200
+    assert left["metadata"]["annotations"] == {"a": "1"}
+    assert left["status"]["phase"] == "Running"
+    assert left["metadata"]["deletionTimestamp"]
+
+
 async def test_selectors_choose_when_fields_and_labels_are_given(client: httpx2.AsyncClient) -> None:
     """Fields by equality, labels by equality and sets, in lists and in collections to delete."""
     for name, node, labels in (("a", "n1", {"x": "1"}), ("b", "n1", {"x": "2"}), ("c", "n2", {})):
