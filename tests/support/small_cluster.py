@@ -54,8 +54,10 @@ class SmallCluster:
             self._report_node()
             self._server.generate_claims()
             self._server.release_claims()
-            for pod in self._server.objects("Pod"):
-                await self._serve(pod)
+            for listed in self._server.objects("Pod"):
+                # Others change and delete pods while one is served.
+                for pod in self._server.objects("Pod", fields=f"metadata.name={listed['metadata']['name']}"):
+                    await self._serve(pod)
             await asyncio.sleep(_LOOK_S)
 
     def _report_node(self) -> None:
