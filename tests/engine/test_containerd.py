@@ -6,6 +6,7 @@ kubelet alone is the simulator, for there is no cluster here.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -34,21 +35,30 @@ DRIVERS = ("gpu.topobus.dev", "nic.topobus.dev")
 UID = "0c7d6a52-7d9a-4e0c-9a39-3f0a4f1d8a11"
 CLAIM = ClaimReference(name="pair", uid=UID, drivers=DRIVERS)
 DEVICES = {"gpu": "gpu-0000-18-00-0", "nic": "nic-0000-19-00-0"}
-# What a container sees of its devices: nodes that can be opened, those of others absent, and the variables.
-SCRIPT = """
-for node in nvidia0 nvidiactl infiniband/uverbs0 nvidia1 infiniband/uverbs1; do
+# At the device plugins' door devices are given from the other end (ADR 21): the last of NUMA node 0, which are the fourth of their kind.
+PLUGIN_DEVICES = {"gpu": "gpu-0000-4d-00-0", "nic": "nic-0000-4e-00-0"}
+
+
+def script(own: int, other: int) -> str:
+    """Write what a container does to see its devices: nodes that can be opened, those of others absent, and the variables; by the devices' numbers."""
+    return f"""
+for node in nvidia{own} nvidiactl infiniband/uverbs{own} nvidia{other} infiniband/uverbs{other}; do
   if test -c /dev/$node && : < /dev/$node && : > /dev/$node; then echo "$node opens"; else echo "$node absent"; fi
 done
 echo "gpus $TOPOBUS_GPU_DEVICES nics $TOPOBUS_NIC_DEVICES"
 """
-ITS_OWN = [
-    "nvidia0 opens",
-    "nvidiactl opens",
-    "infiniband/uverbs0 opens",
-    "nvidia1 absent",
-    "infiniband/uverbs1 absent",
-    "gpus gpu-0000-18-00-0 nics nic-0000-19-00-0",
-]
+
+
+def its_own(own: int, other: int, devices: dict[str, str]) -> list[str]:
+    """Give what the script prints in a container that has its own devices and no others."""
+    return [
+        f"nvidia{own} opens",
+        "nvidiactl opens",
+        f"infiniband/uverbs{own} opens",
+        f"nvidia{other} absent",
+        f"infiniband/uverbs{other} absent",
+        f"gpus {devices['gpu']} nics {devices['nic']}",
+    ]
 
 
 @pytest.fixture
@@ -85,7 +95,14 @@ async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
         metadata={"name": "pair", "namespace": "default", "uid": UID},
         status={"allocation": {"devices": {"results": results}}},
     )
-    settings = {**system_settings(folder), "TOPOBUS_ALL__HARDWARE__RUNTIME_DEV": str(folder / "machine" / "dev")}
+    nodes = str(folder / "machine" / "dev")
+    rights = {device_class: {"device_nodes": [f"{nodes}/"]} for device_class in ("gpu", "nic")}
+    settings = {
+        **system_settings(folder),
+        "TOPOBUS_ALL__HARDWARE__RUNTIME_DEV": nodes,
+        # Made for this test: outside of /dev, so whoever runs the gateway has to allow them.
+        "TOPOBUS_GATEWAY__EDITS": json.dumps(rights),
+    }
     order = ("discovery", "gpu", "nic", "topology", "gateway")
     async with NatsServer() as server, all_services(server.url, folder, order=order, settings=settings) as running:
         await until_all_ready(running)
@@ -103,13 +120,13 @@ async def test_container_has_the_claims_devices_when_containerd_reads_our_cdi_fi
         await kubelet.wait_for_driver(driver)
     (prepared,) = await kubelet.prepare_claims([CLAIM])
     names = sorted({name for one in prepared.devices for name in one.cdi_devices})
-    ended = containerd.run(SCRIPT, cdi_devices=names)
+    ended = containerd.run(script(0, 1), cdi_devices=names)
     await kubelet.unprepare_claims([CLAIM])
 
-    assert (prepared.error, ended.code, ended.lines) == ("", 0, ITS_OWN)
+    assert (prepared.error, ended.code, ended.lines) == ("", 0, its_own(0, 1, DEVICES))
     with pytest.raises(grpc.RpcError, match="unresolvable CDI devices"):
         # Undone: the runtime knows the names no longer.
-        containerd.run(SCRIPT, cdi_devices=names)
+        containerd.run(script(0, 1), cdi_devices=names)
 
 
 async def test_container_has_the_plugins_devices_when_kubelet_passes_an_allocate_answer_on(
@@ -121,6 +138,6 @@ async def test_container_has_the_plugins_devices_when_kubelet_passes_an_allocate
     pod = Pod(name="p", uid="u", containers=(Container(name="main", resources={"topobus.dev/gpu": 1, "topobus.dev/nic": 1}),))
     admitted = await kubelet.admit(pod)
     assert isinstance(admitted, Admission), admitted
-    ended = containerd.run(SCRIPT, edits=admitted.container("main").edits)
+    ended = containerd.run(script(3, 0), edits=admitted.container("main").edits)
 
-    assert (ended.code, ended.lines) == (0, ITS_OWN)
+    assert (ended.code, ended.lines) == (0, its_own(3, 0, PLUGIN_DEVICES))
