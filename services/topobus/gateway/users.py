@@ -34,7 +34,8 @@ class UserNaming:
         self._state = state
         self._asks = asks
         self._longest_pause_s = longest_pause_s
-        self._told: dict[str, tuple[Owner, int]] = {}
+        self._told: dict[str, tuple[Owner, int, str, int, int]] = {}
+        """By allocation: what was told, and of which ledger. A ledger that has changed since and does not say it was told of an earlier allocation."""
 
     async def run(self) -> None:
         """Look for ever, while there is an allocation whose pod nobody has said."""
@@ -62,7 +63,7 @@ class UserNaming:
             return
         self._told = {key: told for key, told in self._told.items() if key in ledger.allocations}
         for allocation, user in unnamed_users(ledger, listing.uses):
-            told = (user, self._state.times_handed_out(allocation.owner))
+            told = (user, self._state.times_handed_out(allocation.owner), allocation.decision_id, ledger.epoch, ledger.sequence)
             if self._told.get(allocation.owner.key) != told:
                 self._told[allocation.owner.key] = told
                 await self._tell(allocation, user)

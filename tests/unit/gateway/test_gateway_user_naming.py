@@ -1,0 +1,44 @@
+"""Naming the pods of a device plugin's allocations: each allocation is told, also the next one of the same devices."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.core.pods import PodUse
+from topobus.gateway.users import UserNaming
+
+RESOURCE = "topobus.dev/gpu"
+PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=RESOURCE, uid="gpu-0")
+USE = PodUse(namespace="default", pod="trainer", container="main", device_class="gpu", resource=RESOURCE, devices=("gpu-0",))
+
+
+def ledger(sequence: int, decision: str) -> Ledger:
+    """One allocation of gpu-0 whose pod nobody has said."""
+    held = Allocation(
+        owner=PLUGIN, phase=AllocationPhase.COMMITTED, holdings=(Holding(container="", devices={"gpu": ("gpu-0",)}),), decision_id=decision
+    )
+    return Ledger(node="n1", epoch=1, sequence=sequence, allocations={PLUGIN.key: held})
+
+
+async def test_naming_tells_the_next_allocation_when_the_copy_of_the_ledger_was_behind() -> None:
+    """The same devices are handed out again before our copy of the ledger says so: the new allocation is told all the same, and each once."""
+    told: list[str] = []
+
+    async def name_user(_op_id: str, _owner: Owner, _devices: Any, *, decision_id: str, user: Owner) -> None:
+        told.append(f"{decision_id} {user.name}")
+
+    # Handed out twice already, while the copy still shows the first allocation.
+    state = SimpleNamespace(ledger=ledger(3, "d-1"), times_handed_out=lambda _owner: 2)
+    naming = UserNaming(SimpleNamespace(), state, SimpleNamespace(name_user=name_user), 1.0)  # type: ignore[arg-type]  # what naming uses of them
+    listing: Any = SimpleNamespace(uses=(USE,))
+
+    await naming.name(listing)
+    await naming.name(listing)
+    state.ledger = ledger(5, "d-2")
+    await naming.name(listing)
+    await naming.name(listing)
+
+    assert told == ["d-1 trainer", "d-2 trainer"]
