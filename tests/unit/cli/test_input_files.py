@@ -35,15 +35,20 @@ def odd(tmp_path: Path) -> dict[str, Path]:
     return {"a FIFO": tmp_path / "fifo", "a device file": Path("/dev/zero"), "a folder": tmp_path}
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
-@pytest.mark.parametrize("kind", ["a FIFO", "a device file", "a folder"])
+@pytest.mark.parametrize(
+    ("command", "kind"),
+    [
+        pytest.param(words, kind, id=f"{words[0]}-{kind}")
+        for words in COMMANDS
+        for kind in ("a FIFO", "a device file", "a folder")
+        # A folder of pods is what simulate is for.
+        if (words[0], kind) != ("simulate", "a folder")
+    ],
+)
 def test_command_refuses_what_is_no_file(
     command: tuple[str, ...], kind: str, odd: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A device that never ends, a FIFO that nobody writes and a folder are named as what they are, before any server is asked."""
-    if command[0] == "simulate" and kind == "a folder":
-        pytest.skip("simulate takes folders")
-
     code = run([*command, str(odd[kind])])
 
     said = " ".join(capsys.readouterr().err.split())

@@ -108,9 +108,9 @@ class Chooser:
                 if is_cheap and (isinstance(outcome, GaveUp) or spent > CHEAP_STEPS):
                     return None
                 found = judge_node(plan, name, outcome)
-            except Exception as err:
-                if isinstance(err, PeerUnavailable | InvariantError):
-                    raise
+            except (PeerUnavailable, InvariantError):
+                raise
+            except Exception as err:  # noqa: BLE001 - boundary: one node of a choice; the others are looked at
                 failures.append((name, err))
                 continue
             has_searched = True
@@ -246,9 +246,9 @@ class Chooser:
         """Search one node to explain what it lacks; one that cannot be worked with says so."""
         try:
             return await self._search(node, plan, excluded, wishing, is_cheap=is_cheap)
-        except Exception as err:
-            if isinstance(err, PeerUnavailable | InvariantError):
-                raise
+        except (PeerUnavailable, InvariantError):
+            raise
+        except Exception as err:  # noqa: BLE001 - boundary: one node of an explanation; it says of itself that it failed
             return NoFit((self._tell_failed(node, err),), 0)
 
     async def _search(

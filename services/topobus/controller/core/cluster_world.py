@@ -120,6 +120,7 @@ class ClusterWorld:
                     self._rules[key[1]] = read_rule(one)
                     self._show_all()
         except Exception:
+            # Whatever it is, it is raised again: the boundary of the informer tells of it. Only what stands here has to be taken back.
             if kind == "ResourceClaim":
                 self._put_unreadable_claim(key, plain)
             else:
