@@ -27,8 +27,8 @@ from topobus.contracts.messages import (
     ReleaseRequest,
 )
 from topobus.domain import transitions
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import node_view
+from topobus.domain.alignment.planning.node_view import node_view
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import AllocationPhase, Ledger, PendingDecision

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.alignment_nodes import container, dgx, holding, pod
-from topobus.domain.alignment.merge import Merged, fit_order, merge_hints
-from topobus.domain.alignment.place import place
+from topobus.domain.alignment.merge.hint_lists import Merged, fit_order, merge_hints
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Placement, Refusal
@@ -180,7 +180,7 @@ def test_place_gives_all_that_is_asked_or_reasons(view: NodeView, request: PodRe
 @given(busy_nodes(), requests())
 def test_place_is_right_about_what_to_free(view: NodeView, request: PodRequest) -> None:
     """Freeing exactly the owners that a refusal names makes the pod fit."""
-    from topobus.domain.alignment.view import without_owners
+    from topobus.domain.alignment.planning.node_view import without_owners
 
     outcome = place(view, request)
     if isinstance(outcome, Placement) or not outcome.to_free:

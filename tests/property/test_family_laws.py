@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from topobus.domain.alignment import family_merge, window
-from topobus.domain.alignment.bitsets import Universe, members
-from topobus.domain.alignment.families import Family, Unit, feasible_masks, list_hints, sample_hints, unpack
-from topobus.domain.alignment.family_merge import merge_opinions
-from topobus.domain.alignment.merge import fit_order, merge_hints
+from topobus.domain.alignment.merge import dispatch, exact
+from topobus.domain.alignment.merge.dispatch import merge_opinions
+from topobus.domain.alignment.merge.hint_lists import fit_order, merge_hints
+from topobus.domain.alignment.merge.hint_rule import HintRule, Unit, feasible_masks, list_hints, sample_hints, unpack
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
 
@@ -31,9 +31,9 @@ def units(draw: st.DrawFn, where: st.SearchStrategy[int] = places) -> Unit:
 
 
 @st.composite
-def families(draw: st.DrawFn, where: st.SearchStrategy[int] = places) -> Family:
+def families(draw: st.DrawFn, where: st.SearchStrategy[int] = places) -> HintRule:
     """A resource of few units on few nodes."""
-    return Family(
+    return HintRule(
         units=tuple(draw(st.lists(units(where), min_size=1, max_size=6))),
         request=draw(st.integers(1, 8)),
         candidates=sum(draw(st.sets(node_bits, min_size=1))),
@@ -47,7 +47,7 @@ simple_families = families(node_bits).filter(lambda one: not one.sockets)
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(st.none(), families()), max_size=4), st.sampled_from(list(Policy)), st.booleans())
-def test_merge_of_rules_equals_the_merge_of_lists(opinions: list[Family | None], policy: Policy, prefer_closest: bool) -> None:
+def test_merge_of_rules_equals_the_merge_of_lists(opinions: list[HintRule | None], policy: Policy, prefer_closest: bool) -> None:
     """Hint, admission, target width and "nothing in common" are the same with and without lists."""
     lists = [None if one is None else list_hints(one) for one in opinions]
 
@@ -67,14 +67,14 @@ def test_merge_of_rules_equals_the_merge_of_lists(opinions: list[Family | None],
 @given(st.lists(simple_families, min_size=1, max_size=4), st.booleans())
 def test_search_equals_bitsets_when_there_were_too_many_nodes(
     monkeypatch: pytest.MonkeyPatch,
-    opinions: list[Family],
+    opinions: list[HintRule],
     prefer_closest: bool,
 ) -> None:
     """What very large machines use gives the same answers as what small ones use, and knows that it is exact."""
     by_bitset = merge_opinions(opinions, MACHINE, Policy.BEST_EFFORT, distances=DISTANCES, prefer_closest=prefer_closest)
     with monkeypatch.context() as patch:
-        patch.setattr(family_merge, "BITSET_LIMIT", 0)
-        patch.setattr(family_merge, "_ALWAYS_BITSET", 0)
+        patch.setattr(dispatch, "BITSET_LIMIT", 0)
+        patch.setattr(dispatch, "_ALWAYS_BITSET", 0)
         by_search = merge_opinions(opinions, MACHINE, Policy.BEST_EFFORT, distances=DISTANCES, prefer_closest=prefer_closest)
 
     assert by_search.is_exact
@@ -83,7 +83,7 @@ def test_search_equals_bitsets_when_there_were_too_many_nodes(
 
 @settings(max_examples=200, deadline=None)
 @given(families())
-def test_families_know_their_own_lists(family: Family) -> None:
+def test_families_know_their_own_lists(family: HintRule) -> None:
     """Membership, emptiness, narrowest feasible width and the record all agree with the list."""
     masks = list(feasible_masks(family))
     hints, omitted = sample_hints(family, 4)
@@ -99,8 +99,8 @@ def test_families_know_their_own_lists(family: Family) -> None:
 def test_merge_answers_exactly_when_nodes_are_many_and_alike(nodes: int) -> None:
     """A machine of equal nodes gets the lowest ids, proved, however many nodes it has."""
     everywhere = (1 << nodes) - 1
-    cpus = Family(units=tuple(Unit(1 << one, 8, 8) for one in range(nodes)), request=12, candidates=everywhere)
-    gpus = Family(units=tuple(Unit(1 << one, 2, one % 2) for one in range(nodes)), request=3, candidates=everywhere)
+    cpus = HintRule(units=tuple(Unit(1 << one, 8, 8) for one in range(nodes)), request=12, candidates=everywhere)
+    gpus = HintRule(units=tuple(Unit(1 << one, 2, one % 2) for one in range(nodes)), request=3, candidates=everywhere)
 
     merged = merge_opinions([cpus, gpus], NodeSet.from_bits(everywhere), Policy.BEST_EFFORT)
 
@@ -116,14 +116,14 @@ def test_closest_mask_is_found_without_looking_at_all(monkeypatch: pytest.Monkey
     ids = tuple(range(0, 3 * nodes, 3))
     rows = [[data.draw(st.sampled_from([10, 12, 20, 31])) for _ in ids] for _ in ids]
     fit = fit_order(NodeSet(*ids), rows)
-    universe = Universe(nodes)
+    universe = MaskAlgebra(nodes)
     size = data.draw(st.integers(1, nodes))
     layer = universe.layers[size] & data.draw(st.integers(0, universe.everything))
     if not layer:
         return
 
     with monkeypatch.context() as patch:
-        patch.setattr(window, "_FEW", 0)
-        found = window.closest(layer, size, ids, fit)
+        patch.setattr(exact, "_FEW", 0)
+        found = exact.closest(layer, size, ids, fit)
 
     assert found == min((unpack(mask, ids) for mask in members(layer)), key=fit)

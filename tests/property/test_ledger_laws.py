@@ -9,8 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 from support.alignment_nodes import container, dgx, owner, pod
 from topobus.contracts.codec import decode, encode
 from topobus.domain import transitions
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import with_ledger
+from topobus.domain.alignment.planning.node_view import with_ledger
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.ledger import AllocationPhase, Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind

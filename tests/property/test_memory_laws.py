@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from topobus.domain.alignment import mixed_merge
-from topobus.domain.alignment.bitsets import Universe, members
-from topobus.domain.alignment.families import Family, Unit, list_hints, pack
-from topobus.domain.alignment.family_merge import merge_opinions
-from topobus.domain.alignment.memory import MemoryBlock, allocate_memory, memory_nodes
-from topobus.domain.alignment.memory_family import MemoryAmount, MemoryFamily, MemoryNode
-from topobus.domain.alignment.merge import merge_hints
+from topobus.domain.alignment.memory.memory_allocation import MemoryBlock, allocate_memory, memory_nodes
+from topobus.domain.alignment.merge import exact_mixed
+from topobus.domain.alignment.merge.dispatch import merge_opinions
+from topobus.domain.alignment.merge.hint_lists import merge_hints
+from topobus.domain.alignment.merge.hint_rule import HintRule, Unit, list_hints, pack
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members
+from topobus.domain.alignment.merge.memory_rule import MemoryAmount, MemoryNode, MemoryRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Reason
@@ -74,7 +74,7 @@ def test_memory_rule_lists_what_kubelet_walks(state: tuple[list[MemoryNode], dic
     """The same hints in the same order, and the rule knows their width, their nodes, and each projection."""
     nodes, request, reusable = state
     wanted = walk(nodes, request, reusable)
-    family = MemoryFamily(nodes, request, reusable)
+    family = MemoryRule(nodes, request, reusable)
     masks = [one.nodes.bits for one in wanted if one.nodes is not None]
 
     assert family.list_hints() == wanted
@@ -85,13 +85,13 @@ def test_memory_rule_lists_what_kubelet_walks(state: tuple[list[MemoryNode], dic
     assert family.candidates == union
     for size in range(1, len(nodes) + 1):
         for order in itertools.combinations([one.id for one in nodes], size):
-            projected = set(members(family.projected(Universe(size), order))) - {0}
+            projected = set(members(family.projected(MaskAlgebra(size), order))) - {0}
             assert projected == {pack(mask, order) for mask in masks} - {0}
 
 
 unit = st.tuples(st.sampled_from(IDS), st.integers(0, 4), st.integers(0, 4)).map(lambda one: Unit(1 << one[0], max(one[1:]), min(one[1:])))
 rules = st.builds(
-    Family,
+    HintRule,
     units=st.lists(unit, min_size=1, max_size=5).map(tuple),
     request=st.integers(1, 6),
     candidates=st.sets(st.sampled_from(IDS), min_size=1).map(lambda ids: sum(1 << one for one in ids)),
@@ -113,19 +113,19 @@ def test_merge_with_memory_and_lists_equals_the_merge_of_lists(
     monkeypatch: pytest.MonkeyPatch,
     dense_limit: int,
     memory: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]],
-    others: list[Family | tuple[Hint, ...] | None],
+    others: list[HintRule | tuple[Hint, ...] | None],
     policy: Policy,
     prefer_closest: bool,
 ) -> None:
     """Rules, memory and custom hints together give what the lists behind them give; memory counts once a kind, as in kubelet."""
     nodes, request, reusable = memory
-    family = MemoryFamily(nodes, request, reusable)
+    family = MemoryRule(nodes, request, reusable)
     distances = tuple(tuple(10 + abs(one - other) % 13 for other in IDS) for one in IDS)
     opinions = [*others, *([family] * len(request))]
-    plain = [list_hints(one) if isinstance(one, Family) else one for one in others] + [family.list_hints()] * len(request)
+    plain = [list_hints(one) if isinstance(one, HintRule) else one for one in others] + [family.list_hints()] * len(request)
 
     with monkeypatch.context() as patch:
-        patch.setattr(mixed_merge, "_DENSE_LIMIT", dense_limit)
+        patch.setattr(exact_mixed, "_DENSE_LIMIT", dense_limit)
         by_rule = merge_opinions(opinions, MACHINE, policy, distances=distances, prefer_closest=prefer_closest)
     by_list = merge_hints(plain, MACHINE, policy, distances=distances, prefer_closest=prefer_closest)
 
@@ -142,7 +142,7 @@ def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, boo
         nodes = memory_nodes(capacity, blocks)
         made = allocate_memory(nodes, {"memory": wanted}, Hint(None, preferred=False))
         if isinstance(made, Reason):
-            assert not MemoryFamily(nodes, {"memory": wanted}).list_hints()
+            assert not MemoryRule(nodes, {"memory": wanted}).list_hints()
             continue
         assert made[0].size_bytes == wanted
         blocks += made
@@ -160,16 +160,16 @@ def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, boo
 def test_merge_of_very_large_machines_gives_right_hints(
     monkeypatch: pytest.MonkeyPatch,
     memory: tuple[list[MemoryNode], dict[str, int], dict[NodeSet, dict[str, int]]],
-    others: list[Family | tuple[Hint, ...]],
+    others: list[HintRule | tuple[Hint, ...]],
     prefer_closest: bool,
 ) -> None:
     """Where no bitset reaches, a preferred answer is never lost nor invented, and any other answer is a reachable one."""
     nodes, request, reusable = memory
-    family = MemoryFamily(nodes, request, reusable)
+    family = MemoryRule(nodes, request, reusable)
     distances = tuple(tuple(10 + abs(one - other) % 13 for other in IDS) for one in IDS)
-    plain = [list_hints(one) if isinstance(one, Family) else one for one in others] + [family.list_hints()] * len(request)
+    plain = [list_hints(one) if isinstance(one, HintRule) else one for one in others] + [family.list_hints()] * len(request)
     with monkeypatch.context() as patch:
-        patch.setattr(mixed_merge, "BITSET_LIMIT", -1)
+        patch.setattr(exact_mixed, "BITSET_LIMIT", -1)
         large = merge_opinions(
             [*others, *([family] * len(request))], MACHINE, Policy.BEST_EFFORT, distances=distances, prefer_closest=prefer_closest
         )

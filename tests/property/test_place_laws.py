@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, pod
+from support.outcome_text import explain_text
 from support.placement_checker import mistakes
 from topobus.domain import transitions
-from topobus.domain.alignment.explain import explain_text
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import with_ledger
+from topobus.domain.alignment.planning.node_view import with_ledger
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy, Scope
@@ -141,7 +141,7 @@ import sys
 from msgspec import structs
 from support.alignment_nodes import container, dgx, holding, pod
 from topobus.contracts.codec import encode
-from topobus.domain.alignment.place import place
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.request import Locality, LocalityLevel, Policy, Scope
 from topobus.domain.view import AlignmentOptions, PlanMode
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from support.alignment_nodes import container, pod
+from support.outcome_text import explain_text
 from support.placement_checker import fits, mistakes
-from topobus.domain.alignment.explain import explain_text
-from topobus.domain.alignment.place import place
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Placement, Refusal

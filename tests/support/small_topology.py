@@ -9,8 +9,8 @@ import msgspec
 from topobus.contracts import catalogue
 from topobus.contracts.messages import PlaceReply, PlaceRequest, ReleaseReply, ReleaseRequest
 from topobus.domain import transitions
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import node_view, with_devices, with_ledger
+from topobus.domain.alignment.planning.node_view import node_view, with_devices, with_ledger
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Inventory
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger

@@ -29,8 +29,8 @@ from topobus.devicekit.registry import load_drivers
 from topobus.devicekit.roster import DriverView, advance_roster
 from topobus.devicekit.settings import HealthSettings
 from topobus.domain import transitions
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import node_view
+from topobus.domain.alignment.planning.node_view import node_view
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Inventory
 from topobus.domain.errors import HardwareError, InvariantError
 from topobus.domain.idset import CpuSet, NodeSet

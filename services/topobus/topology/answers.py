@@ -24,9 +24,9 @@ from topobus.contracts.messages import (
     ReleaseRequest,
 )
 from topobus.domain import transitions
-from topobus.domain.alignment.place import place, prefer
-from topobus.domain.alignment.resources import class_of_resource, named_by_class
-from topobus.domain.alignment.view import CPU_CLASS, cpu_name, with_devices
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name, with_devices
+from topobus.domain.alignment.planning.placement import place, prefer
+from topobus.domain.alignment.planning.resource_pools import class_of_resource, named_by_class
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision

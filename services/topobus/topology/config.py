@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, structs
 
-from topobus.domain.alignment.cpus import contradiction
+from topobus.domain.alignment.cpus.cpu_assignment import contradiction
 from topobus.domain.idset import CpuSet
 from topobus.domain.request import Policy, Scope
 from topobus.domain.silence import SilenceSettings

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import aclosing
 
 from topobus.contracts.catalogue import INVENTORY, MACHINE
-from topobus.domain.alignment.view import node_view, with_ledger
+from topobus.domain.alignment.planning.node_view import node_view, with_ledger
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import CpuSet

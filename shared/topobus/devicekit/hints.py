@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topobus.devicekit.driver import DeviceDriver, HintingDriver
-from topobus.domain.alignment.hints import device_hints
+from topobus.domain.alignment.devices.device_hints import device_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.machine import Machine

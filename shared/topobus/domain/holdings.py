@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from msgspec import structs
 
-from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name, cpu_of_name
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding
 from topobus.domain.outcome import Reason, Refusal

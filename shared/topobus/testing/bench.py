@@ -22,14 +22,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from topobus.domain.alignment.devices import choose_devices
-from topobus.domain.alignment.families import Family
-from topobus.domain.alignment.family_merge import merge_opinions
-from topobus.domain.alignment.hints import cpu_family, device_family
-from topobus.domain.alignment.locality import site_of
-from topobus.domain.alignment.memory_family import MemoryAmount, MemoryFamily, MemoryNode
-from topobus.domain.alignment.merge import merge_hints
-from topobus.domain.alignment.place import place
+from topobus.domain.alignment.cpus.cpu_hints import cpu_rule
+from topobus.domain.alignment.devices.device_choice import choose_devices
+from topobus.domain.alignment.devices.device_hints import device_rule
+from topobus.domain.alignment.devices.proximity import site_of
+from topobus.domain.alignment.merge.dispatch import merge_opinions
+from topobus.domain.alignment.merge.hint_lists import merge_hints
+from topobus.domain.alignment.merge.hint_rule import HintRule
+from topobus.domain.alignment.merge.memory_rule import MemoryAmount, MemoryNode, MemoryRule
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Device, Link
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
@@ -161,8 +162,8 @@ def worst_merge(nodes: int, resources: int, *, is_busy: bool = True, is_closest:
     distances = [[10 if one == other else 20 + abs(one - other) for other in range(nodes)] for one in range(nodes)]
 
     def run() -> object:
-        opinions: list[Family | None] = [cpu_family(cpus, free, 40 if is_busy else 16)]
-        opinions += [device_family(devices, names, count, everything) for devices, names, count in classes]
+        opinions: list[HintRule | None] = [cpu_rule(cpus, free, 40 if is_busy else 16)]
+        opinions += [device_rule(devices, names, count, everything) for devices, names, count in classes]
         return merge_opinions(opinions, everything, Policy.BEST_EFFORT, distances=distances, prefer_closest=is_closest)
 
     return run
@@ -197,13 +198,13 @@ def gb200_merge() -> Callable[[], object]:
     ]
 
     def run() -> object:
-        opinions: list[Family | None] = [
-            cpu_family(cpus, CpuSet.parse("0-39,72-101"), 60),
-            device_family(devices["gpu"], {"gpu-0", "gpu-2", "gpu-3"}, 2, everything),
-            device_family(devices["nic"], {"nic-1", "nic-2", "nic-3"}, 3, everything),
+        opinions: list[HintRule | None] = [
+            cpu_rule(cpus, CpuSet.parse("0-39,72-101"), 60),
+            device_rule(devices["gpu"], {"gpu-0", "gpu-2", "gpu-3"}, 2, everything),
+            device_rule(devices["nic"], {"nic-1", "nic-2", "nic-3"}, 3, everything),
         ]
         # kubelet lists the same hints once for each kind of memory.
-        memory = MemoryFamily(nodes, {"memory": 700, "hugepages-2Mi": 90, "hugepages-1Gi": 40})
+        memory = MemoryRule(nodes, {"memory": 700, "hugepages-2Mi": 90, "hugepages-1Gi": 40})
         return merge_opinions([*opinions, memory, memory, memory], everything, Policy.BEST_EFFORT)
 
     return run
@@ -229,8 +230,8 @@ def memory_merge(nodes: int) -> Callable[[], object]:
     ]
 
     def run() -> object:
-        memory = MemoryFamily(memory_nodes, {"memory": 700, "hugepages-2Mi": 100})
-        opinions = [cpu_family(cpus, free, 40), device_family(devices, {one.name for one in devices[1:]}, 2, everything), memory, memory]
+        memory = MemoryRule(memory_nodes, {"memory": 700, "hugepages-2Mi": 100})
+        opinions = [cpu_rule(cpus, free, 40), device_rule(devices, {one.name for one in devices[1:]}, 2, everything), memory, memory]
         return merge_opinions(opinions, everything, Policy.BEST_EFFORT)
 
     return run

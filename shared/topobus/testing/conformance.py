@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from topobus.domain.alignment.cpu_topology import CpuPlace, CpuTopology
-from topobus.domain.alignment.cpus import assign_cpus
-from topobus.domain.alignment.devices import split_by_affinity
-from topobus.domain.alignment.hints import cpu_hints, device_hints
-from topobus.domain.alignment.memory import MemoryAmount, MemoryNode, memory_hints
-from topobus.domain.alignment.merge import merge_hints
+from topobus.domain.alignment.cpus.cpu_assignment import assign_cpus
+from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
+from topobus.domain.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
+from topobus.domain.alignment.devices.device_choice import split_by_affinity
+from topobus.domain.alignment.devices.device_hints import device_hints
+from topobus.domain.alignment.memory.memory_allocation import MemoryAmount, MemoryNode, memory_hints
+from topobus.domain.alignment.merge.hint_lists import merge_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, TypeVar
 
-from topobus.domain.alignment.hints import cpu_hints
-from topobus.domain.alignment.merge import merge_hints
+from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
+from topobus.domain.alignment.merge.hint_lists import merge_hints
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet

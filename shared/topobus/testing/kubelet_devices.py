@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from topobus.domain.alignment.hints import device_hints
+from topobus.domain.alignment.devices.device_hints import device_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet

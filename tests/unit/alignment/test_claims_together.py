@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from topobus.domain.alignment.place import place, plan
-from topobus.domain.alignment.together import with_claim_held
+from topobus.domain.alignment.planning.claim_alignment import with_claim_held
+from topobus.domain.alignment.planning.placement import place, plan
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Placement, Refusal

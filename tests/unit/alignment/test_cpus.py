@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.cpu_topology import CpuPlace, CpuTopology
-from topobus.domain.alignment.cpus import assign_cpus, contradiction, take_cpus
+from topobus.domain.alignment.cpus.cpu_assignment import assign_cpus, contradiction, take_cpus
+from topobus.domain.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.view import CpuOptions
 

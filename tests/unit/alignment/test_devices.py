@@ -8,9 +8,9 @@ import random
 import pytest
 from msgspec import structs
 
-from topobus.domain.alignment.device_groups import Links
-from topobus.domain.alignment.devices import choose_devices, split_by_affinity
-from topobus.domain.alignment.locality import Site, matching, site_of
+from topobus.domain.alignment.devices.device_choice import choose_devices, split_by_affinity
+from topobus.domain.alignment.devices.device_groups import Links
+from topobus.domain.alignment.devices.proximity import Site, matching, site_of
 from topobus.domain.device import Device, Link, LinkClass
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import NodeSet

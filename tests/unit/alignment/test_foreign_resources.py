@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, dgx_facts, pod
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.resources import offered_part
-from topobus.domain.alignment.view import node_view
+from topobus.domain.alignment.planning.node_view import node_view
+from topobus.domain.alignment.planning.placement import place
+from topobus.domain.alignment.planning.resource_pools import offered_part
 from topobus.domain.device import Device, Inventory
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, PodRequest

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.hints import cpu_hints, device_hints
-from topobus.domain.alignment.merge import merge_hints
+from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
+from topobus.domain.alignment.devices.device_hints import device_hints
+from topobus.domain.alignment.merge.hint_lists import merge_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet

@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, pod
-from topobus.domain.alignment.explain import explain_text
-from topobus.domain.alignment.place import place
+from support.outcome_text import explain_text
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Link, LinkClass
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import ContainerPlacement, Placement, Refusal

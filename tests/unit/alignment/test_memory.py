@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.memory import MemoryAmount, MemoryBlock, MemoryNode, allocate_memory, memory_hints, memory_nodes
+from topobus.domain.alignment.memory.memory_allocation import (
+    MemoryAmount,
+    MemoryBlock,
+    MemoryNode,
+    allocate_memory,
+    memory_hints,
+    memory_nodes,
+)
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Reason

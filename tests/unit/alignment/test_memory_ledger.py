@@ -7,8 +7,8 @@ from msgspec import structs
 from support.alignment_nodes import container, dgx_facts, owner, pod
 from topobus.contracts.codec import decode, encode
 from topobus.domain import transitions
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import node_view, with_ledger
+from topobus.domain.alignment.planning.node_view import node_view, with_ledger
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import HugepagePool

@@ -6,10 +6,10 @@ import pytest
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, owner, pod
+from support.outcome_text import explain_text
 from topobus.domain import transitions
-from topobus.domain.alignment.explain import explain_text
-from topobus.domain.alignment.place import place, prefer
-from topobus.domain.alignment.view import with_ledger
+from topobus.domain.alignment.planning.node_view import with_ledger
+from topobus.domain.alignment.planning.placement import place, prefer
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from support.alignment_nodes import container, pod
+from support.outcome_text import explain_text
 from support.placement_checker import fits, mistakes
-from topobus.domain.alignment.explain import explain_text
-from topobus.domain.alignment.packing import share
-from topobus.domain.alignment.place import place
+from topobus.domain.alignment.planning.placement import place
+from topobus.domain.alignment.planning.unit_sharing import share
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Placement, Refusal

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from support.alignment_nodes import container, dgx, holding, owner, pod
-from topobus.domain.alignment.place import place, plan, prefer
-from topobus.domain.alignment.resources import class_of_resource
+from topobus.domain.alignment.planning.placement import place, plan, prefer
+from topobus.domain.alignment.planning.resource_pools import class_of_resource
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.domain.view import NodeView, PlanMode

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from support.alignment_nodes import container, dgx_facts, owner, pod
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import node_view
+from topobus.domain.alignment.planning.node_view import node_view
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, PodRequest

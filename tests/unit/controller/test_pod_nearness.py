@@ -14,7 +14,7 @@ from topobus.controller.core.search import allocate
 from topobus.controller.core.together import claim_uses, groups_of, wished_request
 from topobus.controller.core.values import Allocated, NoFit, Outcome
 from topobus.controller.core.world import World
-from topobus.domain.alignment.place import place
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.outcome import Placement

@@ -6,7 +6,7 @@ import pytest
 
 from support.alignment_nodes import container, dgx, pod
 from topobus.domain import transitions
-from topobus.domain.alignment.place import place
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind

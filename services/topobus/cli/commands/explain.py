@@ -20,7 +20,7 @@ from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
 from topobus.contracts.catalogue import DECISION
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent
-from topobus.domain.alignment.place import place
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.domain.view import NodeView, PlanMode

@@ -24,8 +24,8 @@ from topobus.controller.bench import cases
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
 from topobus.domain import transitions
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import node_view, with_ledger
+from topobus.domain.alignment.planning.node_view import node_view, with_ledger
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Ledger

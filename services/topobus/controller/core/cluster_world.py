@@ -31,7 +31,7 @@ from topobus.controller.core.supply import Supply
 from topobus.controller.core.taints import TaintRule, read_rule, tainted
 from topobus.controller.core.values import AllocationInput, DeviceId, Mode, Node, Slice
 from topobus.controller.core.world import ObjectKey
-from topobus.domain.alignment.view import aligned_view
+from topobus.domain.alignment.planning.node_view import aligned_view
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger

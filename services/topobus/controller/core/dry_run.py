@@ -38,8 +38,8 @@ from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.together import own_request, wished_request, with_claims
 from topobus.controller.core.values import Allocated, AllocationInput, Mode, NoFit, Outcome
 from topobus.controller.core.world import ObjectKey, Stored, World
-from topobus.domain.alignment.place import place
-from topobus.domain.alignment.view import with_devices
+from topobus.domain.alignment.planning.node_view import with_devices
+from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger

@@ -16,7 +16,7 @@ from topobus.contracts.kubernetes.limit_rules import MAX_GRANTED_CONFIGURATIONS
 from topobus.contracts.kubernetes.resource import AllocationResult, GrantedConfiguration, OpaqueConfiguration
 from topobus.contracts.kubernetes.wishes import PARAMETERS_VERSION, RESULT_KIND, Wishes
 from topobus.controller.core.inventory import class_of_driver
-from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.domain.idset import NodeSet
 from topobus.domain.view import NodeView
 

@@ -1,7 +1,7 @@
 """Claims that ask for policy or locality: search one place of the node after the other, and let the alignment engine judge what was found.
 
 Flows in: an AllocationInput, what each claim wishes, and the node as a plan sees it. Flows out: the ordinary outcome. What lies where is the engine's own
-(`topobus.domain.alignment.domains`), and each find is checked by its `plan`, so the node says the same as long as it knows the same. A claim is aligned as
+(`topobus.domain.alignment.planning.locality_domains`), and each find is checked by its `plan`, so the node says the same as long as it knows the same. A claim is aligned as
 one container. Without wishes nothing here runs.
 """
 
@@ -25,11 +25,11 @@ from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
 from topobus.controller.core.selectors import SelectorCompiler
 from topobus.controller.core.together import groups_of, objection_of_pod
 from topobus.controller.core.values import AllocationInput, DeviceId, Fault, GaveUp, NoFit, Outcome
-from topobus.domain.alignment.domains import Domain, tiers
-from topobus.domain.alignment.place import place, plan
-from topobus.domain.alignment.room import Room
-from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name, without_owners
-from topobus.domain.alignment.wants import DeviceWant, Want
+from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
+from topobus.domain.alignment.planning.locality_domains import Domain, tiers
+from topobus.domain.alignment.planning.node_availability import NodeAvailability
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name, without_owners
+from topobus.domain.alignment.planning.placement import place, plan
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy
@@ -189,7 +189,7 @@ def _outside_of(
 def _places(view: NodeView, wishes: Wishes | None, specs: Sequence[ClaimSpec]) -> list[Domain | None]:
     """List where to look, the most local first; None is the whole node."""
     localities = _localities(wishes) if wishes is not None else ()
-    room = Room(view)
+    room = NodeAvailability(view)
     return [one for tier in tiers(room.places(), _want(view, specs), localities) for one in tier]
 
 
@@ -202,19 +202,19 @@ def _localities(wishes: Wishes) -> tuple[Locality, ...]:
     return (Locality(level=LocalityLevel.NUMA, is_hard=is_hard), *others)
 
 
-def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> Want:
+def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
     """Say which classes the claims are about, which matters for links: those their requests name, or all when a class of somebody's own is among them."""
     requests = [one for spec in specs for one in spec.devices.requests]
     exact = [alternative for one in requests for alternative in (one.exactly, *one.first_available) if alternative is not None]
     named = {class_of_driver(one.device_class_name) for one in exact}
     known = {*view.devices, CPU_CLASS}
     classes = {one for one in named if one is not None} if named <= known else known
-    return Want(
+    return ContainerDemand(
         name="",
         place=0,
         kind=ContainerKind.APP,
         cpus=int(CPU_CLASS in classes),
-        devices=tuple(DeviceWant(device_class=one, any_count=1) for one in sorted(classes - {CPU_CLASS})),
+        devices=tuple(DeviceDemand(device_class=one, any_count=1) for one in sorted(classes - {CPU_CLASS})),
     )
 
 

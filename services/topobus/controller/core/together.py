@@ -17,10 +17,10 @@ from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
 from topobus.controller.core.inventory import class_of_driver
 from topobus.controller.core.reasons import summarize
-from topobus.domain.alignment.place import place, plan
-from topobus.domain.alignment.resources import offered_part
-from topobus.domain.alignment.together import with_claim_held
-from topobus.domain.alignment.view import CPU_CLASS, cpu_of_name
+from topobus.domain.alignment.planning.claim_alignment import with_claim_held
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.domain.alignment.planning.placement import place, plan
+from topobus.domain.alignment.planning.resource_pools import offered_part
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ClaimUse, PodRequest, Scope

@@ -26,7 +26,7 @@ from topobus.controller.core.slicebook import Origin
 from topobus.controller.core.supply import Supply, node_of
 from topobus.controller.core.taints import TaintBook, TaintRule, read_rule, silenced
 from topobus.controller.core.values import AllocationInput, DeviceId, Mode, Node, Slice
-from topobus.domain.alignment.view import aligned_view
+from topobus.domain.alignment.planning.node_view import aligned_view
 from topobus.domain.device import Device, Inventory, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger

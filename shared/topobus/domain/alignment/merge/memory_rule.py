@@ -14,12 +14,12 @@ from math import comb
 
 from msgspec import Struct
 
-from topobus.domain.alignment.bitsets import Universe, first, members
-from topobus.domain.alignment.families import BITSET_LIMIT, Family, Unit, pack, positions, unpack
+from topobus.domain.alignment.merge.hint_rule import BITSET_LIMIT, HintRule, Unit, pack, positions, unpack
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, first, members
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 
-__all__ = ["MemoryAmount", "MemoryFamily", "MemoryNode", "add_within"]
+__all__ = ["MemoryAmount", "MemoryNode", "MemoryRule", "add_within"]
 
 # Sets of nodes tried to find the narrowest that holds several kinds of memory at once, where a bitset does not reach; beyond, a greedy choice decides.
 _TRIES = 20_000
@@ -57,7 +57,7 @@ def add_within(one: Sequence[int], other: Sequence[int], limit: Sequence[int]) -
     return added if all(a <= most for a, most in zip(added, limit, strict=True)) else None
 
 
-class MemoryFamily:
+class MemoryRule:
     """All masks on which so much of each kind of memory can be had together. Immutable."""
 
     def __init__(
@@ -130,7 +130,7 @@ class MemoryFamily:
         sizes += [wide] if wide is not None else []
         return min(sizes, default=None)
 
-    def inside(self, universe: Universe, order: Sequence[int]) -> int:
+    def inside(self, universe: MaskAlgebra, order: Sequence[int]) -> int:
         """The family of hints that lie inside the window, over its positions."""
         window = sum(1 << one for one in order)
         wide = self._enough(universe, order, self.free, (0,) * len(self.kinds))
@@ -140,7 +140,7 @@ class MemoryFamily:
         wide &= ~(universe.layers[0] | (universe.layers[1] if len(universe.layers) > 1 else 0))
         return wide | self._exceptions(order, window, is_projected=False)
 
-    def projected(self, universe: Universe, order: Sequence[int]) -> int:
+    def projected(self, universe: MaskAlgebra, order: Sequence[int]) -> int:
         """The family of all hints clipped to the window, over its positions."""
         window = sum(1 << one for one in order)
         outside = self.unassigned & ~window
@@ -165,10 +165,10 @@ class MemoryFamily:
         nodes = [amounts for node, amounts in self.free.items() if node & self.unassigned]
         return tuple(sum(amounts[kind] for amounts in nodes) - wanted for kind, wanted in enumerate(self.wanted))
 
-    def wide_rules(self) -> tuple[Family, ...]:
+    def wide_rules(self) -> tuple[HintRule, ...]:
         """The wide sets as rules, one a kind: sets of unassigned nodes that are in all of them (with two nodes or more)."""
         return tuple(
-            Family(
+            HintRule(
                 units=tuple(
                     Unit(node, self.allocatable[node][kind], self.free[node][kind]) for node in self.free if node & self.unassigned
                 ),
@@ -184,7 +184,7 @@ class MemoryFamily:
         width = self.narrowest()
         found: int | None = None
         if len(order) <= BITSET_LIMIT:
-            universe = Universe(len(order))
+            universe = MaskAlgebra(len(order))
             family = self.inside(universe, order)
             for position, node in enumerate(order):
                 if around >> node & 1:
@@ -271,7 +271,7 @@ class MemoryFamily:
     def _masks(self) -> Iterator[int]:
         order = positions(self.nodes)
         if len(order) <= BITSET_LIMIT:
-            universe = Universe(len(order))
+            universe = MaskAlgebra(len(order))
             yield from (unpack(mask, order) for mask in members(self.inside(universe, order)))
             return
         found = {mask for mask in (*(1 << node for node in order), *self.groups, *self.reusable) if self.has(mask)}
@@ -313,7 +313,7 @@ class MemoryFamily:
     def _has_all(self, amounts: Mapping[int, Sequence[int]], mask: int, more: Sequence[int]) -> bool:
         return all(have + extra >= wanted for have, extra, wanted in zip(self._sums(amounts, mask), more, self.wanted, strict=True))
 
-    def _enough(self, universe: Universe, order: Sequence[int], amounts: Mapping[int, Sequence[int]], base: Sequence[int]) -> int:
+    def _enough(self, universe: MaskAlgebra, order: Sequence[int], amounts: Mapping[int, Sequence[int]], base: Sequence[int]) -> int:
         """Masks over the window with enough of every kind, given what there is besides."""
         families = (
             universe.at_least([(1 << position, amounts[1 << node][kind]) for position, node in enumerate(order)], wanted - base[kind])
@@ -339,7 +339,7 @@ class MemoryFamily:
         if len(self.kinds) == 1:
             return bound
         if len(order) <= BITSET_LIMIT:
-            universe = Universe(len(order))
+            universe = MaskAlgebra(len(order))
             enough = self._enough(universe, order, amounts, (0,) * len(self.kinds))
             return next(size for size in range(bound, len(order) + 1) if universe.layers[size] & enough)
         for size in range(bound, len(order)):

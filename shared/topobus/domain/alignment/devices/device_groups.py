@@ -11,14 +11,14 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from topobus.domain.alignment.locality import LINK_CLASSES, Reach, Site, site_rank
+from topobus.domain.alignment.devices.proximity import LINK_CLASSES, Reach, Site, site_rank
 from topobus.domain.device import Device
 from topobus.domain.health import HealthState
 
-__all__ = ["Company", "Group", "Links", "form_groups", "interchangeable"]
+__all__ = ["Group", "Links", "Neighbours", "form_groups", "interchangeable"]
 
 
-class Company(Struct, frozen=True):
+class Neighbours(Struct, frozen=True):
     """Another class in the same container: where its devices sit, and how many of them there will be."""
 
     sites: Mapping[Site, int]
@@ -109,7 +109,7 @@ def _are_linked_alike(links: Links, group: Sequence[Device], one: Device) -> boo
 
 
 def interchangeable(
-    groups: Sequence[Group], reach: Sequence[Sequence[Reach]], company: Sequence[Company], free: Mapping[Site, int]
+    groups: Sequence[Group], reach: Sequence[Sequence[Reach]], company: Sequence[Neighbours], free: Mapping[Site, int]
 ) -> list[int]:
     """For each group the latest earlier group that it could change places with, or -1."""
     looks = [_look(one, company, free) for one in groups]
@@ -129,7 +129,7 @@ def interchangeable(
     return before
 
 
-def _look(group: Group, company: Sequence[Company], free: Mapping[Site, int]) -> tuple[object, ...]:
+def _look(group: Group, company: Sequence[Neighbours], free: Mapping[Site, int]) -> tuple[object, ...]:
     """What a group's neighbourhood looks like from outside, names and addresses aside."""
     site = group.site
     levels: list[int] = []

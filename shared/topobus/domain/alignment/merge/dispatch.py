@@ -1,11 +1,11 @@
-"""Merge hints that are given as rules (`Family`), on machines with any number of NUMA nodes: the answer of `merge_hints`, without its lists.
+"""Merge hints that are given as rules (`HintRule`), on machines with any number of NUMA nodes: the answer of `merge_hints`, without its lists.
 
 Phase 1 looks for a mask that every resource prefers: all preferred masks of a family have one width, so the widths must agree, and the fittest such
 mask inside the common candidates wins. Phase 2 looks for the fittest reachable intersection: inside the window W of nodes that all resources can use,
 only which nodes each resource could do without counts (lemma B of the knowledge note), and families only grow with width, so the complement of what is
 reachable are the unions of what the resources can do without.
 
-Up to `BITSET_LIMIT` nodes in the window both phases work on all masks at once and are exact. Beyond, `large_merge` searches in the order of fitness.
+Up to `BITSET_LIMIT` nodes in the window both phases work on all masks at once and are exact. Beyond, `beyond_bitset` searches in the order of fitness.
 Lists (custom hints) are merged with the families by their masks.
 """
 
@@ -15,21 +15,21 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
-from topobus.domain.alignment.bitsets import Universe, members
-from topobus.domain.alignment.families import BITSET_LIMIT, Family, list_hints, positions, unpack
-from topobus.domain.alignment.large_merge import find_preferred, find_reachable
-from topobus.domain.alignment.large_mixed import merge_large
-from topobus.domain.alignment.memory_family import MemoryFamily
-from topobus.domain.alignment.merge import Distances, Fit, Merged, fit_order, merge_hints
-from topobus.domain.alignment.mixed_merge import merge_mixed
-from topobus.domain.alignment.window import TIED_SHOWN, fittest, lowest, reachable, within
+from topobus.domain.alignment.merge.beyond_bitset import find_preferred, find_reachable
+from topobus.domain.alignment.merge.beyond_bitset_mixed import merge_large
+from topobus.domain.alignment.merge.exact import TIED_SHOWN, fittest, lowest, reachable, within
+from topobus.domain.alignment.merge.exact_mixed import merge_mixed
+from topobus.domain.alignment.merge.hint_lists import Distances, Fit, Merged, fit_order, merge_hints
+from topobus.domain.alignment.merge.hint_rule import BITSET_LIMIT, HintRule, list_hints, positions, unpack
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members
+from topobus.domain.alignment.merge.memory_rule import MemoryRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
 
 __all__ = ["Opinion", "merge_opinions"]
 
-Opinion = Family | MemoryFamily | Sequence[Hint] | None
+Opinion = HintRule | MemoryRule | Sequence[Hint] | None
 """What one resource says: a rule, a list, or nothing."""
 
 # Up to so many nodes a bitset is a few machine words and beats any search.
@@ -47,10 +47,10 @@ def merge_opinions(
     """
     if policy in (Policy.NONE, Policy.SINGLE_NUMA_NODE):
         # Only one-node hints count under single-numa-node: at most one a node.
-        lists = [_single_hints(one) if isinstance(one, Family | MemoryFamily) else one for one in opinions]
+        lists = [_single_hints(one) if isinstance(one, HintRule | MemoryRule) else one for one in opinions]
         return merge_hints(lists, nodes, policy, distances=distances, prefer_closest=prefer_closest)
-    families = [one for one in opinions if isinstance(one, Family)]
-    others = [one for one in opinions if one is not None and not isinstance(one, Family)]
+    families = [one for one in opinions if isinstance(one, HintRule)]
+    others = [one for one in opinions if one is not None and not isinstance(one, HintRule)]
     if any(one.sockets for one in families):
         if all(one.candidates.bit_count() <= BITSET_LIMIT for one in families):
             return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
@@ -60,11 +60,11 @@ def merge_opinions(
     is_closest = bool(prefer_closest and distances)
     if others:
         mixed = merge_mixed(families, others, nodes, fit, is_closest=is_closest)
-        if mixed is None and not families and not any(isinstance(one, MemoryFamily) for one in others):
+        if mixed is None and not families and not any(isinstance(one, MemoryRule) for one in others):
             return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
         if mixed is None:
-            memories = [one for one in others if isinstance(one, MemoryFamily)]
-            listed = [one for one in others if not isinstance(one, MemoryFamily)]
+            memories = [one for one in others if isinstance(one, MemoryRule)]
+            listed = [one for one in others if not isinstance(one, MemoryRule)]
             mixed = merge_large(families, memories, listed, nodes, fit, is_closest=is_closest)
         merged = mixed
     else:
@@ -79,16 +79,16 @@ def merge_opinions(
     )
 
 
-def _single_hints(family: Family | MemoryFamily) -> list[Hint]:
+def _single_hints(family: HintRule | MemoryRule) -> list[Hint]:
     """The preferred one-node hints of a rule, in a list that is never "no opinion"."""
     width = family.narrowest()
-    if width != 1 and not (isinstance(family, Family) and family.sockets):
+    if width != 1 and not (isinstance(family, HintRule) and family.sockets):
         return []
     masks = (1 << node for node in positions(family.candidates))
     return [
         Hint(NodeSet.from_bits(mask), preferred=True)
         for mask in masks
-        if family.has(mask) and (width == 1 or (isinstance(family, Family) and family.is_preferred(mask, width)))
+        if family.has(mask) and (width == 1 or (isinstance(family, HintRule) and family.is_preferred(mask, width)))
     ]
 
 
@@ -98,12 +98,12 @@ def _merge_as_lists(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy,
 
 
 def _as_list(opinion: Opinion) -> Sequence[Hint] | None:
-    if isinstance(opinion, Family):
+    if isinstance(opinion, HintRule):
         return list_hints(opinion)
-    return opinion.list_hints() if isinstance(opinion, MemoryFamily) else opinion
+    return opinion.list_hints() if isinstance(opinion, MemoryRule) else opinion
 
 
-def _merge_families(families: Sequence[Family], nodes: NodeSet, fit: Fit, *, is_closest: bool) -> Merged:
+def _merge_families(families: Sequence[HintRule], nodes: NodeSet, fit: Fit, *, is_closest: bool) -> Merged:
     feasible = [one for one in families if not one.is_empty]
     width = max((found for one in feasible if (found := one.width()) is not None), default=0)
     if len(feasible) == len(families):
@@ -131,7 +131,7 @@ def _merge_families(families: Sequence[Family], nodes: NodeSet, fit: Fit, *, is_
     return Merged(hint=Hint(NodeSet.from_bits(found), preferred=False), is_admitted=False, width=width, is_exact=is_exact)
 
 
-def _best_reachable(families: Sequence[Family], order: Sequence[int], width: int, fit: Fit, *, is_closest: bool) -> tuple[int, bool]:
+def _best_reachable(families: Sequence[HintRule], order: Sequence[int], width: int, fit: Fit, *, is_closest: bool) -> tuple[int, bool]:
     """Phase 2: search first, for it is fast where nodes are alike; all masks at once where the search proves nothing and they are few enough."""
     fits_bitset = len(order) <= BITSET_LIMIT
     if len(order) > _ALWAYS_BITSET and not (fits_bitset and is_closest):
@@ -139,7 +139,7 @@ def _best_reachable(families: Sequence[Family], order: Sequence[int], width: int
         found, is_exact = find_reachable(families, order, min(width, len(order)), fit, is_closest=is_closest, **budget)
         if is_exact or not fits_bitset:
             return found, is_exact
-    return fittest(reachable(families, order), Universe(len(order)), width, order, fit, is_closest=is_closest), True
+    return fittest(reachable(families, order), MaskAlgebra(len(order)), width, order, fit, is_closest=is_closest), True
 
 
 class _Preferred:
@@ -152,7 +152,7 @@ class _Preferred:
         self.is_exact = is_exact
 
 
-def _preferred(families: Sequence[Family], fit: Fit, *, is_closest: bool) -> _Preferred:
+def _preferred(families: Sequence[HintRule], fit: Fit, *, is_closest: bool) -> _Preferred:
     """Find masks of the one width that all families prefer, inside the candidates of all."""
     widths = {one.narrowest() for one in families}
     common = families[0].candidates
@@ -166,7 +166,7 @@ def _preferred(families: Sequence[Family], fit: Fit, *, is_closest: bool) -> _Pr
     if len(order) > BITSET_LIMIT:
         masks, is_exact = find_preferred(families, order, size, fit, is_closest=is_closest)
         return _Preferred(masks, is_exact=is_exact)
-    universe = Universe(len(order))
+    universe = MaskAlgebra(len(order))
     found = universe.layers[size]
     for one in families:
         if not found:

@@ -12,11 +12,11 @@ from itertools import chain, combinations, islice
 
 from msgspec import Struct
 
-from topobus.domain.alignment.bitsets import Universe, members
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 
-__all__ = ["BITSET_LIMIT", "Family", "Unit", "feasible_masks", "list_hints", "pack", "positions", "sample_hints", "unpack"]
+__all__ = ["BITSET_LIMIT", "HintRule", "Unit", "feasible_masks", "list_hints", "pack", "positions", "sample_hints", "unpack"]
 
 BITSET_LIMIT = 16
 """Nodes up to which families are computed as bitsets (2^16 bits are 8 KiB)."""
@@ -36,7 +36,7 @@ class Unit(Struct, frozen=True):
     free: int
 
 
-class Family(Struct, frozen=True, kw_only=True):
+class HintRule(Struct, frozen=True, kw_only=True):
     """The hints of one resource: all masks of candidate nodes that touch enough free units and every place that must be touched."""
 
     units: tuple[Unit, ...]
@@ -100,7 +100,7 @@ class Family(Struct, frozen=True, kw_only=True):
             return _fewest_simple(inside, musts, self.request)
         order = positions(self.candidates)
         if len(order) <= BITSET_LIMIT:
-            universe = Universe(len(order))
+            universe = MaskAlgebra(len(order))
             family = universe.at_least([(pack(where, order), amount) for where, amount in inside], self.request)
             for must in musts:
                 family &= universe.touching(pack(must, order))
@@ -158,14 +158,14 @@ def unpack(packed: int, order: Sequence[int]) -> int:
     return bits
 
 
-def feasible_masks(family: Family) -> Iterator[int]:
+def feasible_masks(family: HintRule) -> Iterator[int]:
     """All hints' masks (bits of ids), by width, then by ids, as kubelet lists them.
 
     Beyond BITSET_LIMIT nodes the list is cut: the narrowest ones that a bounded walk finds, then the widest. Merging never needs the list.
     """
     order = positions(family.candidates)
     if len(order) <= BITSET_LIMIT:
-        universe = Universe(len(order))
+        universe = MaskAlgebra(len(order))
         found = universe.at_least([(pack(one.where, order), one.free) for one in family.units], family.request)
         for must in family.musts:
             found &= universe.touching(pack(must, order))
@@ -187,13 +187,13 @@ def feasible_masks(family: Family) -> Iterator[int]:
     yield family.candidates
 
 
-def list_hints(family: Family) -> tuple[Hint, ...]:
+def list_hints(family: HintRule) -> tuple[Hint, ...]:
     """Make the list that kubelet would make."""
     width = family.narrowest()
     return tuple(Hint(NodeSet.from_bits(mask), family.is_preferred(mask, width)) for mask in feasible_masks(family))
 
 
-def sample_hints(family: Family, limit: int) -> tuple[tuple[Hint, ...], int]:
+def sample_hints(family: HintRule, limit: int) -> tuple[tuple[Hint, ...], int]:
     """Give the first hints of kubelet's list, and at most how many there are beyond; cheap on any machine."""
     nodes = family.candidates.bit_count()
     if nodes <= _SMALL:

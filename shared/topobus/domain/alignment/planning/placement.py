@@ -14,16 +14,22 @@ from collections.abc import Collection, Sequence
 
 from msgspec import structs
 
-from topobus.domain.alignment.cpus import take_cpus
-from topobus.domain.alignment.devices import choose_devices
-from topobus.domain.alignment.greedy import Ask, place_greedily
-from topobus.domain.alignment.planner import GaveUp, Steps, search
-from topobus.domain.alignment.refusals import Conflict, explain_conflict
-from topobus.domain.alignment.resources import has_pools, named_by_class, placed_by_class, request_by_resource, view_by_resource
-from topobus.domain.alignment.room import Room
-from topobus.domain.alignment.together import join_claims, leave_claims
-from topobus.domain.alignment.view import CPU_CLASS, cpu_name, cpu_of_name
-from topobus.domain.alignment.wants import read_wants
+from topobus.domain.alignment.cpus.cpu_assignment import take_cpus
+from topobus.domain.alignment.devices.device_choice import choose_devices
+from topobus.domain.alignment.planning.backtracking import GaveUp, Steps, search
+from topobus.domain.alignment.planning.claim_alignment import join_claims, leave_claims
+from topobus.domain.alignment.planning.demands import read_demands
+from topobus.domain.alignment.planning.greedy import PlacementTask, place_greedily
+from topobus.domain.alignment.planning.node_availability import NodeAvailability
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name, cpu_of_name
+from topobus.domain.alignment.planning.refusal_reasons import Conflict, explain_conflict
+from topobus.domain.alignment.planning.resource_pools import (
+    has_pools,
+    named_by_class,
+    placed_by_class,
+    request_by_resource,
+    view_by_resource,
+)
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import OwnerKind, PodRequest, Policy, Scope
@@ -86,7 +92,7 @@ def _place(view: NodeView, request: PodRequest) -> Placement | Refusal:
 
 
 def _plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
-    wants = read_wants(request)
+    wants = read_demands(request)
     if isinstance(wants, Refusal):
         return wants
     if request.owner.key in {
@@ -99,13 +105,13 @@ def _plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pl
     forbidden = _forbidden(view, request) or _too_many_nodes(view, policy_of(view, request))
     if forbidden:
         return Refusal(reasons=tuple(forbidden))
-    ask = Ask(
+    ask = PlacementTask(
         wants=wants,
         policy=policy_of(view, request),
         is_pod=(request.scope or view.options.scope) is Scope.POD,
         locality=request.locality,
     )
-    greedy = place_greedily(Room(view), ask)
+    greedy = place_greedily(NodeAvailability(view), ask)
     if isinstance(greedy, Placement) or view.options.mode is PlanMode.COMPATIBLE:
         return greedy
     return search(view, ask, greedy, steps or Steps(view.options.search_steps))
@@ -184,7 +190,7 @@ def prefer(
         return musts, "only what must be included" if musts else "nothing is available"
     if device_class == CPU_CLASS:
         return _prefer_cpus(view, pool, musts, size, withheld, is_from_end=is_from_end)
-    room = Room(view)
+    room = NodeAvailability(view)
     known = room.devices.get(device_class, {})
     spoken_for = _spoken_for(view, device_class)
     # kubelet knows neither pods placed without it nor what went sick a moment ago: such devices come after all others.
@@ -216,7 +222,7 @@ def _prefer_cpus(
     view: NodeView, pool: Sequence[str], musts: tuple[str, ...], size: int, withheld: Collection[str], *, is_from_end: bool
 ) -> tuple[tuple[str, ...], str]:
     """Whole free cores first, as the static policy packs."""
-    room = Room(view)
+    room = NodeAvailability(view)
     spoken_for = _spoken_for(view, CPU_CLASS)
     wanted = size - len(musts)
     ids = {name: cpu for name in pool if (cpu := cpu_of_name(name)) is not None and cpu in room.online and name not in spoken_for}

@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct, structs
 
-from topobus.domain.alignment.memory import allocate_memory, memory_nodes
-from topobus.domain.alignment.memory_family import MemoryFamily
+from topobus.domain.alignment.memory.memory_allocation import allocate_memory, memory_nodes
+from topobus.domain.alignment.merge.memory_rule import MemoryRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import MemoryBlock, Reason
 from topobus.domain.request import ContainerKind
 from topobus.domain.view import NodeView
 
-__all__ = ["MemoryRoom"]
+__all__ = ["AvailableMemory"]
 
 
-class MemoryRoom(Struct, frozen=True, kw_only=True):
+class AvailableMemory(Struct, frozen=True, kw_only=True):
     """What is there, what is held, and what may be reused."""
 
     allocatable: dict[int, dict[str, int]] = {}
@@ -30,20 +30,20 @@ class MemoryRoom(Struct, frozen=True, kw_only=True):
     reusable: dict[NodeSet, dict[str, int]] = {}
 
     @classmethod
-    def of(cls, view: NodeView) -> MemoryRoom:
+    def of(cls, view: NodeView) -> AvailableMemory:
         """The memory of a view; nothing at all when the node does not align memory."""
         if not view.options.aligns_memory:
             return cls()
         blocks = tuple(block for _, held in sorted(view.held_memory.items()) for block in held)
         return cls(allocatable={one.id: one.allocatable for one in view.memory}, blocks=blocks)
 
-    def family(self, wanted: Mapping[str, int], *, is_pod: bool) -> MemoryFamily | None:
+    def family(self, wanted: Mapping[str, int], *, is_pod: bool) -> MemoryRule | None:
         """The hints for so much of each kind; None when nothing is wanted or memory is not aligned."""
         if not self.allocatable or not wanted:
             return None
-        return MemoryFamily(memory_nodes(self.allocatable, self.blocks), wanted, {} if is_pod else self.reusable)
+        return MemoryRule(memory_nodes(self.allocatable, self.blocks), wanted, {} if is_pod else self.reusable)
 
-    def take(self, wanted: Mapping[str, int], hint: Hint, kind: ContainerKind) -> tuple[tuple[MemoryBlock, ...], MemoryRoom] | Reason:
+    def take(self, wanted: Mapping[str, int], hint: Hint, kind: ContainerKind) -> tuple[tuple[MemoryBlock, ...], AvailableMemory] | Reason:
         """Take memory inside the affinity; what an init container takes may be taken again by what comes after it."""
         if not self.allocatable or not wanted:
             return (), self

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
-from topobus.domain.alignment.families import Family, positions
-from topobus.domain.alignment.large_merge import find_preferred, find_reachable
-from topobus.domain.alignment.memory_family import MemoryFamily
-from topobus.domain.alignment.merge import Fit, Merged
+from topobus.domain.alignment.merge.beyond_bitset import find_preferred, find_reachable
+from topobus.domain.alignment.merge.hint_lists import Fit, Merged
+from topobus.domain.alignment.merge.hint_rule import HintRule, positions
+from topobus.domain.alignment.merge.memory_rule import MemoryRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 
@@ -25,8 +25,8 @@ _SHARINGS = 2_000
 
 
 def merge_large(
-    families: Sequence[Family],
-    memories: Sequence[MemoryFamily],
+    families: Sequence[HintRule],
+    memories: Sequence[MemoryRule],
     lists: Sequence[Sequence[Hint]],
     nodes: NodeSet,
     fit: Fit,
@@ -34,7 +34,7 @@ def merge_large(
     is_closest: bool,
 ) -> Merged:
     """Merge on a machine of any size, in bounded time."""
-    rules: list[Family | MemoryFamily] = [*families, *memories]
+    rules: list[HintRule | MemoryRule] = [*families, *memories]
     able = [one for one in rules if not one.is_empty]
     said = [[one for one in hints if one.nodes is not None] for hints in lists]
     widths = [width for one in able if (width := one.width()) is not None]
@@ -52,8 +52,8 @@ def merge_large(
 
 
 def _all_prefer(
-    families: Sequence[Family],
-    memories: Sequence[MemoryFamily],
+    families: Sequence[HintRule],
+    memories: Sequence[MemoryRule],
     lists: Sequence[Sequence[Hint]],
     nodes: NodeSet,
     fit: Fit,
@@ -61,7 +61,7 @@ def _all_prefer(
     is_closest: bool,
 ) -> tuple[int, bool] | None:
     """The fittest mask that all prefer that was found, and whether it is proved to be the fittest."""
-    rules: list[Family | MemoryFamily] = [*families, *memories]
+    rules: list[HintRule | MemoryRule] = [*families, *memories]
     sizes = {one.narrowest() for one in rules}
     bound = [hints for hints in lists if not any(one.nodes is None and one.preferred for one in hints)]
     if len(sizes) > 1 or any(not any(one.preferred for one in hints) for hints in bound):
@@ -96,7 +96,7 @@ def _all_prefer(
 
 
 def _reachable(
-    able: Sequence[Family | MemoryFamily],
+    able: Sequence[HintRule | MemoryRule],
     said: Sequence[Sequence[Hint]],
     lists: Sequence[Sequence[Hint]],
     nodes: NodeSet,
@@ -106,8 +106,8 @@ def _reachable(
     is_closest: bool,
 ) -> set[int]:
     """Some masks that are intersections of one mask from each: all that matter on ordinary machines."""
-    families = [one for one in able if isinstance(one, Family)]
-    memories = [one for one in able if isinstance(one, MemoryFamily)]
+    families = [one for one in able if isinstance(one, HintRule)]
+    memories = [one for one in able if isinstance(one, MemoryRule)]
     window = nodes.bits
     for rule in able:
         window &= rule.candidates
@@ -135,7 +135,7 @@ def _reachable(
     return found - {0}
 
 
-def _can_do_without(out: Sequence[int], families: Sequence[Family], memories: Sequence[MemoryFamily]) -> bool:
+def _can_do_without(out: Sequence[int], families: Sequence[HintRule], memories: Sequence[MemoryRule]) -> bool:
     """Say whether the nodes can be shared among the rules so that each does without its share; False also where a short search finds no way."""
     slack: list[tuple[int, ...]] = [(one.free_in(one.candidates) - one.request,) for one in families]
     slack += [memory.wide_slack for memory in memories]

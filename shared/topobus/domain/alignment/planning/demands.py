@@ -1,6 +1,6 @@
 """What a pod wants, checked and put in the order in which kubelet admits containers.
 
-Flows in: the request as it came. Flows out: one `Want` a container, or a Refusal that names every fault. Nothing about the node is looked at here.
+Flows in: the request as it came. Flows out: one `ContainerDemand` a container, or a Refusal that names every fault. Nothing about the node is looked at here.
 Source: kubelet's order (init containers and sidecars as listed, then app containers); pod totals as in k8s.io/component-helpers/resource PodLimits.
 """
 
@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from topobus.domain.alignment.view import CPU_CLASS, MEMORY, cpu_of_name
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, MEMORY, cpu_of_name
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import ContainerKind, ContainerRequest, PodRequest
 
-__all__ = ["DeviceWant", "Want", "pod_total", "read_wants"]
+__all__ = ["ContainerDemand", "DeviceDemand", "pod_total", "read_demands"]
 
 
-class DeviceWant(Struct, frozen=True, kw_only=True):
+class DeviceDemand(Struct, frozen=True, kw_only=True):
     """So many devices of one class, some of them by name."""
 
     device_class: str
@@ -40,7 +40,7 @@ class DeviceWant(Struct, frozen=True, kw_only=True):
         return {*self.names, *self.shared}
 
 
-class Want(Struct, frozen=True, kw_only=True):
+class ContainerDemand(Struct, frozen=True, kw_only=True):
     """One container's wants, in the order of admission."""
 
     name: str
@@ -50,17 +50,17 @@ class Want(Struct, frozen=True, kw_only=True):
     cpus: int = 0
     """Exclusive CPUs that the planner chooses."""
     named_cpus: CpuSet = CpuSet()
-    devices: tuple[DeviceWant, ...] = ()
+    devices: tuple[DeviceDemand, ...] = ()
     """One a class, sorted by class."""
     memory: dict[str, int] = {}
     """Kind to bytes, of what is wanted at all."""
 
-    def of_class(self, device_class: str) -> DeviceWant:
+    def of_class(self, device_class: str) -> DeviceDemand:
         """What is wanted of a class; zero when nothing is."""
-        return next((one for one in self.devices if one.device_class == device_class), DeviceWant(device_class=device_class))
+        return next((one for one in self.devices if one.device_class == device_class), DeviceDemand(device_class=device_class))
 
 
-def read_wants(request: PodRequest) -> tuple[Want, ...] | Refusal:
+def read_demands(request: PodRequest) -> tuple[ContainerDemand, ...] | Refusal:
     """Check a request and order its containers: init containers and sidecars first, then app containers."""
     faults: list[Reason] = []
     if not request.containers:
@@ -76,19 +76,19 @@ def read_wants(request: PodRequest) -> tuple[Want, ...] | Refusal:
     return tuple(sorted(wants, key=lambda one: (one.kind is ContainerKind.APP, one.place)))
 
 
-def pod_total(wants: Sequence[Want]) -> Want:
+def pod_total(wants: Sequence[ContainerDemand]) -> ContainerDemand:
     """Add up a pod: what its init phase needs at its peak, or what runs side by side afterwards, whichever is more."""
     classes = sorted({device.device_class for want in wants for device in want.devices})
     devices = []
     for device_class in classes:
         names = sorted({name for want in wants for name in want.of_class(device_class).names})
         most = _peak(wants, [want.of_class(device_class).any_count for want in wants])
-        devices.append(DeviceWant(device_class=device_class, any_count=most, names=tuple(names)))
+        devices.append(DeviceDemand(device_class=device_class, any_count=most, names=tuple(names)))
     named = CpuSet()
     for want in wants:
         named |= want.named_cpus
     kinds = sorted({kind for want in wants for kind in want.memory})
-    return Want(
+    return ContainerDemand(
         name="",
         place=0,
         kind=ContainerKind.APP,
@@ -99,7 +99,7 @@ def pod_total(wants: Sequence[Want]) -> Want:
     )
 
 
-def _peak(wants: Sequence[Want], amounts: Sequence[int]) -> int:
+def _peak(wants: Sequence[ContainerDemand], amounts: Sequence[int]) -> int:
     staying, peak = 0, 0
     for want, amount in zip(wants, amounts, strict=True):
         if want.kind is ContainerKind.INIT:
@@ -109,7 +109,7 @@ def _peak(wants: Sequence[Want], amounts: Sequence[int]) -> int:
     return max(peak, staying)
 
 
-def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Want:
+def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> ContainerDemand:
     def fault(code: str, message: str, **facts: str | int) -> None:
         faults.append(Reason(code=code, message=f"container {container.name!r}: {message}", facts={"container": container.name, **facts}))
 
@@ -146,14 +146,14 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Want
     for device_class, listed in (*{**names, **both}.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
         for name in sorted({one for one in listed if listed.count(one) > 1}):
             fault("duplicate-device", f"names {device_class} {name} more than once", resource=device_class, device=name)
-    return Want(
+    return ContainerDemand(
         name=container.name,
         place=place,
         kind=container.kind,
         cpus=cpus,
         named_cpus=CpuSet.of(named_cpus),
         devices=tuple(
-            DeviceWant(
+            DeviceDemand(
                 device_class=device_class,
                 any_count=count,
                 names=tuple(sorted(names.get(device_class, ()))),

@@ -12,16 +12,17 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from difflib import get_close_matches
 
-from topobus.domain.alignment.cpu_topology import CpuTopology
-from topobus.domain.alignment.cpus import assign_cpus
-from topobus.domain.alignment.devices import Choice, Company, choose_devices, split_by_affinity
-from topobus.domain.alignment.domains import Places
-from topobus.domain.alignment.hints import cpu_family, device_family
-from topobus.domain.alignment.locality import Site, site_of, socket_of_nodes
-from topobus.domain.alignment.memory_room import MemoryRoom
-from topobus.domain.alignment.offers import ResourceHints, Taken
-from topobus.domain.alignment.view import CPU_CLASS, MEMORY, cpu_name
-from topobus.domain.alignment.wants import DeviceWant, Want
+from topobus.domain.alignment.cpus.cpu_assignment import assign_cpus
+from topobus.domain.alignment.cpus.cpu_hints import cpu_rule
+from topobus.domain.alignment.cpus.cpu_topology import CpuTopology
+from topobus.domain.alignment.devices.device_choice import Choice, Neighbours, choose_devices, split_by_affinity
+from topobus.domain.alignment.devices.device_hints import device_rule
+from topobus.domain.alignment.devices.proximity import Site, site_of, socket_of_nodes
+from topobus.domain.alignment.memory.available_memory import AvailableMemory
+from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
+from topobus.domain.alignment.planning.locality_domains import LocalityTopology
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, MEMORY, cpu_name
+from topobus.domain.alignment.planning.resource_hints import ContainerAllocation, ResourceHints
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Reason
@@ -29,10 +30,10 @@ from topobus.domain.request import ContainerKind
 from topobus.domain.resource_names import CLASS_RESOURCE_PREFIX, RESOURCE_PREFIX, is_resource_name, similar_class
 from topobus.domain.view import NodeView, PlanMode
 
-__all__ = ["Room"]
+__all__ = ["NodeAvailability"]
 
 
-class Room:
+class NodeAvailability:
     """The free part of one node during one plan. Mutable, private to a plan."""
 
     def __init__(self, view: NodeView) -> None:
@@ -49,7 +50,7 @@ class Room:
             name: {one.name for one in devices.values() if one.health.is_allocatable and one.name not in view.held_devices.get(name, {})}
             for name, devices in self.devices.items()
         }
-        self.memory = MemoryRoom.of(view)
+        self.memory = AvailableMemory.of(view)
         self.reusable_cpus = CpuSet()
         self.reusable: dict[str, set[str]] = {}
         self._sockets = socket_of_nodes(view.cores)
@@ -61,10 +62,10 @@ class Room:
             self._sites[device_class] = {one.name: site_of(one, self._sockets) for one in self.devices.get(device_class, {}).values()}
         return self._sites[device_class]
 
-    def places(self) -> Places:
+    def places(self) -> LocalityTopology:
         """What is where, for locality."""
         topology = self.topology
-        return Places(
+        return LocalityTopology(
             devices=self.devices,
             sites=self.sites,
             nodes=self.view.numa_nodes,
@@ -74,7 +75,7 @@ class Room:
             by_l3=topology.by_l3,
         )
 
-    def fork(self, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> Room:
+    def fork(self, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> NodeAvailability:
         """A room of its own with what is free in this one, as far as it lies within the limits; None and absent classes are not limited."""
         made = copy.copy(self)
         limits = devices or {}
@@ -85,7 +86,7 @@ class Room:
             made.reusable_cpus &= cpus
         return made
 
-    def absorb(self, fork: Room, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> None:
+    def absorb(self, fork: NodeAvailability, cpus: CpuSet | None = None, devices: Mapping[str, Collection[str]] | None = None) -> None:
         """Take over what happened in a fork that was made with these limits."""
         self.memory = fork.memory
         limits = devices or {}
@@ -98,7 +99,7 @@ class Room:
             self.free_cpus = (self.free_cpus - cpus) | fork.free_cpus
             self.reusable_cpus = (self.reusable_cpus - cpus) | fork.reusable_cpus
 
-    def faults(self, want: Want) -> list[Reason]:
+    def faults(self, want: ContainerDemand) -> list[Reason]:
         """Say what makes a want impossible whatever the alignment: unknown things, held or sick ones, too few."""
         unheard = self.view.unheard_classes
         found = [_unheard(want, name, unheard[name]) for name in sorted(_wanted(want) & unheard.keys())]
@@ -128,12 +129,12 @@ class Room:
                 found.append(self._too_few(want, one, len(exists), len(free)))
         return found
 
-    def hint_lists(self, want: Want, *, is_pod: bool = False) -> list[ResourceHints]:
+    def hint_lists(self, want: ContainerDemand, *, is_pod: bool = False) -> list[ResourceHints]:
         """Collect one hint list a resource; pod scope starts without anything to reuse."""
         lists: list[ResourceHints] = []
         reusable_cpus = CpuSet() if is_pod else self.reusable_cpus
         if want.cpus:
-            opinion = cpu_family(
+            opinion = cpu_rule(
                 self.topology.cpus_by_node(),
                 self.free_cpus - want.named_cpus,
                 want.cpus,
@@ -143,13 +144,13 @@ class Room:
             lists.append(ResourceHints(resource=CPU_CLASS, opinion=opinion if self.topology.by_numa else None))
         if want.named_cpus:
             homes = {node: cpus & want.named_cpus for node, cpus in self.topology.cpus_by_node().items()}
-            opinion = cpu_family(homes, want.named_cpus, len(want.named_cpus)) if any(homes.values()) else None
+            opinion = cpu_rule(homes, want.named_cpus, len(want.named_cpus)) if any(homes.values()) else None
             lists.append(ResourceHints(resource=f"{CPU_CLASS} (named)", opinion=opinion))
         for one in want.devices:
             lists += self._device_lists(one, reusable=set() if is_pod else self.reusable.get(one.device_class, set()))
         return [*lists, *self._memory_lists(want, is_pod=is_pod)]
 
-    def take(self, want: Want, hint: Hint) -> Taken | list[Reason]:
+    def take(self, want: ContainerDemand, hint: Hint) -> ContainerAllocation | list[Reason]:
         """Take what a container wants, inside the alignment first; the reasons when that fails. Updates what is free and what may be reused."""
         nodes = hint.nodes
         blocks = self.memory.take(want.memory, hint, want.kind)
@@ -180,7 +181,7 @@ class Room:
             self._keep_devices(want.kind, one, set(choice.names))
         self._keep_cpus(want.kind, cpus)
         memory, self.memory = blocks
-        return Taken(
+        return ContainerAllocation(
             cpus=cpus,
             devices=dict(sorted(devices.items())),
             memory=memory,
@@ -189,7 +190,7 @@ class Room:
             outside=outside,
         )
 
-    def _cpu_faults(self, want: Want) -> Iterable[Reason]:
+    def _cpu_faults(self, want: ContainerDemand) -> Iterable[Reason]:
         for cpu in want.named_cpus:
             name = cpu_name(cpu)
             owner = next((key for key, cpus in sorted(self.view.held_cpus.items()) if cpu in cpus), None)
@@ -254,7 +255,7 @@ class Room:
         known = ", ".join(sorted({*(f"{RESOURCE_PREFIX}{name}" for name in self.view.devices), *self.view.resource_names}))
         return f"{lacking}; there are {known or 'none'}"
 
-    def _name_faults(self, want: Want, one: DeviceWant) -> Iterable[Reason]:
+    def _name_faults(self, want: ContainerDemand, one: DeviceDemand) -> Iterable[Reason]:
         held = self.view.held_devices.get(one.device_class, {})
         for name in (*one.names, *one.shared):
             device = self.devices[one.device_class].get(name)
@@ -280,7 +281,7 @@ class Room:
                     owner="this pod",
                 )
 
-    def _too_few(self, want: Want, one: DeviceWant, exists: int, free: int) -> Reason:
+    def _too_few(self, want: ContainerDemand, one: DeviceDemand, exists: int, free: int) -> Reason:
         held = len(self.view.held_devices.get(one.device_class, {}).keys() & self.devices[one.device_class].keys())
         sick = sum(not device.health.is_allocatable for device in self.devices[one.device_class].values())
         return _fault(
@@ -298,12 +299,12 @@ class Room:
     def _usable(self, device_class: str) -> set[str]:
         return self.free[device_class] | self.reusable.get(device_class, set())
 
-    def _device_lists(self, one: DeviceWant, *, reusable: set[str]) -> Iterable[ResourceHints]:
+    def _device_lists(self, one: DeviceDemand, *, reusable: set[str]) -> Iterable[ResourceHints]:
         devices = self.devices[one.device_class]
         nodes = self.view.numa_nodes
         if one.names:
             named = [devices[name] for name in one.names]
-            yield ResourceHints(resource=f"{one.device_class} (named)", opinion=device_family(named, one.names, len(one.names), nodes))
+            yield ResourceHints(resource=f"{one.device_class} (named)", opinion=device_rule(named, one.names, len(one.names), nodes))
         if one.any_count:
             asked = self.view.custom_hints.get(f"{one.device_class}/{one.any_count}")
             if asked is not None:
@@ -312,7 +313,7 @@ class Room:
                 yield ResourceHints(resource=one.device_class, opinion=None)
             else:
                 available = self.free[one.device_class] - one.spoken_for
-                opinion = device_family(
+                opinion = device_rule(
                     list(devices.values()),
                     available,
                     one.any_count,
@@ -322,7 +323,7 @@ class Room:
                 )
                 yield ResourceHints(resource=one.device_class, opinion=opinion)
 
-    def _memory_lists(self, want: Want, *, is_pod: bool) -> Iterable[ResourceHints]:
+    def _memory_lists(self, want: ContainerDemand, *, is_pod: bool) -> Iterable[ResourceHints]:
         """One list a kind of memory, the same for all, as kubelet has it; nothing that fits is "no opinion" there, and impossible when corrected."""
         family = self.memory.family(want.memory, is_pod=is_pod)
         if family is not None:
@@ -331,11 +332,11 @@ class Room:
                 yield ResourceHints(resource=kind, opinion=None if is_silent else family)
 
     def _company(
-        self, mine: DeviceWant, chosen: Mapping[str, tuple[str, ...]], waiting: Iterable[DeviceWant], nodes: NodeSet | None
-    ) -> list[Company]:
+        self, mine: DeviceDemand, chosen: Mapping[str, tuple[str, ...]], waiting: Iterable[DeviceDemand], nodes: NodeSet | None
+    ) -> list[Neighbours]:
         """The other classes: those chosen as they are, those to come as what could be chosen."""
         company = [
-            Company(Counter(self.sites(name)[device] for device in devices), len(devices))
+            Neighbours(Counter(self.sites(name)[device] for device in devices), len(devices))
             for name, devices in sorted(chosen.items())
             if devices
         ]
@@ -346,10 +347,10 @@ class Room:
             split = split_by_affinity(usable, nodes)
             names = split.aligned if len(split.aligned) >= other.count else (*split.aligned, *split.unaligned, *split.no_affinity)
             sites = self.sites(other.device_class)
-            company.append(Company(Counter(sites[name] for name in names), other.count))
+            company.append(Neighbours(Counter(sites[name] for name in names), other.count))
         return company
 
-    def _choose(self, one: DeviceWant, nodes: NodeSet | None, company: list[Company]) -> tuple[Choice, tuple[str, ...]]:
+    def _choose(self, one: DeviceDemand, nodes: NodeSet | None, company: list[Neighbours]) -> tuple[Choice, tuple[str, ...]]:
         """Choose by kubelet's order: reusable ones, then aligned ones, then the rest; the choice inside each is ours."""
         known, sites = self.devices[one.device_class], self.sites(one.device_class)
         free = [known[name] for name in sorted(self.free[one.device_class] - one.spoken_for)]
@@ -383,7 +384,7 @@ class Room:
             return choice, strays
         return choose_devices([], sites, total, must_include=must, company=company, free=free), strays
 
-    def _keep_devices(self, kind: ContainerKind, one: DeviceWant, names: set[str]) -> None:
+    def _keep_devices(self, kind: ContainerKind, one: DeviceDemand, names: set[str]) -> None:
         self.free[one.device_class] -= names
         pool = self.reusable.setdefault(one.device_class, set())
         if kind is ContainerKind.INIT:
@@ -403,17 +404,17 @@ class Room:
         return nodes
 
 
-def _fault(want: Want, code: str, message: str, resource: str, **facts: str | int) -> Reason:
+def _fault(want: ContainerDemand, code: str, message: str, resource: str, **facts: str | int) -> Reason:
     who = f"container {want.name!r}" if want.name else "the pod"
     return Reason(code=code, message=f"{who}: {message}", facts={"container": want.name, "resource": resource, **facts})
 
 
-def _wanted(want: Want) -> set[str]:
+def _wanted(want: ContainerDemand) -> set[str]:
     """Classes of which something is to be held; what is only looked at needs nobody's word."""
     cpus = {CPU_CLASS} if want.cpus or want.named_cpus else set()
     return cpus | {one.device_class for one in want.devices if one.count}
 
 
-def _unheard(want: Want, device_class: str, since: str) -> Reason:
+def _unheard(want: ContainerDemand, device_class: str, since: str) -> Reason:
     message = f"the {device_class} service has not answered since {since}: how its devices are is unknown, so none is handed out"
     return _fault(want, "service-silent", message, device_class, since=since)

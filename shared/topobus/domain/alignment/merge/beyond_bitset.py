@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from itertools import combinations
 from math import comb
 
-from topobus.domain.alignment.families import Family
-from topobus.domain.alignment.merge import Fit
+from topobus.domain.alignment.merge.hint_lists import Fit
+from topobus.domain.alignment.merge.hint_rule import HintRule
 
 __all__ = ["find_preferred", "find_reachable"]
 
@@ -20,7 +20,7 @@ _BUDGET = 20_000
 _TIED_SHOWN = 8
 
 
-def find_preferred(families: Sequence[Family], order: Sequence[int], size: int, fit: Fit, *, is_closest: bool) -> tuple[list[int], bool]:
+def find_preferred(families: Sequence[HintRule], order: Sequence[int], size: int, fit: Fit, *, is_closest: bool) -> tuple[list[int], bool]:
     """Find masks of `size` nodes that are feasible for all, fittest first: a few of them, or none."""
     if comb(len(order), size) <= _BUDGET:
         found = [
@@ -35,7 +35,7 @@ def find_preferred(families: Sequence[Family], order: Sequence[int], size: int, 
 class _Lowest:
     """The mask of smallest value with so many nodes that is feasible for all: decide node by node from the highest, leaving out where possible."""
 
-    def __init__(self, families: Sequence[Family], order: Sequence[int]) -> None:
+    def __init__(self, families: Sequence[HintRule], order: Sequence[int]) -> None:
         self.families = families
         self.order = order
         self.budget = _BUDGET
@@ -68,7 +68,7 @@ class _Lowest:
 
 
 def find_reachable(
-    families: Sequence[Family], order: Sequence[int], size: int, fit: Fit, *, is_closest: bool, budget: int = _BUDGET
+    families: Sequence[HintRule], order: Sequence[int], size: int, fit: Fit, *, is_closest: bool, budget: int = _BUDGET
 ) -> tuple[int, bool]:
     """Find the fittest mask of `size` nodes that is an intersection of one mask from each family, and say whether that is proved.
 
@@ -93,7 +93,7 @@ def _split(bits: int, order: Sequence[int]) -> list[int]:
 class _Sharing:
     """Which nodes can be left out together: each is charged to a family that can do without it."""
 
-    def __init__(self, families: Sequence[Family], order: Sequence[int], budget: int) -> None:
+    def __init__(self, families: Sequence[HintRule], order: Sequence[int], budget: int) -> None:
         self.order = order
         self.budget = budget
         self.slack = tuple(one.free_in(one.candidates) - one.request for one in families)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import combinations, islice
 
-from topobus.domain.alignment.families import Family, positions
-from topobus.domain.alignment.family_merge import Opinion
-from topobus.domain.alignment.memory_family import MemoryFamily
-from topobus.domain.alignment.merge import Fit
+from topobus.domain.alignment.merge.dispatch import Opinion
+from topobus.domain.alignment.merge.hint_lists import Fit
+from topobus.domain.alignment.merge.hint_rule import HintRule, positions
+from topobus.domain.alignment.merge.memory_rule import MemoryRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
@@ -18,7 +18,7 @@ __all__ = ["preferred_hints"]
 # Sets looked at; 64 nodes have 2,016 pairs, and wider needs on so large machines have more sets than anyone can try.
 _MOST = 4096
 
-_Rule = Family | MemoryFamily | frozenset[int]
+_Rule = HintRule | MemoryRule | frozenset[int]
 
 
 def preferred_hints(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, fit: Fit) -> tuple[list[Hint], bool]:
@@ -28,7 +28,7 @@ def preferred_hints(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy,
     """
     rules: list[_Rule] = []
     for one in opinions:
-        if isinstance(one, Family | MemoryFamily):
+        if isinstance(one, HintRule | MemoryRule):
             rules.append(one)
         elif one is not None and Hint(None, preferred=True) not in one:
             rules.append(frozenset(hint.nodes.bits for hint in one if hint.preferred and hint.nodes is not None))
@@ -49,7 +49,7 @@ def preferred_hints(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy,
 def _prefers(rule: _Rule, width: int, mask: int) -> bool:
     if isinstance(rule, frozenset):
         return mask in rule
-    return rule.has(mask) and (rule.is_preferred(mask, width) if isinstance(rule, Family) else mask.bit_count() == width)
+    return rule.has(mask) and (rule.is_preferred(mask, width) if isinstance(rule, HintRule) else mask.bit_count() == width)
 
 
 def _hint(mask: int, nodes: NodeSet, policy: Policy) -> Hint:
@@ -65,7 +65,7 @@ def _candidates(rules: Sequence[_Rule], widths: Sequence[int], nodes: NodeSet) -
     for one in rules:
         common &= common if isinstance(one, frozenset) else one.candidates
     order = positions(common)
-    if any(isinstance(one, Family) and one.sockets for one in rules):
+    if any(isinstance(one, HintRule) and one.sockets for one in rules):
         sizes: Iterable[int] = range(1, len(order) + 1)
     else:
         sizes = set(widths) if len(set(widths)) == 1 else ()

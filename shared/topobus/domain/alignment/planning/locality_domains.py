@@ -11,13 +11,13 @@ from functools import reduce
 
 from msgspec import Struct
 
-from topobus.domain.alignment.locality import Site
-from topobus.domain.alignment.wants import Want
+from topobus.domain.alignment.devices.proximity import Site
+from topobus.domain.alignment.planning.demands import ContainerDemand
 from topobus.domain.device import Device, LinkClass
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.request import Locality, LocalityLevel
 
-__all__ = ["Domain", "Places", "tiers"]
+__all__ = ["Domain", "LocalityTopology", "tiers"]
 
 # A machine has a few dozen places of each level; levels combined, and links that are no clean groups, could make more than anyone can try.
 _MOST = 512
@@ -31,7 +31,7 @@ class Domain(Struct, frozen=True, kw_only=True):
     devices: Mapping[str, frozenset[str]] = {}
 
 
-class Places(Struct, frozen=True, kw_only=True):
+class LocalityTopology(Struct, frozen=True, kw_only=True):
     """What is where on a node."""
 
     devices: Mapping[str, Mapping[str, Device]]
@@ -53,7 +53,7 @@ class Places(Struct, frozen=True, kw_only=True):
         return device.numa_nodes or (self.nodes if len(self.nodes) <= 1 else NodeSet())
 
 
-def tiers(places: Places, want: Want, localities: Sequence[Locality]) -> list[list[Domain | None]]:
+def tiers(places: LocalityTopology, want: ContainerDemand, localities: Sequence[Locality]) -> list[list[Domain | None]]:
     """List the domains to plan within, the most local tier first; None is the whole node.
 
     Result:  one list a tier; a list is empty when the node has no such place.
@@ -67,7 +67,7 @@ def tiers(places: Places, want: Want, localities: Sequence[Locality]) -> list[li
     return found
 
 
-def _combined(places: Places, want: Want, levels: Sequence[LocalityLevel]) -> list[Domain]:
+def _combined(places: LocalityTopology, want: ContainerDemand, levels: Sequence[LocalityLevel]) -> list[Domain]:
     combined: list[Domain] = []
     for level in levels:
         mine = _of_level(places, want, level)
@@ -86,7 +86,7 @@ def _meet(one: Domain, other: Domain) -> Domain | None:
     return Domain(key=f"{one.key}, {other.key}", cpus=cpus, devices=devices)
 
 
-def _of_level(places: Places, want: Want, level: LocalityLevel) -> list[Domain]:
+def _of_level(places: LocalityTopology, want: ContainerDemand, level: LocalityLevel) -> list[Domain]:
     if level is LocalityLevel.LINK:
         return _linked(places, want)
     if level is LocalityLevel.SWITCH:
@@ -114,7 +114,7 @@ def _of_level(places: Places, want: Want, level: LocalityLevel) -> list[Domain]:
     ]
 
 
-def _switches(places: Places) -> list[Domain]:
+def _switches(places: LocalityTopology) -> list[Domain]:
     under: dict[str, dict[str, set[str]]] = {}
     nodes: dict[str, NodeSet] = {}
     for device_class, known in places.devices.items():
@@ -133,7 +133,7 @@ def _switches(places: Places) -> list[Domain]:
     ]
 
 
-def _linked(places: Places, want: Want) -> list[Domain]:
+def _linked(places: LocalityTopology, want: ContainerDemand) -> list[Domain]:
     """Groups in which every device is linked with every other; classes that report no links are not bound."""
     domains: list[Domain] = []
     for one in want.devices:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from topobus.domain.alignment.cpu_topology import CpuTopology
-from topobus.domain.alignment.spread import find_spread
+from topobus.domain.alignment.cpus.cpu_topology import CpuTopology
+from topobus.domain.alignment.cpus.numa_distribution import find_spread
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.view import CpuOptions
 
@@ -57,7 +57,7 @@ def assign_cpus(topology: CpuTopology, usable: CpuSet, count: int, nodes: NodeSe
 def take_cpus(topology: CpuTopology, free: CpuSet, count: int, options: CpuOptions = _PLAIN, *, floor: int = 0) -> CpuSet | None:
     """Take `count` of the free CPUs, whole units first; None when there are too few.
 
-    >>> from topobus.domain.alignment.cpu_topology import CpuPlace
+    >>> from topobus.domain.alignment.cpus.cpu_topology import CpuPlace
     >>> machine = CpuTopology([CpuPlace(cpu, cpu % 4, 0, 0, 0) for cpu in range(8)])
     >>> take_cpus(machine, CpuSet(0, 1, 2, 5, 6, 7), 2)
     CpuSet(1, 5)

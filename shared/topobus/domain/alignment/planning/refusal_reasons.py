@@ -11,13 +11,13 @@ from itertools import combinations
 
 from msgspec import Struct
 
-from topobus.domain.alignment.family_merge import merge_opinions
-from topobus.domain.alignment.memory import memory_nodes
-from topobus.domain.alignment.merge import Merged
-from topobus.domain.alignment.offers import ResourceHints
-from topobus.domain.alignment.room import Room
-from topobus.domain.alignment.view import CPU_CLASS, MEMORY, without_owners
-from topobus.domain.alignment.wants import Want
+from topobus.domain.alignment.memory.memory_allocation import memory_nodes
+from topobus.domain.alignment.merge.dispatch import merge_opinions
+from topobus.domain.alignment.merge.hint_lists import Merged
+from topobus.domain.alignment.planning.demands import ContainerDemand
+from topobus.domain.alignment.planning.node_availability import NodeAvailability
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, MEMORY, without_owners
+from topobus.domain.alignment.planning.resource_hints import ResourceHints
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import HintList, Reason, Refusal
 from topobus.domain.request import PodRequest, Policy
@@ -34,12 +34,12 @@ _FREE_SIZE = 3
 class Conflict(Struct, frozen=True, kw_only=True):
     """What stopped a plan: faults that no alignment heals, or hints that the policy does not admit."""
 
-    want: Want
+    want: ContainerDemand
     reasons: tuple[Reason, ...] = ()
     lists: tuple[ResourceHints, ...] = ()
     merged: Merged | None = None
     policy: Policy | None = None
-    room: Room | None = None
+    room: NodeAvailability | None = None
     """What was left when it stopped; None: the whole node."""
     notes: tuple[Reason, ...] = ()
     """Said after all other reasons."""
@@ -82,7 +82,7 @@ def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: 
         message=f"{who}: policy {policy.value} wants {rule}; the best common set is {merged_text}, not preferred",
         facts={"container": want.name, "policy": policy.value, "nodes": merged_text},
     )
-    room = conflict.room if conflict.room is not None else Room(view)
+    room = conflict.room if conflict.room is not None else NodeAvailability(view)
     for one in opinions:
         yield _resource_reason(room, want, one, policy)
     relaxed = _relax(view, conflict.lists, policy)
@@ -105,7 +105,7 @@ def _nodes_text(one: HintList, policy: Policy) -> str:
     return f"{' or '.join(found[:8])} (not preferred)" if found else "none"
 
 
-def _resource_reason(room: Room, want: Want, one: HintList, policy: Policy) -> Reason:
+def _resource_reason(room: NodeAvailability, want: ContainerDemand, one: HintList, policy: Policy) -> Reason:
     """How much of a resource is where, and which node sets it offers."""
     resource = one.resource.removesuffix(" (named)")
     if resource == CPU_CLASS:
@@ -138,7 +138,7 @@ def _resource_reason(room: Room, want: Want, one: HintList, policy: Policy) -> R
     )
 
 
-def _strays(room: Room, resource: str) -> tuple[str, ...]:
+def _strays(room: NodeAvailability, resource: str) -> tuple[str, ...]:
     """Devices that name only NUMA nodes which the machine does not have: they are in no hint, as in kubelet."""
     return tuple(
         f"{one.name} ({one.numa_nodes})"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from topobus.domain.alignment.bitsets import Universe, members, reverse
-from topobus.domain.alignment.families import BITSET_LIMIT, Family, pack, positions, unpack
-from topobus.domain.alignment.memory_family import MemoryFamily, add_within
-from topobus.domain.alignment.merge import Fit, Merged
-from topobus.domain.alignment.window import TIED_SHOWN, fittest, lowest, reachable, within
+from topobus.domain.alignment.merge.exact import TIED_SHOWN, fittest, lowest, reachable, within
+from topobus.domain.alignment.merge.hint_lists import Fit, Merged
+from topobus.domain.alignment.merge.hint_rule import BITSET_LIMIT, HintRule, pack, positions, unpack
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members, reverse
+from topobus.domain.alignment.merge.memory_rule import MemoryRule, add_within
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 
@@ -23,12 +23,12 @@ _DENSE_LIMIT = 10
 
 
 def merge_mixed(
-    families: Sequence[Family], others: Sequence[MemoryFamily | Sequence[Hint]], nodes: NodeSet, fit: Fit, *, is_closest: bool
+    families: Sequence[HintRule], others: Sequence[MemoryRule | Sequence[Hint]], nodes: NodeSet, fit: Fit, *, is_closest: bool
 ) -> Merged | None:
     """Merge; None when this way does not help: lists alone, or more nodes in play than a bitset holds."""
-    memories = [one for one in others if isinstance(one, MemoryFamily)]
-    lists = [_List(one) for one in others if not isinstance(one, MemoryFamily)]
-    rules: list[Family | MemoryFamily] = [*families, *memories]
+    memories = [one for one in others if isinstance(one, MemoryRule)]
+    lists = [_List(one) for one in others if not isinstance(one, MemoryRule)]
+    rules: list[HintRule | MemoryRule] = [*families, *memories]
     if not rules:
         return None
     able = [one for one in rules if not one.is_empty]
@@ -55,7 +55,7 @@ def merge_mixed(
     if not reach:
         return Merged(hint=Hint(nodes, preferred=False), is_admitted=False, width=width, has_common=False)
     order = positions(window)
-    mask = fittest(reach, Universe(len(order)), width, order, fit, is_closest=is_closest)
+    mask = fittest(reach, MaskAlgebra(len(order)), width, order, fit, is_closest=is_closest)
     return Merged(hint=Hint(NodeSet.from_bits(mask), preferred=False), is_admitted=False, width=width)
 
 
@@ -90,17 +90,17 @@ def _packed(masks: Iterable[int], order: Sequence[int]) -> int:
 
 
 def _all_prefer(
-    rules: Sequence[Family | MemoryFamily], lists: Sequence[_List], order: Sequence[int], fit: Fit, *, is_closest: bool
+    rules: Sequence[HintRule | MemoryRule], lists: Sequence[_List], order: Sequence[int], fit: Fit, *, is_closest: bool
 ) -> list[int]:
     """Masks that every rule and every list prefers, fittest first; equality is of whole masks, so those that reach outside are out."""
-    universe = Universe(len(order))
+    universe = MaskAlgebra(len(order))
     inside = sum(1 << one for one in order)
     found = universe.everything & ~1
     for one in rules:
         size = one.narrowest()
         if size >= len(universe.layers):
             return []
-        found &= universe.layers[size] & (within(one, universe, order) if isinstance(one, Family) else one.inside(universe, order))
+        found &= universe.layers[size] & (within(one, universe, order) if isinstance(one, HintRule) else one.inside(universe, order))
     for said in lists:
         found &= _packed((mask for mask in said.preferred if not mask & ~inside), order)
     if not found:
@@ -108,20 +108,20 @@ def _all_prefer(
     return sorted((unpack(mask, order) for mask in members(found)), key=fit) if is_closest else lowest(found, order)
 
 
-def _reach(rules: Sequence[Family | MemoryFamily], lists: Sequence[_List], order: Sequence[int]) -> int:
+def _reach(rules: Sequence[HintRule | MemoryRule], lists: Sequence[_List], order: Sequence[int]) -> int:
     """All non-empty intersections of one mask from each, as a family over the window's positions."""
-    universe = Universe(len(order))
-    families = [one for one in rules if isinstance(one, Family)]
+    universe = MaskAlgebra(len(order))
+    families = [one for one in rules if isinstance(one, HintRule)]
     found = reachable(families, order) if families else 1 << ((1 << len(order)) - 1)
     for said in lists:
         found = universe.intersections(found, said.clipped(order))
     for one in rules:
-        if isinstance(one, MemoryFamily):
+        if isinstance(one, MemoryRule):
             found = _with_memory(universe, order, found, one)
     return found & ~1
 
 
-def _with_memory(universe: Universe, order: Sequence[int], found: int, memory: MemoryFamily) -> int:
+def _with_memory(universe: MaskAlgebra, order: Sequence[int], found: int, memory: MemoryRule) -> int:
     spare = memory.spare(order)
     if len(order) <= _DENSE_LIMIT or spare is None:
         return universe.intersections(found, memory.projected(universe, order))

@@ -17,12 +17,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
-from topobus.domain.alignment.device_groups import Company, Group, Links, form_groups, interchangeable
-from topobus.domain.alignment.locality import FARTHEST, LINK_CLASSES, Reach, Site, matching
+from topobus.domain.alignment.devices.device_groups import Group, Links, Neighbours, form_groups, interchangeable
+from topobus.domain.alignment.devices.proximity import FARTHEST, LINK_CLASSES, Reach, Site, matching
 from topobus.domain.device import Device, LinkClass
 from topobus.domain.idset import NodeSet
 
-__all__ = ["SEARCH_BUDGET", "Choice", "Company", "Split", "choose_devices", "split_by_affinity"]
+__all__ = ["SEARCH_BUDGET", "Choice", "Neighbours", "Split", "choose_devices", "split_by_affinity"]
 
 SEARCH_BUDGET = 20_000
 """Count vectors scored at most in one choice; 16 devices of which no two are alike need 12,870 at most."""
@@ -75,7 +75,7 @@ def choose_devices(
     count: int,
     *,
     must_include: Sequence[Device] = (),
-    company: Sequence[Company] = (),
+    company: Sequence[Neighbours] = (),
     free: Sequence[Device] = (),
     is_from_end: bool = False,
 ) -> Choice:
@@ -104,7 +104,7 @@ class _Search:
         groups: Sequence[Group],
         sites: Mapping[str, Site],
         count: int,
-        company: Sequence[Company],
+        company: Sequence[Neighbours],
         free: Sequence[Device],
         links: Links,
         order: Mapping[str, int],
@@ -298,7 +298,7 @@ class _Damage:
         return tuple(row[size] for size in range(len(_LATER_SIZES)) for row in rows)
 
 
-def _closeness(taken: Mapping[Site, int], company: Sequence[Company]) -> tuple[int, ...]:
+def _closeness(taken: Mapping[Site, int], company: Sequence[Neighbours]) -> tuple[int, ...]:
     """Fewer far pairs first: counts of pairs by rank, the farthest first, over all other classes; pairs that cannot be made are no one's fault."""
     if not company:
         return ()
@@ -310,7 +310,7 @@ def _closeness(taken: Mapping[Site, int], company: Sequence[Company]) -> tuple[i
     return tuple(reversed(total))
 
 
-def _report(chosen: Sequence[Device], sites: Mapping[str, Site], company: Sequence[Company], links: Links) -> Choice:
+def _report(chosen: Sequence[Device], sites: Mapping[str, Site], company: Sequence[Neighbours], links: Links) -> Choice:
     rank = -1
     bandwidth = 0.0
     for place, one in enumerate(chosen):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.domain.alignment.bitsets import Universe, first, members, reverse
-from topobus.domain.alignment.families import Family, pack, unpack
-from topobus.domain.alignment.merge import Fit
+from topobus.domain.alignment.merge.hint_lists import Fit
+from topobus.domain.alignment.merge.hint_rule import HintRule, pack, unpack
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, first, members, reverse
 
-__all__ = ["TIED_SHOWN", "Spare", "closest", "fittest", "lowest", "reachable", "within"]
+__all__ = ["TIED_SHOWN", "Removable", "closest", "fittest", "lowest", "reachable", "within"]
 
 TIED_SHOWN = 8
 """Alternatives named in a reason at most."""
@@ -27,7 +27,7 @@ def lowest(found: int, order: Sequence[int]) -> list[int]:
     return masks
 
 
-def within(family: Family, universe: Universe, order: Sequence[int]) -> int:
+def within(family: HintRule, universe: MaskAlgebra, order: Sequence[int]) -> int:
     """The family's masks that lie inside the window."""
     found = universe.at_least([(pack(one.where, order), one.free) for one in family.units if one.free], family.request)
     for must in family.musts:
@@ -35,13 +35,13 @@ def within(family: Family, universe: Universe, order: Sequence[int]) -> int:
     return found
 
 
-def reachable(families: Sequence[Family], order: Sequence[int]) -> int:
+def reachable(families: Sequence[HintRule], order: Sequence[int]) -> int:
     """All intersections of one mask from each family, clipped to the window, as a family over its positions."""
-    universe = Universe(len(order))
+    universe = MaskAlgebra(len(order))
     window = 0
     for one in order:
         window |= 1 << one
-    spares = [Spare(one, window, order) for one in families]
+    spares = [Removable(one, window, order) for one in families]
     # The resource with the most different amounts goes first, where it costs nothing.
     spares.sort(key=lambda one: (one.is_additive, -one.steps))
     without = spares[0].family(universe)
@@ -50,12 +50,12 @@ def reachable(families: Sequence[Family], order: Sequence[int]) -> int:
     return reverse(without, len(order))
 
 
-class Spare:
+class Removable:
     """What a resource can do without: the sets of window nodes whose removal leaves a feasible mask."""
 
     __slots__ = ("amounts", "family_", "is_additive", "order", "slack", "steps", "window")
 
-    def __init__(self, family: Family, window: int, order: Sequence[int]) -> None:
+    def __init__(self, family: HintRule, window: int, order: Sequence[int]) -> None:
         self.family_ = family
         self.window = window
         self.order = order
@@ -78,7 +78,7 @@ class Spare:
                 sums |= {one + amount for one in sums if one + amount <= self.slack}
         return sums
 
-    def family(self, universe: Universe) -> int:
+    def family(self, universe: MaskAlgebra) -> int:
         """All removable sets."""
         family, order = self.family_, self.order
         outside = family.candidates & ~self.window
@@ -90,7 +90,7 @@ class Spare:
                 kept &= universe.touching(pack(must, order))
         return reverse(kept, universe.n)
 
-    def join(self, universe: Universe, without: int) -> int:
+    def join(self, universe: MaskAlgebra, without: int) -> int:
         """All unions of a set in `without` and a removable set."""
         if not self.is_additive:
             return universe.unions(without, self.family(universe))
@@ -108,7 +108,7 @@ class Spare:
         return found
 
 
-def fittest(reachable: int, universe: Universe, width: int, order: Sequence[int], fit: Fit, *, is_closest: bool) -> int:
+def fittest(reachable: int, universe: MaskAlgebra, width: int, order: Sequence[int], fit: Fit, *, is_closest: bool) -> int:
     """The best of the reachable masks: of the target width, else the widest below, else the narrowest above; then the fittest."""
     sizes = [size for size in range(1, universe.n + 1) if universe.layers[size] & reachable]
     size = min(sizes, key=lambda one: (0, 0) if one == width else (1, -one) if one < width else (2, one))

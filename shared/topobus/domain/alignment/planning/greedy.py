@@ -10,22 +10,22 @@ from collections.abc import Sequence
 
 from msgspec import Struct, structs
 
-from topobus.domain.alignment.admission import align, fill
-from topobus.domain.alignment.domains import Domain, tiers
-from topobus.domain.alignment.refusals import Conflict
-from topobus.domain.alignment.room import Room
-from topobus.domain.alignment.view import CPU_CLASS
-from topobus.domain.alignment.wants import Want, pod_total
+from topobus.domain.alignment.planning.container_admission import align, fill
+from topobus.domain.alignment.planning.demands import ContainerDemand, pod_total
+from topobus.domain.alignment.planning.locality_domains import Domain, tiers
+from topobus.domain.alignment.planning.node_availability import NodeAvailability
+from topobus.domain.alignment.planning.node_view import CPU_CLASS
+from topobus.domain.alignment.planning.refusal_reasons import Conflict
 from topobus.domain.outcome import ContainerPlacement, Placement, Reason
 from topobus.domain.request import Locality, Policy
 
-__all__ = ["Ask", "groups_of", "locality_reason", "place_greedily", "tiers_of", "total_of"]
+__all__ = ["PlacementTask", "groups_of", "locality_reason", "place_greedily", "tiers_of", "total_of"]
 
 
-class Ask(Struct, frozen=True, kw_only=True):
+class PlacementTask(Struct, frozen=True, kw_only=True):
     """A checked request with the settings that apply to it."""
 
-    wants: tuple[Want, ...]
+    wants: tuple[ContainerDemand, ...]
     """In the order of admission."""
     policy: Policy
     is_pod: bool
@@ -33,7 +33,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     locality: tuple[Locality, ...] = ()
 
 
-def place_greedily(room: Room, ask: Ask) -> Placement | Conflict:
+def place_greedily(room: NodeAvailability, ask: PlacementTask) -> Placement | Conflict:
     """Place all containers, or give the conflict of the first that fails. Updates the room."""
     placed: dict[int, ContainerPlacement] = {}
     for group in groups_of(ask):
@@ -44,24 +44,24 @@ def place_greedily(room: Room, ask: Ask) -> Placement | Conflict:
     return Placement(containers=tuple(placed[key] for key in sorted(placed)))
 
 
-def groups_of(ask: Ask) -> list[tuple[Want, ...]]:
+def groups_of(ask: PlacementTask) -> list[tuple[ContainerDemand, ...]]:
     """Containers that are aligned together."""
     return [ask.wants] if ask.is_pod else [(want,) for want in ask.wants]
 
 
-def total_of(ask: Ask, group: Sequence[Want]) -> Want:
+def total_of(ask: PlacementTask, group: Sequence[ContainerDemand]) -> ContainerDemand:
     """What a group wants as one."""
     return pod_total(group) if ask.is_pod else group[0]
 
 
-def tiers_of(room: Room, ask: Ask, group: Sequence[Want]) -> list[list[Domain | None]]:
+def tiers_of(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand]) -> list[list[Domain | None]]:
     """The domains to plan a group within, the most local tier first."""
     if not ask.locality or not _wants_places(group):
         return [[None]]
     return tiers(room.places(), total_of(ask, group), ask.locality)
 
 
-def locality_reason(ask: Ask, domain: Domain | None, tier: int) -> Reason | None:
+def locality_reason(ask: PlacementTask, domain: Domain | None, tier: int) -> Reason | None:
     """Say which locality was met, and which soft one was not."""
     if not ask.locality or (domain is None and tier == 0):
         return None
@@ -76,7 +76,7 @@ def locality_reason(ask: Ask, domain: Domain | None, tier: int) -> Reason | None
     )
 
 
-def _admit(room: Room, ask: Ask, group: Sequence[Want]) -> list[ContainerPlacement] | Conflict:
+def _admit(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
     aligned = align(room, total_of(ask, group), ask.policy, is_pod=ask.is_pod)
     if isinstance(aligned, Conflict):
         return aligned
@@ -89,10 +89,10 @@ def _admit(room: Room, ask: Ask, group: Sequence[Want]) -> list[ContainerPlaceme
     return found
 
 
-def _admit_local(room: Room, ask: Ask, group: Sequence[Want]) -> list[ContainerPlacement] | Conflict:
+def _admit_local(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
     found = tiers_of(room, ask, group)
     for tier, domains in enumerate(found):
-        tried: list[tuple[tuple[object, ...], Domain | None, Room, list[ContainerPlacement]]] = []
+        tried: list[tuple[tuple[object, ...], Domain | None, NodeAvailability, list[ContainerPlacement]]] = []
         for place, domain in enumerate(domains):
             fork = _within(room, domain)
             placed = _admit(fork, ask, group)
@@ -110,15 +110,15 @@ def _admit_local(room: Room, ask: Ask, group: Sequence[Want]) -> list[ContainerP
     return Conflict(want=total_of(ask, group), reasons=(_not_met(room, ask, group, found[-1]),))
 
 
-def _wants_places(group: Sequence[Want]) -> bool:
+def _wants_places(group: Sequence[ContainerDemand]) -> bool:
     return any(want.cpus or want.named_cpus or any(one.count for one in want.devices) for want in group)
 
 
-def _within(room: Room, domain: Domain | None) -> Room:
+def _within(room: NodeAvailability, domain: Domain | None) -> NodeAvailability:
     return room.fork() if domain is None else room.fork(domain.cpus, domain.devices)
 
 
-def _rank(fork: Room, group: Sequence[Want], placed: Sequence[ContainerPlacement]) -> tuple[object, ...]:
+def _rank(fork: NodeAvailability, group: Sequence[ContainerDemand], placed: Sequence[ContainerPlacement]) -> tuple[object, ...]:
     """The better hint, then the fuller domain: what is left whole elsewhere can be asked for later."""
     hint = placed[0].alignment
     nodes = hint.nodes
@@ -127,7 +127,7 @@ def _rank(fork: Room, group: Sequence[Want], placed: Sequence[ContainerPlacement
     return (not hint.preferred, len(nodes) if nodes is not None else 0, nodes.bits if nodes is not None else 0, left, cpus)
 
 
-def _not_met(room: Room, ask: Ask, group: Sequence[Want], domains: Sequence[Domain | None]) -> Reason:
+def _not_met(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand], domains: Sequence[Domain | None]) -> Reason:
     """Name the domain that comes closest, and what it lacks."""
     total = total_of(ask, group)
     who = f"container {total.name!r}" if total.name else "the pod"
@@ -149,7 +149,7 @@ def _not_met(room: Room, ask: Ask, group: Sequence[Want], domains: Sequence[Doma
     return Reason(code="locality-not-met", message=message, facts=facts)
 
 
-def _missing(room: Room, total: Want, domain: Domain) -> dict[str, int]:
+def _missing(room: NodeAvailability, total: ContainerDemand, domain: Domain) -> dict[str, int]:
     fork = _within(room, domain)
     lacks: dict[str, int] = {}
     cpus = len((fork.free_cpus | fork.reusable_cpus) - total.named_cpus) - total.cpus

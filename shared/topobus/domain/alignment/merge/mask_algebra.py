@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 
 from topobus.domain.idset import ids_of_bits
 
-__all__ = ["Universe", "first", "members", "reverse"]
+__all__ = ["MaskAlgebra", "first", "members", "reverse"]
 
 
-class Universe:
+class MaskAlgebra:
     """All masks over n positions, with the patterns that the operations need. Made per merge; immutable."""
 
     __slots__ = ("everything", "having", "layers", "n")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from topobus.domain.alignment.devices import Choice
-from topobus.domain.alignment.families import Family, sample_hints
-from topobus.domain.alignment.memory_family import MemoryFamily
+from topobus.domain.alignment.devices.device_choice import Choice
+from topobus.domain.alignment.merge.hint_rule import HintRule, sample_hints
+from topobus.domain.alignment.merge.memory_rule import MemoryRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import HintList, MemoryBlock
 
-__all__ = ["ResourceHints", "Taken"]
+__all__ = ["ContainerAllocation", "ResourceHints"]
 
 # Hints recorded a resource: a decision event must stay small on machines with many NUMA nodes (8 nodes have 255 masks).
 _RECORDED_HINTS = 64
@@ -21,22 +21,22 @@ class ResourceHints(Struct, frozen=True, kw_only=True):
     """What one resource of one container (or of the whole pod) says about NUMA nodes."""
 
     resource: str
-    opinion: Family | MemoryFamily | tuple[Hint, ...] | None
+    opinion: HintRule | MemoryRule | tuple[Hint, ...] | None
 
     def record(self) -> HintList:
         """The hints for a decision event: all of them, or the narrowest ones of a long list."""
         if self.opinion is None:
             return HintList(resource=self.resource, hints=None)
-        if isinstance(self.opinion, Family):
+        if isinstance(self.opinion, HintRule):
             hints, omitted = sample_hints(self.opinion, _RECORDED_HINTS)
-        elif isinstance(self.opinion, MemoryFamily):
+        elif isinstance(self.opinion, MemoryRule):
             hints, omitted = self.opinion.sample_hints(_RECORDED_HINTS)
         else:
             hints, omitted = self.opinion[:_RECORDED_HINTS], len(self.opinion[_RECORDED_HINTS:])
         return HintList(resource=self.resource, hints=hints, omitted=omitted)
 
 
-class Taken(Struct, frozen=True, kw_only=True):
+class ContainerAllocation(Struct, frozen=True, kw_only=True):
     """What a container got."""
 
     cpus: CpuSet = CpuSet()

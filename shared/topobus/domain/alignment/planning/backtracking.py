@@ -16,17 +16,17 @@ from itertools import product
 
 from msgspec import Struct, structs
 
-from topobus.domain.alignment.admission import Aligned, align, fill
-from topobus.domain.alignment.cpus import take_cpus
-from topobus.domain.alignment.domains import Domain
-from topobus.domain.alignment.greedy import Ask, groups_of, locality_reason, place_greedily, tiers_of, total_of
-from topobus.domain.alignment.merge import Merged, fit_order
-from topobus.domain.alignment.packing import Demand, compositions, share
-from topobus.domain.alignment.preferred import preferred_hints
-from topobus.domain.alignment.refusals import Conflict
-from topobus.domain.alignment.room import Room
-from topobus.domain.alignment.view import CPU_CLASS
-from topobus.domain.alignment.wants import Want
+from topobus.domain.alignment.cpus.cpu_assignment import take_cpus
+from topobus.domain.alignment.merge.hint_lists import Merged, fit_order
+from topobus.domain.alignment.merge.preferred_hints import preferred_hints
+from topobus.domain.alignment.planning.container_admission import Aligned, align, fill
+from topobus.domain.alignment.planning.demands import ContainerDemand
+from topobus.domain.alignment.planning.greedy import PlacementTask, groups_of, locality_reason, place_greedily, tiers_of, total_of
+from topobus.domain.alignment.planning.locality_domains import Domain
+from topobus.domain.alignment.planning.node_availability import NodeAvailability
+from topobus.domain.alignment.planning.node_view import CPU_CLASS
+from topobus.domain.alignment.planning.refusal_reasons import Conflict
+from topobus.domain.alignment.planning.unit_sharing import Demand, compositions, share
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import ContainerPlacement, Placement, Reason
 from topobus.domain.request import ContainerKind, Policy
@@ -78,9 +78,9 @@ class _Option(Struct, frozen=True, kw_only=True):
     """Class (`cpu` among them) to units that would do, as bits."""
 
 
-def search(view: NodeView, ask: Ask, conflict: Conflict, steps: Steps) -> Placement | Conflict | GaveUp:
+def search(view: NodeView, ask: PlacementTask, conflict: Conflict, steps: Steps) -> Placement | Conflict | GaveUp:
     """Look for another way to place what greedy refused with `conflict`."""
-    room = Room(view)
+    room = NodeAvailability(view)
     for group in () if ask.is_pod else groups_of(ask):
         alone = place_greedily(room.fork(), structs.replace(ask, wants=group))
         if isinstance(alone, Conflict):
@@ -113,7 +113,7 @@ def search(view: NodeView, ask: Ask, conflict: Conflict, steps: Steps) -> Placem
 class _Search:
     """One search: options of each group, what is chosen so far, and the budget."""
 
-    def __init__(self, room: Room, ask: Ask, steps: Steps) -> None:
+    def __init__(self, room: NodeAvailability, ask: PlacementTask, steps: Steps) -> None:
         self.room = room
         self.ask = ask
         self.steps = steps
@@ -171,7 +171,7 @@ class _Search:
         self.is_complete = False
         return False
 
-    def _options(self, group: Sequence[Want]) -> list[_Option]:
+    def _options(self, group: Sequence[ContainerDemand]) -> list[_Option]:
         """All ways to align a group, the most local and then the fittest first."""
         total = total_of(self.ask, group)
         view, policy = self.room.view, self.ask.policy
@@ -197,7 +197,9 @@ class _Search:
                     found.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=allowed))
         return found
 
-    def _allowed(self, total: Want, domain: Domain | None, nodes: NodeSet | None, bound: set[str] | None = None) -> dict[str, int]:
+    def _allowed(
+        self, total: ContainerDemand, domain: Domain | None, nodes: NodeSet | None, bound: set[str] | None = None
+    ) -> dict[str, int]:
         """Units of each class inside the domain and, for classes with an opinion, inside the node set."""
         topology = self.room.topology
         cpus = self.room.online.bits
@@ -232,11 +234,11 @@ class _Search:
         is_same = structs.replace(mine[0], name="", place=0) == structs.replace(other[0], name="", place=0)
         return self.order[depth - 1] if is_same else None
 
-    def _option(self, want: Want) -> _Option | None:
+    def _option(self, want: ContainerDemand) -> _Option | None:
         group = self.group_of[want.place]
         return self.options[group][self.chosen[group]] if group in self.chosen else None
 
-    def _demands(self, want: Want, resource: str) -> list[Demand]:
+    def _demands(self, want: ContainerDemand, resource: str) -> list[Demand]:
         option = self._option(want)
         if option is None:
             return []
@@ -260,10 +262,10 @@ class _Search:
                     return (others & self.chosen.keys()) - {group}
         return None
 
-    def _all_demands(self, wants: Sequence[Want], resource: str) -> list[Demand]:
+    def _all_demands(self, wants: Sequence[ContainerDemand], resource: str) -> list[Demand]:
         return [demand for want in wants for demand in self._demands(want, resource) if demand[1]]
 
-    def _available(self, room: Room, resource: str) -> int:
+    def _available(self, room: NodeAvailability, resource: str) -> int:
         if resource == CPU_CLASS:
             return (room.free_cpus | room.reusable_cpus).bits
         bits = self.bits[resource]
@@ -275,7 +277,7 @@ class _Search:
         if placed is not None:
             self.found = [placed[place] for place in sorted(placed)]
 
-    def _take_from(self, position: int, room: Room) -> dict[int, ContainerPlacement] | None:
+    def _take_from(self, position: int, room: NodeAvailability) -> dict[int, ContainerPlacement] | None:
         if position == len(self.ask.wants):
             return {}
         want = self.ask.wants[position]
@@ -299,7 +301,7 @@ class _Search:
         return None
 
     def _try(
-        self, position: int, room: Room, option: _Option, limits: Mapping[str, int]
+        self, position: int, room: NodeAvailability, option: _Option, limits: Mapping[str, int]
     ) -> tuple[dict[int, ContainerPlacement] | None, set[str]]:
         """Take one container's units within limits and all after it; or say of what too little would be left for those."""
         want = self.ask.wants[position]
@@ -329,7 +331,7 @@ class _Search:
         reason = locality_reason(self.ask, option.domain, option.tier)
         return {want.place: structs.replace(placed, reasons=(*placed.reasons, reason)) if reason is not None else placed, **rest}, set()
 
-    def _short(self, position: int, room: Room) -> set[str]:
+    def _short(self, position: int, room: NodeAvailability) -> set[str]:
         """Resources of which the containers from here on cannot all have enough."""
         coming = {want.place for want in self.ask.wants[position:]}
         short: set[str] = set()
@@ -342,7 +344,7 @@ class _Search:
                     short.add(resource)
         return short
 
-    def _shared_out(self, position: int, room: Room, option: _Option, resources: set[str]) -> dict[str, int] | None:
+    def _shared_out(self, position: int, room: NodeAvailability, option: _Option, resources: set[str]) -> dict[str, int] | None:
         """Limit these resources to units that leave enough for all that run together with the container."""
         want = self.ask.wants[position]
         limits = dict(option.allowed)
@@ -356,7 +358,7 @@ class _Search:
             limits[resource] = self._pick(room, resource, shares[0])
         return limits
 
-    def _all_shares(self, position: int, room: Room, option: _Option) -> Iterator[dict[str, int]]:
+    def _all_shares(self, position: int, room: NodeAvailability, option: _Option) -> Iterator[dict[str, int]]:
         """Every way to take a container's units by kind, a kind being units that the same containers may use."""
         want = self.ask.wants[position]
         resources = sorted(_resources([want]))
@@ -370,7 +372,7 @@ class _Search:
         for chosen in product(*ways):
             yield {**option.allowed, **dict(zip(resources, chosen, strict=True))}
 
-    def _pick(self, room: Room, resource: str, parts: Mapping[int, int]) -> int:
+    def _pick(self, room: NodeAvailability, resource: str, parts: Mapping[int, int]) -> int:
         """So many units of each kind: what can be used again first, then whole cores, then the first by name."""
         bits = 0
         for kind, count in sorted(parts.items()):
@@ -384,14 +386,14 @@ class _Search:
         return bits
 
 
-def _resources(wants: Sequence[Want]) -> list[str]:
+def _resources(wants: Sequence[ContainerDemand]) -> list[str]:
     found = {one.device_class for want in wants for one in want.devices if one.count}
     if any(want.cpus or want.named_cpus for want in wants):
         found.add(CPU_CLASS)
     return sorted(found)
 
 
-def _cliques(wants: Sequence[Want]) -> list[list[Want]]:
+def _cliques(wants: Sequence[ContainerDemand]) -> list[list[ContainerDemand]]:
     """Containers that hold units at the same time: all sidecars and app containers, and each init container with the sidecars before it (itself last)."""
     staying = [want for want in wants if want.kind is not ContainerKind.INIT]
     cliques = [staying] if staying else []

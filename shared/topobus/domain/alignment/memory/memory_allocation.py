@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from topobus.domain.alignment.memory_family import MemoryAmount, MemoryFamily, MemoryNode
+from topobus.domain.alignment.merge.memory_rule import MemoryAmount, MemoryNode, MemoryRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import MemoryBlock, Reason
@@ -54,7 +54,7 @@ def memory_hints(
 
     Shapes:  reusable — bytes that init containers left, by exactly the mask they were taken for.
     """
-    hints = MemoryFamily(nodes, request, reusable).list_hints()
+    hints = MemoryRule(nodes, request, reusable).list_hints()
     if not hints and not is_corrected:
         return {}
     return dict.fromkeys(request, hints)
@@ -72,7 +72,7 @@ def allocate_memory(
     Shapes:  affinity — the merged hint; without nodes, the policy's own best hint is used, which must be preferred if the affinity is.
     """
     chosen = affinity
-    family = MemoryFamily(nodes, request, reusable)
+    family = MemoryRule(nodes, request, reusable)
     if affinity.nodes is None:
         own = family.best()
         if own is None or (affinity.preferred and not own.preferred):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from topobus.domain.alignment.view import CPU_CLASS, cpu_name, without_owners
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name, without_owners
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import ContainerPlacement, Placement
 from topobus.domain.request import ClaimUse, ContainerRequest, DeviceRequest, PodRequest, Scope

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct
 
-from topobus.domain.alignment.bitsets import Universe, members
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
@@ -191,7 +191,7 @@ def _intersections(families: Sequence[Collection[int]], whole: int) -> set[int]:
 def _intersections_at_once(families: Sequence[Collection[int]], window: int) -> set[int]:
     """The same for long lists: each family as one integer, all masks treated together."""
     order = NodeSet.from_bits(window).ids
-    universe = Universe(len(order))
+    universe = MaskAlgebra(len(order))
     places = {1 << one: position for position, one in enumerate(order)}
     reached = 1 << ((1 << len(order)) - 1)
     for masks in families:

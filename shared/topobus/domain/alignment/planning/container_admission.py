@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.domain.alignment.family_merge import merge_opinions
-from topobus.domain.alignment.locality import pairs_by_switch
-from topobus.domain.alignment.merge import Merged
-from topobus.domain.alignment.offers import ResourceHints, Taken
-from topobus.domain.alignment.refusals import Conflict
-from topobus.domain.alignment.room import Room
-from topobus.domain.alignment.view import CPU_CLASS
-from topobus.domain.alignment.wants import Want
+from topobus.domain.alignment.devices.proximity import pairs_by_switch
+from topobus.domain.alignment.merge.dispatch import merge_opinions
+from topobus.domain.alignment.merge.hint_lists import Merged
+from topobus.domain.alignment.planning.demands import ContainerDemand
+from topobus.domain.alignment.planning.node_availability import NodeAvailability
+from topobus.domain.alignment.planning.node_view import CPU_CLASS
+from topobus.domain.alignment.planning.refusal_reasons import Conflict
+from topobus.domain.alignment.planning.resource_hints import ContainerAllocation, ResourceHints
 from topobus.domain.hint import Hint
 from topobus.domain.outcome import ContainerPlacement, HintList, Reason
 from topobus.domain.request import Policy
@@ -41,7 +41,7 @@ class Aligned:
         return self._records
 
 
-def align(room: Room, want: Want, policy: Policy, *, is_pod: bool) -> Aligned | Conflict:
+def align(room: NodeAvailability, want: ContainerDemand, policy: Policy, *, is_pod: bool) -> Aligned | Conflict:
     """Merge what all resources of a want say about NUMA nodes, or say why it cannot be had."""
     faults = room.faults(want)
     if faults:
@@ -60,7 +60,7 @@ def align(room: Room, want: Want, policy: Policy, *, is_pod: bool) -> Aligned | 
     return Aligned(lists, merged, policy)
 
 
-def fill(room: Room, want: Want, aligned: Aligned) -> ContainerPlacement | Conflict:
+def fill(room: NodeAvailability, want: ContainerDemand, aligned: Aligned) -> ContainerPlacement | Conflict:
     """Take what a container wants, inside the alignment first. Updates the room."""
     faults = room.faults(want)
     if faults:
@@ -81,7 +81,7 @@ def fill(room: Room, want: Want, aligned: Aligned) -> ContainerPlacement | Confl
     )
 
 
-def _why(room: Room, want: Want, aligned: Aligned, taken: Taken) -> list[Reason]:
+def _why(room: NodeAvailability, want: ContainerDemand, aligned: Aligned, taken: ContainerAllocation) -> list[Reason]:
     reasons = [_why_aligned(room, aligned)]
     if taken.cpus:
         cores = sum(1 for core in room.view.cores if core.cpus <= taken.cpus)
@@ -141,7 +141,7 @@ def _why(room: Room, want: Want, aligned: Aligned, taken: Taken) -> list[Reason]
     return reasons
 
 
-def _why_aligned(room: Room, aligned: Aligned) -> Reason:
+def _why_aligned(room: NodeAvailability, aligned: Aligned) -> Reason:
     hint, merged = aligned.merged.hint, aligned.merged
     decider = _decider(aligned)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
@@ -181,7 +181,7 @@ def _decider(aligned: Aligned) -> str:
     return min(sizes)[1] if sizes else ""
 
 
-def _why_near(room: Room, taken: Taken) -> list[Reason]:
+def _why_near(room: NodeAvailability, taken: ContainerAllocation) -> list[Reason]:
     """Name the devices of different classes that share a PCIe switch."""
     reasons: list[Reason] = []
     classes = [name for name in taken.devices if taken.devices[name]]

@@ -1,0 +1,1 @@
+"""CPUs: where they sit, the hints for them, and which of them kubelet's static policy takes."""
