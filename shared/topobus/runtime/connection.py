@@ -35,13 +35,13 @@ from topobus.runtime.metrics import BusMetrics
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["Connection", "Headers", "Lasting"]
+__all__ = ["CANARY_EVERY_S", "Connection", "Headers", "Lasting"]
 
 Headers = dict[str, str]
 Callback = Callable[[Msg], Awaitable[None]]
 
 # Watchdog: a message to ourselves each 2 s, given up after twice 2 s: 6 s in all, where nats-py's own pings would take 15.
-_CANARY_EVERY_S = 2.0
+CANARY_EVERY_S = 2.0
 _CANARY_TIMEOUT_S = 2.0
 # Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more memory than a whole service may use.
 PENDING_MESSAGES = 4096
@@ -339,7 +339,7 @@ class Connection:
         reason = "closed"
         while not (lost.is_set() or client.is_closed):
             try:
-                async with asyncio.timeout(_CANARY_EVERY_S):
+                async with asyncio.timeout(CANARY_EVERY_S):
                     await lost.wait()
             except TimeoutError:
                 if not await self._is_alive(client):

@@ -11,11 +11,11 @@ import asyncio
 
 from topobus.runtime.clock import Clock, SystemClock
 
-__all__ = ["EVENT_LOOP", "Heartbeat", "Heartbeats"]
+__all__ = ["EVENT_LOOP", "EVERY_S", "Heartbeat", "Heartbeats"]
 
 EVENT_LOOP = "event-loop"
 # The pause between two beats of the event loop: far below what counts as stalled, and no cost.
-_EVERY_S = 1.0
+EVERY_S = 1.0
 _EVENT_LOOP_LIMIT_S = 10.0
 _WORK_LIMIT_S = 120.0
 
@@ -79,6 +79,6 @@ class Heartbeats:
         try:
             while True:
                 beat.turn()
-                await asyncio.sleep(_EVERY_S)
+                await asyncio.sleep(EVERY_S)
         finally:
             beat.rest()

@@ -90,14 +90,14 @@ class BenchNode:
 
 
 @asynccontextmanager
-async def bench_node(names: Sequence[str], *, machine: str = "dgx") -> AsyncIterator[BenchNode]:
-    """Run a nats-server, a kubelet and these services until the block ends; all are ready."""
+async def bench_node(names: Sequence[str], *, machine: str = "dgx", nats_config: str = "") -> AsyncIterator[BenchNode]:
+    """Run a nats-server, a kubelet and these services until the block ends; all are ready. `nats_config` is added to the server's configuration."""
     # Short: a unix socket's path ends at 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="tb"))
     try:
         await asyncio.to_thread(build, machine, folder / "machine")
         async with AsyncExitStack() as stack:
-            nats = await stack.enter_async_context(NatsServer())
+            nats = await stack.enter_async_context(NatsServer(config=nats_config))
             bus = await stack.enter_async_context(Bus.session(NatsSettings(url=nats.url), name="bench"))
             await bus.provision()
             kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)))

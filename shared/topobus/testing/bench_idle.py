@@ -1,0 +1,148 @@
+"""Measure what a node's services cost while nothing happens: `python -m topobus.testing.bench idle [--json] [--seconds N]`.
+
+Real processes (nats-server and the eight services, with a simulated kubelet beside them) on a recorded machine with 224 CPUs. When all are ready and
+have come to rest, each one's processor time, read calls, wake-ups and messages are counted for a while. Beside them runs the floor: one Python process
+with asyncio, a NATS client and the same signs of life, and nothing else. Processor time counts, not time on the wall: other work on the machine makes
+it larger, by its use of the caches, so the ratio to the floor is the number to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from msgspec import structs
+
+from topobus.runtime.connection import CANARY_EVERY_S
+from topobus.runtime.heartbeat import EVERY_S
+from topobus.testing.bench_node import BenchNode, bench_node
+from topobus.testing.nats import free_port
+from topobus.testing.process_use import Counts, Use, count_messages, read_counts, use_between
+
+__all__ = ["draw", "main", "total"]
+
+SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
+FLOOR = "floor"
+NATS = "nats-server"
+# Registrations, first looks and what follows from them; the longest first wait is the gateway's list after its start.
+_REST_S = 15.0
+_BUDGET_PERCENT = 1.0
+_BUDGET_MESSAGES = 3.0
+_BUDGET_MIB = (60.0, 300.0)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure and print; gives the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m topobus.testing.bench idle", description="Measure a node's services at rest.")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    parser.add_argument("--seconds", type=float, default=30.0, metavar="N", help="how long to count (30)")
+    parser.add_argument("--machine", default="dgx", metavar="NAME", help="the recorded machine (dgx: 224 CPUs, 8 GPUs, 8 NICs)")
+    arguments = parser.parse_args(argv)
+    before = os.getloadavg()[0]
+    uses = asyncio.run(_measure(max(1.0, arguments.seconds), arguments.machine))
+    facts = {
+        "cpus": os.cpu_count(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "load_before": round(before, 2),
+        "seconds": arguments.seconds,
+    }
+    if arguments.json:
+        rows = [structs.asdict(use) for use in (*uses, total(uses))]
+        print(json.dumps({"group": "idle", "machine": facts, "processes": rows, "times_floor": _times_floor(uses)}, indent=2))  # noqa: T201
+    else:
+        print(" ".join(f"{key}={value}" for key, value in facts.items()))  # noqa: T201
+        print(draw(uses))  # noqa: T201
+    return 0
+
+
+def total(uses: Sequence[Use]) -> Use:
+    """Add up the services: neither the server nor the floor is one of them."""
+    own = [use for use in uses if use.name in SERVICES]
+    sums = {name: sum(getattr(use, name) for use in own) for name in Use.__struct_fields__ if name != "name"}
+    return Use(name=f"all {len(own)} services", **sums)
+
+
+def draw(uses: Sequence[Use]) -> str:
+    """Draw the table, the sum, the ratio to the floor and the budgets, as lines of text."""
+    heads = ("process", "% of a core", "reads/s", "wake-ups/s", "sent/s", "received/s", "resident MiB", "own MiB", "threads")
+    lines = [f"{heads[0]:<16}" + "".join(f"{head:>14}" for head in heads[1:])]
+    for use in (*uses, total(uses)):
+        numbers = (
+            f"{use.processor_percent:.3f}",
+            f"{use.reads_per_s:.1f}",
+            f"{use.wakeups_per_s:.1f}",
+            f"{use.sent_per_s:.2f}",
+            f"{use.received_per_s:.2f}",
+            f"{use.resident_mib:.1f}",
+            f"{use.own_mib:.1f}",
+            f"{use.threads}",
+        )
+        lines.append(f"{use.name:<16}" + "".join(f"{number:>14}" for number in numbers))
+    lines.append(f"processor time of the services: {_times_floor(uses):.1f} times the floor's of as many processes")
+    lines.append(
+        f"budgets: {_BUDGET_PERCENT:g} % of a core, {_BUDGET_MESSAGES:g} messages/s, resident {_BUDGET_MIB[0]:g} MiB a service, {_BUDGET_MIB[1]:g} MiB all"
+    )
+    return "\n".join(lines)
+
+
+def _times_floor(uses: Sequence[Use]) -> float:
+    floor = next((use.processor_percent for use in uses if use.name == FLOOR), 0.0)
+    return round(total(uses).processor_percent / (floor * len(SERVICES)), 2) if floor else 0.0
+
+
+async def _measure(seconds: float, machine: str) -> list[Use]:
+    port = free_port()
+    async with bench_node(SERVICES, machine=machine, nats_config=f'http: "127.0.0.1:{port}"') as node, _floor(node.nats.url) as floor:
+        pids = {name: service.process.pid for name, service in node.services.items()}
+        pids |= {FLOOR: floor.pid, NATS: node.nats.pid}
+        await asyncio.sleep(_REST_S)
+        before, began = await _count(pids, port), time.monotonic()
+        await asyncio.sleep(seconds)
+        after, elapsed_s = await _count(pids, port), time.monotonic() - began
+        _check(node)
+    return [use_between(name, before[name], after[name], elapsed_s) for name in pids]
+
+
+async def _count(pids: Mapping[str, int], monitor_port: int) -> dict[str, Counts]:
+    messages = count_messages(await asyncio.to_thread(_read_connections, monitor_port))
+    counts: dict[str, Counts] = {}
+    for name, pid in pids.items():
+        sent, received = messages.get(name, (0, 0))
+        if name == NATS:
+            ours = [pair for service, pair in messages.items() if service in SERVICES]
+            sent, received = sum(out for _, out in ours), sum(came for came, _ in ours)
+        counts[name] = read_counts(pid, sent=sent, received=received)
+    return counts
+
+
+def _read_connections(port: int) -> Mapping[str, object]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/connz?limit=1024", timeout=5.0) as answer:
+        document: Mapping[str, object] = json.load(answer)
+    return document
+
+
+def _check(node: BenchNode) -> None:
+    ended = [name for name, service in node.services.items() if service.process.returncode is not None]
+    if ended:
+        raise RuntimeError(f"ended while they were measured: {', '.join(ended)}")
+
+
+@asynccontextmanager
+async def _floor(url: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "topobus.testing.bench_idle_floor", url, str(EVERY_S), str(CANARY_EVERY_S)
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        await process.wait()
