@@ -34,7 +34,7 @@ class Presence:
         """Look for ever."""
         while True:
             await self.look()
-            await asyncio.sleep(self._settings.every_s)
+            await self._runtime.clock.sleep(self._settings.every_s)
 
     async def look(self) -> None:
         """Look at all services once, and tell the world what is different."""

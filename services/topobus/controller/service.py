@@ -211,7 +211,7 @@ class _Controller:
         while True:
             self._beat.rest()
             try:
-                async with asyncio.timeout(self._settings.retry_s if is_due else None):
+                async with self._runtime.clock.timeout(self._settings.retry_s if is_due else None):
                     await self._changed.wait()
             except TimeoutError:
                 pass

@@ -96,7 +96,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 if str(err) != self.status:
                     get_logger().error("driver.serve-failed", driver=self.driver, error=str(err))
                 self._say(str(err))
-            await asyncio.sleep(self._deadlines.retry_s)
+            await self._clock.sleep(self._deadlines.retry_s)
 
     async def take_over(self) -> None:
         """Clear up after the gateway that had the turn. kubelet forgot the health of the driver's devices with its stream, so all of it is told again."""
@@ -128,7 +128,7 @@ class DraDriver(registration_rpc.RegistrationServicer):
     async def _finish_calls(self) -> None:
         """Let the calls about claims that are under way come to their end: a call cut off is repeated by kubelet after a minute and more."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_FINISH_S):
+            async with self._clock.timeout(_FINISH_S):
                 await self._idle.wait()
 
     @contextmanager
@@ -229,12 +229,12 @@ class DraDriver(registration_rpc.RegistrationServicer):
                 deadline = self._clock.monotonic() + self._deadlines.health_refresh_s
                 yield self._health_message(entries, seen_at)
             try:
-                async with asyncio.timeout(max(0.0, deadline - self._clock.monotonic())):
+                async with self._clock.timeout(max(0.0, deadline - self._clock.monotonic())):
                     await ticket.wait()
             except TimeoutError:
                 continue
             # Lists first: kubelet allocates by them, and shows health to people.
-            await asyncio.sleep(_AFTER_LISTS_S)
+            await self._clock.sleep(_AFTER_LISTS_S)
 
     async def _prepare(self, request: dra.NodePrepareResourcesRequest) -> dra.NodePrepareResourcesResponse:
         preparer = await self._desk.own_or_answer(self.driver, "NodePrepareResources", request, dra.NodePrepareResourcesResponse)

@@ -84,7 +84,7 @@ class PodRetries:
                 self._withhold()
                 is_waiting = await self._look()
                 try:
-                    async with asyncio.timeout(_LOOK_S if is_waiting else None):
+                    async with self._clock.timeout(_LOOK_S if is_waiting else None):
                         await ticket.wait()
                 except TimeoutError:
                     continue
@@ -168,7 +168,7 @@ class PodRetries:
         return is_waiting
 
     async def _look_at(self, pod: NodePod, claims: Iterable[WaitingClaim]) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._clock.monotonic()
         wait = self._waits.setdefault(pod.uid, PodWait(since_s=now_s))
         failures = [failure for claim in claims if (failure := self._attempts.failure(claim.owner.uid)) is not None]
         for claim in claims:
@@ -223,7 +223,7 @@ class PodRetries:
         if self._is_refused(pod, "annotate", rejected):
             return
         get_logger().info("pod.retried", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid)
-        await asyncio.sleep(_BETWEEN_S)
+        await self._clock.sleep(_BETWEEN_S)
 
     async def _evict(self, pod: NodePod, obstacle: str, now_s: float) -> None:
         """Evict a pod that has waited for long enough for what somebody else holds, where something makes it anew."""

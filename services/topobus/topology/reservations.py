@@ -6,8 +6,6 @@ nothing. Letting go is a release like any other, with an operation id made of th
 
 from __future__ import annotations
 
-import asyncio
-
 from topobus.domain import transitions
 from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable
 from topobus.domain.ledger import Allocation, AllocationPhase, Ledger, OperationRecord, PendingDecision
@@ -42,7 +40,7 @@ class Reservations:
                 await self.look()
             except (PeerUnavailable, ContractError) as err:
                 get_logger().warning("reservation.kept-longer", error=str(err))
-            await asyncio.sleep(min(_LOOK_S, self._expire_s / 4))
+            await self._clock.sleep(min(_LOOK_S, self._expire_s / 4))
 
     async def look(self) -> None:
         """Let go of what has been reserved for too long."""

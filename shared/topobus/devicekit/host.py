@@ -141,7 +141,7 @@ class _DeviceHost:
                 entry = await self._last_inventory()
             except PeerUnavailable as err:
                 self._log.warning("inventory.unread", why=str(err))
-                await asyncio.sleep(err.retry_after_s)
+                await self._runtime.clock.sleep(err.retry_after_s)
                 continue
             if entry is not None:
                 # A number that nobody can have counted to is not gone on from.
@@ -194,7 +194,7 @@ class _DeviceHost:
     async def _confirm(self) -> None:
         """Look for ever whether what we said last still stands there: nobody else writes it, so what differs is garbage, gone or an older copy."""
         while True:
-            await asyncio.sleep(self._settings.hardware.rescan_s)
+            await self._runtime.clock.sleep(self._settings.hardware.rescan_s)
             try:
                 if not await self._is_standing() or await self._announcer.look():
                     self._told = None
@@ -266,7 +266,7 @@ class _DeviceHost:
         limit_s = None if machine is None else self._settings.health.poll_s
         async with self._machine_changes:
             try:
-                async with asyncio.timeout(limit_s):
+                async with self._runtime.clock.timeout(limit_s):
                     await self._machine_changes.wait_for(lambda: self._machine is not None and self._machine.generation != generation)
             except TimeoutError:
                 return
@@ -326,7 +326,7 @@ class _DeviceHost:
         async with self._machine_changes:
             await self._machine_changes.wait_for(lambda: self._machine is not None)
         try:
-            async with asyncio.timeout(self._settings.drivers.first_wait_s):
+            async with self._runtime.clock.timeout(self._settings.drivers.first_wait_s):
                 while any(view.devices is None and view.silence is None for view in self._views.values()):
                     self._has_news.clear()
                     await self._has_news.wait()

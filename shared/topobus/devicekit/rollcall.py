@@ -58,7 +58,7 @@ class RollCall:
         """Look for ever."""
         while True:
             await self.look()
-            await asyncio.sleep(self._settings.every_s)
+            await self._clock.sleep(self._settings.every_s)
 
     async def look(self) -> None:
         """Look at all classes once, at the same time: a hung one delays no other."""

@@ -1,8 +1,14 @@
-"""Time at the seam: everything that asks for the time asks a `Clock`, so tests can hold it still."""
+"""Time at the seam: everything that asks for the time or waits for it asks a `Clock`, or the event loop that the clock follows.
+
+`SystemClock` has no time of its own: it reads the running event loop, which drives `asyncio.sleep`, `asyncio.timeout` and `loop.call_later`, too. So a process has one
+monotonic clock, and a test that runs on `topobus.testing.clock.VirtualTimeLoop` holds every wait of the service at once.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -10,7 +16,7 @@ __all__ = ["Clock", "SystemClock", "rfc3339"]
 
 
 class Clock(Protocol):
-    """Tells the time: `now` for people and records, `monotonic` (seconds) for durations."""
+    """Tells the time: `now` for people and records, `monotonic` (seconds) for durations; waits with `sleep` and `timeout`."""
 
     def now(self) -> datetime:
         """Give the present moment, aware, in UTC."""
@@ -20,17 +26,36 @@ class Clock(Protocol):
         """Give seconds since some fixed moment; never goes back."""
         ...
 
+    async def sleep(self, seconds: float) -> None:
+        """Return when so many seconds of `monotonic` have passed; 0 or less gives the other tasks one turn."""
+        ...
+
+    def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
+        """Give a block that ends with TimeoutError after so many seconds of `monotonic`, as `asyncio.timeout` does; None never ends it."""
+        ...
+
 
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's own clock, read through the event loop that runs the caller."""
 
     def now(self) -> datetime:
         """Give the present moment, aware, in UTC."""
         return datetime.now(UTC)
 
     def monotonic(self) -> float:
-        """Give seconds since some fixed moment; never goes back."""
-        return time.monotonic()
+        """Give the event loop's time; in a thread without a loop give CLOCK_MONOTONIC, which asyncio's own loops read as well."""
+        try:
+            return asyncio.get_running_loop().time()
+        except RuntimeError:
+            return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when so many seconds of the event loop have passed."""
+        await asyncio.sleep(seconds)
+
+    def timeout(self, seconds: float | None) -> AbstractAsyncContextManager[asyncio.Timeout]:
+        """Give a block that ends with TimeoutError after so many seconds of the event loop."""
+        return asyncio.timeout(seconds)
 
 
 def rfc3339(moment: datetime) -> str:

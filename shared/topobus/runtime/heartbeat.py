@@ -7,8 +7,6 @@ A pass over ten thousand objects is long and not stuck: it says so with each obj
 
 from __future__ import annotations
 
-import asyncio
-
 from topobus.runtime.clock import Clock, SystemClock
 
 __all__ = ["EVENT_LOOP", "EVERY_S", "Heartbeat", "Heartbeats"]
@@ -79,6 +77,6 @@ class Heartbeats:
         try:
             while True:
                 beat.turn()
-                await asyncio.sleep(EVERY_S)
+                await self._clock.sleep(EVERY_S)
         finally:
             beat.rest()

@@ -1,14 +1,30 @@
-"""A clock that stands still until a test moves it."""
+"""Time for tests: a clock that a test moves by hand, and an event loop whose time jumps to the next timer when nothing else can happen.
+
+`ManualClock` is for a part that is given its clock. `VirtualTimeLoop` is for whole services on a bus in memory: their waits take no real time and end in the order and
+at the moments that the code says, on a busy machine, too. It follows trio's `MockClock(autojump_threshold=0)`. The library `looptime` does the same for any loop but also
+jumps while a socket's answer is under way, so that a time-out may fire before an answer that takes a millisecond; here that is an error.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import heapq
+import itertools
+import selectors
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-__all__ = ["ManualClock"]
+__all__ = ["LoopClock", "ManualClock", "Standstill", "VirtualTimeLoop"]
+
+# Real seconds that a loop with nothing to do waits for its threads: a test that is wrong fails then and says why, long before pytest-timeout's 120 s.
+_PATIENCE_S = 30.0
+_START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class ManualClock:
-    """A `topobus.runtime.clock.Clock` under the test's hand.
+    """A `topobus.runtime.clock.Clock` under the test's hand: it stands still until `advance`, and so do those who sleep on it.
 
     >>> clock = ManualClock()
     >>> clock.advance(1.5)
@@ -16,9 +32,11 @@ class ManualClock:
     1.5
     """
 
-    def __init__(self, start: datetime = datetime(2026, 1, 1, tzinfo=UTC)) -> None:
+    def __init__(self, start: datetime = _START) -> None:
         self._start = start
         self._elapsed_s = 0.0
+        self._alarms: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
 
     def now(self) -> datetime:
         """Give the moment the test has set."""
@@ -29,7 +47,155 @@ class ManualClock:
         return self._elapsed_s
 
     def advance(self, seconds: float) -> None:
-        """Let time pass."""
+        """Let time pass, and wake in order whoever waits for a moment until then; they run when the test awaits next."""
         if seconds < 0:
             raise ValueError(f"time does not go back: got {seconds} s")
-        self._elapsed_s += seconds
+        until_s = self._elapsed_s + seconds
+        while self._alarms and self._alarms[0][0] <= until_s:
+            self._elapsed_s, _, ring = heapq.heappop(self._alarms)
+            ring()
+        self._elapsed_s = until_s
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when the test has let so many seconds pass."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        woken = asyncio.get_running_loop().create_future()
+        with self._alarm(seconds, lambda: None if woken.done() else woken.set_result(None)):
+            await woken
+
+    @asynccontextmanager
+    async def timeout(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """Give a block that ends with TimeoutError when the test has let so many seconds pass inside it."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(None) as limit:
+            if seconds is None:
+                yield limit
+                return
+            with self._alarm(max(0.0, seconds), lambda: limit.reschedule(loop.time())):
+                yield limit
+
+    @property
+    def waiting(self) -> int:
+        """Count who waits on this clock: a test that advances before they do moves nobody."""
+        return len(self._alarms)
+
+    @contextmanager
+    def _alarm(self, seconds: float, ring: Callable[[], None]) -> Iterator[None]:
+        alarm = (self._elapsed_s + seconds, next(self._numbers), ring)
+        heapq.heappush(self._alarms, alarm)
+        try:
+            yield
+        finally:
+            if alarm in self._alarms:
+                self._alarms.remove(alarm)
+                heapq.heapify(self._alarms)
+
+
+class Standstill(RuntimeError):
+    """Raised out of the event loop when virtual time cannot pass: a socket is open, or nothing can happen any more."""
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time stands still while anything runs, and jumps to the next timer when nothing can run before it.
+
+    Errors: raises Standstill out of `run_until_complete` when it would have to wait and a file descriptor other than its own is registered (a socket, a pipe: what comes
+    over it takes real time), and when no timer is left and no thread wakes it: a deadlock.
+    A call in `asyncio.to_thread` holds the time until it is over or given up. A thread of another kind does not: the time may jump before it wakes the loop.
+
+    >>> loop = VirtualTimeLoop()
+    >>> loop.run_until_complete(asyncio.sleep(3600))
+    >>> loop.time()
+    3600.0
+    >>> loop.close()
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._in_threads: set[asyncio.Future[Any]] = set()
+        self._jumps = _JumpingSelector(self)
+        super().__init__(self._jumps)
+        # asyncio runs timers that are due before `time() + _clock_resolution`; its 1e-9 is lost in a float's rounding after half a year, and then a timer is never due.
+        self._clock_resolution = 1e-6
+        # The pipe by which other threads wake the loop, made by the line above.
+        self._jumps.own = frozenset(key.fd for key in self._jumps.get_map().values())
+
+    def time(self) -> float:
+        """Give the virtual seconds since the loop was made."""
+        return self._now_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass although something holds it: a test of a call that hangs in a thread lets its time-out come."""
+        if seconds < 0:
+            raise ValueError(f"time does not go back: got {seconds} s")
+        self._now_s += seconds
+
+    @property
+    def is_held(self) -> bool:
+        """Say whether a call in a thread is under way."""
+        return bool(self._in_threads)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:  # type: ignore[override]
+        """Run a call in a thread; virtual time stands still until it is over, or nobody waits for it any more."""
+        call: asyncio.Future[Any] = super().run_in_executor(executor, func, *args)
+        self._in_threads.add(call)
+        call.add_done_callback(self._in_threads.discard)
+        return call
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Looks at what is ready, and where asyncio would sleep moves the loop's time instead."""
+
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+        self.own: frozenset[int] = frozenset()
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if strangers := sorted(self._strangers()):
+            raise Standstill(
+                f"virtual time cannot pass while these file descriptors are watched, for what they bring takes real time: {strangers}"
+            )
+        if timeout is None or self._loop.is_held:
+            ready = super().select(_PATIENCE_S)
+            if not ready:
+                raise Standstill(
+                    "a call in a thread does not end" if self._loop.is_held else "every task waits, and no timer is left to end that"
+                )
+            return ready
+        self._loop.advance(timeout)
+        return []
+
+    def _strangers(self) -> list[int]:
+        return [key.fd for key in self.get_map().values() if key.fd not in self.own]
+
+
+class LoopClock:
+    """A `Clock` that follows one event loop, for records with exact stamps and for code that reads the time in a thread.
+
+    `now` begins at a fixed moment and moves with the loop, so that a stamp in a message is the same in every run.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None, start: datetime = _START) -> None:
+        self._loop = loop or asyncio.get_running_loop()
+        self._start = start
+
+    def now(self) -> datetime:
+        """Give the start and the loop's time together."""
+        return self._start + timedelta(seconds=self._loop.time())
+
+    def monotonic(self) -> float:
+        """Give the loop's time, in any thread."""
+        return self._loop.time()
+
+    async def sleep(self, seconds: float) -> None:
+        """Return when so many seconds of the loop have passed."""
+        await asyncio.sleep(seconds)
+
+    def timeout(self, seconds: float | None) -> asyncio.Timeout:
+        """Give a block that ends with TimeoutError after so many seconds of the loop."""
+        return asyncio.timeout(seconds)

@@ -153,7 +153,7 @@ class ClassicHome:
         is_due = False
         while True:
             try:
-                async with asyncio.timeout(self._settings.retry_s if is_due else None):
+                async with self._runtime.clock.timeout(self._settings.retry_s if is_due else None):
                     await changed.wait()
             except TimeoutError:
                 pass

@@ -86,7 +86,7 @@ class Informer:
     async def reached(self, version: int, timeout_s: float) -> bool:
         """Wait until the copy shows everything up to a version; False when it does not come so far in time."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with self._clock.timeout(timeout_s):
                 while self.version < version:
                     await self._moved.wait()
         except TimeoutError:
@@ -102,7 +102,7 @@ class Informer:
                 failures = 0
                 if not is_alive:
                     # A server that ends every watch at once must not be asked in a hot loop.
-                    await asyncio.sleep(full_jitter(0, least_s=self._retry_s))
+                    await self._clock.sleep(full_jitter(0, least_s=self._retry_s))
             except HistoryLost:
                 get_logger().info("informer.history-lost", kind=self.kind.name, resource_version=self._version)
                 self._version = ""
@@ -112,14 +112,14 @@ class Informer:
                 self._trouble = str(err)
                 self._changed()
                 failures += 1
-                await asyncio.sleep(max(err.retry_after_s, full_jitter(failures, least_s=self._retry_s)))
+                await self._clock.sleep(max(err.retry_after_s, full_jitter(failures, least_s=self._retry_s)))
 
     async def _follow(self) -> bool:
         """List when that is due, then watch until the server ends the watch or the next list is due; False when the watch said nothing at all."""
         served = await self._api.version_of(self.kind)
         if not served and self.kind.is_optional:
             self._settle({}, "")
-            await asyncio.sleep(self._resync_s)
+            await self._clock.sleep(self._resync_s)
             self._api.forget_versions()
             return True
         if not self._version:

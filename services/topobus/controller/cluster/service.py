@@ -199,12 +199,12 @@ class ClusterController:
         spent_s = 0.0
         while True:
             try:
-                async with asyncio.timeout(wait_s):
+                async with self._runtime.clock.timeout(wait_s):
                     await self._changed.wait()
             except TimeoutError:
                 pass
             # A look costs as much as many pods wait: it takes at most half of the time, and a burst of changes becomes one look.
-            await asyncio.sleep(min(spent_s, _LONGEST_PAUSE_S))
+            await self._runtime.clock.sleep(min(spent_s, _LONGEST_PAUSE_S))
             started_s = self._runtime.clock.monotonic()
             self._changed.clear()
             self._tell_readiness()
