@@ -16,12 +16,12 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 import grpc.aio
 from prometheus_client import CollectorRegistry, Gauge, Histogram
-from watchfiles import awatch
 
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Refusal
 from topobus.gateway.malformed_calls import MalformedCalls
 from topobus.gateway.node_state import Broadcast
+from topobus.runtime.folder_events import FolderEvents
 from topobus.runtime.logging import get_logger
 
 __all__ = ["CallMetrics", "CallRefused", "FolderWatch", "answer", "dialling", "identity", "refuse", "remove_stale", "serving", "within"]
@@ -174,19 +174,28 @@ class FolderWatch:
     async def run(self) -> None:
         """Watch for ever; the folder may come and go."""
         while True:
-            if self.folder.is_dir():
-                try:
-                    timeout_ms = int(self._watchdog_s * 1000)
-                    async for _ in awatch(
-                        self.folder, recursive=False, debounce=50, step=10, rust_timeout=timeout_ms, yield_on_timeout=True
-                    ):
+            try:
+                with FolderEvents(self.folder) as events:
+                    is_there = True
+                    while is_there:
+                        # Once before the first wait: what came before the kernel listened is seen as well.
                         self._broadcast.announce()
-                        if not self.folder.is_dir():
-                            break
-                except OSError as err:
-                    get_logger().warning("folder.watch-failed", folder=str(self.folder), error=str(err))
+                        is_there = await self._changed(events)
+            except (FileNotFoundError, NotADirectoryError):
+                # It is looked for again below.
+                pass
+            except OSError as err:
+                get_logger().warning("folder.watch-failed", folder=str(self.folder), error=str(err))
             await asyncio.sleep(self._watchdog_s)
             self._broadcast.announce()
+
+    async def _changed(self, events: FolderEvents) -> bool:
+        """Wait for the folder's next event, or for the watchdog; False when the folder is gone."""
+        try:
+            async with asyncio.timeout(self._watchdog_s):
+                return await events.next()
+        except TimeoutError:
+            return self.folder.is_dir()
 
     def wake(self) -> None:
         """Let all waiters look again."""

@@ -1,0 +1,93 @@
+"""Events of one folder, straight from the kernel: something in it came, went or was written.
+
+Flows in: a path. Flows out: wake-ups through the event loop, so that a folder in which nothing happens costs nothing: no thread, no timer. Says that
+something changed and never what: whoever waits looks for himself. Source: inotify(7).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import struct
+from pathlib import Path
+from typing import Self
+
+__all__ = ["FolderEvents"]
+
+# sys/inotify.h
+_IN_ATTRIB = 0x4
+_IN_CLOSE_WRITE = 0x8
+_IN_MOVED_FROM, _IN_MOVED_TO = 0x40, 0x80
+_IN_CREATE, _IN_DELETE = 0x100, 0x200
+_IN_DELETE_SELF, _IN_MOVE_SELF = 0x400, 0x800
+_IN_UNMOUNT, _IN_IGNORED = 0x2000, 0x8000
+_IN_ONLYDIR = 0x1000000
+_WANTED = (
+    _IN_ATTRIB | _IN_CLOSE_WRITE | _IN_MOVED_FROM | _IN_MOVED_TO | _IN_CREATE | _IN_DELETE | _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_ONLYDIR
+)
+_GONE = _IN_DELETE_SELF | _IN_MOVE_SELF | _IN_UNMOUNT | _IN_IGNORED
+# struct inotify_event: watch, mask, cookie, length of the name that follows.
+_HEAD = struct.Struct("iIII")
+_READ_BYTES = 64 * 1024
+# Changes come in bursts (a file is made, written, renamed); one wake-up for those of so many seconds.
+_SETTLE_S = 0.01
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class FolderEvents:
+    """Listens to one folder until closed; changes between `__init__` and the first `next` are not missed."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin to listen.
+
+        Errors: raises OSError when the folder is none, or the system has no watch left (fs.inotify.max_user_watches).
+        """
+        self._channel = _checked(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), folder)
+        try:
+            _checked(_LIBC.inotify_add_watch(self._channel, os.fsencode(folder), _WANTED), folder)
+        except OSError:
+            os.close(self._channel)
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._channel)
+
+    async def next(self) -> bool:
+        """Wait until something in the folder has changed; False when the folder itself is gone, and nothing comes any more."""
+        loop = asyncio.get_running_loop()
+        came = loop.create_future()
+        loop.add_reader(self._channel, _settle, came)
+        try:
+            await came
+        finally:
+            loop.remove_reader(self._channel)
+        await asyncio.sleep(_SETTLE_S)
+        return self._take()
+
+    def _take(self) -> bool:
+        try:
+            data = os.read(self._channel, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        at, is_there = 0, True
+        while at < len(data):
+            _, mask, _, length = _HEAD.unpack_from(data, at)
+            is_there = is_there and not mask & _GONE
+            at += _HEAD.size + length
+        return is_there
+
+
+def _settle(came: asyncio.Future[None]) -> None:
+    if not came.done():
+        came.set_result(None)
+
+
+def _checked(result: int, folder: Path) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), str(folder))
+    return result
