@@ -1,17 +1,16 @@
-"""Start `topobus`, or say which package is missing: the base installation has what services need, not what the operator's program needs."""
+"""Console script `topobus`, the operator's program."""
 
 import sys
+
+from topobus.runtime.packages import needing_extra
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the command line and exit."""
-    try:
+    with needing_extra("cli", program="topobus", more="'topobus[all]' for the whole system"):
         from topobus.cli.application import run
-    except ModuleNotFoundError as err:
-        print(f"error: topobus needs {err.name}, which is not installed\n  next: pip install 'topobus[cli]'", file=sys.stderr)
-        sys.exit(78)
     sys.exit(run(sys.argv[1:]))
 
 

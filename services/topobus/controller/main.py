@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
 
+# What typing.TYPE_CHECKING is; the import of typing would double the cost of a probe.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from topobus.controller.config import ControllerSettings
     from topobus.runtime.service import Runtime
@@ -16,6 +18,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the controller; the exit code is the process's."""
+    answer_probe("controller")
     with needing_extra("controller"):
         from topobus.controller import service  # noqa: F401 - whether all of it is there
         from topobus.controller.config import ControllerSettings, check

@@ -1,18 +1,20 @@
 """Console script `topobus-cpu`."""
 
-from __future__ import annotations
-
 import sys
 
-from topobus.cpu.config import CpuSettings
-from topobus.cpu.service import check, serve
-from topobus.runtime.service import run
+from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the cpu service; the exit code is the process's."""
+    answer_probe("cpu")
+    with needing_extra("cpu"):
+        from topobus.cpu.config import CpuSettings
+        from topobus.cpu.service import check, serve
+        from topobus.runtime.service import run
     sys.exit(run("cpu", CpuSettings, serve, check=check))
 
 

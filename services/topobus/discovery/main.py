@@ -1,18 +1,20 @@
 """Console script `topobus-discovery`."""
 
-from __future__ import annotations
-
 import sys
 
-from topobus.discovery.config import DiscoverySettings
-from topobus.discovery.service import serve
-from topobus.runtime.service import run
+from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the discovery service; the exit code is the process's."""
+    answer_probe("discovery")
+    with needing_extra("discovery"):
+        from topobus.discovery.config import DiscoverySettings
+        from topobus.discovery.service import serve
+        from topobus.runtime.service import run
     sys.exit(run("discovery", DiscoverySettings, serve))
 
 

@@ -1,18 +1,20 @@
 """Console script `topobus-fpga`."""
 
-from __future__ import annotations
-
 import sys
 
-from topobus.fpga.config import FpgaSettings
-from topobus.fpga.service import check, serve
-from topobus.runtime.service import run
+from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the fpga service; the exit code is the process's."""
+    answer_probe("fpga")
+    with needing_extra("fpga"):
+        from topobus.fpga.config import FpgaSettings
+        from topobus.fpga.service import check, serve
+        from topobus.runtime.service import run
     sys.exit(run("fpga", FpgaSettings, serve, check=check))
 
 

@@ -1,16 +1,16 @@
 """Console script `topobus-gateway`."""
 
-from __future__ import annotations
-
 import sys
 
 from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the gateway service; the exit code is the process's."""
+    answer_probe("gateway")
     with needing_extra("gateway"):
         from topobus.gateway.config import GatewaySettings, check
         from topobus.gateway.service import serve

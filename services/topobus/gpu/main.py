@@ -1,18 +1,20 @@
 """Console script `topobus-gpu`."""
 
-from __future__ import annotations
-
 import sys
 
-from topobus.gpu.config import GpuSettings
-from topobus.gpu.service import check, serve
-from topobus.runtime.service import run
+from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the gpu service; the exit code is the process's."""
+    answer_probe("gpu")
+    with needing_extra("gpu"):
+        from topobus.gpu.config import GpuSettings
+        from topobus.gpu.service import check, serve
+        from topobus.runtime.service import run
     sys.exit(run("gpu", GpuSettings, serve, check=check))
 
 

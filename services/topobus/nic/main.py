@@ -1,18 +1,20 @@
 """Console script `topobus-nic`."""
 
-from __future__ import annotations
-
 import sys
 
-from topobus.nic.config import NicSettings
-from topobus.nic.service import check, serve
-from topobus.runtime.service import run
+from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the nic service; the exit code is the process's."""
+    answer_probe("nic")
+    with needing_extra("nic"):
+        from topobus.nic.config import NicSettings
+        from topobus.nic.service import check, serve
+        from topobus.runtime.service import run
     sys.exit(run("nic", NicSettings, serve, check=check))
 
 

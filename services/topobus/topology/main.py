@@ -1,18 +1,20 @@
 """Console script `topobus-topology`."""
 
-from __future__ import annotations
-
 import sys
 
-from topobus.runtime.service import run
-from topobus.topology.config import TopologySettings
-from topobus.topology.service import serve
+from topobus.runtime.packages import needing_extra
+from topobus.runtime.probe import answer_probe
 
 __all__ = ["main"]
 
 
 def main() -> None:
     """Run the topology service; the exit code is the process's."""
+    answer_probe("topology")
+    with needing_extra("topology"):
+        from topobus.runtime.service import run
+        from topobus.topology.config import TopologySettings
+        from topobus.topology.service import serve
     sys.exit(run("topology", TopologySettings, serve))
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import sys
 import threading
-import urllib.error
-import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
 from typing import Any, Self
@@ -24,9 +22,7 @@ from topobus.runtime.heartbeat import Heartbeats
 from topobus.runtime.logging import get_logger
 from topobus.runtime.readiness import Readiness
 
-__all__ = ["Endpoint", "probe"]
-
-_PROBE_TIMEOUT_S = 2.0
+__all__ = ["Endpoint"]
 
 
 class Endpoint:
@@ -68,23 +64,6 @@ class _Server(ThreadingHTTPServer):
         err = sys.exception()
         log = get_logger()
         (log.debug if isinstance(err, OSError) else log.error)("http.request-failed", client=str(client_address), error=repr(err))
-
-
-def probe(settings: HttpSettings) -> tuple[bool, str]:
-    """Ask this service's own /readyz; gives whether it is ready, and what it said."""
-    if settings.port == 0:
-        return False, "http.port is 0: there is no endpoint to ask; set TOPOBUS_ALL__HTTP__PORT"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(settings.host, settings.host)
-    url = f"http://{f'[{host}]' if ':' in host else host}:{settings.port}/readyz"
-    # No proxy: the answer must come from this very machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(url, timeout=_PROBE_TIMEOUT_S) as answer:
-            return True, answer.read().decode("utf-8", "replace")
-    except urllib.error.HTTPError as err:
-        return False, err.read().decode("utf-8", "replace")
-    except OSError as err:
-        return False, f"no answer at {url}: {err}"
 
 
 def _handler(readiness: Readiness, registry: CollectorRegistry, beats: Heartbeats) -> type[BaseHTTPRequestHandler]:

@@ -22,8 +22,9 @@ from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import LogSettings, ServiceSettings, load_settings, origin_of
 from topobus.runtime.endpoint import check_files
 from topobus.runtime.heartbeat import Heartbeats
-from topobus.runtime.http import Endpoint, probe
+from topobus.runtime.http import Endpoint
 from topobus.runtime.logging import get_logger, setup_logging
+from topobus.runtime.probe import ask_ready
 from topobus.runtime.readiness import Readiness
 
 __all__ = ["Clock", "Readiness", "Runtime", "SystemClock", "run"]
@@ -81,7 +82,7 @@ def run(
             print(f"{name}: the settings are good")  # noqa: T201 - the answer of a command
             return EX_OK
         if arguments.probe:
-            is_ready, report = probe(settings.http)
+            is_ready, report = ask_ready(settings.http.host, settings.http.port)
             print(report.strip())  # noqa: T201 - the answer of a command
             return EX_OK if is_ready else 1
         setup_logging(settings.log, service=name, node=settings.node)

@@ -17,6 +17,7 @@ from topobus.gateway.config import GatewaySettings
 from topobus.gpu.config import GpuSettings
 from topobus.nic.config import NicSettings
 from topobus.runtime.config import ServiceSettings, load_settings
+from topobus.runtime.probe import read_endpoint
 from topobus.topology.config import TopologySettings
 
 FILE = Path(__file__).parents[3] / "compose.yaml"
@@ -64,3 +65,14 @@ def test_answer_keys_reach_who_proves_and_who_asks() -> None:
         assert settings.answers.key_dir == SERVICES["answer-keys"]["command"][1]  # type: ignore[attr-defined]  # all six have the setting
     image = (FILE.parent / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8")
     assert f"USER 65532:{SERVICES['answer-keys']['user'].rpartition(':')[2]}" in image
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_health_check_is_answered_before_any_import(name: str) -> None:
+    """What compose runs every few seconds in eight containers is the probe that reads its two settings alone, and nothing that compose 1.29 refuses."""
+    service = SERVICES[name]
+    command, program, *arguments = service["healthcheck"]["test"]
+
+    assert (command, program) == ("CMD", "/usr/local/bin/service")
+    assert read_endpoint(name, arguments, service["environment"]) == ("0.0.0.0", 8080)
+    assert service["healthcheck"].keys() == {"test", "interval", "timeout", "retries", "start_period"}

@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry
 
 from topobus.runtime.config import HttpSettings
 from topobus.runtime.heartbeat import EVENT_LOOP, Heartbeats
-from topobus.runtime.http import Endpoint, probe
+from topobus.runtime.http import Endpoint
+from topobus.runtime.probe import ask_ready
 from topobus.runtime.readiness import Readiness
 from topobus.testing.clock import ManualClock
 from topobus.testing.nats import free_port
@@ -82,7 +83,7 @@ def test_endpoint_is_neither_alive_nor_ready_when_a_loop_is_stuck() -> None:
         beat.turn()
         before = _get(settings.port, "/healthz"), _get(settings.port, "/readyz")[0]
         clock.advance(300)
-        stuck = _get(settings.port, "/healthz"), probe(settings)
+        stuck = _get(settings.port, "/healthz"), ask_ready(settings.host, settings.port)
         beat.turn()
         after = _get(settings.port, "/healthz"), _get(settings.port, "/readyz")[0]
 

@@ -1,4 +1,4 @@
-"""The small parts of the runtime: readiness, probes, jitter, positions, and what must never be installed."""
+"""The small parts of the runtime: readiness, the endpoint, jitter, positions, and what must never be installed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topobus.runtime import http
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.config import HttpSettings
 from topobus.runtime.feed import Place
-from topobus.runtime.http import Endpoint, probe
+from topobus.runtime.http import Endpoint
 from topobus.runtime.readiness import Readiness
 from topobus.testing.nats import free_port
 
@@ -111,27 +111,6 @@ def test_endpoint_is_a_config_error_when_the_port_is_taken() -> None:
         Endpoint(settings, Readiness(), CollectorRegistry()),
     ):
         pass
-
-
-def test_probe_says_what_is_missing_when_the_service_is_not_ready() -> None:
-    """A probe gives the report of the parts; it works when the endpoint listens at all addresses."""
-    readiness = Readiness()
-    readiness.set("bus", is_ready=False, why="waiting for NATS")
-    settings = HttpSettings(host="0.0.0.0", port=free_port())
-    with Endpoint(settings, readiness, CollectorRegistry()):
-        is_ready, report = probe(settings)
-
-    assert not is_ready
-    assert "waiting for NATS" in report
-
-
-@pytest.mark.parametrize(("port", "words"), [(0, "http.port is 0"), (1, "no answer")])
-def test_probe_says_why_when_there_is_no_endpoint(port: int, words: str) -> None:
-    """Without an endpoint the probe fails with the reason."""
-    is_ready, report = probe(HttpSettings(port=port))
-
-    assert not is_ready
-    assert words in report
 
 
 def test_jitter_is_spread_and_bounded_when_attempts_grow() -> None:
