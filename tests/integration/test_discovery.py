@@ -31,8 +31,8 @@ NVME = PciAddress.parse("0000:01:00.0")
 
 
 @asynccontextmanager
-async def discovery(url: str, root: Path) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run the service on a tree; its log lines are in stdout."""
+async def discovery(url: str, root: Path, **settings: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run the service on a tree; its log lines are in stdout. `settings` are more variables of its environment."""
     environment = {
         **os.environ,
         "TOPOBUS_ALL__NODE": NODE,
@@ -40,6 +40,7 @@ async def discovery(url: str, root: Path) -> AsyncIterator[asyncio.subprocess.Pr
         "TOPOBUS_ALL__HARDWARE__ROOT": str(root),
         "TOPOBUS_ALL__HARDWARE__RESCAN_S": "0.1",
         "TOPOBUS_ALL__LOG__FORMAT": "json",
+        **settings,
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "topobus.discovery.main", env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -153,6 +154,20 @@ async def test_discovery_keeps_the_last_machine_when_the_tree_becomes_unreadable
     assert "last good machine stays" in line
     assert kept is not None
     assert (kept.value.generation, len(kept.value.online_cpus), after.generation) == (1, 16, 2)
+
+
+async def test_discovery_finds_an_edited_file_when_everything_is_looked_at_again(
+    nats_server: NatsServer, bus: Bus, laptop: RecordedMachine
+) -> None:
+    """What no running kernel changes is found by the look at everything: a file of a recorded machine that somebody writes over in place."""
+    vendor = laptop.root / "sys/bus/pci/devices" / str(NVME) / "subsystem_device"
+    async with discovery(nats_server.url, laptop.root, TOPOBUS_DISCOVERY__FULL_RESCAN_S="0.2"):
+        first = await machine_when(bus, lambda machine: True)
+
+        vendor.write_text("0x4242\n")
+        second = await machine_when(bus, lambda machine: machine.generation > first.generation)
+
+    assert [one.subsystem_device for one in second.pci_devices if one.address == NVME] == [0x4242]
 
 
 async def test_discovery_publishes_again_when_the_entry_is_lost(nats_server: NatsServer, bus: Bus, laptop: RecordedMachine) -> None:

@@ -1,6 +1,6 @@
 """Keeps the machine's entry on the bus equal to the tree: reads, compares, publishes.
 
-Flows in: the hardware tree, looked at every `hardware.rescan_s` and after each kernel event. Flows out: one KV entry, written only when it changed, with a
+Flows in: the hardware tree: what can change every `hardware.rescan_s`, all of it after each kernel event, each change, and every `full_rescan_s`. Flows out: one KV entry, written only when it changed, with a
 generation that goes on from the stored one. An unreadable tree changes nothing: the last good machine stays.
 """
 
@@ -21,6 +21,7 @@ from topobus.runtime.service import Runtime
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import Tree
 from topobus.sysfs.uevent import UeventsUnavailable, open_uevents
+from topobus.sysfs.volatile import VolatileFacts, read_volatile
 
 __all__ = ["serve"]
 
@@ -48,6 +49,7 @@ async def serve(settings: DiscoverySettings, runtime: Runtime) -> None:
             try:
                 async with asyncio.timeout(settings.hardware.rescan_s):
                     await wake.wait()
+                    publisher.distrust()
                     await asyncio.sleep(_SETTLE_S)
             except TimeoutError:
                 pass
@@ -60,18 +62,37 @@ class _Publisher:
         self._runtime = runtime
         self._node = runtime.node
         self._last: Machine | None = None
+        self._full_rescan_s = settings.full_rescan_s
+        self._volatile: VolatileFacts | None = None
+        """What could change, as it was before `_last` was read; None when that says nothing about the tree any more."""
+        self._full_look_due_at = 0.0
+        self._standing = ""
+        """Fingerprint of the published entry as it was last seen to be `_last`; empty when it was not."""
         self._unreadable = ""
         self._unpublished = ""
         self._looks = Counter("topobus_discovery_looks_total", "Looks at the tree.", ["outcome"], registry=runtime.registry)
         self._seconds = Histogram("topobus_discovery_look_seconds", "How long one look at the tree takes.", registry=runtime.registry)
         self._generation = Gauge("topobus_discovery_machine_generation", "The published machine's generation.", registry=runtime.registry)
 
+    def distrust(self) -> None:
+        """Read everything at the next look: the kernel told of a change."""
+        self._volatile = None
+
     async def look(self) -> None:
         """Read once and publish when something changed; what fails is logged once and tried again at the next look."""
-        found = await self._read()
+        volatile = await self._read_volatile()
+        is_same = volatile is not None and volatile == self._volatile and self._runtime.clock.monotonic() < self._full_look_due_at
+        found = self._last if is_same else await self._read()
         if found is None:
             return
+        if not is_same:
+            # Read before the machine: what changed meanwhile differs at the next look.
+            self._volatile = volatile
+            self._full_look_due_at = self._runtime.clock.monotonic() + self._full_rescan_s
         try:
+            if is_same and await self._is_standing():
+                self._looks.labels(outcome="same").inc()
+                return
             await self._publish(found)
         except PeerUnavailable as err:
             self._looks.labels(outcome="unpublished").inc()
@@ -81,7 +102,19 @@ class _Publisher:
         else:
             self._unpublished = ""
 
+    async def _is_standing(self) -> bool:
+        """Say whether the entry is the one that we last saw to be right, without reading it."""
+        return bool(self._standing) and await self._runtime.bus.fingerprint(MACHINE, node=self._node) == self._standing
+
+    async def _read_volatile(self) -> VolatileFacts | None:
+        """Look at what can change; None when it cannot be read: then everything is looked at, which says why."""
+        try:
+            return await asyncio.to_thread(read_volatile, self._tree)
+        except HardwareError:
+            return None
+
     async def _read(self) -> Machine | None:
+        self._volatile = None
         try:
             found = await self._read_steady()
         except HardwareError as err:
@@ -116,6 +149,8 @@ class _Publisher:
 
     async def _publish(self, found: Machine) -> None:
         bus = self._runtime.bus
+        # Taken first: if what is read below is newer, this one is never the newest again and confirms nothing.
+        fingerprint, self._standing = await bus.fingerprint(MACHINE, node=self._node), ""
         try:
             entry = await bus.get(MACHINE, node=self._node)
         except ContractError as err:
@@ -134,6 +169,7 @@ class _Publisher:
             if self._last is None:
                 get_logger().info("machine.unchanged", generation=stored.generation)
             self._remember(stored)
+            self._standing = fingerprint
             return
         await bus.put(MACHINE, new, node=self._node)
         self._looks.labels(outcome="published").inc()

@@ -13,6 +13,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from topobus.domain.errors import HardwareError
+from topobus.sysfs.filesystem import is_sysfs
 
 __all__ = ["HardwareSettings", "Tree", "natural_key"]
 
@@ -35,7 +36,7 @@ class HardwareSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     library_path: str = ""
     """A folder searched first for vendor libraries (NVML); empty: the system's own search."""
     rescan_s: Annotated[float, Meta(gt=0)] = 5.0
-    """Seconds between two looks at the tree, besides the kernel's own events. 5 s: a rescan of a 224-CPU machine costs about 0.3 s of one core."""
+    """Seconds between two looks at the tree, besides the kernel's own events. 5 s: what can change is read in milliseconds; see `full_rescan_s` of discovery."""
     honours_cpuset: bool = True
     """Whether CPUs and memory outside this process's own cpuset are left out of the machine. True: what we may not use must not be handed out.
     Set it to false where discovery runs in a container whose cpuset says nothing about the node (kubelet's static CPU manager shrinks it)."""
@@ -63,6 +64,7 @@ class Tree:
         # Text, for a path is resolved step by step and a Path object for each step costs more than the system call.
         self._top_texts = {top: str(folder) for top, folder in self._tops.items()}
         self._is_live = self._tops["sys"] == Path("/sys")
+        self._is_sysfs = is_sysfs(self._top_texts["sys"])
         self._folders: dict[str, list[str]] | None = None
 
     def for_scan(self) -> Tree:
@@ -152,6 +154,17 @@ class Tree:
     def link_name(self, path: str) -> str:
         """Give the last part of what a link leads to; empty when there is no such link (the target itself may be missing in a recording)."""
         return self.path(path).name if self.is_link(path) else ""
+
+    def identity(self, path: str) -> str:
+        """Tell a folder from every other that has stood at its path; empty when there is none.
+
+        In a recorded tree it also changes with each file that comes, goes or is replaced in it; sysfs keeps no such time.
+        """
+        try:
+            found = os.stat(self._text(path))  # noqa: PTH116 - asked for many folders at each look
+        except OSError:
+            return ""
+        return f"{found.st_dev}:{found.st_ino}" if self._is_sysfs else f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"
 
     def real(self, path: str) -> str | None:
         """Resolve all links and give the path relative to the tree (`sys/devices/pci0000:17/…`); None when absent."""
