@@ -110,7 +110,7 @@ def load_nvml(tree: Tree) -> Nvml:
         # Untyped on purpose: the package brings no types, and it is looked for only when NVML may be asked.
         module: Any = import_module("pynvml")
     except ImportError as err:
-        raise NvmlUnavailable("the Python package nvidia-ml-py is not installed") from err
+        raise NvmlUnavailable("the Python package nvidia-ml-py is not installed: pip install 'topobus[gpu]'") from err
     _open(module, tree)
     return Nvml(module, reopen=partial(_reopen, tree=tree))
 
