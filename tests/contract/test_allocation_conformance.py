@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.cel import CelCompiler
+from topobus.cel.selector import CelCompiler
+from topobus.controller.allocation import search
 from topobus.controller.conformance import answer_case
-from topobus.controller.core import search
 
 DATA = Path(__file__).parent.parent / "data" / "allocation" / "structured-allocation.jsonl.gz"
 CHUNKS = 10

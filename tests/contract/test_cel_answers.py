@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.controller.cel import compile_expression
-from topobus.controller.core.selectors import DeviceFacts, SelectorError, Version
+from topobus.cel.seam import DeviceFacts, SelectorError, Version
+from topobus.cel.selector import compile_expression
 
 DEVICE = DeviceFacts(
     "d.io",

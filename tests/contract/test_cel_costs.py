@@ -11,8 +11,13 @@ from typing import NamedTuple
 
 import pytest
 
-from topobus.controller.cel import COST_LIMIT, compile_expression
-from topobus.controller.core.selectors import DeviceFacts, FactValue, SelectorError, Version
+from topobus.cel.seam import (
+    DeviceFacts,
+    FactValue,
+    SelectorError,
+    Version,
+)
+from topobus.cel.selector import COST_LIMIT, compile_expression
 from topobus.domain.quantity import Quantity
 
 D = 'device.attributes["dra.example.com"]'

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from support.licence_driver import GROUP, LicenceDriver, LicenceServer
-from topobus.contracts.kubernetes import classic
 from topobus.contracts.messages import ApiObject
 from topobus.devicekit.classic import ClassicContext, ClassicDriver
 from topobus.devicekit.classic_registry import GROUP as ENTRY_POINTS
 from topobus.devicekit.classic_registry import load_classic_drivers
 from topobus.domain.errors import ConfigError
-from topobus.testing.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
+from topobus.kubernetes.api import classic
+from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
 
 
 def _object(kind: str, name: str, spec: dict[str, Any], version: str = classic.API_VERSION) -> ApiObject:

@@ -8,8 +8,8 @@ from topobus.devicekit.driver import DeviceDriver
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
-from topobus.testing.driver_contract import DriverContract
-from topobus.testing.machines import RecordedMachine, build
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.testing.drivers.driver_contract import DriverContract
 
 _PROFILES = Path(__file__).parent.parent / "data" / "profiles"
 

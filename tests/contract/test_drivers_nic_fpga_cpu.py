@@ -10,8 +10,8 @@ from topobus.domain.device import Device
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
-from topobus.testing.driver_contract import DriverContract
-from topobus.testing.machines import RecordedMachine, build
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.testing.drivers.driver_contract import DriverContract
 
 
 class TestPciNetdevDriver(DriverContract):

@@ -19,22 +19,27 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
+from topobus.cel.selector import CelCompiler
 from topobus.contracts.codec import encode
-from topobus.contracts.kubernetes.objects import NODE_ANNOTATION, object_parts
 from topobus.contracts.messages import ApiObject
-from topobus.controller.cel import CelCompiler
+from topobus.controller.allocation.explanations import explain_nodes
+from topobus.controller.allocation.values import Allocated, Outcome
 from topobus.controller.config import ControllerSettings
-from topobus.controller.core.answers import explain_nodes
-from topobus.controller.core.dry_run import DryAnswer, Silence, Situation, dry_run
-from topobus.controller.core.values import Allocated, Outcome
-from topobus.controller.core.world import ObjectKey, Stored, World
-from topobus.controller.finding import Finder, member
+from topobus.controller.dry_run.run import (
+    DryAnswer,
+    Silence,
+    Situation,
+    dry_run,
+)
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocator import Allocator, member
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind, Policy
 from topobus.domain.view import AlignmentOptions, NodeAlignment
+from topobus.kubernetes.api.objects import NODE_ANNOTATION, object_parts
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.testing.clock import ManualClock
@@ -133,16 +138,16 @@ def _with_admin_access(claim: ApiObject) -> ApiObject:
     return msgspec.structs.replace(claim, spec=spec)
 
 
-def _finder(world: World, compiler: CelCompiler) -> Finder:
+def _finder(world: StandaloneState, compiler: CelCompiler) -> Allocator:
     no_bus: Any = None
     registry, settings = CollectorRegistry(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
-    return Finder(settings, runtime, world, compiler, ControllerMetrics(registry))
+    return Allocator(settings, runtime, world, compiler, ControllerMetrics(registry))
 
 
 def _controller(situation: Situation, node: str, claims: list[ApiObject], compiler: CelCompiler) -> Outcome | str:
     """What the controller's own search says of the claims on a node, or how the claims cannot be read."""
-    world = World()
+    world = StandaloneState()
     for machine in situation.machines:
         world.put_machine(machine)
     for inventory in situation.inventories:

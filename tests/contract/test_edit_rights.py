@@ -19,9 +19,9 @@ from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
+from topobus.simulation.machines import PROFILES, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import PROFILES, build
 
 DRIVERS: tuple[type[DeviceDriver], ...] = (
     NvidiaDriver,

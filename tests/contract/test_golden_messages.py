@@ -11,11 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from docpages.describe import is_struct
+from docpages.samples import (
+    MESSAGES,
+    file_stem,
+    sample,
+    variants,
+)
 from msgspec import Struct
 
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.describe import is_struct
-from topobus.contracts.samples import MESSAGES, file_stem, sample, variants
 
 GOLDEN = Path(__file__).parent / "golden"
 _HOW = """

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import yaml
+from docpages.asyncapi import render_asyncapi
 
 from topobus.contracts.catalogue import ALL, ASKS, DEVICE_SERVICES, PROVISIONER
 from topobus.contracts.inboxes import connection_name
-from topobus.contracts.render_asyncapi import render_asyncapi
-from topobus.contracts.render_nats import PRINCIPALS, render_server, rights
+from topobus.contracts.nats_permissions import PRINCIPALS, render_server, rights
 
 ROOT = Path(__file__).resolve().parents[2]
 

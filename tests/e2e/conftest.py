@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ import nats
 import nats.errors
 import pytest
 import pytest_asyncio
+from docpages.samples import sample
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -43,12 +44,11 @@ from topobus.contracts.catalogue import (
 )
 from topobus.contracts.codec import decode, encode, to_builtins
 from topobus.contracts.messages import ApiObject, PlaceRequest, PlanRequest, ReleaseRequest
-from topobus.contracts.samples import sample
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement
 from topobus.runtime.bus import Bus, ChangeKind
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
 

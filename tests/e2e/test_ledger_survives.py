@@ -21,7 +21,7 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.runtime.bus import Bus, ChangeKind
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from topobus.contracts.messages import HealthEvent, PlaceReply, PlaceRequest
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest
 from topobus.runtime.bus import Bus, ChangeKind, Start
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer, free_port
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer, free_port
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -25,9 +25,15 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.idset import NodeSet
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, Pod
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    KubeletSimulator,
+    Pod,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

@@ -16,7 +16,7 @@ from topobus.domain.machine import Machine
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.state import Conflict, Written
-from topobus.testing.nats_provider import NatsProgram
+from topobus.simulation.nats_provider import NatsProgram
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 

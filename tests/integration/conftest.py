@@ -12,7 +12,7 @@ import pytest_asyncio
 from topobus.domain.errors import ConfigError
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer, find_nats_server
+from topobus.simulation.nats_server import NatsServer, find_nats_server
 
 
 def _binaries() -> list[Path]:

@@ -22,13 +22,13 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import Prepared, PrepareReply
 from topobus.devicekit import cdi_files
 from topobus.domain.edits import ContainerEdits, DeviceNode
-from topobus.gateway import claims
-from topobus.gateway.checkpoint import Checkpoint
-from topobus.runtime.mailbox import Expectation
+from topobus.gateway.dra import claims
+from topobus.gateway.dra.checkpoint import Checkpoint
 from topobus.runtime.proof import AnswerSettings, make_keys
+from topobus.runtime.reply_inbox import Expectation
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

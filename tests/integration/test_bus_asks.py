@@ -16,8 +16,8 @@ from topobus.domain.request import PodRequest
 from topobus.domain.silence import Answered, Silent
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from docpages.samples import sample
 from msgspec import structs
 from prometheus_client import CollectorRegistry
 
@@ -25,14 +26,13 @@ from topobus.contracts.catalogue import ASKS, DECISION, HINTS, INVENTORY, LEDGER
 from topobus.contracts.codec import encode
 from topobus.contracts.inboxes import answerer_of
 from topobus.contracts.messages import PlaceRequest, ReleaseRequest
-from topobus.contracts.render_nats import render_permissions
-from topobus.contracts.samples import sample
+from topobus.contracts.nats_permissions import render_permissions
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Placement
 from topobus.domain.silence import Answered
 from topobus.runtime.bus import Bus
 from topobus.runtime.events import Start
-from topobus.runtime.mailbox import new_token
+from topobus.runtime.reply_inbox import new_token
 
 pytestmark = pytest.mark.integration
 

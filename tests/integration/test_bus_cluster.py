@@ -16,7 +16,7 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import AmbiguousWrite, Bus, ChangeKind, Start, Written
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.jetstream import JetStream
-from topobus.testing.nats_cluster import NatsCluster
+from topobus.testing.nats.cluster import NatsCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

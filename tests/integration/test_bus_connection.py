@@ -16,7 +16,7 @@ from topobus.runtime.bus import AmbiguousWrite, Bus
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.connection import Connection
 from topobus.runtime.readiness import Readiness
-from topobus.testing.nats import NatsServer, free_port
+from topobus.simulation.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.integration
 

@@ -16,7 +16,7 @@ from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus, Change, ChangeKind, Received, Start
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,7 @@ from topobus.domain.errors import ConfigError
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.failures import JetStreamError
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

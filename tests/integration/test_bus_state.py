@@ -17,7 +17,7 @@ from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.runtime import state as state_module
 from topobus.runtime.bus import Bus, Conflict, Written
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

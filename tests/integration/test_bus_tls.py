@@ -14,7 +14,7 @@ from support.gateway_rig import WatchedReadiness
 from support.tls_front import Authority
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -13,13 +13,13 @@ import pytest_asyncio
 from support.classic_home import ClassicPlace, classic_place, controller, devices_of, node_of
 from topobus.cli.application import run
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.classic import life
+from topobus.controller.classic.core import classic_lifecycle
 from topobus.domain.ledger import Ledger
 from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.runtime.bus import Bus
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 
@@ -276,14 +276,16 @@ async def test_claim_is_deallocated_when_somebody_asks(served: ClassicPlace) -> 
     """A request in the status takes the allocation back and leaves the claim; an immediate one is allocated anew, by another operation."""
     await served.apply(claim("now", mode="Immediate"))
     await served.allocated("now")
-    await served.change("now", life.with_deallocation_request)
+    await served.change("now", classic_lifecycle.with_deallocation_request)
 
     again = await served.until(
-        "resourceclaim", "now", lambda one: one is not None and life.attempt_of(one).number == 2 and bool(one.status.get("allocation"))
+        "resourceclaim",
+        "now",
+        lambda one: one is not None and classic_lifecycle.attempt_of(one).number == 2 and bool(one.status.get("allocation")),
     )
     assert again is not None
     assert any(
-        one is not None and "allocation" not in one.status and life.attempt_of(one).is_over
+        one is not None and "allocation" not in one.status and classic_lifecycle.attempt_of(one).is_over
         for one in served.versions("resourceclaim", "now")
     )
     assert served.held("n1") == {"claim/default/now": devices_of(again)}

@@ -12,12 +12,12 @@ import pytest_asyncio
 from support.classic_home import ClassicPlace, MortalBus, classic_place, controller, devices_of, node_of
 from support.running import service
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.messages import PlaceRequest
-from topobus.controller.core.classic import life
+from topobus.controller.classic.core import classic_lifecycle
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
+from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.runtime.bus import Bus
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 
@@ -97,8 +97,8 @@ async def ask_back(place: ClassicPlace, name: str) -> None:
 async def is_free(place: ClassicPlace, name: str) -> None:
     """The claims are pending again, unreserved, and nothing is held."""
     for one in (name, f"{name}-nic"):
-        await place.until("resourceclaim", one, lambda value: value is not None and life.status_of(value).allocation is None)
-        status = life.status_of(await place.claim(one))
+        await place.until("resourceclaim", one, lambda value: value is not None and classic_lifecycle.status_of(value).allocation is None)
+        status = classic_lifecycle.status_of(await place.claim(one))
         assert (status.driver_name, status.reserved_for, status.deallocation_requested) == ("", (), False)
     assert place.held("n1") == place.held("n2") == {}
 

@@ -14,18 +14,18 @@ from prometheus_client import CollectorRegistry
 from support.classic_home import SETTINGS, ClassicPlace, classic_place, controller
 from support.licence_driver import GROUP, SERVER, LicenceDriver
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes import classic
 from topobus.contracts.messages import ApiObject
-from topobus.controller.classic.own_driver import OwnDriver
-from topobus.controller.core.world import World
+from topobus.controller.classic.builtin_driver import BuiltinDriver
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.devicekit.classic import ClaimWork, ClassicDriver
 from topobus.devicekit.classic_registry import GROUP as ENTRY_POINTS
+from topobus.kubernetes.api import classic
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
-from topobus.testing.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.drivers.classic_contract import ClassicDriverContract, ClassicScene, SceneContext
 
 pytestmark = pytest.mark.integration
 
@@ -44,7 +44,7 @@ def _claim(name: str, parameters: str = "") -> ApiObject:
 class _SeenBus:
     """A bus whose asks the world learns of at once, as a controller's watch does a moment later."""
 
-    def __init__(self, bus: Bus, world: World) -> None:
+    def __init__(self, bus: Bus, world: StandaloneState) -> None:
         self._bus = bus
         self._world = world
 
@@ -81,7 +81,7 @@ class TestOwnDriver(ClassicDriverContract):
     async def make(self, bus: Bus, nats_server: NatsServer, scene: ClassicScene) -> AsyncIterator[Callable[[], ClassicDriver]]:
         """Make drivers over one world."""
         async with classic_place(bus, nats_server.url):
-            world = World()
+            world = StandaloneState()
             for machine in await bus.list(catalogue.MACHINE):
                 world.put_machine(machine.value)
             for inventory in await bus.list(catalogue.INVENTORY):
@@ -96,7 +96,7 @@ class TestOwnDriver(ClassicDriverContract):
                 readiness=Readiness(),
                 registry=CollectorRegistry(),
             )
-            yield lambda: OwnDriver("gpu", SETTINGS, runtime, world, SceneContext(scene))
+            yield lambda: BuiltinDriver("gpu", SETTINGS, runtime, world, SceneContext(scene))
 
 
 MANIFEST = f"""

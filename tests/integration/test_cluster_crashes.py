@@ -16,10 +16,17 @@ import pytest
 import pytest_asyncio
 
 from support.cluster_home import ClusterHome, claim, pod, template
-from topobus.controller.cluster.api import Api, Kind, Page, Plain, Rejected, WatchEvent
+from topobus.controller.store.api import (
+    Api,
+    Kind,
+    Page,
+    Plain,
+    Rejected,
+    WatchEvent,
+)
 from topobus.domain.errors import PeerUnavailable
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

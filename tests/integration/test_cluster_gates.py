@@ -11,8 +11,8 @@ import pytest_asyncio
 
 from support.cluster_home import CLASS, GATE, ClusterHome, claim, device_class, node, pod, slice_of, template
 from support.older_server import older_server
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

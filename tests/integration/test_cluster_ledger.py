@@ -16,28 +16,28 @@ from support.cluster_home import ClusterHome, claim, device_class, node, pod
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.codec import encode
-from topobus.contracts.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
-from topobus.contracts.kubernetes.slices import slice_device
 from topobus.contracts.messages import ApiObject, PlanRequest
-from topobus.controller.cluster.ledgers import Ledgers
-from topobus.controller.core.cluster_objects import read_object
-from topobus.controller.core.cluster_world import ClusterWorld
-from topobus.controller.core.gated import GateAttempt
-from topobus.controller.held_already import Holding
+from topobus.controller.claims.gated_claims import GateAttempt
+from topobus.controller.reconcilers.held_allocation import Holding
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
+from topobus.controller.state.cluster_objects import read_object
+from topobus.controller.state.cluster_state import ClusterState
 from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
 from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
+from topobus.kubernetes.api.slices import slice_device
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime.bus import Bus, Start
 from topobus.runtime.clock import SystemClock
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
@@ -264,7 +264,7 @@ def _stored_claim() -> ApiObject:
     return stored
 
 
-async def _place(ledgers: Ledgers, rig: Rig, number: int, *devices: str) -> None:
+async def _place(ledgers: NodeLedgers, rig: Rig, number: int, *devices: str) -> None:
     """Have the node hold devices for the claim."""
 
     async def is_newest() -> bool:
@@ -284,8 +284,8 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
 ) -> None:
     """What an older attempt left at the node goes; what another replica got there by a newer one stays, also when it comes after the second look."""
     first, second, third = [device.name for device in recorded[1][0].devices[:3]]
-    world = ClusterWorld()
-    ledgers = Ledgers(rig.home.settings, rig.bus, SystemClock(), world)
+    world = ClusterState()
+    ledgers = NodeLedgers(rig.home.settings, rig.bus, SystemClock(), world)
     await _place(ledgers, rig, 1, first)
     rig.topology.refuse_next = 1
 

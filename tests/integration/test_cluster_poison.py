@@ -15,7 +15,7 @@ from support.cluster_home import GATE, ClusterHome, Object, claim, device_class,
 from support.cluster_poison import WHOLE, poison
 from topobus.contracts import catalogue
 from topobus.contracts.messages import PlaceRequest, ReleaseReply, ReleaseRequest
-from topobus.controller.cluster.api import (
+from topobus.controller.store.api import (
     Api,
     Kind,
     Page,
@@ -28,8 +28,8 @@ from topobus.domain.errors import ContractError, HardwareError
 from topobus.domain.ledger import Allocation, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from support.cluster_home import ClusterHome, claim, node, pod, slice_of, template
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -14,10 +14,10 @@ import pytest
 import pytest_asyncio
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod, slice_of
-from topobus.controller import searching
-from topobus.controller.core.values import AllocationInput, Outcome
+from topobus.controller.allocation.values import AllocationInput, Outcome
+from topobus.controller.reconcilers import allocation_runner
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 
@@ -34,7 +34,7 @@ class LongSearches:
         self.counts: Counter[str] = Counter()
         self.may_go_on = threading.Event()
         self._begun = threading.Event()
-        self._real = searching.allocate
+        self._real = allocation_runner.allocate
 
     async def until_begun(self) -> None:
         """Wait until a long search is under way."""
@@ -53,7 +53,7 @@ class LongSearches:
 def searches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LongSearches]:
     """Long searches that begin, and do not go on before the test lets them."""
     made = LongSearches()
-    monkeypatch.setattr(searching, "allocate", made.allocate)
+    monkeypatch.setattr(allocation_runner, "allocate", made.allocate)
     yield made
     made.may_go_on.set()
 

@@ -12,9 +12,9 @@ import pytest
 import pytest_asyncio
 
 from support.cluster_home import CLASS, ClusterHome, claim, pod
-from topobus.controller.cluster.api import Api, Kind
+from topobus.controller.store.api import Api, Kind
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

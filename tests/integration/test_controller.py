@@ -20,7 +20,6 @@ from prometheus_client import CollectorRegistry
 from support.mortal_bus import MortalBus, died_or
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
 from topobus.contracts.messages import ApiObject, DecisionEvent, PlanRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
@@ -29,16 +28,22 @@ from topobus.domain.machine import Machine
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.kubernetes.api import (
+    admit,
+    ask_deletion,
+    object_parts,
+    parse_manifest,
+)
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime.bus import Bus, Change, ChangeKind, Conflict, Start
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
 from topobus.testing.reading import Reader
 from topobus.topology.config import TopologySettings
 from topobus.topology.service import serve as serve_topology

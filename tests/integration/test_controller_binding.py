@@ -10,8 +10,8 @@ import pytest
 from integration.test_controller import NODE, Home, home, recorded, served  # noqa: F401  # fixtures
 from integration.test_controller_evictions import conditions, pod, until
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
 from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api import admit, object_parts, parse_manifest
 from topobus.runtime.bus import Conflict
 
 pytestmark = pytest.mark.integration

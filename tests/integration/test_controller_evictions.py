@@ -9,11 +9,11 @@ import pytest
 
 from integration.test_controller import NODE, Home, claim, home, recorded, served  # noqa: F401  # fixtures
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes import admit
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Inventory
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.outcome import Refusal
+from topobus.kubernetes.api import admit
 from topobus.runtime.bus import Start
 from topobus.testing.reading import Reader
 

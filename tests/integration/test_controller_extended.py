@@ -6,7 +6,7 @@ import pytest
 
 from integration.test_controller import Home, home, recorded, served  # noqa: F401  # fixtures
 from integration.test_controller_evictions import conditions, until
-from topobus.contracts.kubernetes import admit, parse_manifest
+from topobus.kubernetes.api import admit, parse_manifest
 
 pytestmark = pytest.mark.integration
 

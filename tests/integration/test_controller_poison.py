@@ -21,20 +21,20 @@ from support.asking import ask_patiently
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.codec import encode
-from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
-from topobus.contracts.kubernetes.objects import is_of_cluster
 from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest, PlaceReply, PlaceRequest, PlanRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
 from topobus.domain.errors import ContractError, HardwareError
 from topobus.domain.outcome import Placement
 from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
+from topobus.kubernetes.api import admit, object_parts, parse_manifest
+from topobus.kubernetes.api.objects import is_of_cluster
 from topobus.runtime.bus import Bus, Change
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 from topobus.topology.core.limits import complaint_of_operation, complaint_of_pod
 

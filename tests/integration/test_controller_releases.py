@@ -14,17 +14,22 @@ from prometheus_client import CollectorRegistry
 from support.alignment_nodes import dgx_facts
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
 from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest, ReleaseReply, ReleaseRequest
-from topobus.controller import releases
 from topobus.controller.config import ControllerSettings
+from topobus.controller.reconcilers import ledger_releases
 from topobus.controller.service import serve
+from topobus.kubernetes.api import (
+    admit,
+    ask_deletion,
+    object_parts,
+    parse_manifest,
+)
 from topobus.runtime.bus import Bus, Change
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
@@ -157,7 +162,7 @@ async def test_claims_and_releases_go_on_when_a_node_is_frozen(nodes: Nodes) -> 
 async def test_a_frozen_node_is_asked_a_bounded_number_of_times_at_once(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much a frozen node holds, so many asks are under way to it; the rest follows when it answers."""
     frozen = nodes.nodes["n2"]
-    monkeypatch.setattr(releases, "_PARALLEL_PER_NODE", 3)
+    monkeypatch.setattr(ledger_releases, "_PARALLEL_PER_NODE", 3)
     names = [f"c{number}" for number in range(8)]
     for name in names:
         await nodes.apply(name, "n2")

@@ -11,28 +11,33 @@ from prometheus_client import CollectorRegistry
 
 from support.alignment_nodes import dgx_facts
 from support.small_topology import SmallTopology
+from topobus.cel.selector import CelCompiler
 from topobus.contracts.catalogue import INVENTORY, MACHINE, OBJECT, PLACE
-from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
-from topobus.contracts.kubernetes.objects import DELETE_PROTECTION
-from topobus.contracts.kubernetes.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.contracts.messages import ApiObject, PlaceRequest
-from topobus.controller.cel import CelCompiler
+from topobus.controller.claims import lifecycle
+from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims.reservations import with_finalizer, with_node
+from topobus.controller.claims.templates import claim_from_template, wanted_claims
 from topobus.controller.config import ControllerSettings
-from topobus.controller.consumers import Consumers
-from topobus.controller.core import claims
-from topobus.controller.core.claims import Attempt
-from topobus.controller.core.pods import claim_from_template, wanted_claims
-from topobus.controller.core.scheduling_objects import with_finalizer, with_node
-from topobus.controller.core.world import ObjectKey, Stored, World
-from topobus.controller.evictor import Evictor
-from topobus.controller.finding import Finder
-from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.pen import Pen
-from topobus.controller.podkeeper import PodKeeper
-from topobus.controller.podleaver import PodLeaver
+from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
+from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.clean_up_pods import PodCleanup
+from topobus.controller.reconcilers.evict_tainted import Evictor
+from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.outcome import Placement, Reason
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.kubernetes.api import (
+    admit,
+    ask_deletion,
+    object_parts,
+    parse_manifest,
+)
+from topobus.kubernetes.api.objects import DELETE_PROTECTION
+from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, GrantedDevice
 from topobus.runtime.bus import Bus, Written
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness
@@ -87,7 +92,7 @@ def read(manifest: str) -> ApiObject:
     return admit(one, uid=f"uid-{one.metadata['name']}", now=NOW)
 
 
-async def store(bus: Bus, world: World, one: ApiObject) -> ObjectKey:
+async def store(bus: Bus, world: StandaloneState, one: ApiObject) -> ObjectKey:
     """Store an object, and show it to a replica as its watch does."""
     key = ObjectKey(**object_parts(one))
     written = await bus.compare_and_set(OBJECT, one, 0, **key._asdict())
@@ -98,7 +103,7 @@ async def store(bus: Bus, world: World, one: ApiObject) -> ObjectKey:
 
 async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worked_on(bus: Bus) -> None:
     """A pod and its claim, made by another replica, arrive in the middle of a round: the claim is not taken for one of a pod that is gone."""
-    world = World()
+    world = StandaloneState()
     template = read(TEMPLATE)
     await store(bus, world, template)
     await store(bus, world, read(POD.replace("NAME", "first")))
@@ -111,7 +116,7 @@ async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worke
         made.append(await store(bus, world, claim_from_template(second, wanted, template, now=NOW)))
 
     interrupted: Any = InterruptedBus(bus, arrive)
-    await PodKeeper(runtime_on(interrupted), world).reconcile_all()
+    await ClaimTemplateReconciler(runtime_on(interrupted), world).reconcile_all()
 
     entry = await bus.get(OBJECT, **made[0]._asdict())
     assert entry is not None
@@ -120,7 +125,7 @@ async def test_claims_of_a_new_pod_stay_when_it_comes_while_other_pods_are_worke
 
 async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(bus: Bus) -> None:
     """The pod is gone and the claim looks free, but another replica has just written its attempt: the claim is not removed past the finalizer."""
-    world = World()
+    world = StandaloneState()
     pod = read(POD.replace("NAME", "gone"))
     (wanted,) = wanted_claims(pod)
     claim = claim_from_template(pod, wanted, read(TEMPLATE), now=NOW)
@@ -128,7 +133,7 @@ async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(
     protected = with_finalizer(claim, DELETE_PROTECTION)
     await bus.compare_and_set(OBJECT, protected, world.objects[key].revision, **key._asdict())
 
-    await PodKeeper(runtime_on(bus), world).reconcile_all()
+    await ClaimTemplateReconciler(runtime_on(bus), world).reconcile_all()
 
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
@@ -137,15 +142,15 @@ async def test_claim_stays_when_another_replica_protected_it_before_it_is_ended(
 
 async def test_new_object_stays_when_a_replica_deletes_the_old_one_of_its_name(bus: Bus) -> None:
     """Two replicas end a pod, its user makes it anew after the first: the second one's deletion takes nothing away."""
-    world = World()
+    world = StandaloneState()
     old = ask_deletion(with_finalizer(read(POD.replace("NAME", "again")), DELETE_PROTECTION), now=NOW)
     assert old is not None
     key = await store(bus, world, old)
     seen = world.objects[key].revision
-    assert await Pen(bus, world).erase(key, seen)
-    fresh = await store(bus, World(), read(POD.replace("NAME", "again")))
+    assert await ObjectWriter(bus, world).erase(key, seen)
+    fresh = await store(bus, StandaloneState(), read(POD.replace("NAME", "again")))
 
-    assert not await Pen(bus, world).erase(key, seen)
+    assert not await ObjectWriter(bus, world).erase(key, seen)
 
     entry = await bus.get(OBJECT, **fresh._asdict())
     assert entry is not None
@@ -168,7 +173,7 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
     await bus.put(INVENTORY, gpus, node=node, device_class="gpu")
     topology = SmallTopology(bus, machine, [gpus])
     await topology.start()
-    world = World()
+    world = StandaloneState()
     world.put_machine(machine)
     world.put_inventory(gpus)
     world.put_ledger(topology.ledger)
@@ -177,22 +182,22 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
         granted = GrantedDevice(request="r", driver="gpu.topobus.dev", pool=node, device=gpus.devices[number].name)
         return Attempt(number=number, node=node, allocation=AllocationResult(devices=DevicesAllocated(results=(granted,))))
 
-    first = claims.with_attempt(read(CLAIM), attempt(1))
+    first = lifecycle.with_attempt(read(CLAIM), attempt(1))
     key = await store(bus, world, first)
-    second = claims.with_attempt(claims.without_attempt(first), attempt(2))
-    request = claims.placement_request(second, attempt(2).allocation, node)
+    second = lifecycle.with_attempt(lifecycle.without_attempt(first), attempt(2))
+    request = lifecycle.placement_request(second, attempt(2).allocation, node)
     assert request is not None
     written = await bus.compare_and_set(OBJECT, second, world.objects[key].revision, **key._asdict())
     assert isinstance(written, Written)
     reply = await bus.ask(PLACE, PlaceRequest(op_id=f"allocate-{request.owner.uid}-2", pod=request), node=node)
     assert isinstance(reply.result, Placement)
-    done = claims.with_allocation(second, attempt(2).allocation, now=NOW)
+    done = lifecycle.with_allocation(second, attempt(2).allocation, now=NOW)
     await bus.compare_and_set(OBJECT, done, written.revision, **key._asdict())
 
     runtime, settings = runtime_on(bus), ControllerSettings()
     metrics, compiler = ControllerMetrics(runtime.registry), CelCompiler()
-    finder = Finder(settings, runtime, world, compiler, metrics)
-    await ClaimKeeper(settings, runtime, world, finder, Consumers(world), metrics).reconcile_all()
+    finder = Allocator(settings, runtime, world, compiler, metrics)
+    await ClaimReconciler(settings, runtime, world, finder, ClaimUsers(world), metrics).reconcile_all()
 
     assert [one.holdings[0].devices for one in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
     entry = await bus.get(OBJECT, **key._asdict())
@@ -202,7 +207,7 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
 
 async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
     """A pod that nothing holds is deleted as it was evicted: one of its name that its user makes in that moment stays."""
-    world = World()
+    world = StandaloneState()
     key = await store(bus, world, read(POD.replace("NAME", "victim")))
     fresh = msgspec.structs.replace(
         read(POD.replace("NAME", "victim")), metadata={"name": "victim", "namespace": "default", "uid": "uid-fresh"}
@@ -225,7 +230,7 @@ async def test_evicted_pod_that_its_user_made_anew_stays(bus: Bus) -> None:
 class OneNode:
     """A node of eight GPUs with its topology, one replica's copy of the world, and its keeper of claims."""
 
-    def __init__(self, bus: Bus, topology: SmallTopology, world: World) -> None:
+    def __init__(self, bus: Bus, topology: SmallTopology, world: StandaloneState) -> None:
         self.bus = bus
         self.topology = topology
         self.world = world
@@ -238,7 +243,7 @@ class OneNode:
         await bus.put(INVENTORY, inventories["gpu"], node=machine.node, device_class="gpu")
         topology = SmallTopology(bus, machine, [inventories["gpu"]])
         await topology.start()
-        world = World()
+        world = StandaloneState()
         world.put_machine(machine)
         world.put_inventory(inventories["gpu"])
         return cls(bus, topology, world)
@@ -250,7 +255,7 @@ class OneNode:
 
     async def place(self, claim: ApiObject) -> None:
         """Have the node hold the attempt's GPU for a claim, and show the replica the ledger."""
-        request = claims.placement_request(claim, self.granted().allocation, "demo-node")
+        request = lifecycle.placement_request(claim, self.granted().allocation, "demo-node")
         assert request is not None
         reply = await self.bus.ask(PLACE, PlaceRequest(op_id=f"allocate-{request.owner.uid}-1", pod=request), node="demo-node")
         assert isinstance(reply.result, Placement)
@@ -260,20 +265,20 @@ class OneNode:
         """Run one round of the keeper of claims."""
         runtime, settings = runtime_on(self.bus), ControllerSettings()
         metrics = ControllerMetrics(runtime.registry)
-        finder = Finder(settings, runtime, self.world, CelCompiler(), metrics)
-        consumers = Consumers(self.world)
+        finder = Allocator(settings, runtime, self.world, CelCompiler(), metrics)
+        consumers = ClaimUsers(self.world)
         consumers.update()
-        await ClaimKeeper(settings, runtime, self.world, finder, consumers, metrics).reconcile_all()
+        await ClaimReconciler(settings, runtime, self.world, finder, consumers, metrics).reconcile_all()
 
     async def taken_back(self, *, node_name: str) -> tuple[ObjectKey, ObjectKey]:
         """Store a pod and its allocated claim, which is marked to be taken back."""
         pod = read(POD.replace("NAME", "user"))
         pod_key = await store(self.bus, self.world, with_node(pod, node_name, now=NOW) if node_name else pod)
-        allocated = claims.with_allocation(claims.with_attempt(read(CLAIM), self.granted()), self.granted().allocation, now=NOW)
+        allocated = lifecycle.with_allocation(lifecycle.with_attempt(read(CLAIM), self.granted()), self.granted().allocation, now=NOW)
         user = {"resource": "pods", "name": "user", "uid": "uid-user"}
         reserved = msgspec.structs.replace(allocated, status={**allocated.status, "reservedFor": [user]})
         await self.place(reserved)
-        return await store(self.bus, self.world, claims.with_deallocation(reserved, why="it fits on no node")), pod_key
+        return await store(self.bus, self.world, lifecycle.with_deallocation(reserved, why="it fits on no node")), pod_key
 
 
 async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_back(bus: Bus) -> None:
@@ -285,9 +290,9 @@ async def test_claim_is_kept_when_its_pod_was_bound_before_it_could_be_taken_bac
 
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
-    assert claims.deallocation_of(entry.value) == ""
+    assert lifecycle.deallocation_of(entry.value) == ""
     assert entry.value.status["allocation"]
-    assert list(node.topology.ledger.allocations) == [claims.owner_of(entry.value).key]
+    assert list(node.topology.ledger.allocations) == [lifecycle.owner_of(entry.value).key]
 
 
 async def test_stale_replica_cannot_bind_a_pod_whose_claim_is_taken_back(bus: Bus) -> None:
@@ -313,7 +318,7 @@ async def test_delayed_claim_lets_go_of_a_placement_that_came_after_its_attempt_
     noted = {**delayed.metadata, "annotations": {"topobus.dev/allocation-mode": "WaitForFirstConsumer"}}
     claim = msgspec.structs.replace(delayed, metadata=noted)
     await store(bus, node.world, claim)
-    await node.place(claims.with_attempt(claim, node.granted()))
+    await node.place(lifecycle.with_attempt(claim, node.granted()))
     assert len(node.topology.ledger.allocations) == 1
 
     await node.reconcile()
@@ -331,7 +336,7 @@ async def test_pod_that_is_bound_elsewhere_holds_nothing_here(bus: Bus, bound: s
     await bus.ask(PLACE, PlaceRequest(op_id="schedule-1", pod=asked), node="demo-node")
     node.world.put_ledger(node.topology.ledger)
 
-    leaver = PodLeaver(ControllerSettings(), runtime_on(bus), node.world, Pen(bus, node.world))
+    leaver = PodCleanup(ControllerSettings(), runtime_on(bus), node.world, ObjectWriter(bus, node.world))
     await leaver.leave_other_nodes(key, node.world.objects[key])
 
     assert len(node.topology.ledger.allocations) == held

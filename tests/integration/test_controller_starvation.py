@@ -13,21 +13,21 @@ from prometheus_client import CollectorRegistry
 
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
 from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
-from topobus.controller import keeper, searching
+from topobus.controller.allocation.values import AllocationInput, Outcome
 from topobus.controller.config import ControllerSettings
-from topobus.controller.core.values import AllocationInput, Outcome
+from topobus.controller.reconcilers import allocate_claims, allocation_runner
 from topobus.controller.service import serve
 from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Machine, NumaNode
+from topobus.kubernetes.api import admit, object_parts, parse_manifest
 from topobus.runtime.bus import Bus, Change
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration
@@ -87,7 +87,7 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
     full: set[str] = set()
     plain_after: list[int] = []
     has_begun, is_stored = asyncio.Event(), threading.Event()
-    loop, real = asyncio.get_running_loop(), searching.allocate
+    loop, real = asyncio.get_running_loop(), allocation_runner.allocate
 
     def counted(given: AllocationInput, *arguments: Any, **named: Any) -> Outcome:
         name = given.claims[0].name
@@ -105,8 +105,8 @@ async def test_a_plain_claim_that_comes_later_waits_for_one_costly_search_alone(
             stored = admit(parsed, uid=f"uid-{parsed.metadata['name']}", now=f"2026-01-01T00:00:{number:02d}Z")
             await bus.put(catalogue.OBJECT, stored, **object_parts(stored))
 
-    monkeypatch.setattr(searching, "allocate", counted)
-    monkeypatch.setattr(keeper, "_ROUND_STEPS", 0)
+    monkeypatch.setattr(allocation_runner, "allocate", counted)
+    monkeypatch.setattr(allocate_claims, "_ROUND_STEPS", 0)
     await store("".join(costly(f"costly-{number}") for number in range(COSTLY)))
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
         runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())
@@ -136,7 +136,7 @@ async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
     """The costly claims are older, and a plain one is served first; afterwards each costly one is told, and none is searched in full twice while nothing is freed."""
     full: dict[str, int] = {}
     plain_after: list[int] = []
-    real = searching.allocate
+    real = allocation_runner.allocate
 
     def counted(given: AllocationInput, *arguments: Any, **named: Any) -> Outcome:
         outcome = real(given, *arguments, **named)
@@ -147,9 +147,9 @@ async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
             plain_after.append(len(full))
         return outcome
 
-    monkeypatch.setattr(searching, "allocate", counted)
+    monkeypatch.setattr(allocation_runner, "allocate", counted)
     # One costly search a round, whatever it takes: what comes in between goes first.
-    monkeypatch.setattr(keeper, "_ROUND_STEPS", 0)
+    monkeypatch.setattr(allocate_claims, "_ROUND_STEPS", 0)
     manifest = "".join(costly(f"costly-{number}") for number in range(COSTLY)) + PLAIN
     for number, one in enumerate(parse_manifest(manifest, where="test.yaml")):
         stored = admit(one, uid=f"uid-{one.metadata['name']}", now=f"2026-01-01T00:00:{number:02d}Z")

@@ -15,9 +15,9 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import ClusterSettings
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -33,12 +33,12 @@ from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import RecordedMachine, build
-from topobus.testing.nats import NatsServer
+from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.testing.reading import Reader
-from topobus.testing.toy_driver import ToyDriver
 
 pytestmark = pytest.mark.integration
 

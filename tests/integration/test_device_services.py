@@ -22,8 +22,8 @@ from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Cpu, Machine, NumaNode
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration

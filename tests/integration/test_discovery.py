@@ -18,8 +18,8 @@ from topobus.domain.pci import PciAddress
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.state import ChangeKind
-from topobus.testing.machines import RecordedMachine, build
-from topobus.testing.nats import NatsServer
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ import pytest_asyncio
 from topobus.contracts.catalogue import INVENTORY, OBJECT
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -10,12 +10,12 @@ import pytest_asyncio
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
-from topobus.contracts.kubernetes import classic
-from topobus.contracts.kubernetes.classic_handles import only_node, write_handle
 from topobus.contracts.messages import ApiObject, PrepareRequest
-from topobus.controller.core.classic import life
+from topobus.controller.classic.core import classic_lifecycle
+from topobus.kubernetes.api import classic
+from topobus.kubernetes.api.classic_handles import only_node, write_handle
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 
@@ -32,7 +32,7 @@ def _claim(*handles: classic.ResourceHandle) -> ApiObject:
         spec={"resourceClassName": "gpu"},
     )
     result = classic.AllocationResult(resource_handles=handles, available_on_nodes=only_node(NODE))
-    return life.with_allocation(pending, GPU, result, now="2026-01-01T00:00:00Z") if handles else pending
+    return classic_lifecycle.with_allocation(pending, GPU, result, now="2026-01-01T00:00:00Z") if handles else pending
 
 
 @pytest_asyncio.fixture

@@ -23,9 +23,9 @@ from topobus.domain.silence import SilenceSettings
 from topobus.gateway.config import ClusterSettings
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
 from topobus.testing.kubelet import ClaimReference, KubeletTimings
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

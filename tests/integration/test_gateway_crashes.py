@@ -16,10 +16,16 @@ from support.gateway_rig import Rig, make_rig
 from support.lives import LIMIT_S, Lives
 from support.node_plane import claim, device
 from topobus.devicekit.cdi import file_name
-from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
-from topobus.gateway.core.claims import CDI_VENDOR
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
-from topobus.testing.nats import NatsServer
+from topobus.gateway.core.claim_allocation import CDI_VENDOR
+from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+    PreparedClaim,
+)
 
 pytestmark = pytest.mark.integration
 

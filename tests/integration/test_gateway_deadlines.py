@@ -17,8 +17,13 @@ from topobus.domain.silence import SilenceSettings
 from topobus.gateway.config import DeadlineSettings
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.kubelet import Admission, Container, Pod, Rejection
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    Container,
+    Pod,
+    Rejection,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -20,8 +20,14 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import Exposure
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
-from topobus.testing.kubelet import Admission, Capacity, Container, Pod, Rejection
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    Capacity,
+    Container,
+    Pod,
+    Rejection,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -36,10 +36,16 @@ from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
 from topobus.kubeletpb.drahealth.v1 import api_pb2_grpc as health_rpc
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
-from topobus.testing.nats import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+    PreparedClaim,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -16,9 +16,15 @@ from topobus.contracts.catalogue import PREPARE
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import Prepared, PrepareReply
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
-from topobus.gateway.checkpoint import Checkpoint
 from topobus.gateway.core.edit_limits import EditRights
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
+from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+    Rejection,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -31,8 +31,14 @@ from topobus.gateway.config import ForeignSettings
 from topobus.gateway.core.edit_limits import EditRights
 from topobus.gateway.core.preference import plugin_choices
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+    Rejection,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -18,9 +18,16 @@ from support.older_server import OlderServer, older_server
 from support.tls_front import Authority, Certificate, tls_front
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ConfigError, PeerUnavailable
-from topobus.gateway.cluster import CLAIMS, NODES, SLICES, ClusterChange, ClusterChangeKind, Rejected
+from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
+from topobus.gateway.cluster.objects import (
+    CLAIMS,
+    NODES,
+    SLICES,
+    ClusterChange,
+    ClusterChangeKind,
+    Rejected,
+)
 from topobus.gateway.config import ClusterSettings
-from topobus.gateway.kubernetes import KubernetesCluster
 from topobus.kubernetes import access as kubernetes_access
 from topobus.testing.apiserver import ApiServerSimulator
 

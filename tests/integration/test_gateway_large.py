@@ -24,13 +24,13 @@ from topobus.domain.device import Inventory
 from topobus.domain.health import HealthState
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Cpu, Machine, NumaNode
-from topobus.gateway import foreign_plugins
 from topobus.gateway.config import ForeignSettings
+from topobus.gateway.foreign import foreign_plugins
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.service import Runtime
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.tree import HardwareSettings
 from topobus.testing.kubelet import Admission, Container, Pod
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -18,10 +18,10 @@ from topobus.domain.idset import NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.config import DeadlineSettings
-from topobus.gateway.device_plugin import LIST_LIMIT_BYTES, DevicePlugin
-from topobus.gateway.given import GivenStore
+from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.device_plugin import LIST_LIMIT_BYTES, DevicePlugin
+from topobus.gateway.kubelet.sockets import CallMetrics, serving
 from topobus.gateway.node_state import NodeState, Offer
-from topobus.gateway.sockets import CallMetrics, serving
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 
@@ -50,7 +50,7 @@ class Served:
             Offer(resource=GPU, device_class="gpu"),
             state=self.state,
             asks=OTHERS,
-            given=GivenStore(folder / "given.json", lambda _: True, boot_id="b"),
+            given=AllocationRecord(folder / "given.json", lambda _: True, boot_id="b"),
             metrics=CallMetrics(self.registry),
             variables={},
             deadlines=DeadlineSettings(),

@@ -20,10 +20,10 @@ from support.node_plane import NODE, device
 from topobus.contracts.catalogue import MACHINE
 from topobus.domain.machine import Machine
 from topobus.gateway.config import ForeignSettings
-from topobus.gateway.sockets import serving
+from topobus.gateway.kubelet.sockets import serving
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import Container, Pod, Rejection
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,16 @@ import pytest_asyncio
 
 from support.running import Service, service, system_settings, until_all_ready
 from topobus.domain.idset import NodeSet
-from topobus.testing.kubelet import Admission, Capacity, Container, KubeletSimulator, Pod, Rejection
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    Capacity,
+    Container,
+    KubeletSimulator,
+    Pod,
+    Rejection,
+)
 
 pytestmark = pytest.mark.integration
 

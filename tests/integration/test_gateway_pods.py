@@ -25,8 +25,13 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 from topobus.runtime.events import Start
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+)
 
 pytestmark = pytest.mark.integration
 

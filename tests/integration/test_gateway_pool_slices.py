@@ -13,8 +13,8 @@ import pytest_asyncio
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
 from topobus.gateway.config import ClusterSettings
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

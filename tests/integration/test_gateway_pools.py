@@ -13,8 +13,15 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
 from topobus.domain.device import Device
 from topobus.domain.health import HealthState
-from topobus.testing.kubelet import Admission, Capacity, ClaimReference, Container, Pod, Rejection
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    Capacity,
+    ClaimReference,
+    Container,
+    Pod,
+    Rejection,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -15,9 +15,9 @@ import pytest_asyncio
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
 from support.running import Service, service
-from topobus.gateway.checkpoint import Checkpoint
+from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -16,8 +16,8 @@ from support.lives import Lives
 from support.mortal_gateway import PUBLISH
 from support.node_plane import NODE, device
 from topobus.gateway.config import ClusterSettings
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

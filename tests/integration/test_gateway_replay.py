@@ -14,11 +14,11 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import device
 from topobus.domain.errors import ConfigError
 from topobus.gateway import boot
-from topobus.gateway.given import GivenStore
+from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.testing.kubelet import Admission, Container, Pod
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 
@@ -143,7 +143,7 @@ def test_store_is_refused_when_it_cannot_be_read(tmp_path: Path, text: str) -> N
     path = tmp_path / "given.json"
     path.write_text(text)
     with pytest.raises(ConfigError) as refused:
-        GivenStore.open(path, lambda _: True)
+        AllocationRecord.open(path, lambda _: True)
 
     assert str(path) in refused.value.message
     assert "move it away" in refused.value.next_step

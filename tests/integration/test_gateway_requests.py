@@ -19,19 +19,25 @@ from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import parse
 from topobus.devicekit.isolation import IsolatedDriver
 from topobus.devicekit.oci import CdiFile, HostNode, OciResult, device_paths, oci_spec
-from topobus.devicekit.preparing import Preparer
+from topobus.devicekit.prepare import Preparer
 from topobus.domain.device import Device
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Machine, NumaNode
-from topobus.gateway.claim_answers import WHOLE_CLAIM
 from topobus.gateway.config import ForeignSettings
+from topobus.gateway.dra.claim_answers import WHOLE_CLAIM
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
-from topobus.testing.machines import RecordedMachine, build
-from topobus.testing.nats import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+    PreparedClaim,
+)
 
 pytestmark = pytest.mark.integration
 

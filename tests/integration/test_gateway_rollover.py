@@ -14,9 +14,15 @@ from structlog.testing import capture_logs
 
 from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, claim, device
-from topobus.gateway.checkpoint import Checkpoint
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, Rejection
-from topobus.testing.nats import NatsServer
+from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+    Rejection,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -13,8 +13,8 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device
 from topobus.contracts.messages import ApiObject
 from topobus.devicekit.cdi import parse
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.kubelet import ClaimReference, PreparedClaim
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -15,8 +15,14 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import claim, device
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+    PreparedClaim,
+)
 
 pytestmark = pytest.mark.integration
 

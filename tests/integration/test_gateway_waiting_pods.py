@@ -14,11 +14,17 @@ from support.gateway_rig import Rig, make_rig
 from support.node_plane import NODE, device, no
 from topobus.domain.health import HealthState
 from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.cluster.pod_retries import ANNOTATION
 from topobus.gateway.config import ClusterSettings
-from topobus.gateway.pod_retries import ANNOTATION
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod, PreparedClaim
-from topobus.testing.nats import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+    PreparedClaim,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -12,11 +12,11 @@ import pytest
 
 from integration.values import health
 from topobus.contracts.catalogue import HEALTH
-from topobus.contracts.render_nats import PRINCIPALS, render_permissions
+from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from topobus.contracts.messages import HealthEvent
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.health import HEALTHY
 from topobus.runtime.bus import Bus
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

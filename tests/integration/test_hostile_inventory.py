@@ -18,7 +18,6 @@ from support.secured_nats import Attacker, SecuredNats, secured_nats
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.codec import encode
-from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
 from topobus.contracts.messages import ApiObject, PlaceRequest, PlanReply, PlanRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
@@ -26,6 +25,7 @@ from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Placement
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest
+from topobus.kubernetes.api import admit, object_parts, parse_manifest
 from topobus.runtime.bus import Bus, Change
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.readiness import Readiness

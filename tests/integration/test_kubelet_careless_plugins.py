@@ -19,8 +19,16 @@ from topobus.domain.view import AlignmentOptions
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
 from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
-from topobus.testing.kubelet import Admission, Capacity, Container, KubeletSimulator, KubeletTimings, Pod, Rejection
-from topobus.testing.kubelet_recorder import RecordingDriver, RecordingPlugin, device
+from topobus.testing.kubelet import (
+    Admission,
+    Capacity,
+    Container,
+    KubeletSimulator,
+    KubeletTimings,
+    Pod,
+    Rejection,
+)
+from topobus.testing.kubelet.recorder import RecordingDriver, RecordingPlugin, device
 
 pytestmark = pytest.mark.integration
 

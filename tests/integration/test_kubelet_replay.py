@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from topobus.testing.kubelet import KubeletTimings
-from topobus.testing.kubelet_recorder import RecordingPlugin, device
-from topobus.testing.kubelet_replay import replay
-from topobus.testing.transcript import read_transcript
+from topobus.testing.kubelet.recorder import RecordingPlugin, device
+from topobus.testing.kubelet.replay import replay
+from topobus.testing.kubelet.transcript import read_transcript
 
 pytestmark = pytest.mark.integration
 

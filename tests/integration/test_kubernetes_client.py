@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from support.tls_front import Authority, Certificate, tls_front
-from topobus.controller.cluster import api
-from topobus.controller.cluster.kubernetes import KubernetesApi
 from topobus.controller.config import ClusterSettings as ControllerCluster
+from topobus.controller.store import api
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
-from topobus.gateway import cluster as gateway
+from topobus.gateway.cluster import objects as gateway
+from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.config import ClusterSettings as GatewayCluster
-from topobus.gateway.kubernetes import KubernetesCluster
 from topobus.testing.apiserver import ApiServerSimulator
 
 pytestmark = pytest.mark.integration

@@ -14,7 +14,7 @@ import pytest_asyncio
 from integration.values import health, inventory, release, released
 from support.secured_nats import SecuredNats, secured_nats
 from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, RELEASE
-from topobus.contracts.render_nats import PRINCIPALS, render_server
+from topobus.contracts.nats_permissions import PRINCIPALS, render_server
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from integration.values import inventory
-from topobus.cli.nats_store import probe_jetstream, size_store
-from topobus.cli.supervision import ProgramState, Supervisor
-from topobus.cli.system import Layout, start_nats
+from topobus.cli.system.nats_store import probe_jetstream, size_store
+from topobus.cli.system.supervision import ProgramState, Supervisor
+from topobus.cli.system.system import Layout, start_nats
 from topobus.contracts.catalogue import INVENTORY
 from topobus.domain.errors import ConfigError, PeerUnavailable
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.nats import NatsServer, free_port
+from topobus.simulation.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.integration
 

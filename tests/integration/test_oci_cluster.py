@@ -20,9 +20,14 @@ from topobus.contracts.catalogue import MACHINE
 from topobus.domain.idset import CpuSet
 from topobus.domain.machine import Machine
 from topobus.gateway.config import ClusterSettings
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.kubelet import Admission, ClaimReference, Container, Pod
-from topobus.testing.nats import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    Pod,
+)
 
 pytestmark = pytest.mark.integration
 

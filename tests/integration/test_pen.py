@@ -6,8 +6,8 @@ import pytest
 
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.world import ObjectKey, World
-from topobus.controller.pen import Pen
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState
+from topobus.controller.store.object_writer import ObjectWriter
 from topobus.runtime.bus import Bus
 
 pytestmark = pytest.mark.integration
@@ -22,9 +22,9 @@ async def test_pen_gives_what_it_wrote_when_the_content_is_malformed(bus: Bus) -
         metadata={"name": "spoilt", "namespace": "default", "uid": "u"},
         spec={"containers": [{"name": "main", "resources": {"claims": [{}]}}]},
     )
-    world = World()
+    world = StandaloneState()
 
-    written = await Pen(bus, world).write(key, 0, spoilt)
+    written = await ObjectWriter(bus, world).write(key, 0, spoilt)
 
     assert written is not None
     assert world.objects[key] == written

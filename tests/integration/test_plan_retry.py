@@ -11,9 +11,9 @@ from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
 from topobus.contracts.messages import PlaceRequest, PlanRequest
 from topobus.controller.config import ControllerSettings
-from topobus.controller.core.world import World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.outcome import Placement
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock
@@ -28,7 +28,7 @@ TRAINER = pod("trainer", container(gpu=2))
 async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have_not_been_heard_yet(bus: Bus) -> None:
     """The answer of a plan was lost after its node had placed the pod: asked again at once, no second node gets it, and the answer is the lost one."""
     machine, inventories = dgx_facts()
-    world = World()
+    world = StandaloneState()
     nodes: dict[str, SmallTopology] = {}
     for name in ("a-node", "b-node"):
         there = [msgspec.structs.replace(one, node=name) for one in inventories.values()]

@@ -16,21 +16,26 @@ from prometheus_client import CollectorRegistry
 from support.mortal_bus import MortalBus, died_or
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
 from topobus.contracts.messages import ApiObject
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
 from topobus.domain.device import Inventory
 from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.kubernetes.api import (
+    admit,
+    ask_deletion,
+    object_parts,
+    parse_manifest,
+)
 from topobus.runtime.bus import Bus, Change
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration

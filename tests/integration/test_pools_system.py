@@ -18,9 +18,14 @@ from support.running import NODE, service, system_settings, until_all_ready
 from topobus.contracts.catalogue import INVENTORY
 from topobus.domain.idset import NodeSet
 from topobus.runtime.bus import Bus
-from topobus.testing.kubelet import Admission, Container, KubeletSimulator, Pod
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
+from topobus.testing.kubelet import (
+    Admission,
+    Container,
+    KubeletSimulator,
+    Pod,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.testing.nats import NatsServer, free_port
+from topobus.simulation.nats_server import NatsServer, free_port
 
 pytestmark = pytest.mark.integration
 

@@ -22,10 +22,10 @@ from topobus.domain.device import Device, Inventory
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.runtime.bus import Bus
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 

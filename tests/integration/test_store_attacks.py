@@ -13,7 +13,7 @@ import pytest_asyncio
 from integration.values import health
 from support.secured_nats import SecuredNats, secured_nats
 from topobus.contracts.catalogue import HEALTH, INVENTORY, LEDGER, PROVISIONER
-from topobus.contracts.render_nats import PRINCIPALS
+from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.contracts.streams import stream_names, wanted_streams
 from topobus.domain.device import Inventory
 from topobus.domain.ledger import Ledger, OperationRecord

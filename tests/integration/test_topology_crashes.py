@@ -22,10 +22,10 @@ from topobus.runtime.bus import Bus
 from topobus.runtime.readiness import Readiness
 from topobus.testing.clock import ManualClock
 from topobus.topology.announcer import Announcer
-from topobus.topology.answers import Answers
-from topobus.topology.book import Book
-from topobus.topology.facts import Facts
+from topobus.topology.ask_handlers import AskHandlers
+from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
+from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.reservations import Reservations
 
 pytestmark = pytest.mark.integration
@@ -100,12 +100,12 @@ class Life:
         metrics, readiness = TopologyMetrics(None), Readiness()
         self.mortal = mortal
         self.opened = asyncio.Event()
-        self.facts = Facts(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
+        self.facts = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
         mine: Any = mortal
-        self.book = Book(mine, node=NODE, readiness=readiness, metrics=metrics)
+        self.book = LedgerStore(mine, node=NODE, readiness=readiness, metrics=metrics)
         self.announcer = Announcer(mine, node=NODE, book=self.book, metrics=metrics)
         self.reservations = Reservations(book=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)
-        self.answers = Answers(
+        self.answers = AskHandlers(
             mine,
             node=NODE,
             facts=self.facts,

@@ -19,8 +19,8 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import PodRequest, Policy
 from topobus.runtime.bus import Bus
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

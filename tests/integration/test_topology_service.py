@@ -37,7 +37,7 @@ from topobus.domain.request import Owner, OwnerKind, PodRequest, Policy
 from topobus.domain.view import AlignmentOptions
 from topobus.runtime.bus import Bus
 from topobus.runtime.events import Start
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
 pytestmark = pytest.mark.integration

@@ -16,8 +16,8 @@ from topobus.contracts.catalogue import INVENTORY
 from topobus.domain.device import Inventory
 from topobus.domain.health import HealthState
 from topobus.runtime.bus import Bus
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer
 
 pytestmark = pytest.mark.integration
 

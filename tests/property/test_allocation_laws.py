@@ -9,9 +9,14 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from topobus.controller.core import search
-from topobus.controller.core.search import allocate
-from topobus.controller.core.values import Allocated, AllocationInput, Mode, Outcome
+from topobus.controller.allocation import search
+from topobus.controller.allocation.search import allocate
+from topobus.controller.allocation.values import (
+    Allocated,
+    AllocationInput,
+    Mode,
+    Outcome,
+)
 from unit.controller.allocation import COMPILER, claim, device, given, request, slice_of, solve
 
 ROOT = "resource.kubernetes.io/pcieRoot"

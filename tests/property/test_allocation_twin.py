@@ -14,10 +14,15 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from topobus.contracts.kubernetes.resource import ClaimSpec, ExactRequest, SliceDevice, SubRequest
-from topobus.controller.core.taints import tolerates
-from topobus.controller.core.values import Allocated, GaveUp
+from topobus.controller.allocation.values import Allocated, GaveUp
+from topobus.controller.state.taint_index import tolerates
 from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.resource import (
+    ClaimSpec,
+    ExactRequest,
+    SliceDevice,
+    SubRequest,
+)
 from unit.controller.allocation import claim, device, given, slice_of, solve
 
 TAG = "example.com/tag"

@@ -9,8 +9,8 @@ from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings  # type:
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topobus.controller.cel import CelSelector, compile_expression
-from topobus.controller.core.selectors import DeviceFacts, SelectorError
+from topobus.cel.seam import DeviceFacts, SelectorError
+from topobus.cel.selector import CelSelector, compile_expression
 
 FACTS: dict[str, Any] = {"n": 3, "s": "fish", "t": True, "l": (1, 2, 3), "w": ("a", "b")}
 DEVICE = DeviceFacts("d.io", {"d.io": FACTS}, {})

@@ -7,15 +7,21 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topobus.contracts.kubernetes.objects import admit, ask_deletion, metadata_of, name_of, object_parts
-from topobus.contracts.kubernetes.pod import pod_request
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core import claims
-from topobus.controller.core.pods import owner_pod_uid, wanted_claims
-from topobus.controller.core.search import allocate
-from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.allocation.search import allocate
+from topobus.controller.claims import lifecycle
+from topobus.controller.claims.templates import owner_pod_uid, wanted_claims
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.objects import (
+    admit,
+    ask_deletion,
+    metadata_of,
+    name_of,
+    object_parts,
+)
+from topobus.kubernetes.api.pod import pod_request
 from unit.controller.allocation import COMPILER
 
 WORDS = st.sampled_from(
@@ -56,17 +62,17 @@ def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
     name_of(one)
     object_parts(one)
     metadata_of(one)
-    claims.owner_of(one)
-    claims.number_of(one)
-    claims.is_finished(claims.without_protection(one))
-    told = claims.with_condition(one, is_true=False, reason="R", message="m", now="t")
-    assert claims.has_condition(told, reason="R", message="m")
+    lifecycle.owner_of(one)
+    lifecycle.number_of(one)
+    lifecycle.is_finished(lifecycle.without_protection(one))
+    told = lifecycle.with_condition(one, is_true=False, reason="R", message="m", now="t")
+    assert lifecycle.has_condition(told, reason="R", message="m")
     _may_refuse(lambda: ask_deletion(one, now="t"))
     _may_refuse(lambda: admit(one, uid="u", now="t"))
     for action in (
-        claims.status_of,
-        claims.attempt_of,
-        claims.allocation_of,
+        lifecycle.status_of,
+        lifecycle.attempt_of,
+        lifecycle.allocation_of,
         owner_pod_uid,
         wanted_claims,
         lambda pod: pod_request(pod, uid="u"),
@@ -78,14 +84,14 @@ def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
 @given(st.lists(OBJECTS, max_size=4), st.dictionaries(WORDS, JSON, max_size=4))
 def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[str, Any]) -> None:
     """A world full of garbage still gives every readable claim an outcome."""
-    world = World()
+    world = StandaloneState()
     world.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)))
     for index, one in enumerate(stored):
         _may_refuse(world.put_object, ObjectKey(one.kind.lower(), "default", f"o{index}"), Stored(1, one))
     mine = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "mine", "uid": "u"}, spec=spec)
 
     for claim in (mine, *(one for one in stored if one.kind == "ResourceClaim")):
-        read = _may_refuse(claims.read_claim, claim)
+        read = _may_refuse(lifecycle.read_claim, claim)
         if read is not None:
             for node in world.nodes_for(claim):
                 allocate(world.input_for(node, [(claim, read)]), COMPILER, step_budget=500)

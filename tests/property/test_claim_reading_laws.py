@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from topobus.contracts.messages import ApiObject
 from topobus.domain.outcome import Refusal
-from topobus.gateway.core.claims import ClaimAllocation, allocation_of, is_allocated_here
-from topobus.gateway.core.served import from_served, to_served
+from topobus.gateway.core.api_versions import from_served, to_served
+from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of, is_allocated_here
 
 WORDS = st.sampled_from(
     [

@@ -7,12 +7,17 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topobus.contracts.kubernetes.classic_parameters import AttributeCondition, DeviceSelector
-from topobus.contracts.kubernetes.resource import Attribute, Pool, SliceDevice, SliceSpec
-from topobus.controller.core.classic.choosing import Wanted, choose
-from topobus.controller.core.pools import Candidate
-from topobus.controller.core.values import DeviceId
+from topobus.controller.allocation.pools import Candidate
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.classic.core.device_choice import Wanted, choose
 from topobus.domain.outcome import Refusal
+from topobus.kubernetes.api.classic_parameters import AttributeCondition, DeviceSelector
+from topobus.kubernetes.api.resource import (
+    Attribute,
+    Pool,
+    SliceDevice,
+    SliceSpec,
+)
 
 SLICE = SliceSpec(driver="gpu.topobus.dev", pool=Pool(name="n1", resource_slice_count=1), node_name="n1")
 

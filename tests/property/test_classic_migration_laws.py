@@ -10,22 +10,28 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from property.test_classic_selector_laws import COMPILER, selectors
-from topobus.contracts.kubernetes.classic_cel import selector_expression
-from topobus.contracts.kubernetes.classic_migration import Severity, migrate
-from topobus.contracts.kubernetes.classic_parameters import ClaimParameters, DeviceClassParameters
-from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
-from topobus.contracts.kubernetes.manifest import parse_manifest
-from topobus.contracts.kubernetes.resource import DeviceClassSpec
-from topobus.contracts.kubernetes.shape import read_as
-from topobus.controller.core.claims import read_claim
-from topobus.controller.core.classic.choosing import Wanted, choose
-from topobus.controller.core.classic.selection import is_wanted
-from topobus.controller.core.inventory import slices_from_inventory
-from topobus.controller.core.pools import gather_pools
-from topobus.controller.core.search import allocate
-from topobus.controller.core.values import ALL_GATES, Allocated, AllocationInput, ClaimToAllocate, Node
+from topobus.controller.allocation.pools import gather_pools
+from topobus.controller.allocation.search import allocate
+from topobus.controller.allocation.values import (
+    ALL_GATES,
+    Allocated,
+    AllocationInput,
+    ClaimToAllocate,
+    Node,
+)
+from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.classic.core.device_choice import Wanted, choose
+from topobus.controller.classic.core.selection import is_wanted
+from topobus.controller.state.inventory_slices import slices_from_inventory
 from topobus.domain.device import Device, Inventory
 from topobus.domain.outcome import Refusal
+from topobus.kubernetes.api.classic_cel import selector_expression
+from topobus.kubernetes.api.classic_migration import Severity, migrate
+from topobus.kubernetes.api.classic_parameters import ClaimParameters, DeviceClassParameters
+from topobus.kubernetes.api.limits import MAX_EXPRESSION_BYTES
+from topobus.kubernetes.api.manifest import parse_manifest
+from topobus.kubernetes.api.resource import DeviceClassSpec
+from topobus.kubernetes.api.shape import read_as
 
 GROUP = "gpu.resource.topobus.dev"
 

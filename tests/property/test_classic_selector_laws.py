@@ -8,13 +8,18 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from topobus.contracts.kubernetes.classic_cel import selector_expression
-from topobus.contracts.kubernetes.classic_parameters import OPERATORS, ClaimParameters, DeviceSelector, check_claim_parameters
-from topobus.contracts.kubernetes.limits import MAX_EXPRESSION_BYTES
-from topobus.controller.cel import CelCompiler
-from topobus.controller.core.classic.selection import is_wanted
-from topobus.controller.core.selectors import DeviceFacts, SelectorError, Version
+from topobus.cel.seam import DeviceFacts, SelectorError, Version
+from topobus.cel.selector import CelCompiler
+from topobus.controller.classic.core.selection import is_wanted
 from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.classic_cel import selector_expression
+from topobus.kubernetes.api.classic_parameters import (
+    OPERATORS,
+    ClaimParameters,
+    DeviceSelector,
+    check_claim_parameters,
+)
+from topobus.kubernetes.api.limits import MAX_EXPRESSION_BYTES
 
 DRIVER = "gpu.topobus.dev"
 COMPILER = CelCompiler()

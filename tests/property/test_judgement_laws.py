@@ -10,19 +10,25 @@ from hypothesis import given as for_all
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from topobus.contracts.kubernetes.resource import ClaimSpec, SliceSpec
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core import search
-from topobus.controller.core.claims import Attempt, with_allocation, with_attempt
-from topobus.controller.core.judgements import Judgements
-from topobus.controller.core.pools import Pool, gather_pools
-from topobus.controller.core.search import allocate
-from topobus.controller.core.slicebook import SliceBook
-from topobus.controller.core.supply import node_of
-from topobus.controller.core.values import ALL_GATES, Allocated, Mode, Outcome, Slice
-from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.allocation import search
+from topobus.controller.allocation.pools import Pool, gather_pools
+from topobus.controller.allocation.search import allocate
+from topobus.controller.allocation.values import (
+    ALL_GATES,
+    Allocated,
+    Mode,
+    Outcome,
+    Slice,
+)
+from topobus.controller.claims.lifecycle import Attempt, with_allocation, with_attempt
+from topobus.controller.state.free_devices import node_of
+from topobus.controller.state.result_cache import ResultCache
+from topobus.controller.state.slice_index import SliceIndex
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.machine import Machine
+from topobus.kubernetes.api.resource import ClaimSpec, SliceSpec
+from topobus.kubernetes.api.shape import read_as
 from unit.controller.allocation import COMPILER
 
 DRIVER = "gpu.example.com"
@@ -87,7 +93,7 @@ def _described(pools: tuple[Pool, ...]) -> object:
 @for_all(publications())
 def test_slice_book_shows_what_a_look_at_all_slices_shows(published: list[tuple[str, dict[str, Any] | None]]) -> None:
     """After any changes a node's pools are those that upstream's walk over all slices of the cluster finds."""
-    book, stored = SliceBook(), dict[str, Slice]()
+    book, stored = SliceIndex(), dict[str, Slice]()
     for name, spec in published:
         for node in NODES:
             book.table(node_of(node))  # so that there is something to be outdated
@@ -165,8 +171,8 @@ def wanted(draw: st.DrawFn) -> dict[str, Any]:
     return {"devices": {"requests": requests, "constraints": constraints}}
 
 
-def _world(slices: list[dict[str, Any]]) -> World:
-    world = World()
+def _world(slices: list[dict[str, Any]]) -> StandaloneState:
+    world = StandaloneState()
     expression = f"device.driver == '{DRIVER}'"
     _put(world, _object("DeviceClass", "gpu", {"selectors": [{"cel": {"expression": expression}}]}))
     for node in NODES:
@@ -176,7 +182,7 @@ def _world(slices: list[dict[str, Any]]) -> World:
     return world
 
 
-def _put(world: World, one: ApiObject) -> None:
+def _put(world: StandaloneState, one: ApiObject) -> None:
     world.put_object(ObjectKey(one.kind.lower(), one.metadata.get("namespace", "_"), one.metadata["name"]), Stored(1, one))
 
 
@@ -192,7 +198,7 @@ def test_judgements_give_what_fresh_searches_give(
 ) -> None:
     """Claim by claim, with devices taken and given back: each node's answer, and the first node that fits, are those of searches that remember nothing."""
     world = _world(slices)
-    judgements = Judgements(world.stock, world.nodes, lambda: world.classes, COMPILER, mode)
+    judgements = ResultCache(world.stock, world.nodes, lambda: world.classes, COMPILER, mode)
     held: list[ApiObject] = []
     for number, (raw, gives_back) in enumerate(asked):
         claim = _object("ResourceClaim", f"c{number}", raw, "default")

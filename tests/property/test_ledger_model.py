@@ -33,10 +33,10 @@ from topobus.runtime.readiness import Readiness
 from topobus.runtime.state import Conflict, Entry, Written
 from topobus.testing.clock import ManualClock
 from topobus.topology.announcer import Announcer
-from topobus.topology.answers import Answers
-from topobus.topology.book import Book
-from topobus.topology.facts import Facts
+from topobus.topology.ask_handlers import AskHandlers
+from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
+from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.reservations import Reservations
 
 NODE = "demo-node"
@@ -154,12 +154,12 @@ class Instance:
     def __init__(self, store: Store, clock: ManualClock) -> None:
         bus: Any = StoreBus(store)
         metrics, readiness = TopologyMetrics(None), Readiness()
-        facts = Facts(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
+        facts = NodeInputs(bus, node=NODE, options=AlignmentOptions(), reserved_cpus=CpuSet(), readiness=readiness)
         facts.machine, facts.inventories, facts._has_inventories = FACTS[0], FACTS[1], True
-        self.book = Book(bus, node=NODE, readiness=readiness, metrics=metrics)
+        self.book = LedgerStore(bus, node=NODE, readiness=readiness, metrics=metrics)
         self.announcer = Announcer(bus, node=NODE, book=self.book, metrics=metrics)
         self.reservations = Reservations(book=self.book, announcer=self.announcer, clock=clock, expire_s=EXPIRE_S)
-        self.answers = Answers(
+        self.answers = AskHandlers(
             bus,
             node=NODE,
             facts=facts,

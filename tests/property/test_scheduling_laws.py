@@ -11,8 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core import scheduling_objects as objects
-from topobus.controller.core.scheduling import (
+from topobus.controller.allocation.values import (
+    ClaimToAllocate,
+    DeviceId,
+    Node,
+    Outcome,
+    Usage,
+)
+from topobus.controller.claims import reservations as objects
+from topobus.controller.scheduling.decisions import (
     NodeFit,
     NodeMiss,
     PodClaim,
@@ -24,8 +31,7 @@ from topobus.controller.core.scheduling import (
     reserve,
     unreserve,
 )
-from topobus.controller.core.scheduling_score import rank, score_node
-from topobus.controller.core.values import ClaimToAllocate, DeviceId, Node, Outcome, Usage
+from topobus.controller.scheduling.score import rank, score_node
 from unit.controller.allocation import given, gpus, slice_of, solve
 
 NODES = ("n1", "n2", "n3")

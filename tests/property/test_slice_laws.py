@@ -6,10 +6,10 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topobus.contracts.kubernetes.resource import SliceDevice, SliceSpec, Taint
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
 from topobus.gateway.core.slices import SlicePlan, slice_plan
+from topobus.kubernetes.api.resource import SliceDevice, SliceSpec, Taint
+from topobus.kubernetes.api.shape import read_as
 
 DRIVER, NODE = "gpu.topobus.dev", "n1"
 

@@ -13,13 +13,18 @@ from prometheus_client import CollectorRegistry
 from support.alignment_nodes import dgx_facts
 from support.small_topology import SmallTopology
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
-from topobus.contracts.kubernetes.classic_handles import as_structured
 from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest
 from topobus.controller.config import ControllerSettings
 from topobus.controller.service import serve
 from topobus.domain.device import Device, Inventory
 from topobus.domain.machine import Machine
+from topobus.kubernetes.api import (
+    admit,
+    ask_deletion,
+    object_parts,
+    parse_manifest,
+)
+from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.runtime.bus import Bus, Change, Conflict
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings

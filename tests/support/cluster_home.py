@@ -11,10 +11,10 @@ from typing import Any
 import httpx2
 from prometheus_client import CollectorRegistry
 
-from topobus.controller.cluster.api import Api
-from topobus.controller.cluster.kubernetes import KubernetesApi
-from topobus.controller.cluster.service import ClusterController
+from topobus.controller.cluster_service import ClusterController
 from topobus.controller.config import ClusterSettings, ControllerSettings
+from topobus.controller.store.api import Api
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import NatsSettings

@@ -7,7 +7,17 @@ from typing import Any
 
 from support.cluster_home import CLASS, GATE, Object
 from support.malformed import spoilt
-from topobus.controller.cluster.api import CLAIMS, CLASSES, NODES, PODS, SLICES, TAINT_RULES, TEMPLATES, Kind, Plain
+from topobus.controller.store.api import (
+    CLAIMS,
+    CLASSES,
+    NODES,
+    PODS,
+    SLICES,
+    TAINT_RULES,
+    TEMPLATES,
+    Kind,
+    Plain,
+)
 
 __all__ = ["WHOLE", "poison"]
 

@@ -24,8 +24,8 @@ import pytest
 
 from support.cluster import seconds
 from topobus.domain.errors import ConfigError
-from topobus.testing.machines import RecordedMachine, build
-from topobus.testing.nats import find_nats_server, free_port
+from topobus.simulation.machines import RecordedMachine, build
+from topobus.simulation.nats_server import find_nats_server, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("running", "manifests", "processes")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topobus.contracts.kubernetes.classic import AllocationResult, ResourceHandle
-from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.messages import ApiObject
 from topobus.devicekit.classic import ClaimWork, ClassicContext
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.classic import AllocationResult, ResourceHandle
+from topobus.kubernetes.api.objects import metadata_of, name_of
 
 GROUP = "licence.example.com"
 

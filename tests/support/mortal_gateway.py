@@ -22,9 +22,10 @@ from typing import Any
 import msgspec
 from prometheus_client import CollectorRegistry
 
-from topobus.gateway import device_plugin, dra_plugin
+from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 from topobus.gateway.config import GatewaySettings
-from topobus.gateway.kubernetes import KubernetesCluster
+from topobus.gateway.dra import dra_plugin
+from topobus.gateway.kubelet import device_plugin
 from topobus.gateway.service import serve
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from topobus.testing.machines import build
-from topobus.testing.nats import free_port
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import free_port
 
 NODE = "demo-node"
 # A test waits for events; this only ends one that waits for what never comes, however loaded the machine is.

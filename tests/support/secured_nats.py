@@ -19,12 +19,12 @@ from prometheus_client import CollectorRegistry
 
 from topobus.contracts.catalogue import ASKS, PREFIX, PROVISIONER
 from topobus.contracts.inboxes import SERVER, answerer_of, connection_name, inbox_branch
-from topobus.contracts.render_nats import PRINCIPALS, render_permissions
+from topobus.contracts.nats_permissions import PRINCIPALS, render_permissions
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 __all__ = ["Attacker", "SecuredNats", "password_variable", "secured_nats"]
 

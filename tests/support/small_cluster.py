@@ -19,7 +19,14 @@ from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
 from topobus.domain.view import AlignmentOptions
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.kubelet import Admission, ClaimReference, Container, KubeletSimulator, KubeletTimings, Pod
+from topobus.testing.kubelet import (
+    Admission,
+    ClaimReference,
+    Container,
+    KubeletSimulator,
+    KubeletTimings,
+    Pod,
+)
 
 NODE = "small-node"
 _LOOK_S = 0.05

@@ -9,10 +9,10 @@ from topobus_acme_fpga import AcmeDriver
 
 from topobus.devicekit.driver import DeviceDriver
 from topobus.domain.health import HealthState
+from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.driver_contract import DriverContract
-from topobus.testing.machines import RecordedMachine, build
+from topobus.testing.drivers.driver_contract import DriverContract
 
 
 def record(into: Path) -> RecordedMachine:

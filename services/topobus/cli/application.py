@@ -14,7 +14,7 @@ from cyclopts import App, CycloptsError
 from rich.markup import escape
 
 from topobus.cli.exits import ExitCode, code_of
-from topobus.cli.output import Output, adapt_streams, error_console
+from topobus.cli.render.output import Output, adapt_streams, error_console
 from topobus.domain.errors import TopobusError
 
 __all__ = ["application", "run"]

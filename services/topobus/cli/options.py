@@ -16,7 +16,7 @@ from cyclopts import Parameter
 from topobus.cli.checkup import MISSING
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import UsageError
-from topobus.cli.output import Output
+from topobus.cli.render.output import Output
 from topobus.contracts.catalogue import MACHINE
 from topobus.domain.errors import PeerUnavailable
 from topobus.runtime.bus import Bus

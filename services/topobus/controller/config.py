@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from topobus.controller.core.scheduling_objects import AllocationMode
-from topobus.controller.core.values import Mode
+from topobus.controller.allocation.values import Mode
+from topobus.controller.claims.reservations import AllocationMode
 from topobus.domain.errors import ConfigError
 from topobus.domain.silence import SilenceSettings
 from topobus.runtime.config import ServiceSettings

@@ -13,13 +13,17 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from topobus.cel.seam import (
+    DeviceFacts,
+    FactValue,
+    SelectorCompiler,
+    SelectorError,
+    Version,
+)
+from topobus.cel.selector import COST_LIMIT, CelCompiler, compile_expression
 from topobus.contracts.codec import encode
-from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec, SliceSpec
-from topobus.contracts.kubernetes.shape import read_as
-from topobus.controller.cel import COST_LIMIT, CelCompiler, compile_expression
-from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
-from topobus.controller.core.selectors import DeviceFacts, FactValue, SelectorCompiler, SelectorError, Version
-from topobus.controller.core.values import (
+from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.controller.allocation.values import (
     Allocated,
     AllocationInput,
     ClaimToAllocate,
@@ -36,6 +40,8 @@ from topobus.controller.core.values import (
 )
 from topobus.domain.errors import TopobusError
 from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec, SliceSpec
+from topobus.kubernetes.api.shape import read_as
 
 __all__ = ["CelSelectors", "answer", "answer_case", "check", "read_case"]
 

@@ -11,33 +11,33 @@ from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
+from topobus.cel.selector import CelCompiler
 from topobus.contracts import catalogue
-from topobus.contracts.kubernetes.objects import name_of
 from topobus.contracts.messages import ApiObject, PlanReply, PlanRequest
-from topobus.controller.binder import Binder
-from topobus.controller.cel import CelCompiler
-from topobus.controller.classic.home import ClassicHome
-from topobus.controller.classic.scheduling import ClassicScheduler
-from topobus.controller.classkeeper import ClassKeeper
+from topobus.controller.classic.drivers import ClassicDriverRunner
+from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.config import ControllerSettings
-from topobus.controller.consumers import Consumers
-from topobus.controller.core.world import ObjectKey, Stored, World
-from topobus.controller.evictor import Evictor
-from topobus.controller.finding import Finder
-from topobus.controller.keeper import ClaimKeeper
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.object_boundary import ObjectBoundary
-from topobus.controller.orphans import Orphans
 from topobus.controller.planner import Planner
-from topobus.controller.podkeeper import PodKeeper
-from topobus.controller.podscheduler import PodScheduler
-from topobus.controller.presence import Presence
-from topobus.controller.releases import Releases
+from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
+from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.binding_conditions import BindingConditions
+from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.evict_tainted import Evictor
+from topobus.controller.reconcilers.ledger_releases import LedgerReleases
+from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
+from topobus.controller.reconcilers.schedule_pods import PodScheduler
+from topobus.controller.reconcilers.silent_services import SilentServices
+from topobus.controller.reconcilers.validate_classes import ClassReconciler
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.view import NodeAlignment
+from topobus.kubernetes.api.objects import name_of
 from topobus.runtime.bus import Change, ChangeKind
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -59,22 +59,22 @@ class _Controller:
     def __init__(self, settings: ControllerSettings, runtime: Runtime) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._world = World()
+        self._world = StandaloneState()
         self._beat = runtime.beats.loop("reconcile")
         metrics = ControllerMetrics(runtime.registry)
         self._metrics = metrics
         compiler = CelCompiler()
-        self._releases = Releases(runtime.bus, settings.ask_timeout_s, self._wake)
+        self._releases = LedgerReleases(runtime.bus, settings.ask_timeout_s, self._wake)
         self._intake = ObjectBoundary("intake", metrics.set_aside)
-        self._classes = ClassKeeper(runtime, self._world, compiler, self._boundary("classes"))
-        finder = Finder(settings, runtime, self._world, compiler, metrics)
-        self._consumers = Consumers(self._world, self._boundary("consumers"))
-        self._keeper = ClaimKeeper(
+        self._classes = ClassReconciler(runtime, self._world, compiler, self._boundary("classes"))
+        finder = Allocator(settings, runtime, self._world, compiler, metrics)
+        self._consumers = ClaimUsers(self._world, self._boundary("consumers"))
+        self._keeper = ClaimReconciler(
             settings, runtime, self._world, finder, self._consumers, metrics, self._boundary("claims"), self._releases
         )
         self._evictor = Evictor(runtime, self._world, self._keeper, self._boundary("evictions"))
-        self._binder = Binder(settings.binding_timeout_s, runtime, self._world, finder, self._keeper, self._boundary("binding"))
-        self._pods = PodKeeper(runtime, self._world, self._boundary("templates"))
+        self._binder = BindingConditions(settings.binding_timeout_s, runtime, self._world, finder, self._keeper, self._boundary("binding"))
+        self._pods = ClaimTemplateReconciler(runtime, self._world, self._boundary("templates"))
         self._planner = Planner(settings, runtime, self._world, metrics)
         self._classic = ClassicScheduler(runtime, self._world, self._boundary("classic-pods"))
         self._scheduler = PodScheduler(
@@ -93,10 +93,10 @@ class _Controller:
         )
         self._classic.look = self._scheduler.look_without
         self._changed = asyncio.Event()
-        self._presence = Presence(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
-        self._orphans = Orphans(settings, runtime, self._world, finder, metrics, self._boundary("orphans"), self._releases)
+        self._presence = SilentServices(settings.silence, settings.parallel_asks, runtime, self._world, self._wake)
+        self._orphans = OrphanedAllocations(settings, runtime, self._world, finder, metrics, self._boundary("orphans"), self._releases)
         self._missing = set(_PARTS)
-        self._drivers = ClassicHome(settings, runtime, self._world, metrics, lambda: not self._missing)
+        self._drivers = ClassicDriverRunner(settings, runtime, self._world, metrics, lambda: not self._missing)
         for part in _PARTS:
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
 

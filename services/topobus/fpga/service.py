@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from topobus.devicekit.host import serve_devices
-from topobus.devicekit.pooling import check_pools
+from topobus.devicekit.pool_assignment import check_pools
 from topobus.devicekit.registry import load_drivers
 from topobus.fpga.config import FpgaSettings
 from topobus.runtime.service import Runtime

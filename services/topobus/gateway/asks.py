@@ -27,8 +27,8 @@ from topobus.domain.request import Owner
 from topobus.gateway.config import DeadlineSettings
 from topobus.gateway.core.edit_limits import EditRights, host_paths, refuse_forbidden
 from topobus.gateway.core.preference import fall_back, is_legal, plugin_choices
-from topobus.gateway.disagreements import Disagreements
 from topobus.gateway.links import real_paths, with_real_folders
+from topobus.gateway.reconcile.ledger_drift import LedgerDrift
 from topobus.runtime.bus import Bus, Held
 from topobus.runtime.logging import get_logger
 
@@ -49,7 +49,7 @@ class NodeAsks:
         self._deadlines = deadlines
         self.preferences: dict[str, Preference] = {}
         """By class: who has a choice of his own."""
-        self.disagreements = Disagreements(bus, node)
+        self.disagreements = LedgerDrift(bus, node)
         """Where everybody is told of what kubelet and the ledger see differently."""
 
     async def prefer(

@@ -11,8 +11,8 @@ from topobus.domain.device import driver_name
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_label, is_extended_resource_name
 from topobus.domain.silence import SilenceSettings
-from topobus.gateway.core.doors import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 from topobus.gateway.core.edit_limits import EditRights, is_plain_path
+from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 from topobus.runtime.config import ServiceSettings
 from topobus.runtime.proof import AnswerSettings
 

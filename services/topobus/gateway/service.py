@@ -14,31 +14,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from topobus.contracts.catalogue import PODS, PREPARE
-from topobus.devicekit.rollcall import RollCall
 from topobus.gateway.asks import NodeAsks
 from topobus.gateway.boot import boot_id
-from topobus.gateway.checkpoint import Checkpoint
-from topobus.gateway.claim_desk import ClaimDesk
-from topobus.gateway.claim_reading import BusClaims, ClaimReader
-from topobus.gateway.claim_settling import ClaimSettler
-from topobus.gateway.claims import ClaimPreparer
-from topobus.gateway.cluster import Cluster, ClusterClaims
+from topobus.gateway.cluster.objects import Cluster, ClusterClaims
+from topobus.gateway.cluster.pod_retries import PodRetries
+from topobus.gateway.cluster.slice_publisher import SlicePublisher
 from topobus.gateway.config import GatewaySettings, check
 from topobus.gateway.core.edit_limits import NO_RIGHTS, EditRights, rights_of
-from topobus.gateway.dra_plugin import DraDriver
-from topobus.gateway.foreign_plugins import ForeignPlugins
-from topobus.gateway.forgotten_claims import ForgottenClaims
-from topobus.gateway.given import GivenStore
-from topobus.gateway.lock import Turn, in_line
+from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.gateway.dra.claim_forwarder import ClaimForwarder
+from topobus.gateway.dra.claim_reading import BusClaims, ClaimReader
+from topobus.gateway.dra.claims import ClaimPreparer
+from topobus.gateway.dra.dra_plugin import DraDriver
+from topobus.gateway.dra.forgotten_claims import ForgottenClaims
+from topobus.gateway.dra.ledger_release import LedgerRelease
+from topobus.gateway.foreign.foreign_plugins import ForeignPlugins
+from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.pod_resources import PodResourcesReader
+from topobus.gateway.kubelet.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
+from topobus.gateway.kubelet.sockets import (
+    CallMetrics,
+    FolderWatch,
+    identity,
+    remove_stale,
+)
+from topobus.gateway.node_lock import NodeLock, in_line
 from topobus.gateway.node_state import NodeState, Offer
-from topobus.gateway.pod_resources import PodResourcesReader
-from topobus.gateway.pod_retries import PodRetries
-from topobus.gateway.pods import PodLook, folders_of
-from topobus.gateway.reconciliation import Reconciler
-from topobus.gateway.registration import KUBELET_SOCKET, PluginRegistrar, socket_pattern
-from topobus.gateway.slice_publisher import SlicePublisher
-from topobus.gateway.sockets import CallMetrics, FolderWatch, identity, remove_stale
-from topobus.gateway.users import UserNaming
+from topobus.gateway.reconcile.pod_usage import PodLook, folders_of
+from topobus.gateway.reconcile.reconciliation import Reconciler
+from topobus.gateway.reconcile.user_naming import UserNaming
+from topobus.runtime.liveness import ServiceLiveness
 from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
 
@@ -75,7 +80,7 @@ async def _opened(settings: GatewaySettings) -> AsyncIterator[Cluster | None]:
         yield None
         return
     # The client library costs memory and start-up time, so a gateway without a cluster never loads it.
-    from topobus.gateway.kubernetes import KubernetesCluster
+    from topobus.gateway.cluster.kubernetes_cluster import KubernetesCluster
 
     cluster = KubernetesCluster.open(settings.cluster)
     try:
@@ -89,18 +94,18 @@ class _Work:
     """What only the gateway does whose turn it is."""
 
     preparer: ClaimPreparer
-    settler: ClaimSettler | None
+    settler: LedgerRelease | None
     pods: PodLook
-    given: GivenStore
+    given: AllocationRecord
 
 
 class _Gateway:
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, turn: Turn) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, cluster: Cluster | None, turn: NodeLock) -> None:
         self._settings = settings
         self._runtime = runtime
         self._readiness = runtime.readiness
         self._state = NodeState(runtime.bus, runtime.node, self._own_resource)
-        self._rollcall = RollCall(
+        self._rollcall = ServiceLiveness(
             runtime.bus,
             PREPARE,
             node=runtime.node,
@@ -113,7 +118,7 @@ class _Gateway:
         self._metrics = CallMetrics(runtime.registry)
         self._cluster = cluster
         self._turn = turn
-        self._desk = ClaimDesk(settings.kubelet, turn, settings.deadlines.claim_s)
+        self._desk = ClaimForwarder(settings.kubelet, turn, settings.deadlines.claim_s)
         self._checkpoint: Checkpoint | None = None
         """None: another gateway has the turn, so the file is not ours to read yet."""
         self._work: _Work | None = None
@@ -161,12 +166,12 @@ class _Gateway:
         settings = self._settings
         checkpoint = Checkpoint.load(Path(settings.checkpoint_path))
         # Beside the checkpoint: what must survive a reboot.
-        given = GivenStore.open(Path(settings.checkpoint_path).with_name("given.json"), self._state.is_holder)
+        given = AllocationRecord.open(Path(settings.checkpoint_path).with_name("given.json"), self._state.is_holder)
         reader: ClaimReader = BusClaims(self._runtime.bus)
-        settler: ClaimSettler | None = None
+        settler: LedgerRelease | None = None
         if self._cluster is not None:
             reader = ClusterClaims(self._cluster)
-            settler = ClaimSettler(self._state, self._asks, reader, checkpoint, settings.deadlines)
+            settler = LedgerRelease(self._state, self._asks, reader, checkpoint, settings.deadlines)
         preparer = ClaimPreparer(
             state=self._state,
             asks=self._asks,
@@ -243,7 +248,7 @@ class _Gateway:
         attempts, settings = work.preparer.attempts, self._settings.cluster
         group.create_task(PodRetries(self._cluster, self._state, attempts, self._checkpoint, settings, self._runtime.clock).run())
 
-    async def _open_plugins(self, lists: asyncio.TaskGroup, given: GivenStore) -> None:
+    async def _open_plugins(self, lists: asyncio.TaskGroup, given: AllocationRecord) -> None:
         """Serve each class and pool as a device plugin from its first device on; none is ever closed again while we run."""
         while True:
             ticket = self._state.changed.ticket()
@@ -283,7 +288,7 @@ class _Gateway:
         pools = {"", *(one.pool for one in inventory.devices)} if inventory is not None else {""}
         return any(self._settings.offers_dra(device_class, pool) for pool in pools)
 
-    def _make_plugin(self, offer: Offer, given: GivenStore) -> PluginRegistrar:
+    def _make_plugin(self, offer: Offer, given: AllocationRecord) -> PluginRegistrar:
         is_foreign = self._foreign is not None and bool(self._foreign.resource_of(offer.device_class))
         if self._foreign is not None and is_foreign:
             self._asks.preferences[offer.device_class] = self._foreign.preference(offer.device_class, _FOREIGN_PREFER_S)

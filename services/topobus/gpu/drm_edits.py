@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.devicekit.answers import own_variable, unusable
+from topobus.devicekit.edits_text import own_variable, unusable
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.outcome import Refusal

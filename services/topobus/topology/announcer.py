@@ -15,8 +15,8 @@ from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.transitions import unannounced
 from topobus.runtime.bus import Bus
 from topobus.runtime.logging import get_logger
-from topobus.topology.book import Book
 from topobus.topology.core.decisions import event_of
+from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
 
 __all__ = ["Announcer"]
@@ -31,7 +31,7 @@ _QUIET_S = 1.0
 class Announcer:
     """Publishes decision events in the order of the ledger."""
 
-    def __init__(self, bus: Bus, *, node: str, book: Book, metrics: TopologyMetrics) -> None:
+    def __init__(self, bus: Bus, *, node: str, book: LedgerStore, metrics: TopologyMetrics) -> None:
         self._bus = bus
         self._node = node
         self._book = book

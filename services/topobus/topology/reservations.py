@@ -14,8 +14,8 @@ from topobus.domain.transitions import Step
 from topobus.runtime.clock import Clock, rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.topology.announcer import Announcer
-from topobus.topology.book import Book
 from topobus.topology.core.decisions import decision_id
+from topobus.topology.ledger_store import LedgerStore
 
 __all__ = ["Reservations"]
 
@@ -26,7 +26,7 @@ _LOOK_S = 1.0
 class Reservations:
     """Watches over what is reserved and not committed."""
 
-    def __init__(self, *, book: Book, announcer: Announcer, clock: Clock, expire_s: float) -> None:
+    def __init__(self, *, book: LedgerStore, announcer: Announcer, clock: Clock, expire_s: float) -> None:
         self._book = book
         self._announcer = announcer
         self._clock = clock

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 
 from topobus.contracts.catalogue import ADOPT, COMMIT, HINTS, PLACE, PREFER, RELEASE
-from topobus.devicekit.rollcall import RollCall
 from topobus.domain.idset import CpuSet
 from topobus.domain.view import NodeAlignment
+from topobus.runtime.liveness import ServiceLiveness
 from topobus.runtime.logging import get_logger
 from topobus.runtime.proof import read_keys
 from topobus.runtime.service import Runtime
 from topobus.topology.announcer import Announcer
-from topobus.topology.answers import Answers
-from topobus.topology.book import Book
+from topobus.topology.ask_handlers import AskHandlers
 from topobus.topology.config import TopologySettings
-from topobus.topology.facts import Facts
+from topobus.topology.ledger_store import LedgerStore
 from topobus.topology.metrics import TopologyMetrics
+from topobus.topology.node_inputs import NodeInputs
 from topobus.topology.options import publish_options
 from topobus.topology.reservations import Reservations
 
@@ -31,7 +31,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
     options = settings.alignment.options()
     reserved = CpuSet.parse(settings.alignment.reserved_cpus)
     reserved_memory: dict[str, int] = dict(settings.alignment.memory.reserved_bytes)
-    facts = Facts(
+    facts = NodeInputs(
         bus,
         node=node,
         options=options,
@@ -39,9 +39,9 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         reserved_memory={int(key): size for key, size in reserved_memory.items()},
         readiness=runtime.readiness,
     )
-    book = Book(bus, node=node, readiness=runtime.readiness, metrics=metrics)
+    book = LedgerStore(bus, node=node, readiness=runtime.readiness, metrics=metrics)
     announcer = Announcer(bus, node=node, book=book, metrics=metrics)
-    answers = Answers(
+    answers = AskHandlers(
         bus,
         node=node,
         facts=facts,
@@ -59,7 +59,7 @@ async def serve(settings: TopologySettings, runtime: Runtime) -> None:
         for device_class in rollcall.silent:
             metrics.silent_classes.labels(device_class).set(1)
 
-    rollcall = RollCall(
+    rollcall = ServiceLiveness(
         bus,
         HINTS,
         node=node,

@@ -15,9 +15,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from topobus.contracts.kubernetes.classic import AllocationResult
 from topobus.contracts.messages import ApiObject
 from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.classic import AllocationResult
 
 __all__ = ["ClaimWork", "ClassicContext", "ClassicDriver"]
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
 
-from topobus.contracts.kubernetes.classic_handles import class_of
 from topobus.devicekit.classic import ClassicContext, ClassicDriver
 from topobus.devicekit.registry import SkippedPlugin
 from topobus.domain.errors import ConfigError
 from topobus.domain.names import is_dns_subdomain
+from topobus.kubernetes.api.classic_handles import class_of
 
 __all__ = ["GROUP", "ClassicDrivers", "load_classic_drivers"]
 

@@ -22,12 +22,12 @@ from topobus.contracts.stored import objection
 from topobus.devicekit.announcer import HealthAnnouncer
 from topobus.devicekit.health import forgive, silence
 from topobus.devicekit.hints import hinting_driver, hints_of
+from topobus.devicekit.inventory_merge import DriverView, Roster, advance_roster
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.devicekit.pci import pci_folder
-from topobus.devicekit.pooling import check_pools, odd_pools, with_pools
-from topobus.devicekit.preparing import Preparer
+from topobus.devicekit.pool_assignment import check_pools, odd_pools, with_pools
+from topobus.devicekit.prepare import Preparer
 from topobus.devicekit.registry import DriverRegistry, load_drivers, unserved
-from topobus.devicekit.roster import DriverView, Roster, advance_roster
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable

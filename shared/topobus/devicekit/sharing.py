@@ -9,12 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from topobus.contracts.kubernetes.classic_parameters import EXCLUSIVE, SHARING_KIND, SHARING_VERSION, Sharing, check_sharing
-from topobus.contracts.kubernetes.shape import check_names, read_as
 from topobus.devicekit.driver import DeviceDriver, PrepareContext
 from topobus.domain.device import Device
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.classic_parameters import (
+    EXCLUSIVE,
+    SHARING_KIND,
+    SHARING_VERSION,
+    Sharing,
+    check_sharing,
+)
+from topobus.kubernetes.api.shape import check_names, read_as
 
 __all__ = ["SharingDriver", "read_sharing", "refuse_sharing", "sharing_of"]
 

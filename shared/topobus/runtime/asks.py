@@ -23,9 +23,9 @@ from topobus.runtime.clock import rfc3339
 from topobus.runtime.connection import Connection, Headers, Lasting
 from topobus.runtime.failures import ConnectionLost, NobodyThere
 from topobus.runtime.logging import get_logger
-from topobus.runtime.mailbox import Expectation
 from topobus.runtime.numbers import read_count
 from topobus.runtime.proof import PROOF, is_proven, prove
+from topobus.runtime.reply_inbox import Expectation
 from topobus.runtime.tracing import continued, injected
 
 __all__ = ["Asks", "Held"]

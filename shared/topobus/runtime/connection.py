@@ -20,9 +20,8 @@ from nats.aio.subscription import Subscription
 
 from topobus.contracts.catalogue import PROVISIONER
 from topobus.contracts.inboxes import SERVER, inbox_branch
-from topobus.contracts.render_nats import PRINCIPALS
+from topobus.contracts.nats_permissions import PRINCIPALS
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
-from topobus.runtime.asides import Asides, say
 from topobus.runtime.backoff import full_jitter
 from topobus.runtime.client import GatedClient
 from topobus.runtime.clock import Clock
@@ -30,10 +29,16 @@ from topobus.runtime.config import NatsSettings
 from topobus.runtime.endpoint import read_secret, read_url, tls_context, why_tls
 from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
-from topobus.runtime.mailbox import Expectation, Mailbox, is_nobody, new_token
 from topobus.runtime.metrics import BusMetrics
+from topobus.runtime.nats_errors import NatsErrors, say
 from topobus.runtime.quiet import QuietLog
 from topobus.runtime.readiness import Readiness
+from topobus.runtime.reply_inbox import (
+    Expectation,
+    ReplyInbox,
+    is_nobody,
+    new_token,
+)
 
 __all__ = ["CANARY_EVERY_S", "Connection", "Headers", "Lasting"]
 
@@ -79,8 +84,8 @@ class Connection:
         self._client: Client | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._up: asyncio.Event = asyncio.Event()
-        self._mailbox = Mailbox(name)
-        self._asides = Asides(metrics, readiness, clock)
+        self._mailbox = ReplyInbox(name)
+        self._asides = NatsErrors(metrics, readiness, clock)
         self._lasting: list[Lasting] = []
         self._listeners: list[Callable[[], None]] = []
         self._supervisor: asyncio.Task[None] | None = None

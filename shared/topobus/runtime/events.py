@@ -18,7 +18,7 @@ from topobus.runtime.connection import Connection
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream, StoredMessage
-from topobus.runtime.patience import Patience
+from topobus.runtime.read_timeout import ReadTimeout
 from topobus.runtime.tracing import injected
 
 __all__ = ["Events", "Received", "Span", "Start"]
@@ -143,7 +143,7 @@ class Events:
 
     async def _read_span(self, event: Event[M], behind: int, upto: int, parts: dict[str, str]) -> list[Received[M]]:
         found: list[Received[M]] = []
-        patience = Patience(f"read {event.stream}", limit_s=self._connection.settings.timeout_s)
+        patience = ReadTimeout(f"read {event.stream}", limit_s=self._connection.settings.timeout_s)
         feed = Feed(self._connection, event.stream, event.pattern(**parts), From.ALL, behind=behind)
         async with aclosing(feed.messages()) as items:
             while True:

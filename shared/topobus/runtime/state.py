@@ -17,8 +17,8 @@ from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import JetStreamError
 from topobus.runtime.feed import Delivery, Feed, From, Mark
 from topobus.runtime.jetstream import JetStream
-from topobus.runtime.patience import Patience
 from topobus.runtime.provision import bucket_stream, bucket_subject
+from topobus.runtime.read_timeout import ReadTimeout
 
 __all__ = ["Change", "ChangeKind", "Conflict", "Entry", "States", "Written"]
 
@@ -145,7 +145,7 @@ class States:
     async def list(self, state: State[M], parts: dict[str, str]) -> tuple[Entry[M], ...]:
         """Read all present entries, sorted by key; malformed ones are logged and left out."""
         found: dict[str, Entry[M]] = {}
-        patience = Patience(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
+        patience = ReadTimeout(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
         async with aclosing(self.watch(state, parts)) as changes:
             while True:
                 change = await patience.next(changes)
@@ -168,7 +168,7 @@ class States:
         """
         key = state.key(**parts)
         found: list[Entry[M]] = []
-        patience = Patience(f"read {state.bucket}/{key}", limit_s=self._connection.settings.timeout_s)
+        patience = ReadTimeout(f"read {state.bucket}/{key}", limit_s=self._connection.settings.timeout_s)
         feed = Feed(self._connection, bucket_stream(state), bucket_subject(state, key), From.ALL)
         async with aclosing(feed.messages()) as items:
             while True:

@@ -31,8 +31,8 @@ from topobus.domain.idset import NodeSet
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
 from topobus.kubeletpb.dra.v1 import api_pb2 as dra
+from topobus.simulation.kubelet.simulator import Admission, Container, Pod
 from topobus.testing.bench_node import NODE, BenchNode, bench_node
-from topobus.testing.kubelet import Admission, Container, Pod
 
 __all__ = ["Figure", "main"]
 

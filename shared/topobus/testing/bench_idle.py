@@ -23,8 +23,8 @@ from msgspec import structs
 
 from topobus.runtime.connection import CANARY_EVERY_S
 from topobus.runtime.heartbeat import EVERY_S
+from topobus.simulation.nats_server import free_port
 from topobus.testing.bench_node import BenchNode, bench_node
-from topobus.testing.nats import free_port
 from topobus.testing.process_use import Counts, Use, count_messages, read_counts, use_between
 
 __all__ = ["draw", "main", "total"]

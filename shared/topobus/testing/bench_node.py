@@ -20,9 +20,9 @@ from topobus.domain.errors import PeerUnavailable
 from topobus.domain.idset import NodeSet
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
-from topobus.testing.kubelet import KubeletSimulator
-from topobus.testing.machines import build
-from topobus.testing.nats import NatsServer, free_port
+from topobus.simulation.kubelet.simulator import KubeletSimulator
+from topobus.simulation.machines import build
+from topobus.simulation.nats_server import NatsServer, free_port
 
 __all__ = ["NODE", "BenchNode", "BenchService", "bench_node"]
 

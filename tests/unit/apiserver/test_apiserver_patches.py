@@ -9,9 +9,9 @@ import httpx2
 import pytest
 
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.apiserver_lists import strategic_merge
-from topobus.testing.apiserver_patches import json_patch
-from topobus.testing.apiserver_values import ApiError
+from topobus.testing.apiserver.lists import strategic_merge
+from topobus.testing.apiserver.patches import json_patch
+from topobus.testing.apiserver.values import ApiError
 
 PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"

@@ -11,9 +11,9 @@ from typing import Any
 import httpx2
 
 from topobus.testing.apiserver import ApiServerSimulator
-from topobus.testing.apiserver_routes import of_kind
-from topobus.testing.apiserver_shapes import Selector
-from topobus.testing.apiserver_store import Store
+from topobus.testing.apiserver.routes import of_kind
+from topobus.testing.apiserver.shapes import Selector
+from topobus.testing.apiserver.store import Store
 
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 

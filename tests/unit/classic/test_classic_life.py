@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.classic import AllocationResult, ResourceHandle
-from topobus.contracts.kubernetes.classic_handles import as_structured, only_node, write_handle
-from topobus.contracts.kubernetes.classic_limits import check_status
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.classic import life
-from topobus.controller.core.holdings import ClaimHoldings
-from topobus.controller.core.pods import claim_from_template, claim_names, wanted_claims
-from topobus.controller.core.values import DeviceId
-from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.claims.templates import claim_from_template, claim_names, wanted_claims
+from topobus.controller.classic.core import classic_lifecycle
+from topobus.controller.state.holdings import ClaimHoldings
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.classic import AllocationResult, ResourceHandle
+from topobus.kubernetes.api.classic_handles import as_structured, only_node, write_handle
+from topobus.kubernetes.api.classic_limits import check_status
 
 DRIVER = "gpu.topobus.dev"
 NOW = "2026-01-01T00:00:00Z"
@@ -35,73 +35,85 @@ def _claim(**status: Any) -> ApiObject:
 
 def test_attempt_is_the_same_object_when_it_is_under_way_already() -> None:
     """Another replica that comes to the same attempt writes nothing; another node is another attempt, with the finalizer once."""
-    first = life.with_attempt(_claim(), DRIVER, "n1")
-    moved = life.with_attempt(first, DRIVER, "n2")
+    first = classic_lifecycle.with_attempt(_claim(), DRIVER, "n1")
+    moved = classic_lifecycle.with_attempt(first, DRIVER, "n2")
 
     assert first.metadata["finalizers"] == ["gpu.topobus.dev/deletion-protection"]
-    assert life.with_attempt(first, DRIVER, "n1") is first
-    assert (life.attempt_of(first), life.attempt_of(moved)) == (life.Attempt(number=1, node="n1"), life.Attempt(number=2, node="n2"))
+    assert classic_lifecycle.with_attempt(first, DRIVER, "n1") is first
+    assert (classic_lifecycle.attempt_of(first), classic_lifecycle.attempt_of(moved)) == (
+        classic_lifecycle.Attempt(number=1, node="n1"),
+        classic_lifecycle.Attempt(number=2, node="n2"),
+    )
     assert moved.metadata["finalizers"] == first.metadata["finalizers"]
 
 
 def test_attempt_gets_a_new_number_after_a_deallocation() -> None:
     """What an older attempt left behind at a node is another operation than the next one's."""
-    allocated = life.with_allocation(life.with_attempt(_claim(), DRIVER, "n1"), DRIVER, RESULT, now=NOW)
-    cleared = life.deallocated(allocated)
+    allocated = classic_lifecycle.with_allocation(classic_lifecycle.with_attempt(_claim(), DRIVER, "n1"), DRIVER, RESULT, now=NOW)
+    cleared = classic_lifecycle.deallocated(allocated)
 
-    assert life.attempt_of(life.with_attempt(cleared, DRIVER, "n1")).number == 2
-    assert life.attempt_of(life.with_attempt(life.without_protection(cleared, DRIVER), DRIVER, "n1")).number == 2
-    assert life.deallocated(cleared) == cleared
+    assert classic_lifecycle.attempt_of(classic_lifecycle.with_attempt(cleared, DRIVER, "n1")).number == 2
+    assert (
+        classic_lifecycle.attempt_of(
+            classic_lifecycle.with_attempt(classic_lifecycle.without_protection(cleared, DRIVER), DRIVER, "n1")
+        ).number
+        == 2
+    )
+    assert classic_lifecycle.deallocated(cleared) == cleared
 
 
 def test_allocation_is_written_with_driver_and_user_at_once() -> None:
     """Between allocation and reservation nobody else may take the claim, so there is no between."""
-    done = life.with_allocation(life.with_attempt(_claim(), DRIVER, "n1"), DRIVER, RESULT, now=NOW, reserved_for=life.consumer_of(POD))
-    status = life.status_of(done)
+    done = classic_lifecycle.with_allocation(
+        classic_lifecycle.with_attempt(_claim(), DRIVER, "n1"), DRIVER, RESULT, now=NOW, reserved_for=classic_lifecycle.consumer_of(POD)
+    )
+    status = classic_lifecycle.status_of(done)
 
     assert (status.driver_name, status.allocation) == (DRIVER, RESULT)
-    assert life.is_reserved_for(status, POD)
+    assert classic_lifecycle.is_reserved_for(status, POD)
     assert check_status(status) == []
 
 
 def test_deallocation_clears_all_of_it_in_one_version() -> None:
     """Allocation, driver and request go together; the finalizer goes last, by a write of its own."""
-    done = life.with_deallocation_request(life.with_allocation(life.with_attempt(_claim(), DRIVER, "n1"), DRIVER, RESULT, now=NOW))
-    cleared = life.deallocated(done)
+    done = classic_lifecycle.with_deallocation_request(
+        classic_lifecycle.with_allocation(classic_lifecycle.with_attempt(_claim(), DRIVER, "n1"), DRIVER, RESULT, now=NOW)
+    )
+    cleared = classic_lifecycle.deallocated(done)
 
     assert done.status["deallocationRequested"] is True
     assert not {"allocation", "driverName", "deallocationRequested", "reservedFor"} & cleared.status.keys()
-    assert life.has_protection(cleared, DRIVER)
-    assert not life.has_protection(life.without_protection(cleared, DRIVER), DRIVER)
+    assert classic_lifecycle.has_protection(cleared, DRIVER)
+    assert not classic_lifecycle.has_protection(classic_lifecycle.without_protection(cleared, DRIVER), DRIVER)
 
 
 def test_reservation_of_a_claim_is_for_one_pod_unless_it_is_shareable() -> None:
     """A claim whose class does not share has one user at a time, and none while it is being taken back."""
-    alone = life.with_reservation(life.with_allocation(_claim(), DRIVER, RESULT, now=NOW), POD)
-    shared = life.with_allocation(_claim(), DRIVER, AllocationResult(shareable=True), now=NOW)
+    alone = classic_lifecycle.with_reservation(classic_lifecycle.with_allocation(_claim(), DRIVER, RESULT, now=NOW), POD)
+    shared = classic_lifecycle.with_allocation(_claim(), DRIVER, AllocationResult(shareable=True), now=NOW)
 
-    assert life.with_reservation(alone, POD) is alone
-    assert not life.is_free_for(life.status_of(alone), 32)
-    assert life.is_free_for(life.status_of(life.with_reservation(shared, POD)), 32)
-    assert not life.is_free_for(life.status_of(life.with_deallocation_request(shared)), 32)
-    assert not life.is_free_for(life.status_of(_claim()), 32)
+    assert classic_lifecycle.with_reservation(alone, POD) is alone
+    assert not classic_lifecycle.is_free_for(classic_lifecycle.status_of(alone), 32)
+    assert classic_lifecycle.is_free_for(classic_lifecycle.status_of(classic_lifecycle.with_reservation(shared, POD)), 32)
+    assert not classic_lifecycle.is_free_for(classic_lifecycle.status_of(classic_lifecycle.with_deallocation_request(shared)), 32)
+    assert not classic_lifecycle.is_free_for(classic_lifecycle.status_of(_claim()), 32)
 
 
 def test_reservations_of_gone_pods_are_dropped_and_the_last_asks_the_claim_back() -> None:
     """A delayed claim that nobody uses any more is deallocated; one that is kept stays allocated."""
-    alone = life.with_reservation(life.with_allocation(_claim(), DRIVER, RESULT, now=NOW), POD)
+    alone = classic_lifecycle.with_reservation(classic_lifecycle.with_allocation(_claim(), DRIVER, RESULT, now=NOW), POD)
 
-    asked = life.without_reservations(alone, frozenset({"pod-1"}), asks_back=True)
-    kept = life.without_reservations(alone, frozenset({"pod-1"}), asks_back=False)
+    asked = classic_lifecycle.without_reservations(alone, frozenset({"pod-1"}), asks_back=True)
+    kept = classic_lifecycle.without_reservations(alone, frozenset({"pod-1"}), asks_back=False)
 
     assert (asked.status.get("deallocationRequested"), "reservedFor" in asked.status) == (True, False)
     assert "deallocationRequested" not in kept.status
-    assert life.without_reservations(alone, frozenset({"other"}), asks_back=True) is alone
+    assert classic_lifecycle.without_reservations(alone, frozenset({"other"}), asks_back=True) is alone
 
 
 def test_allocation_is_read_as_a_structured_one_by_whoever_asks_what_is_held() -> None:
     """The gateway and the count of what is taken read one shape, whichever generation the claim is of."""
-    done = life.with_allocation(_claim(), DRIVER, RESULT, now=NOW)
+    done = classic_lifecycle.with_allocation(_claim(), DRIVER, RESULT, now=NOW)
     holdings = ClaimHoldings()
     holdings.put("c", done)
 
@@ -115,14 +127,16 @@ def test_handle_of_ours_is_refused_when_it_is_not_ours_to_have_written(data: str
     broken = AllocationResult(resource_handles=(ResourceHandle(driver_name=DRIVER, data=data),))
 
     with pytest.raises(ContractError, match=r"status\.allocation\.resourceHandles\[0\]\.data"):
-        as_structured(life.with_allocation(_claim(), DRIVER, broken, now=NOW))
+        as_structured(classic_lifecycle.with_allocation(_claim(), DRIVER, broken, now=NOW))
 
 
 def test_handle_of_another_driver_is_left_alone() -> None:
     """Only that driver understands it: to us the claim holds nothing."""
     other = AllocationResult(resource_handles=(ResourceHandle(driver_name="gpu.example.com", data="anything"),))
 
-    assert as_structured(life.with_allocation(_claim(), "gpu.example.com", other, now=NOW)).status["allocation"]["devices"] == {
+    assert as_structured(classic_lifecycle.with_allocation(_claim(), "gpu.example.com", other, now=NOW)).status["allocation"][
+        "devices"
+    ] == {
         "results": [],
         "config": [],
     }
@@ -130,9 +144,9 @@ def test_handle_of_another_driver_is_left_alone() -> None:
 
 def test_world_keeps_classic_claims_apart_from_structured_ones() -> None:
     """A keeper of one generation never sees the other's claims, and both count as holders."""
-    world = World()
+    world = StandaloneState()
     key = ObjectKey("resourceclaim", "default", "c")
-    world.put_object(key, Stored(1, life.with_allocation(_claim(), DRIVER, RESULT, now=NOW)))
+    world.put_object(key, Stored(1, classic_lifecycle.with_allocation(_claim(), DRIVER, RESULT, now=NOW)))
 
     assert ([one for one, _ in world.classic_claims()], world.claims()) == ([key], ())
 

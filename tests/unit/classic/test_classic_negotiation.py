@@ -7,11 +7,18 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from topobus.contracts.kubernetes.classic import PodSchedulingSpec
-from topobus.contracts.kubernetes.classic_handles import only_node
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.classic import negotiation
-from topobus.controller.core.classic.negotiation import Negotiate, PodClaimView, Ready, TakeBack, Wait, next_step
+from topobus.controller.classic.core import negotiation
+from topobus.controller.classic.core.negotiation import (
+    Negotiate,
+    PodClaimView,
+    Ready,
+    TakeBack,
+    Wait,
+    next_step,
+)
+from topobus.kubernetes.api.classic import PodSchedulingSpec
+from topobus.kubernetes.api.classic_handles import only_node
 
 NODES = ("n1", "n2", "n3")
 PENDING = PodClaimView("a", "claim-a", is_delayed=True)

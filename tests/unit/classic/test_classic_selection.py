@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.contracts.kubernetes.classic_parameters import DeviceSelector
-from topobus.controller.core.classic.selection import is_wanted
-from topobus.controller.core.selectors import DeviceFacts, Version
+from topobus.cel.seam import DeviceFacts, Version
+from topobus.controller.classic.core.selection import is_wanted
 from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.classic_parameters import DeviceSelector
 
 A100 = DeviceFacts(
     "gpu.topobus.dev",

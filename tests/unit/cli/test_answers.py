@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from topobus.cli.answers import answer_view, hint_table, summary
-from topobus.cli.output import THEME
+from topobus.cli.render.answers import answer_view, hint_table, summary
+from topobus.cli.render.output import THEME
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import ContainerPlacement, HintList, Placement, Reason, Refusal

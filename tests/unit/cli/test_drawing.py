@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from topobus.cli.drawing import draw_machine
-from topobus.cli.output import THEME
+from topobus.cli.render.machine_drawing import draw_machine
+from topobus.cli.render.output import THEME
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.idset import CpuSet, NodeSet

@@ -13,8 +13,8 @@ import pytest
 
 from topobus.cli.application import run
 from topobus.cli.exits import ExitCode, InputError
-from topobus.cli.input_files import read_bytes
-from topobus.cli.simulation import open_machine
+from topobus.cli.objects.input_files import read_bytes
+from topobus.cli.simulation.node import open_machine
 from topobus.domain.errors import ContractError
 
 COMMANDS = (
@@ -69,7 +69,7 @@ def test_manifest_is_refused_when_it_is_larger_than_a_manifest_may_be(tmp_path: 
 
 def test_read_bytes_takes_what_the_shell_hands_over() -> None:
     """A pipe of `<(…)` is read to its end; one without end is refused after the limit."""
-    command = "import sys; from pathlib import Path; from topobus.cli.input_files import read_bytes\n"
+    command = "import sys; from pathlib import Path; from topobus.cli.objects.input_files import read_bytes\n"
     command += "print(len(read_bytes(Path(sys.argv[1]), limit_bytes=10, next_step='')))"
     done = [
         subprocess.run(
@@ -112,7 +112,7 @@ def test_archive_is_refused_when_it_holds_more_than_files(kind: bytes, tmp_path:
 
 def test_archive_is_refused_when_it_unpacks_without_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros that pack to nothing are not unpacked: the size that the archive tells counts before the bytes are written."""
-    monkeypatch.setattr("topobus.cli.simulation._ARCHIVE_BYTES", 1 << 20)
+    monkeypatch.setattr("topobus.cli.simulation.node._ARCHIVE_BYTES", 1 << 20)
     path = tmp_path / "bomb.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
         for number in range(3):

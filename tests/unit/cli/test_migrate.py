@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from topobus.cli.application import run
-from topobus.contracts.kubernetes import parse_manifest
+from topobus.kubernetes.api import parse_manifest
 
 CLASS = """\
 apiVersion: resource.k8s.io/{version}

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from topobus.cli.describing import describe, view
 from topobus.cli.exits import UsageError
-from topobus.cli.kinds import kind_of, read_target
-from topobus.cli.output import THEME
-from topobus.cli.tables import age, object_table, state_of
+from topobus.cli.objects.kinds import kind_of, read_target
+from topobus.cli.render.description import describe, view
+from topobus.cli.render.output import THEME
+from topobus.cli.render.tables import age, object_table, state_of
 from topobus.contracts.messages import ApiObject, DecisionEvent
 from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import NodeSet

@@ -9,7 +9,7 @@ import pytest
 from topobus.cli.application import run
 from topobus.cli.exits import ExitCode
 from topobus.domain.errors import ConfigError
-from topobus.testing.machines import build
+from topobus.simulation.machines import build
 
 
 @pytest.fixture

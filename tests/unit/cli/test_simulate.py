@@ -98,7 +98,7 @@ def test_simulate_draws_the_machine_and_the_reasons_when_people_read(dgx: Path, 
 
 def test_simulate_reads_a_folder_and_its_archive_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A recorded tree is read as a folder and as an archive, and gives the same devices."""
-    from topobus.testing.machines import build
+    from topobus.simulation.machines import build
 
     root = tmp_path / "laptop"
     build("laptop", root)

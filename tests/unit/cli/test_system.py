@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.cli.state_folder import state_folder
+from topobus.cli.system.state_folder import state_folder
 from topobus.domain.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from topobus.testing.machines import build
+from topobus.simulation.machines import build
 
 
 @pytest.fixture(scope="module")

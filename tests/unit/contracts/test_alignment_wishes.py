@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.contracts.kubernetes import pod_request
-from topobus.contracts.kubernetes.wishes import Wishes, read_annotations, read_locality, read_parameters
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import Locality, LocalityLevel, Policy, Scope
+from topobus.kubernetes.api import pod_request
+from topobus.kubernetes.api.alignment_request import (
+    AlignmentRequest,
+    read_annotations,
+    read_locality,
+    read_parameters,
+)
 
 OWN = {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters"}
 
@@ -59,8 +64,8 @@ def test_wishes_are_the_same_when_a_claim_carries_them() -> None:
     """A claim's opaque parameters say the same in the same words; an empty one asks for nothing."""
     found = read_parameters({**OWN, "policy": "restricted", "locality": "hard:link"}, "claim c")
 
-    assert found == Wishes(policy=Policy.RESTRICTED, locality=read_locality("hard:link", "x"))
-    assert read_parameters(OWN, "claim c") == Wishes()
+    assert found == AlignmentRequest(policy=Policy.RESTRICTED, locality=read_locality("hard:link", "x"))
+    assert read_parameters(OWN, "claim c") == AlignmentRequest()
 
 
 @pytest.mark.parametrize(

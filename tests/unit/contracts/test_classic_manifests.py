@@ -7,10 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.contracts.kubernetes import admit, object_parts, parse_manifest
-from topobus.contracts.kubernetes.classic import AllocationResult, ClaimStatus, ConsumerReference, ResourceHandle, unfold_class
-from topobus.contracts.kubernetes.classic_limits import check_status
 from topobus.domain.errors import ContractError
+from topobus.kubernetes.api import admit, object_parts, parse_manifest
+from topobus.kubernetes.api.classic import (
+    AllocationResult,
+    ClaimStatus,
+    ConsumerReference,
+    ResourceHandle,
+    unfold_class,
+)
+from topobus.kubernetes.api.classic_limits import check_status
 
 CLASS = """\
 apiVersion: resource.k8s.io/v1alpha2

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.classic_migration import Migration, Severity, migrate
-from topobus.contracts.kubernetes.manifest import parse_some
+from topobus.kubernetes.api.classic_migration import Migration, Severity, migrate
+from topobus.kubernetes.api.manifest import parse_some
 
 CLASS = """
 ---

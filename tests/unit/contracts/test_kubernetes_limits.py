@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from topobus.contracts.kubernetes import resource as r
-from topobus.contracts.kubernetes.limits import (
+from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api import resource as r
+from topobus.kubernetes.api.limits import (
     check_allocation,
     check_claim,
     check_class,
@@ -17,8 +18,7 @@ from topobus.contracts.kubernetes.limits import (
     check_status,
     check_taint_rule,
 )
-from topobus.contracts.kubernetes.shape import Problem, read_as
-from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api.shape import Problem, read_as
 
 UUID = "123e4567-e89b-12d3-a456-42661417400"
 

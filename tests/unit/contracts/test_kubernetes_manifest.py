@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.contracts.kubernetes import admit, ask_deletion, object_parts, parse_manifest
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
+from topobus.kubernetes.api import (
+    admit,
+    ask_deletion,
+    object_parts,
+    parse_manifest,
+)
 
 POD = """\
 apiVersion: v1

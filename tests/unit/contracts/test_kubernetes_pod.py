@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes import pod_request
 from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.domain.request import ContainerKind, DeviceRequest, Policy, Scope
+from topobus.kubernetes.api import pod_request
 
 
 def _pod(resources: dict[str, Any], **metadata: Any) -> ApiObject:

@@ -9,11 +9,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from docpages.samples import (
+    MESSAGES,
+    file_stem,
+    sample,
+    variants,
+)
 
 from topobus.contracts import bounds
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import AdoptRequest, ApiObject
-from topobus.contracts.samples import MESSAGES, file_stem, sample, variants
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Holders

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from topobus.contracts.kubernetes.classic_state import node_allocation_state
 from topobus.domain.device import Device, Inventory
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.classic_state import node_allocation_state
 
 GPUS = Inventory(
     node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu", model="H100", capacity={"memory": 5}),)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.pod import PodSpec
-from topobus.contracts.kubernetes.pod_claims import check_pod_claims
-from topobus.contracts.kubernetes.shape import read_as
+from topobus.kubernetes.api.pod import PodSpec
+from topobus.kubernetes.api.pod_claims import check_pod_claims
+from topobus.kubernetes.api.shape import read_as
 
 
 def _spec(entries: list[dict[str, Any]], *uses: dict[str, Any]) -> PodSpec:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.contracts.kubernetes.limits import check_slice
-from topobus.contracts.kubernetes.resource import Pool, SliceSpec
-from topobus.contracts.kubernetes.slices import in_seconds, slice_device
 from topobus.domain.device import Device
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
+from topobus.kubernetes.api.limits import check_slice
+from topobus.kubernetes.api.resource import Pool, SliceSpec
+from topobus.kubernetes.api.slices import in_seconds, slice_device
 
 
 def test_taint_keeps_the_faults_time_when_a_device_is_sick() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from topobus.contracts.catalogue import STATES
-from topobus.contracts.render_nats import render_server
+from topobus.contracts.nats_permissions import render_server
 from topobus.contracts.streams import DifferenceKind, differences, stream_names, total_bytes, updated, wanted_streams
 
 _WANTED = {config["name"]: config for config in wanted_streams(1)}

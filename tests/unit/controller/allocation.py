@@ -6,17 +6,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from topobus.contracts.kubernetes.resource import (
+from topobus.cel.selector import CelCompiler
+from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.controller.allocation.values import (
+    Allocated,
+    AllocationInput,
+    ClaimToAllocate,
+    DeviceId,
+    Gate,
+    Mode,
+    Node,
+    Outcome,
+    Slice,
+    Usage,
+)
+from topobus.kubernetes.api.resource import (
     CelSelector,
     ClaimSpec,
     DeviceClassSpec,
     Selector,
     SliceSpec,
 )
-from topobus.contracts.kubernetes.shape import read_as
-from topobus.controller.cel import CelCompiler
-from topobus.controller.core.search import DEFAULT_STEP_BUDGET, allocate
-from topobus.controller.core.values import Allocated, AllocationInput, ClaimToAllocate, DeviceId, Gate, Mode, Node, Outcome, Slice, Usage
+from topobus.kubernetes.api.shape import read_as
 
 COMPILER = CelCompiler()
 NODE = "node-1"

@@ -6,17 +6,22 @@ import json
 
 import pytest
 
-from topobus.contracts.kubernetes import limits
-from topobus.contracts.kubernetes.resource import ClaimSpec, SliceSpec
-from topobus.contracts.kubernetes.shape import read_as
+from topobus.controller.allocation.node_table import NodeTable, Numbers
+from topobus.controller.allocation.pools import gather_pools
+from topobus.controller.allocation.values import (
+    ALL_GATES,
+    Allocated,
+    Mode,
+    Slice,
+)
 from topobus.controller.bench import main as bench_main
 from topobus.controller.bench.cases import Cluster, claim, puzzle_slices, puzzles, slices, taken_devices
 from topobus.controller.bench.drawing import draw_growth
 from topobus.controller.bench.measures import Bench, fill, solve
-from topobus.controller.core.columns import NodeTable, Numbers
-from topobus.controller.core.pools import gather_pools
-from topobus.controller.core.supply import node_of
-from topobus.controller.core.values import ALL_GATES, Allocated, Mode, Slice
+from topobus.controller.state.free_devices import node_of
+from topobus.kubernetes.api import limits
+from topobus.kubernetes.api.resource import ClaimSpec, SliceSpec
+from topobus.kubernetes.api.shape import read_as
 from topobus.testing import bench
 
 

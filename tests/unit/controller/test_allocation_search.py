@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.resource import DeviceClassSpec
-from topobus.contracts.kubernetes.shape import read_as
-from topobus.controller.core import search
-from topobus.controller.core.reasons import summarize
-from topobus.controller.core.search import allocate
-from topobus.controller.core.values import Allocated, AllocationInput, Fault, Gate, GaveUp, Mode, NoFit
+from topobus.controller.allocation import search
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.allocation.search import allocate
+from topobus.controller.allocation.values import (
+    Allocated,
+    AllocationInput,
+    Fault,
+    Gate,
+    GaveUp,
+    Mode,
+    NoFit,
+)
+from topobus.kubernetes.api.resource import DeviceClassSpec
+from topobus.kubernetes.api.shape import read_as
 from unit.controller.allocation import COMPILER, NODE, claim, device, devices_of, given, gpus, request, slice_of, solve
 
 ROOT = "resource.kubernetes.io/pcieRoot"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from topobus.controller.cel import compile_expression
-from topobus.controller.core.selectors import DeviceFacts, SelectorError
-from topobus.controller.expressions.checker import check
-from topobus.controller.expressions.environment import ENVIRONMENT, LIBRARIES
-from topobus.controller.expressions.macros import MACROS
-from topobus.controller.expressions.parser import parse
-from topobus.controller.expressions.tree import Call, Node, children
+from topobus.cel.checker import check
+from topobus.cel.environment import ENVIRONMENT, LIBRARIES
+from topobus.cel.macros import MACROS
+from topobus.cel.parser import parse
+from topobus.cel.seam import DeviceFacts, SelectorError
+from topobus.cel.selector import compile_expression
+from topobus.cel.tree import Call, Node, children
 
 ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \|$", re.MULTILINE)
 """A function of the reference page, and its example."""

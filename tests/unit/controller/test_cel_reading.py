@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from topobus.controller.cel import CelSelector, compile_expression
-from topobus.controller.core.selectors import DeviceFacts, Reads
+from topobus.cel.seam import DeviceFacts, Reads
+from topobus.cel.selector import CelSelector, compile_expression
 
 A = "device.attributes['d.io']"
 OWN = "device.attributes[device.driver]"

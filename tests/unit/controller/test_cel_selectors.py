@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.controller.cel import CelCompiler
-from topobus.controller.core.selectors import DeviceFacts, Reads, SelectorError, Version
+from topobus.cel.seam import (
+    DeviceFacts,
+    Reads,
+    SelectorError,
+    Version,
+)
+from topobus.cel.selector import CelCompiler
 from topobus.domain.quantity import Quantity
 
 DEVICE = DeviceFacts(

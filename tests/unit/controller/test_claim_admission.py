@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from topobus.contracts.catalogue import CLUSTER
-from topobus.contracts.kubernetes.resource import ClaimSpec
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
-from topobus.controller.classkeeper import judge
-from topobus.controller.core.admission import admin_problem, asks_admin, costly_selector
-from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.allocation.admission import admin_problem, asks_admin, costly_selector
+from topobus.controller.reconcilers.validate_classes import judge
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.kubernetes.api.resource import ClaimSpec
+from topobus.kubernetes.api.shape import read_as
 from unit.controller.allocation import COMPILER
 
 COSTLY = "[1, 2, 3, 4, 5, 6, 7, 8, 9, 10].all(a, " * 7 + "true" + ")" * 7
@@ -39,7 +39,7 @@ def spec(*exactly: dict[str, Any], alternatives: list[dict[str, Any]] | None = N
 )
 def test_admin_access_needs_the_namespaces_label(labels: dict[str, str], is_refused: bool) -> None:
     """A claim that asks for admin access is refused where its namespace does not allow it, and told the label."""
-    world = World()
+    world = StandaloneState()
     namespace = ApiObject(api_version="v1", kind="Namespace", metadata={"name": "ops", "labels": labels})
     world.put_object(ObjectKey("namespace", CLUSTER, "ops"), Stored(1, namespace))
 
@@ -55,7 +55,7 @@ def test_admin_access_needs_the_namespaces_label(labels: dict[str, str], is_refu
 def test_admin_access_is_nobodys_business_when_it_is_not_asked() -> None:
     """A claim without admin access, or with `false`, needs no label."""
     assert asks_admin(spec({}, {"adminAccess": False})) == ""
-    assert admin_problem(spec({}, {"adminAccess": False}), "ops", World().labels_of) is None
+    assert admin_problem(spec({}, {"adminAccess": False}), "ops", StandaloneState().labels_of) is None
 
 
 def test_selector_is_refused_when_it_may_cost_too_much() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from topobus.controller.core.answers import SHOWN_NODES, explain_nodes
-from topobus.controller.core.values import Fault, GaveUp, NoFit
+from topobus.controller.allocation.explanations import SHOWN_NODES, explain_nodes
+from topobus.controller.allocation.values import Fault, GaveUp, NoFit
 from topobus.domain.outcome import Reason
 
 FULL = NoFit((Reason(code="too-few-devices", message="node n: found 0"), Reason(code="device-in-use", message="3 devices: held")), 1)

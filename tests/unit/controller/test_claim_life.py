@@ -6,21 +6,21 @@ import msgspec
 import pytest
 
 from topobus.contracts.codec import encode
-from topobus.contracts.kubernetes.resource import (
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.values import DeviceId, PoolId
+from topobus.controller.claims import lifecycle
+from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.state.holdings import ClaimHoldings
+from topobus.domain.errors import ContractError
+from topobus.domain.quantity import Quantity
+from topobus.domain.request import DeviceRequest, Policy
+from topobus.kubernetes.api.resource import (
     AllocationResult,
     DevicesAllocated,
     GrantedConfiguration,
     GrantedDevice,
     OpaqueConfiguration,
 )
-from topobus.contracts.messages import ApiObject
-from topobus.controller.core import claims
-from topobus.controller.core.claims import Attempt
-from topobus.controller.core.holdings import ClaimHoldings
-from topobus.controller.core.values import DeviceId, PoolId
-from topobus.domain.errors import ContractError
-from topobus.domain.quantity import Quantity
-from topobus.domain.request import DeviceRequest, Policy
 
 CLAIM = ApiObject(
     api_version="resource.k8s.io/v1",
@@ -49,31 +49,31 @@ ATTEMPT = Attempt(number=3, node="n1", allocation=ALLOCATION)
 
 def test_attempt_is_read_back_when_it_was_written() -> None:
     """Whoever finds the claim after a crash reads the very attempt, and the claim is protected meanwhile."""
-    tried = claims.with_attempt(CLAIM, ATTEMPT)
+    tried = lifecycle.with_attempt(CLAIM, ATTEMPT)
 
-    assert claims.attempt_of(tried) == ATTEMPT
-    assert claims.number_of(tried) == 3
+    assert lifecycle.attempt_of(tried) == ATTEMPT
+    assert lifecycle.number_of(tried) == 3
     assert tried.metadata["finalizers"] == ["resource.kubernetes.io/delete-protection"]
-    assert claims.with_attempt(tried, ATTEMPT) == tried
+    assert lifecycle.with_attempt(tried, ATTEMPT) == tried
 
 
 def test_attempt_keeps_its_number_when_it_is_dropped() -> None:
     """The next attempt gets another number, so another operation at the node."""
-    dropped = claims.without_attempt(claims.with_attempt(CLAIM, ATTEMPT))
+    dropped = lifecycle.without_attempt(lifecycle.with_attempt(CLAIM, ATTEMPT))
 
-    assert claims.attempt_of(dropped) is None
-    assert claims.number_of(dropped) == 3
-    assert claims.is_finished(dropped)
+    assert lifecycle.attempt_of(dropped) is None
+    assert lifecycle.number_of(dropped) == 3
+    assert lifecycle.is_finished(dropped)
 
 
 def test_allocation_ends_the_attempt_when_it_is_written() -> None:
     """The status has the result and the time; the protection stays."""
-    done = claims.with_allocation(claims.with_attempt(CLAIM, ATTEMPT), ALLOCATION, now="2026-01-01T00:00:00Z")
+    done = lifecycle.with_allocation(lifecycle.with_attempt(CLAIM, ATTEMPT), ALLOCATION, now="2026-01-01T00:00:00Z")
 
-    assert claims.attempt_of(done) is None
-    assert claims.status_of(done).allocation == msgspec.structs.replace(ALLOCATION, allocation_timestamp="2026-01-01T00:00:00Z")
+    assert lifecycle.attempt_of(done) is None
+    assert lifecycle.status_of(done).allocation == msgspec.structs.replace(ALLOCATION, allocation_timestamp="2026-01-01T00:00:00Z")
     assert done.status["conditions"][0]["status"] == "True"
-    assert not claims.is_finished(done)
+    assert not lifecycle.is_finished(done)
 
 
 def test_holdings_count_attempts_but_not_admin_access() -> None:
@@ -81,11 +81,11 @@ def test_holdings_count_attempts_but_not_admin_access() -> None:
     holdings = ClaimHoldings()
 
     taken = {PoolId(one.driver, "n1") for one in ALLOCATION.devices.results if not one.admin_access}
-    assert holdings.put("k", claims.with_attempt(CLAIM, ATTEMPT)) == (taken, frozenset())
+    assert holdings.put("k", lifecycle.with_attempt(CLAIM, ATTEMPT)) == (taken, frozenset())
     assert sorted(one.device for one in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
     assert holdings.holders(["n2"], except_uids=()) == {}
     assert holdings.holders(["n1"], except_uids=("u-1",)) == {}
-    assert holdings.put("k", claims.with_allocation(CLAIM, ALLOCATION, now="t")) == (frozenset(), frozenset())
+    assert holdings.put("k", lifecycle.with_allocation(CLAIM, ALLOCATION, now="t")) == (frozenset(), frozenset())
     assert holdings.put("k", None) == (taken, taken)
     assert holdings.holders(["n1"], except_uids=()) == {}
 
@@ -96,7 +96,7 @@ def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
     for uid in ("a", "b"):
         granted = _granted("net.example.com", "big", shareID=uid, consumedCapacity={"memory": "2Gi"})
         one = msgspec.structs.replace(CLAIM, metadata=CLAIM.metadata | {"uid": uid})
-        holdings.put(uid, claims.with_allocation(one, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t"))
+        holdings.put(uid, lifecycle.with_allocation(one, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t"))
 
     device = DeviceId("net.example.com", "n1", "big")
     assert holdings.consumed(["n1"], except_uids=()) == {device: {"memory": Quantity.parse("4Gi")}}
@@ -106,7 +106,7 @@ def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
 
 def test_placement_request_names_exactly_our_devices_of_the_node() -> None:
     """The node is asked for these devices and no others, whatever its own policy; foreign drivers are not its business."""
-    request = claims.placement_request(CLAIM, ALLOCATION, "n1")
+    request = lifecycle.placement_request(CLAIM, ALLOCATION, "n1")
 
     assert request is not None
     assert request.policy is Policy.NONE
@@ -114,28 +114,28 @@ def test_placement_request_names_exactly_our_devices_of_the_node() -> None:
         DeviceRequest(device_class="gpu", count=2, names=("gpu-0", "gpu-1")),
         DeviceRequest(device_class="nic", count=1, names=("nic-0",), is_shared=True),
     )
-    assert claims.placement_request(CLAIM, ALLOCATION, "elsewhere") is None
+    assert lifecycle.placement_request(CLAIM, ALLOCATION, "elsewhere") is None
 
 
 def test_condition_keeps_its_time_when_only_the_reason_changes() -> None:
     """The transition time is when the status changed, as in Kubernetes; conditions of others stay."""
     foreign = ApiObject(api_version="v1", kind="ResourceClaim", metadata={"name": "c"}, status={"conditions": [{"type": "Other"}]})
 
-    first = claims.with_condition(foreign, is_true=False, reason="A", message="a", now="t1")
-    second = claims.with_condition(first, is_true=False, reason="B", message="b" * 5000, now="t2")
+    first = lifecycle.with_condition(foreign, is_true=False, reason="A", message="a", now="t1")
+    second = lifecycle.with_condition(first, is_true=False, reason="B", message="b" * 5000, now="t2")
 
     assert [one["type"] for one in second.status["conditions"]] == ["Other", "Allocated"]
     assert second.status["conditions"][1]["lastTransitionTime"] == "t1"
     assert len(second.status["conditions"][1]["message"]) == 4096
-    assert claims.has_condition(second, reason="B", message="b" * 5000)
-    assert not claims.has_condition(second, reason="B", message="b")
+    assert lifecycle.has_condition(second, reason="B", message="b" * 5000)
+    assert not lifecycle.has_condition(second, reason="B", message="b")
 
 
 def test_share_ids_are_the_same_when_made_again() -> None:
     """A share id is a UUID that follows from the claim, so a retry writes the same."""
     shared = AllocationResult(devices=DevicesAllocated(results=(_granted("gpu.topobus.dev", "gpu-0", shareID="SHARE-0"),)))
 
-    one, again, other = (claims.with_uuids(shared, uid) for uid in ("u", "u", "v"))
+    one, again, other = (lifecycle.with_uuids(shared, uid) for uid in ("u", "u", "v"))
 
     assert one == again != other
     assert len(one.devices.results[0].share_id or "") == 36
@@ -154,7 +154,7 @@ def test_read_claim_says_what_is_wrong_when_nobody_checked_it(metadata: dict[str
     one = ApiObject(api_version="v1", kind="ResourceClaim", metadata=metadata, spec=spec)
 
     with pytest.raises(ContractError, match=wanted):
-        claims.read_claim(one)
+        lifecycle.read_claim(one)
 
 
 def test_attempt_has_the_claims_own_configuration_once() -> None:
@@ -166,16 +166,16 @@ def test_attempt_has_the_claims_own_configuration_once() -> None:
     claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
     own = [
         GrantedConfiguration(source="FromClaim", requests=one.requests, opaque=one.opaque)
-        for one in claims.read_claim(claim).devices.config
+        for one in lifecycle.read_claim(claim).devices.config
     ]
     of_class = GrantedConfiguration(source="FromClass", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"a": 1}))
     told = GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"mates": 2}))
     devices = msgspec.structs.replace(ALLOCATION.devices, config=(of_class, *own, told))
     attempt = msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices))
 
-    tried = claims.with_attempt(claim, attempt)
+    tried = lifecycle.with_attempt(claim, attempt)
 
-    assert claims.attempt_of(tried) == attempt
+    assert lifecycle.attempt_of(tried) == attempt
     assert len(encode(tried)) < len(encode(claim)) + 4_000
 
 
@@ -185,7 +185,7 @@ def test_attempt_is_refused_when_the_configuration_that_it_means_is_gone() -> No
     claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
     own = GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"n": 1}))
     devices = msgspec.structs.replace(ALLOCATION.devices, config=(own,))
-    tried = claims.with_attempt(claim, msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices)))
+    tried = lifecycle.with_attempt(claim, msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices)))
 
     with pytest.raises(ContractError, match="does not have"):
-        claims.attempt_of(msgspec.structs.replace(tried, spec=CLAIM.spec))
+        lifecycle.attempt_of(msgspec.structs.replace(tried, spec=CLAIM.spec))

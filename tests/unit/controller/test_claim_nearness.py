@@ -8,21 +8,27 @@ import msgspec
 import pytest
 
 from support.alignment_nodes import dgx_facts
-from topobus.contracts.kubernetes import admit
-from topobus.contracts.kubernetes.resource import ClaimSpec, DeviceClassSpec
-from topobus.contracts.kubernetes.shape import read_as
-from topobus.contracts.kubernetes.wishes import Wishes
+from topobus.cel.selector import CelCompiler
 from topobus.contracts.messages import ApiObject
-from topobus.controller.cel import CelCompiler
-from topobus.controller.core.claims import owner_of, placement_request, read_claim
-from topobus.controller.core.nearness import Wished, allocate_near, read_wishes
-from topobus.controller.core.search import allocate
-from topobus.controller.core.values import Allocated, Fault, GaveUp, NoFit, Outcome
-from topobus.controller.core.world import World
+from topobus.controller.allocation.search import allocate
+from topobus.controller.allocation.values import (
+    Allocated,
+    Fault,
+    GaveUp,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims.lifecycle import owner_of, placement_request, read_claim
+from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Link, LinkClass
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.request import Locality, LocalityLevel, Owner, OwnerKind, Policy, Scope
+from topobus.kubernetes.api import admit
+from topobus.kubernetes.api.alignment_request import AlignmentRequest
+from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec
+from topobus.kubernetes.api.shape import read_as
 
 COMPILER = CelCompiler()
 NODE = "demo-node"
@@ -46,10 +52,10 @@ def claim(wanted: dict[str, int], *config: dict[str, Any], name: str = "c") -> A
     return admit(one, uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
 
 
-def world(**held: tuple[str, ...]) -> World:
+def world(**held: tuple[str, ...]) -> StandaloneState:
     """The demo node, with these devices held by somebody else."""
     machine, inventories = dgx_facts()
-    made = World()
+    made = StandaloneState()
     made.put_machine(machine)
     for one in inventories.values():
         made.put_inventory(one)
@@ -60,10 +66,10 @@ def world(**held: tuple[str, ...]) -> World:
     return made
 
 
-def solve(there: World, *wanted: ApiObject, step_budget: int = 10_000) -> Outcome:
+def solve(there: StandaloneState, *wanted: ApiObject, step_budget: int = 10_000) -> Outcome:
     """Allocate these claims together."""
     specs = [(one, read_claim(one)) for one in wanted]
-    wished = [Wished(one, read_wishes(spec, "claim")) for one, spec in specs]
+    wished = [AlignedClaims(one, read_wishes(spec, "claim")) for one, spec in specs]
     return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, step_budget=step_budget)
 
 
@@ -222,7 +228,7 @@ def test_search_ends_when_nobody_waits_for_it_any_more() -> None:
     """An abandoned search stops before the next place and claims no result."""
     there, one = world(), claim({"gpu": 1}, entry(locality="hard:numa"))
     spec = read_claim(one)
-    wished = [Wished(one, read_wishes(spec, "claim"))]
+    wished = [AlignedClaims(one, read_wishes(spec, "claim"))]
 
     outcome = allocate_near(there.input_for(NODE, [(one, spec)]), wished, there.view_of(NODE), COMPILER, is_abandoned=lambda: True)
 
@@ -268,9 +274,9 @@ def test_wishes_are_refused_with_their_path_when_nobody_can_read_them(config: li
 
 def test_wishes_are_read_for_topobus_and_for_a_class_and_not_for_others() -> None:
     """Parameters of other drivers, and of other kinds for a class of ours, are theirs."""
-    numa = Wishes(locality=(Locality(level=LocalityLevel.NUMA),))
+    numa = AlignmentRequest(locality=(Locality(level=LocalityLevel.NUMA),))
 
-    def read(*config: dict[str, Any]) -> Wishes | None:
+    def read(*config: dict[str, Any]) -> AlignmentRequest | None:
         return read_wishes(read_claim(claim({"gpu": 1}, *config)), "claim")
 
     assert (read(entry(locality="hard:numa")), read(entry("gpu.topobus.dev", locality="hard:numa"))) == (numa, numa)

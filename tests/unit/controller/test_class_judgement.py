@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from topobus.cel.selector import CelCompiler
 from topobus.contracts.messages import ApiObject
-from topobus.controller.cel import CelCompiler
-from topobus.controller.classkeeper import judge
+from topobus.controller.reconcilers.validate_classes import judge
 
 
 def selector(expression: str) -> dict[str, Any]:

@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.cluster.api import CLAIMS, CLASSES, NODES, TAINT_RULES, Kind, Plain
-from topobus.controller.cluster.informers import Informer, Key
-from topobus.controller.cluster.kubernetes import KubernetesApi
 from topobus.controller.config import ClusterSettings, ControllerSettings, check
+from topobus.controller.store.api import (
+    CLAIMS,
+    CLASSES,
+    NODES,
+    TAINT_RULES,
+    Kind,
+    Plain,
+)
+from topobus.controller.store.informers import Informer, Key
+from topobus.controller.store.kubernetes_api import KubernetesApi
 from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable
 from topobus.runtime.clock import SystemClock
 from topobus.testing.apiserver import ApiServerSimulator

@@ -6,21 +6,38 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, DevicesAllocated, GrantedDevice, SliceSpec
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core import gated
-from topobus.controller.core.cluster_objects import downgraded_claim, has_gate, is_over, read_object, version_of
-from topobus.controller.core.cluster_world import ClusterWorld
-from topobus.controller.core.gated import GateAttempt
-from topobus.controller.core.node_fit import node_facts, preference_of, read_placing, why_not
-from topobus.controller.core.node_room import NodeRoom, requests_of
-from topobus.controller.core.scheduling_objects import PodRef, with_reservation
-from topobus.controller.core.values import DeviceId
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.claims import gated_claims
+from topobus.controller.claims.gated_claims import GateAttempt
+from topobus.controller.claims.reservations import PodRef, with_reservation
+from topobus.controller.scheduling.node_fit import (
+    node_facts,
+    preference_of,
+    read_placing,
+    why_not,
+)
+from topobus.controller.scheduling.node_resources import NodeResources, requests_of
+from topobus.controller.state.cluster_objects import (
+    downgraded_claim,
+    has_gate,
+    is_over,
+    read_object,
+    version_of,
+)
+from topobus.controller.state.cluster_state import ClusterState
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
-from topobus.testing.apiserver_shapes import merge
+from topobus.kubernetes.api.resource import (
+    AllocationResult,
+    ClaimSpec,
+    DevicesAllocated,
+    GrantedDevice,
+    SliceSpec,
+)
+from topobus.kubernetes.api.shape import read_as
+from topobus.testing.apiserver.shapes import merge
 
 POD = PodRef("default", "p", "uid-p")
 
@@ -49,10 +66,10 @@ def plain_claim(name: str, version: int, *, devices: tuple[str, ...] = (), note:
         "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]}},
     }
     if note is not None:
-        one = merge(one, gated.intent_patch(read_again("ResourceClaim", one), note))
+        one = merge(one, gated_claims.intent_patch(read_again("ResourceClaim", one), note))
         one["metadata"]["resourceVersion"] = str(version)
     if devices:
-        patch = gated.allocation_patch(read_again("ResourceClaim", one), allocation(*devices), POD, now="2026-01-01T00:00:00Z")
+        patch = gated_claims.allocation_patch(read_again("ResourceClaim", one), allocation(*devices), POD, now="2026-01-01T00:00:00Z")
         assert isinstance(patch, dict)
         one = merge(one, patch)
         one["metadata"]["resourceVersion"] = str(version)
@@ -204,12 +221,12 @@ def test_preferred_affinity_adds_up_weights() -> None:
 def test_patches_allocate_and_take_back_without_a_trace() -> None:
     """Intent, allocation, deallocation and withdrawal leave the claim as it was, but for the count of attempts; each is bound to the version it was made on."""
     first = plain_claim("c", 7)
-    intended = merge(first, gated.intent_patch(read_again("ResourceClaim", first), note()))
-    patch = gated.allocation_patch(read_again("ResourceClaim", intended), allocation("d0"), POD, now="2026-01-01T00:00:00Z")
+    intended = merge(first, gated_claims.intent_patch(read_again("ResourceClaim", first), note()))
+    patch = gated_claims.allocation_patch(read_again("ResourceClaim", intended), allocation("d0"), POD, now="2026-01-01T00:00:00Z")
     assert isinstance(patch, dict)
     allocated = merge(intended, patch)
-    freed = merge(allocated, gated.deallocation_patch(read_again("ResourceClaim", allocated)))
-    last = merge(freed, gated.withdrawal_patch(read_again("ResourceClaim", freed)))
+    freed = merge(allocated, gated_claims.deallocation_patch(read_again("ResourceClaim", allocated)))
+    last = merge(freed, gated_claims.withdrawal_patch(read_again("ResourceClaim", freed)))
 
     assert patch["metadata"] == {"uid": "uid-c", "resourceVersion": "7"}
     assert intended["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
@@ -226,27 +243,27 @@ def test_claim_is_full_for_patches_as_it_is_for_versions() -> None:
     stored = read_again("ResourceClaim", full)
     among = PodRef("default", "p7", "u7")
 
-    assert isinstance(gated.reservation_patch(stored, POD), Reason)
-    assert gated.reservation_patch(stored, POD) == with_reservation(stored, POD)
-    assert gated.allocation_patch(stored, allocation("d0"), POD, now="2026-01-01T00:00:00Z") == with_reservation(stored, POD)
-    assert isinstance(gated.reservation_patch(stored, among), dict)
+    assert isinstance(gated_claims.reservation_patch(stored, POD), Reason)
+    assert gated_claims.reservation_patch(stored, POD) == with_reservation(stored, POD)
+    assert gated_claims.allocation_patch(stored, allocation("d0"), POD, now="2026-01-01T00:00:00Z") == with_reservation(stored, POD)
+    assert isinstance(gated_claims.reservation_patch(stored, among), dict)
 
 
 def test_gate_patch_leaves_the_gates_of_others() -> None:
     """Only our gate goes."""
     spec = {"schedulingGates": [{"name": "a"}, {"name": "topobus.dev/allocation"}, {"name": "b"}]}
 
-    assert gated.gate_patch(read("Pod", spec=spec))["spec"] == {"schedulingGates": [{"name": "a"}, {"name": "b"}]}
+    assert gated_claims.gate_patch(read("Pod", spec=spec))["spec"] == {"schedulingGates": [{"name": "a"}, {"name": "b"}]}
 
 
 def test_condition_is_not_written_again_when_it_says_the_same() -> None:
     """The same words are no news; another status moves the time, another message does not."""
     plain = {"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {"schedulingGates": [{"name": "g"}]}, "status": {}}
-    first = gated.condition_patch(read_again("Pod", plain), is_true=False, reason="DoesNotFit", message="no", now="t1")
+    first = gated_claims.condition_patch(read_again("Pod", plain), is_true=False, reason="DoesNotFit", message="no", now="t1")
     assert first is not None
     told = read_again("Pod", merge(plain, first))
-    again = gated.condition_patch(told, is_true=False, reason="DoesNotFit", message="no", now="t2")
-    other = gated.condition_patch(told, is_true=False, reason="DoesNotFit", message="still not", now="t2")
+    again = gated_claims.condition_patch(told, is_true=False, reason="DoesNotFit", message="no", now="t2")
+    other = gated_claims.condition_patch(told, is_true=False, reason="DoesNotFit", message="still not", now="t2")
 
     assert again is None
     assert other is not None
@@ -255,7 +272,7 @@ def test_condition_is_not_written_again_when_it_says_the_same() -> None:
 
 def test_world_counts_intents_and_allocations_as_taken() -> None:
     """A device that is about to be somebody's is nobody else's; late news of an older version changes nothing."""
-    world = ClusterWorld()
+    world = ClusterState()
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}, {"name": "d1"}]}
     world.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
@@ -272,7 +289,7 @@ def test_world_counts_intents_and_allocations_as_taken() -> None:
 
 def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() -> None:
     """After somebody took an allocation back the note counts until it is withdrawn, for another replica may act on it; the node is to be told."""
-    world = ClusterWorld()
+    world = ClusterState()
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}]}
     world.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
@@ -289,7 +306,7 @@ def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() 
 
 def test_world_finds_devices_that_two_claims_have() -> None:
     """Two claims with one whole device are a double allocation; a share or an administrator's look is none."""
-    world = ClusterWorld()
+    world = ClusterState()
     world.put("ResourceClaim", "v1", plain_claim("a", 3, devices=("d0", "d1")))
     world.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
     looking = plain_claim("c", 5, devices=("d0",))
@@ -330,7 +347,7 @@ def test_pods_requests_add_up_as_the_scheduler_counts_them(spec: dict[str, Any],
 
 def test_room_follows_pods_as_they_come_and_go() -> None:
     """Bound pods take room, ended and deleted ones give it back; a node that says nothing has room for anything."""
-    room = NodeRoom()
+    room = NodeResources()
     room.put_node("n1", {"cpu": "4", "pods": "2"})
     bound = {"spec": {"nodeName": "n1", "containers": [container("3")]}}
     asked = requests_of({"containers": [container("2")]})

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from topobus.controller.allocation.values import Gate
 from topobus.controller.conformance import check, read_case
-from topobus.controller.core.values import Gate
 
 
 def _case(**fields: Any) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core import claims
-from topobus.controller.core.claims import read_claim
-from topobus.controller.core.pods import claim_from_template, owner_pod_uid, wanted_claims
-from topobus.controller.core.values import Allocated, AllocationInput, Fault
-from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.allocation.values import Allocated, AllocationInput, Fault
+from topobus.controller.claims import lifecycle
+from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet, NodeSet
@@ -31,19 +31,19 @@ def _claim(name: str, count: int = 1, **metadata: Any) -> ApiObject:
     )
 
 
-def _world(*nodes: str) -> World:
-    world = World()
+def _world(*nodes: str) -> StandaloneState:
+    world = StandaloneState()
     for node in nodes:
         devices = tuple(Device(name=f"gpu-{index}", device_class="gpu") for index in range(4))
         world.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=devices))
     return world
 
 
-def _put(world: World, one: ApiObject, revision: int = 1) -> None:
+def _put(world: StandaloneState, one: ApiObject, revision: int = 1) -> None:
     world.put_object(ObjectKey(one.kind.lower(), "default", one.metadata["name"]), Stored(revision, one))
 
 
-def _input(world: World, one: ApiObject, node: str = "n1") -> AllocationInput:
+def _input(world: StandaloneState, one: ApiObject, node: str = "n1") -> AllocationInput:
     return world.input_for(node, [(one, read_claim(one))])
 
 
@@ -78,7 +78,7 @@ def test_world_counts_ledger_and_attempts_of_others_as_taken() -> None:
     other = _claim("other")
     outcome = solve(_input(world, other))
     assert isinstance(outcome, Allocated)
-    _put(world, claims.with_attempt(other, claims.Attempt(number=1, node="n1", allocation=outcome.results[0])))
+    _put(world, lifecycle.with_attempt(other, lifecycle.Attempt(number=1, node="n1", allocation=outcome.results[0])))
 
     assert _devices(_input(world, _claim("mine"))) == ["gpu-2"]
 
@@ -87,7 +87,7 @@ def test_world_gives_a_claim_what_it_holds_already_when_it_was_interrupted() -> 
     """A claim that holds devices in the ledger gets exactly those, on that node, and no others."""
     world = _world("n1", "n2")
     mine = _claim("mine", count=2)
-    world.put_ledger(_ledger(claims.owner_of(mine), "gpu-1", "gpu-3"))
+    world.put_ledger(_ledger(lifecycle.owner_of(mine), "gpu-1", "gpu-3"))
 
     assert world.nodes_for(mine) == ("n1",)
     assert _devices(_input(world, mine)) == ["gpu-1", "gpu-3"]
@@ -117,7 +117,7 @@ def test_world_keeps_a_pods_claims_on_one_node() -> None:
     assert isinstance(outcome, Allocated)
     assert [[one.device for one in result.devices.results] for result in outcome.results] == [["gpu-0"], ["gpu-1"]]
 
-    _put(world, claims.with_allocation(first, outcome.results[0], now="t"), revision=2)
+    _put(world, lifecycle.with_allocation(first, outcome.results[0], now="t"), revision=2)
     assert world.nodes_for(second) == ("n2",)
     assert world.nodes_for(_claim("stranger")) == ("n1", "n2")
     world.drop_object(ObjectKey("pod", "default", "p"))
@@ -135,7 +135,7 @@ def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> Non
     one = _claim("one")
     outcome = solve(_input(world, one))
     assert isinstance(outcome, Allocated)
-    _put(world, claims.with_allocation(one, outcome.results[0], now="t"))
+    _put(world, lifecycle.with_allocation(one, outcome.results[0], now="t"))
     assert (world.freedom_of("n1"), world.supply) == (start, supply)
 
     world.put_ledger(_ledger(owner))
@@ -197,7 +197,7 @@ def _machine(*nodes: int) -> Machine:
 
 def test_world_gives_nobody_a_device_on_a_node_that_the_machine_lacks() -> None:
     """A device of a node that nobody has is set aside by itself, and is back as soon as discovery tells of the node."""
-    world = World()
+    world = StandaloneState()
     devices = (
         Device(name="gpu-0", device_class="gpu", numa_nodes=NodeSet(1)),
         Device(name="gpu-1", device_class="gpu", numa_nodes=NodeSet(0)),

@@ -10,9 +10,18 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.resource import DeviceClassSpec
-from topobus.controller.core.values import ALL_GATES, Allocated, AllocationInput, DeviceId, Gate, Mode, Outcome, Usage
+from topobus.controller.allocation.values import (
+    ALL_GATES,
+    Allocated,
+    AllocationInput,
+    DeviceId,
+    Gate,
+    Mode,
+    Outcome,
+    Usage,
+)
 from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.resource import DeviceClassSpec
 from unit.controller.allocation import NODE, claim, device, gpus, request, slice_of, solve
 from unit.controller.allocation import given as put_together
 

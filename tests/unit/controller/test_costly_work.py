@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from topobus.controller.core.costly import CostlyWork
+from topobus.controller.state.costly_work import CostlyWork
 
 
 class Freed:

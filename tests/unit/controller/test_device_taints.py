@@ -9,17 +9,22 @@ import pytest
 from hypothesis import given as for_all
 from hypothesis import strategies as st
 
-from topobus.contracts.kubernetes.resource import AllocationResult, Taint
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.claims import read_claim
-from topobus.controller.core.eviction import next_eviction, rule_condition
-from topobus.controller.core.taints import RuleTaint, TaintBook, read_rule
-from topobus.controller.core.values import Allocated, DeviceId, NoFit, Outcome
-from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.allocation.values import (
+    Allocated,
+    DeviceId,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims.eviction import next_eviction, rule_condition
+from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.taint_index import RuleTaint, TaintIndex, read_rule
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.health import DeviceHealth, HealthState
+from topobus.kubernetes.api.resource import AllocationResult, Taint
+from topobus.kubernetes.api.shape import read_as
 from unit.controller.allocation import device, gpus, slice_of, solve
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -49,21 +54,21 @@ def claim(*tolerations: dict[str, Any]) -> ApiObject:
     )
 
 
-def world(*, health: HealthState = HealthState.HEALTHY) -> World:
+def world(*, health: HealthState = HealthState.HEALTHY) -> StandaloneState:
     """Make a world of one node with two GPUs, of which the first is as said."""
-    made = World()
+    made = StandaloneState()
     sick = DeviceHealth(state=health, since="2026-01-01T00:00:00Z")
     devices = (Device(name="gpu-0", device_class="gpu", health=sick), Device(name="gpu-1", device_class="gpu"))
     made.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=devices))
     return made
 
 
-def put_rule(made: World, one: ApiObject) -> None:
+def put_rule(made: StandaloneState, one: ApiObject) -> None:
     """Store a rule."""
     made.put_object(ObjectKey("devicetaintrule", "cluster", one.metadata["name"]), Stored(1, one))
 
 
-def outcome(made: World, *tolerations: dict[str, Any]) -> Outcome:
+def outcome(made: StandaloneState, *tolerations: dict[str, Any]) -> Outcome:
     """Allocate one GPU."""
     one = claim(*tolerations)
     return solve(made.input_for("n1", [(one, read_claim(one))]))
@@ -251,7 +256,7 @@ def test_taint_book_is_the_same_in_any_order_of_rules(rules: list[tuple[str, str
     slices = (slice_of(gpus(2)), slice_of([device("dev-9")], driver="nic"))
     stored = {name: read_rule(rule(name, selector={} if meant is None else {"device": meant}, value=name)) for name, meant in rules}
     names = sorted(stored)
-    one, other = TaintBook(), TaintBook()
+    one, other = TaintIndex(), TaintIndex()
     seen = one.put((0, "s"), slices)
     for name in names:
         seen = one.put_rule(name, stored[name]).get((0, "s"), seen)

@@ -6,14 +6,20 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.limits import check_claim
-from topobus.contracts.kubernetes.resource import ClaimSpec
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.extended import ClassName, claim_of_pod, class_for, extended_claim, with_extended_status
-from topobus.controller.core.pods import claim_names, owner_pod_uid
-from topobus.controller.core.scheduling_objects import claim_uses
+from topobus.controller.claims.extended_resources import (
+    ClassName,
+    claim_of_pod,
+    class_for,
+    extended_claim,
+    with_extended_status,
+)
+from topobus.controller.claims.reservations import claim_uses
+from topobus.controller.claims.templates import claim_names, owner_pod_uid
 from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.limits import check_claim
+from topobus.kubernetes.api.resource import ClaimSpec
+from topobus.kubernetes.api.shape import read_as
 
 CLASSES = [
     ClassName("gpu", "example.com/gpu", "2026-01-01T00:00:00Z"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.contracts.kubernetes.slice_limits import is_version
-from topobus.controller.cel import compile_expression
-from topobus.controller.core.selectors import DeviceFacts, SelectorError
-from topobus.controller.semver import SemanticVersion
+from topobus.cel.seam import DeviceFacts, SelectorError
+from topobus.cel.selector import compile_expression
+from topobus.cel.semantic_version import SemanticVersion
 from topobus.domain.idset import CpuSet
 from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.slice_limits import is_version
 
 FULL_WIDTH = "\uff11"
 ARABIC = "\u0661"

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from topobus.cel.selector import CelCompiler
 from topobus.contracts.messages import ApiObject
-from topobus.controller import searching
-from topobus.controller.cel import CelCompiler
+from topobus.controller.allocation.admission import has_heavy_selector
+from topobus.controller.allocation.explanations import explain_nodes
+from topobus.controller.allocation.values import Allocated, Fault, GaveUp
+from topobus.controller.claims.lifecycle import read_claim
 from topobus.controller.config import ControllerSettings
-from topobus.controller.core.admission import has_heavy_selector
-from topobus.controller.core.answers import explain_nodes
-from topobus.controller.core.claims import read_claim
-from topobus.controller.core.values import Allocated, Fault, GaveUp
-from topobus.controller.core.world import ObjectKey, Stored, World
-from topobus.controller.finding import Finder, Member, member
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers import allocation_runner
+from topobus.controller.reconcilers.allocator import Allocator, Member, member
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.device import Device, Inventory
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
@@ -28,15 +28,15 @@ HEAVY = f"{TEN}.all(a, {TEN}.all(b, {TEN}.all(c, a > 0)))"
 TOO_DEAR = f"{TEN}.all(z, {TEN}.all(y, {TEN}.all(x, {HEAVY})))"
 
 
-def _finder(world: World, clock: ManualClock) -> Finder:
+def _finder(world: StandaloneState, clock: ManualClock) -> Allocator:
     no_bus: Any = None
     registry, settings = CollectorRegistry(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=clock, readiness=Readiness(), registry=registry)
-    return Finder(settings, runtime, world, CelCompiler(), ControllerMetrics(registry))
+    return Allocator(settings, runtime, world, CelCompiler(), ControllerMetrics(registry))
 
 
-def _world(*nodes: str) -> World:
-    world = World()
+def _world(*nodes: str) -> StandaloneState:
+    world = StandaloneState()
     for node in nodes:
         devices = tuple(Device(name=f"gpu-{index}", device_class="gpu") for index in range(4))
         world.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=devices))
@@ -102,7 +102,7 @@ async def test_finder_gives_up_the_nodes_left_when_a_claim_takes_too_long() -> N
 
 async def test_search_is_given_up_when_it_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """One node alone may not hold the others up, either."""
-    monkeypatch.setattr(searching, "_LONGEST_S", 0.0)
+    monkeypatch.setattr(allocation_runner, "_LONGEST_S", 0.0)
     world = _world("n1")
 
     outcome = await _finder(world, _HastyClock()).search("n1", [_member(HEAVY)])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from topobus.contracts.kubernetes.limits import check_slice
-from topobus.contracts.kubernetes.resource import Attribute
-from topobus.controller.core.inventory import class_of_driver, holders_from_ledger, slices_from_inventory
-from topobus.controller.core.values import DeviceId
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.state.inventory_slices import class_of_driver, holders_from_ledger, slices_from_inventory
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.limits import check_slice
+from topobus.kubernetes.api.resource import Attribute
 
 GPU = Device(
     name="gpu-0000-17-00-0",

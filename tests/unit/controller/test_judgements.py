@@ -5,16 +5,21 @@ from __future__ import annotations
 import pytest
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.values import (
+    Allocated,
+    Mode,
+    NoFit,
+    Outcome,
+)
 from topobus.controller.bench.cases import Cluster, claim, node_name
 from topobus.controller.bench.measures import Bench
-from topobus.controller.core.claims import read_claim
-from topobus.controller.core.judgements import Question
-from topobus.controller.core.values import Allocated, Mode, NoFit, Outcome
-from topobus.controller.core.world import ObjectKey
+from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.state.result_cache import RequestShape
+from topobus.controller.state.standalone_state import ObjectKey
 from topobus.domain.machine import Machine
 
 
-def _question(bench: Bench, **wanted: object) -> Question:
+def _question(bench: Bench, **wanted: object) -> RequestShape:
     raw = claim(1, **wanted)  # type: ignore[arg-type]  # the case's own options
     one = ApiObject(api_version=raw["apiVersion"], kind=raw["kind"], metadata=raw["metadata"], spec=raw["spec"])
     return bench.judgements.question([read_claim(one)])

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from topobus.contracts.catalogue import CLUSTER
-from topobus.contracts.kubernetes import parse_manifest
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.claims import placement_request, read_claim
-from topobus.controller.core.values import Allocated, Outcome
-from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.allocation.values import Allocated, Outcome
+from topobus.controller.claims.lifecycle import placement_request, read_claim
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.device import Device, Inventory
+from topobus.kubernetes.api import parse_manifest
 from unit.controller.allocation import solve
 
 CLAIM = """
@@ -40,7 +40,7 @@ spec:
 RACK = "{nodeSelectorTerms: [{matchExpressions: [{key: example.com/rack, operator: In, values: [a]}]}]}"
 
 
-def put(world: World, text: str) -> ApiObject:
+def put(world: StandaloneState, text: str) -> ApiObject:
     """Store the object of a manifest."""
     (one,) = parse_manifest(text, where="test.yaml")
     namespace = one.metadata.get("namespace", CLUSTER)
@@ -48,9 +48,9 @@ def put(world: World, text: str) -> ApiObject:
     return one
 
 
-def world(place: str, device: str = "") -> World:
+def world(place: str, device: str = "") -> StandaloneState:
     """Make a world of two nodes, of which n1 stands in rack a, and a fabric."""
-    made = World()
+    made = StandaloneState()
     for node in ("n1", "n2"):
         made.put_inventory(Inventory(node=node, device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)))
     put(made, "{apiVersion: v1, kind: Node, metadata: {name: n1, labels: {example.com/rack: a}}}")
@@ -59,7 +59,7 @@ def world(place: str, device: str = "") -> World:
     return made
 
 
-def outcome(made: World, node: str) -> Outcome:
+def outcome(made: StandaloneState, node: str) -> Outcome:
     """Allocate a card for a node."""
     one = put(made, CLAIM)
     return solve(made.input_for(node, [(one, read_claim(one))]))

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.object_boundary import ObjectBoundary
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
 from topobus.domain.outcome import Reason
 

@@ -6,13 +6,13 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from topobus.cel.selector import CelCompiler
 from topobus.contracts.messages import ApiObject
-from topobus.controller.cel import CelCompiler
 from topobus.controller.config import ControllerSettings
-from topobus.controller.core.world import Stored, World
-from topobus.controller.finding import Finder
 from topobus.controller.metrics import ControllerMetrics
-from topobus.controller.orphans import Orphans
+from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
+from topobus.controller.state.standalone_state import StandaloneState, Stored
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.testing.clock import ManualClock
@@ -21,10 +21,10 @@ from topobus.testing.clock import ManualClock
 async def test_orphans_forget_objects_that_no_ledger_names() -> None:
     """Ten thousand deleted claims that hold nothing leave no trace; nothing is asked of the bus for them."""
     no_bus: Any = None
-    registry, world, settings = CollectorRegistry(), World(), ControllerSettings()
+    registry, world, settings = CollectorRegistry(), StandaloneState(), ControllerSettings()
     runtime = Runtime(name="controller", node="central", bus=no_bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
     metrics = ControllerMetrics(registry)
-    orphans = Orphans(settings, runtime, world, Finder(settings, runtime, world, CelCompiler(), metrics), metrics)
+    orphans = OrphanedAllocations(settings, runtime, world, Allocator(settings, runtime, world, CelCompiler(), metrics), metrics)
     for number in range(10_000):
         gone = ApiObject(
             api_version="resource.k8s.io/v1",

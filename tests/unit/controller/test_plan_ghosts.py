@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from topobus.contracts.messages import PlanRequest
 from topobus.controller.config import ControllerSettings
-from topobus.controller.core.world import World
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.planner import Planner
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
@@ -35,7 +35,7 @@ class SilentBus:
         raise PeerUnavailable(f"nobody answers {ask.name} at {node}")
 
 
-def planner(world: World, bus: Any) -> Planner:
+def planner(world: StandaloneState, bus: Any) -> Planner:
     """Make a planner on that bus."""
     registry = CollectorRegistry()
     runtime = Runtime(name="controller", node="c", bus=bus, clock=ManualClock(), readiness=Readiness(), registry=registry)
@@ -44,7 +44,7 @@ def planner(world: World, bus: Any) -> Planner:
 
 async def test_plan_asks_no_node_that_has_published_nothing_but_an_inventory() -> None:
     """Two thousand inventories of nodes that nobody discovered cost a plan nothing."""
-    world, bus = World(), SilentBus()
+    world, bus = StandaloneState(), SilentBus()
     for number in range(2000):
         world.put_inventory(Inventory(node=f"ghost-{number}", device_class="gpu", generation=1))
     for node in ("n1", "n2"):
@@ -58,7 +58,7 @@ async def test_plan_asks_no_node_that_has_published_nothing_but_an_inventory() -
 
 async def test_plan_tells_of_all_silent_nodes_in_one_line() -> None:
     """However many nodes are silent, the log has one line with their number and the first of them."""
-    world, bus = World(), SilentBus()
+    world, bus = StandaloneState(), SilentBus()
     for number in range(200):
         world.put_machine(Machine(node=f"n{number:03d}", numa_nodes=(), cpus=()))
 

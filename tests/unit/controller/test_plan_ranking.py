@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from topobus.controller.core.planning import holding_nodes, rank_nodes
+from topobus.controller.scheduling.rank import holding_nodes, rank_nodes
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusal

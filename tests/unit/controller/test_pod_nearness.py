@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes import admit
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.claims import owner_of, read_claim
-from topobus.controller.core.nearness import Wished, allocate_near, read_wishes
-from topobus.controller.core.search import allocate
-from topobus.controller.core.together import claim_uses, groups_of, wished_request
-from topobus.controller.core.values import Allocated, NoFit, Outcome
-from topobus.controller.core.world import World
+from topobus.controller.allocation.search import allocate
+from topobus.controller.allocation.values import Allocated, NoFit, Outcome
+from topobus.controller.claims.lifecycle import owner_of, read_claim
+from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
+from topobus.controller.scheduling.pod_alignment import claim_uses, groups_of, wished_request
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger
 from topobus.domain.outcome import Placement
 from topobus.domain.request import ClaimUse, Owner, OwnerKind, PodRequest, Policy, Scope
 from topobus.domain.view import AlignmentOptions, NodeAlignment
+from topobus.kubernetes.api import admit
 from unit.controller.test_claim_nearness import COMPILER, NODE, claim, entry, names, world
 
 
@@ -37,10 +37,10 @@ def pod(annotations: dict[str, str], *containers: dict[str, Any], claims: tuple[
     )
 
 
-def solve(there: World, one: ApiObject, *wanted: ApiObject) -> Outcome:
+def solve(there: StandaloneState, one: ApiObject, *wanted: ApiObject) -> Outcome:
     """Allocate a pod's claims together, named in its spec as they are themselves."""
     specs = [(claim_, read_claim(claim_)) for claim_ in wanted]
-    wished = [Wished(claim_, read_wishes(spec, "claim")) for claim_, spec in specs]
+    wished = [AlignedClaims(claim_, read_wishes(spec, "claim")) for claim_, spec in specs]
     request = wished_request(one, {claim_.metadata["name"]: owner_of(claim_).key for claim_ in wanted})
     return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, pod=request)
 
@@ -84,7 +84,7 @@ def test_claims_of_a_pod_are_served_as_ever_when_it_wishes_nothing() -> None:
     assert names(solve(there, pod({}), GPUS, NICS)) == [["gpu-2"], ["nic-0"]]
 
 
-def _with_cpus_held(there: World, cpus: CpuSet) -> World:
+def _with_cpus_held(there: StandaloneState, cpus: CpuSet) -> StandaloneState:
     taker = Owner(kind=OwnerKind.POD, name="taker", uid="t")
     allocation = Allocation(owner=taker, holdings=(Holding(container="main", cpus=cpus),))
     there.put_ledger(Ledger(node=NODE, sequence=1, allocations={taker.key: allocation}))

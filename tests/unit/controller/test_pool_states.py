@@ -6,8 +6,16 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.core.pools import Pool, PoolState, gather_pools
-from topobus.controller.core.values import ALL_GATES, Allocated, Fault, Mode, Node, NoFit, Slice
+from topobus.controller.allocation.pools import Pool, PoolState, gather_pools
+from topobus.controller.allocation.values import (
+    ALL_GATES,
+    Allocated,
+    Fault,
+    Mode,
+    Node,
+    NoFit,
+    Slice,
+)
 from unit.controller.allocation import NODE, claim, devices_of, given, gpus, request, slice_of, solve
 
 COUNTED = {"counterSet": "set", "counters": {"slots": {"value": 1}}}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from topobus.controller.core.misses import KnownMisses
-from topobus.controller.core.refusals import Refusals
-from topobus.controller.core.values import DeviceId, NoFit
+from topobus.controller.allocation.misses import KnownMisses
+from topobus.controller.allocation.values import DeviceId, NoFit
+from topobus.controller.state.refusal_backoff import RefusalBackoff
 
 ONE, TWO = DeviceId("d", "n", "one"), DeviceId("d", "n", "two")
 
 
 def test_refusals_keep_devices_away_for_a_growing_while() -> None:
     """Each refusal of a claim doubles the time until its devices are tried again."""
-    refusals: Refusals[DeviceId] = Refusals(1.0)
+    refusals: RefusalBackoff[DeviceId] = RefusalBackoff(1.0)
     refusals.remember("c", [ONE], "reserved", now_s=0.0)
     assert refusals.refused("c") == {ONE: "refused by the node: reserved"}
     assert refusals.forgive(now_s=1.9, is_done=lambda _: False) == []
@@ -27,7 +27,7 @@ def test_refusals_keep_devices_away_for_a_growing_while() -> None:
 
 def test_refusals_are_forgotten_when_the_claim_is_done() -> None:
     """An allocated or deleted claim leaves nothing behind."""
-    refusals: Refusals[DeviceId] = Refusals(1.0)
+    refusals: RefusalBackoff[DeviceId] = RefusalBackoff(1.0)
     refusals.remember("c", [ONE], "reserved", now_s=0.0)
 
     assert refusals.forgive(now_s=0.0, is_done=lambda _: True) == []

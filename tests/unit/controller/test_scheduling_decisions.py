@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.objects import DELETE_PROTECTION
-from topobus.contracts.kubernetes.resource import AllocationResult
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core import scheduling_objects as objects
-from topobus.controller.core.scheduling import (
+from topobus.controller.allocation.values import (
+    Allocated,
+    Fault,
+    Node,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims import reservations as objects
+from topobus.controller.claims.reservations import AllocationMode, PodRef
+from topobus.controller.scheduling.decisions import (
     Blocked,
     NodeFit,
     NodeMiss,
@@ -27,12 +32,19 @@ from topobus.controller.core.scheduling import (
     reserve,
     unreserve,
 )
-from topobus.controller.core.scheduling_objects import AllocationMode, PodRef
-from topobus.controller.core.scheduling_score import NodeScore, normalize, preference, rank, score_node
-from topobus.controller.core.values import Allocated, Fault, Node, NoFit, Outcome
+from topobus.controller.scheduling.score import (
+    NodeScore,
+    normalize,
+    preference,
+    rank,
+    score_node,
+)
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Reason
+from topobus.kubernetes.api.objects import DELETE_PROTECTION
+from topobus.kubernetes.api.resource import AllocationResult
+from topobus.kubernetes.api.shape import read_as
 
 POD = ApiObject(
     api_version="v1",

@@ -7,8 +7,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core.world import ObjectKey, Stored, World
-from topobus.controller.evictor import Evictor
+from topobus.controller.reconcilers.evict_tainted import Evictor
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.testing.clock import ManualClock
@@ -16,7 +16,7 @@ from topobus.testing.clock import ManualClock
 DRIVER = "gpu.example.com"
 
 
-def slices(world: World, revision: int, *tainted: str) -> None:
+def slices(world: StandaloneState, revision: int, *tainted: str) -> None:
     """Publish two devices of a vendor, some of them with a taint that evicts and says no time."""
     taint = {"key": "example.com/hot", "effect": "NoExecute"}
     devices = [{"name": name} | ({"taints": [taint]} if name in tainted else {}) for name in ("a", "b")]
@@ -28,7 +28,7 @@ def slices(world: World, revision: int, *tainted: str) -> None:
 async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() -> None:
     """A claim that bears a taint for 60 s is not evicted 20 s after the taint came back, though it was first seen 70 s ago."""
     nobody: Any = None  # any write, and any eviction, would fail
-    clock, world = ManualClock(), World()
+    clock, world = ManualClock(), StandaloneState()
     runtime = Runtime(name="controller", node="central", bus=nobody, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
     evictor = Evictor(runtime, world, nobody)
     toleration = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 60}

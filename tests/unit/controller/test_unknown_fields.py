@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.kubernetes.resource import AllocationResult
 from topobus.contracts.messages import ApiObject
-from topobus.controller.core import claims
-from topobus.controller.core.scheduling_objects import PodRef, with_reservation, without_allocation
-from topobus.controller.core.values import Fault
+from topobus.controller.allocation.values import Fault
+from topobus.controller.claims import lifecycle
+from topobus.controller.claims.reservations import PodRef, with_reservation, without_allocation
 from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.resource import AllocationResult
 from unit.controller.allocation import claim, given, gpus, slice_of, solve
 
 NEW = {"fromTheFuture": {"a": [1, {"b": None}]}}
@@ -35,11 +35,11 @@ def test_unknown_fields_stay_when_the_controller_writes() -> None:
     one = stored()
     allocation = AllocationResult()
 
-    attempted = claims.with_attempt(one, claims.Attempt(number=1, node="n", allocation=allocation))
-    allocated = claims.with_allocation(attempted, allocation, now="2026-01-01T00:00:00Z")
+    attempted = lifecycle.with_attempt(one, lifecycle.Attempt(number=1, node="n", allocation=allocation))
+    allocated = lifecycle.with_allocation(attempted, allocation, now="2026-01-01T00:00:00Z")
     reserved = with_reservation(allocated, PodRef("default", "p", "u1"))
     assert isinstance(reserved, ApiObject)
-    back = without_allocation(claims.with_deallocation(reserved, why="test"), why="test", now="2026-01-01T00:00:00Z")
+    back = without_allocation(lifecycle.with_deallocation(reserved, why="test"), why="test", now="2026-01-01T00:00:00Z")
 
     for written in (attempted, allocated, reserved, back):
         again = decode(encode(written), ApiObject, where="test")
@@ -79,4 +79,4 @@ def test_unknown_kinds_are_refused_and_never_skipped(devices: dict[str, Any], co
     assert outcome.reason.code == code
     raw = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "c", "uid": "u"}, spec={"devices": devices})
     with pytest.raises(ContractError, match="wanted"):
-        claims.read_claim(raw)
+        lifecycle.read_claim(raw)

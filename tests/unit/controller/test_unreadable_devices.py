@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from topobus.controller.cel import CelCompiler
+from topobus.cel.selector import CelCompiler
 from topobus.controller.conformance import answer_case
 
 LISTS = "DRAListTypeAttributes"

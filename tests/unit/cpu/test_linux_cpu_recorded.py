@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from topobus.cpu.plugins.linux_cpu import LinuxCpuDriver
+from topobus.simulation.machines import build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import build
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import Machine, NumaNode
-from topobus.testing.toy_driver import ToyDriver
+from topobus.testing.drivers.toy_driver import ToyDriver
 
 
 class _Opinionated(ToyDriver):

@@ -10,7 +10,7 @@ import pytest
 
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.domain.errors import HardwareError
-from topobus.testing.toy_driver import ToyDriver
+from topobus.testing.drivers.toy_driver import ToyDriver
 
 
 def _isolated(timeout_s: float = 5.0) -> IsolatedDriver:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.devicekit.pooling import check_pools, odd_pools, with_pools
+from topobus.devicekit.pool_assignment import check_pools, odd_pools, with_pools
 from topobus.domain.device import Device
 from topobus.domain.errors import ConfigError
 from topobus.domain.pools import Condition, Pool

@@ -10,14 +10,14 @@ import pytest
 
 from topobus.contracts.messages import Prepared, PrepareReply, PrepareRequest, UnprepareRequest
 from topobus.devicekit.isolation import IsolatedDriver
-from topobus.devicekit.preparing import Preparer, merge_edits
+from topobus.devicekit.prepare import Preparer, merge_edits
 from topobus.domain.device import Device
 from topobus.domain.edits import ContainerEdits, DeviceNode
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.toy_driver import ToyDriver
+from topobus.testing.drivers.toy_driver import ToyDriver
 
 _OWNER = Owner(kind=OwnerKind.CLAIM, name="claim", uid="u1")
 _SICK = DeviceHealth(

@@ -9,8 +9,8 @@ import pytest
 from topobus.devicekit.registry import GROUP, load_drivers
 from topobus.devicekit.settings import DriverSettings
 from topobus.domain.errors import ConfigError
-from topobus.testing.driver_contract import DriverContract
-from topobus.testing.toy_driver import ToyDriver
+from topobus.testing.drivers.driver_contract import DriverContract
+from topobus.testing.drivers.toy_driver import ToyDriver
 
 
 class FirstToy(ToyDriver):

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from topobus.contracts.kubernetes.classic_parameters import MpsConfig, Sharing
 from topobus.devicekit.driver import PrepareContext
 from topobus.devicekit.sharing import read_sharing, refuse_sharing, sharing_of
 from topobus.domain.device import Device
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.testing.toy_driver import ToyDriver
+from topobus.kubernetes.api.classic_parameters import MpsConfig, Sharing
+from topobus.testing.drivers.toy_driver import ToyDriver
 
 OWNER = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")
 DEVICES = (Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu"))

@@ -11,9 +11,9 @@ from topobus.domain.device import Device
 from topobus.domain.health import HealthState
 from topobus.fpga.plugins.intel_dfl import IntelDflDriver
 from topobus.fpga.plugins.xilinx import XilinxDriver
+from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import RecordedMachine, build
 
 
 @pytest.fixture(scope="module")

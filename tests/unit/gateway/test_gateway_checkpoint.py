@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from topobus.domain.errors import ConfigError
-from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
 from topobus.gateway.config import ForeignSettings, GatewaySettings, KubeletSettings, check
-from topobus.gateway.core.claims import AllocatedDevice
+from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
 
 
 def entry(uid: str = "u-1", device_class: str = "gpu", *, is_prepared: bool = False) -> ClaimEntry:

@@ -10,7 +10,13 @@ from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import parse, problems, render
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.outcome import Refusal
-from topobus.gateway.core.claims import AllocatedDevice, ClaimAllocation, allocation_of, cdi_spec, is_allocated_here
+from topobus.gateway.core.claim_allocation import (
+    AllocatedDevice,
+    ClaimAllocation,
+    allocation_of,
+    cdi_spec,
+    is_allocated_here,
+)
 
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 

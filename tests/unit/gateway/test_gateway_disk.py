@@ -13,8 +13,8 @@ import pytest
 
 from topobus.devicekit import cdi_files
 from topobus.domain.edits import ContainerEdits
-from topobus.gateway.checkpoint import Checkpoint, ClaimEntry
-from topobus.gateway.given import GivenStore
+from topobus.gateway.dra.checkpoint import Checkpoint, ClaimEntry
+from topobus.gateway.kubelet.allocation_record import AllocationRecord
 
 LIMIT_S = 10.0
 
@@ -85,7 +85,7 @@ async def test_checkpoint_is_finished_only_when_nobody_writes_any_more(tmp_path:
 
 async def test_given_answer_is_still_known_when_the_disk_refused_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What could not be stored is compared from memory, and stored with the container's next start."""
-    store = GivenStore(tmp_path / "given.json", lambda _: True, boot_id="b")
+    store = AllocationRecord(tmp_path / "given.json", lambda _: True, boot_id="b")
     edits = ContainerEdits(env={"A": "1"})
     store.note("o", edits)
     with monkeypatch.context() as full:
@@ -96,7 +96,7 @@ async def test_given_answer_is_still_known_when_the_disk_refused_it(tmp_path: Pa
     await store.confirm("o", edits)
 
     assert known == edits
-    assert GivenStore(tmp_path / "given.json", lambda _: True, boot_id="b").of("o") == edits
+    assert AllocationRecord(tmp_path / "given.json", lambda _: True, boot_id="b").of("o") == edits
 
 
 def _no_room(_: int) -> None:

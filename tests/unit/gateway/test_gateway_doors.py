@@ -6,7 +6,7 @@ import pytest
 
 from topobus.domain.errors import ConfigError
 from topobus.gateway.config import GatewaySettings, KubeletSettings, check
-from topobus.gateway.core.doors import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
+from topobus.gateway.core.socket_paths import SOCKET_PATH_LIMIT, driver_sockets, is_instance_name
 
 UID = "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"
 DRIVER = "gpu.topobus.dev"

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from topobus.domain.errors import ConfigError
-from topobus.gateway.lock import Turn, in_line
+from topobus.gateway.node_lock import NodeLock, in_line
 from topobus.runtime.readiness import Readiness
 
 
-def turns(tmp_path: Path, stack: ExitStack, *instances: str) -> list[Turn]:
+def turns(tmp_path: Path, stack: ExitStack, *instances: str) -> list[NodeLock]:
     """Gateways in line; the kernel keeps their locks apart as it does those of processes."""
     return [stack.enter_context(in_line(tmp_path / "state" / "checkpoint.json", one, Readiness())) for one in instances]
 

@@ -15,7 +15,7 @@ import pytest
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import MemoryBlock
 from topobus.gateway.core.exclusive import ExclusiveUse
-from topobus.gateway.pod_resources import Listing, PodResourcesReader
+from topobus.gateway.kubelet.pod_resources import Listing, PodResourcesReader
 from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
 from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
 

@@ -7,9 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from topobus.contracts.kubernetes.limits import check_slice
-from topobus.contracts.kubernetes.resource import Attribute, SliceDevice, SliceSpec, Taint
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import Condition, DeviceHealth, Dimension, HealthState
@@ -28,6 +25,14 @@ from topobus.gateway.core.slices import (
     slice_plan,
     without_fields,
 )
+from topobus.kubernetes.api.limits import check_slice
+from topobus.kubernetes.api.resource import (
+    Attribute,
+    SliceDevice,
+    SliceSpec,
+    Taint,
+)
+from topobus.kubernetes.api.shape import read_as
 
 NODE = "n1"
 DRIVER = "gpu.topobus.dev"

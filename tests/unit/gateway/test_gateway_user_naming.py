@@ -8,7 +8,7 @@ from typing import Any
 from topobus.domain.ledger import Allocation, AllocationPhase, Holding, Ledger
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gateway.core.pods import PodUse
-from topobus.gateway.users import UserNaming
+from topobus.gateway.reconcile.user_naming import UserNaming
 
 RESOURCE = "topobus.dev/gpu"
 PLUGIN = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=RESOURCE, uid="gpu-0")

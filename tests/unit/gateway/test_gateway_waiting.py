@@ -11,7 +11,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Device, Inventory
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.claims import allocation_of
+from topobus.gateway.core.claim_allocation import allocation_of
 from topobus.gateway.core.waiting import (
     NodePod,
     PodWait,

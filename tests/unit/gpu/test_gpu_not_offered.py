@@ -13,9 +13,9 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.amd import AmdDriver
 from topobus.gpu.plugins.intel import IntelDriver
 from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import RecordedMachine, build
 
 _PROFILES = Path(__file__).parent.parent.parent / "data" / "profiles"
 _CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="c", uid="u"))

@@ -12,9 +12,9 @@ from topobus.domain.edits import ContainerEdits
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import RecordedMachine, build
 
 _PROFILES = Path(__file__).parent.parent.parent / "data" / "profiles"
 _OWNER = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")

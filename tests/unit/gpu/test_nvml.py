@@ -21,9 +21,9 @@ from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.gpu.plugins.nvml import Nvml, NvmlUnavailable, XidTable, load_nvml
+from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import RecordedMachine, build
 
 _FIRST, _SECOND = PciAddress.parse("0000:18:00.0"), PciAddress.parse("0000:1a:00.0")
 _OWNER = Owner(kind=OwnerKind.CLAIM, name="c", uid="u")

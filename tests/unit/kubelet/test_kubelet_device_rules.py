@@ -11,7 +11,7 @@ import pytest
 
 from topobus.domain.idset import NodeSet
 from topobus.domain.names import is_extended_resource_name
-from topobus.testing.kubelet_devices import DeviceStore, PluginDevice, split_by_affinity
+from topobus.simulation.kubelet.devices import DeviceStore, PluginDevice, split_by_affinity
 
 CASES = Path(__file__).resolve().parents[2] / "data" / "kubelet" / "device-hints.jsonl.gz"
 X = "rec.example.com/x"

@@ -11,9 +11,14 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.machine import Machine
 from topobus.domain.pci import PciAddress
+from topobus.simulation.machines import (
+    PROFILES,
+    RecordedMachine,
+    build,
+    load_profile,
+)
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import PROFILES, RecordedMachine, build, load_profile
 
 
 def read(machine: RecordedMachine) -> Machine:

@@ -10,9 +10,9 @@ import pytest
 from topobus.domain.device import Device
 from topobus.domain.health import HealthState
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
+from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import RecordedMachine, build
 
 
 class Recorded:

@@ -14,8 +14,8 @@ from topobus.runtime.heartbeat import EVENT_LOOP, Heartbeats
 from topobus.runtime.http import Endpoint
 from topobus.runtime.probe import ask_ready
 from topobus.runtime.readiness import Readiness
+from topobus.simulation.nats_server import free_port
 from topobus.testing.clock import ManualClock
-from topobus.testing.nats import free_port
 
 
 def _get(port: int, path: str) -> tuple[int, str]:

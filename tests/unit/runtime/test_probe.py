@@ -16,7 +16,7 @@ from topobus.runtime.config import HttpSettings
 from topobus.runtime.http import Endpoint
 from topobus.runtime.probe import ask_ready, read_endpoint
 from topobus.runtime.readiness import Readiness
-from topobus.testing.nats import free_port
+from topobus.simulation.nats_server import free_port
 
 SERVICES = ("discovery", "gpu", "nic", "fpga", "cpu", "topology", "gateway", "controller")
 # What the interpreter has loaded before a script begins, and the few modules on the way to the answer.

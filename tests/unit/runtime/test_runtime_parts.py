@@ -20,7 +20,7 @@ from topobus.runtime.config import HttpSettings
 from topobus.runtime.feed import Place
 from topobus.runtime.http import Endpoint
 from topobus.runtime.readiness import Readiness
-from topobus.testing.nats import free_port
+from topobus.simulation.nats_server import free_port
 
 
 def _get(port: int, path: str) -> tuple[int, str]:

@@ -8,9 +8,9 @@ import pytest
 
 from topobus.domain.errors import HardwareError
 from topobus.domain.pci import PciAddress
+from topobus.simulation.machines import build
 from topobus.sysfs.net import default_route_interfaces, function_interfaces, read_sriov
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import build
 
 ADDRESS = PciAddress.parse("0000:3b:00.0")
 FOLDER = f"sys/bus/pci/devices/{ADDRESS}"

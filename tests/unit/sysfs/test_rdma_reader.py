@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from topobus.domain.pci import PciAddress
+from topobus.simulation.machines import build
 from topobus.sysfs.rdma import function_rdma_devices
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.machines import build
 
 ADDRESS = PciAddress.parse("0000:43:00.0")
 FOLDER = f"sys/bus/pci/devices/{ADDRESS}"

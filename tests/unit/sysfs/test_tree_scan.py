@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from support.sysfs_trees import write
+from topobus.simulation.machines import build
 from topobus.sysfs.idsets import parse_mask
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import Tree
-from topobus.testing.machines import build
 
 
 def test_tree_for_scan_reads_the_same_when_paths_go_over_links(tmp_path: Path) -> None:

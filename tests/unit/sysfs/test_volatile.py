@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from support.sysfs_trees import CPU, NODE, cpu_files, node_files, write
+from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.tree import HardwareSettings, Tree
 from topobus.sysfs.volatile import read_volatile
-from topobus.testing.machines import RecordedMachine, build
 
 CARD = "0000:01:00.0"
 FUNCTION = f"sys/bus/pci/devices/{CARD}"

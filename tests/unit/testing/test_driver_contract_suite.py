@@ -17,10 +17,10 @@ from topobus.domain.idset import NodeSet
 from topobus.domain.machine import Machine
 from topobus.domain.outcome import Refusal
 from topobus.gpu.plugins.nvidia import NvidiaDriver
+from topobus.simulation.machines import RecordedMachine, build
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
-from topobus.testing.driver_contract import DriverContract
-from topobus.testing.machines import RecordedMachine, build
+from topobus.testing.drivers.driver_contract import DriverContract
 
 _PROFILE = Path(__file__).parent.parent.parent / "data" / "profiles" / "h100-pair.toml"
 

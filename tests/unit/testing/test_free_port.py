@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-from topobus.testing.nats import free_port
+from topobus.simulation.nats_server import free_port
 
 
 def test_free_port_is_none_that_clients_get_when_a_server_wants_it() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from topobus.domain.errors import ConfigError
-from topobus.testing import nats_provider
-from topobus.testing.nats_provider import provide_nats_server
+from topobus.simulation import nats_provider
+from topobus.simulation.nats_provider import provide_nats_server
 
 
 @pytest.fixture

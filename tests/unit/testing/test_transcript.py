@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from topobus.testing.kubelet import KubeletTimings
-from topobus.testing.transcript import Action, differences, read_transcript
+from topobus.testing.kubelet.transcript import Action, differences, read_transcript
 
 TRANSCRIPT = Path(__file__).resolve().parents[2] / "data" / "kubelet" / "kubelet-1.36-transcript.jsonl"
 

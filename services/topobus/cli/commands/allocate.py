@@ -16,20 +16,20 @@ import msgspec
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.answers import reason_lines
 from topobus.cli.commands.objects import Files
-from topobus.cli.dry_runs import ask_dry_run
+from topobus.cli.dry_run_process import ask_dry_run
 from topobus.cli.exits import ExitCode, InputError, UsageError
-from topobus.cli.manifests import read_objects
+from topobus.cli.objects.manifests import read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
-from topobus.cli.output import Output
-from topobus.cli.presence import why_silent
+from topobus.cli.render.answers import reason_lines
+from topobus.cli.render.output import Output
+from topobus.cli.system.responding_services import why_silent
 from topobus.contracts.catalogue import ALIGNMENT, HINTS, INVENTORY, LEDGER, MACHINE, OBJECT
-from topobus.contracts.kubernetes.objects import object_parts
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
+from topobus.kubernetes.api.objects import object_parts
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import rfc3339
 

@@ -13,14 +13,14 @@ from rich.text import Text
 
 from topobus.cli.commands.objects import apply_files, delete_places, plain_object
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.manifests import parse_namespaced, read_objects
-from topobus.cli.objects import find_object
+from topobus.cli.objects.applying import find_object
+from topobus.cli.objects.manifests import parse_namespaced, read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
-from topobus.cli.tables import state_of
+from topobus.cli.render.tables import state_of
 from topobus.contracts.catalogue import OBJECT
-from topobus.contracts.kubernetes.classic_handles import shown
-from topobus.contracts.kubernetes.objects import name_of, object_parts
 from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api.classic_handles import shown
+from topobus.kubernetes.api.objects import name_of, object_parts
 
 __all__ = ["claim_app"]
 

@@ -13,9 +13,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.answers import short_time, summary
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.render.answers import short_time, summary
 from topobus.contracts.catalogue import DECISION, LEDGER
 from topobus.contracts.messages import DecisionEvent
 from topobus.domain.ledger import Holders

@@ -8,14 +8,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from topobus.cli.commands.objects import Namespace, plain_object
-from topobus.cli.describing import describe as put_together
-from topobus.cli.describing import view
 from topobus.cli.exits import ExitCode, UsageError
-from topobus.cli.kinds import plural_of, read_target
-from topobus.cli.objects import find_object, parts_of
+from topobus.cli.objects.applying import find_object, parts_of
+from topobus.cli.objects.kinds import plural_of, read_target
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
-from topobus.cli.output import Output
-from topobus.cli.presence import as_of_now
+from topobus.cli.render.description import describe as put_together
+from topobus.cli.render.description import view
+from topobus.cli.render.output import Output
+from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import DECISION, INVENTORY, LEDGER
 from topobus.contracts.messages import DecisionEvent
 

@@ -16,8 +16,8 @@ from rich.text import Text
 from topobus.cli.checkup import MISSING, Finding, Level, check_clock, check_node, check_server, check_streams
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
-from topobus.cli.presence import why_silent
-from topobus.cli.system import Layout
+from topobus.cli.system.responding_services import why_silent
+from topobus.cli.system.system import Layout
 from topobus.contracts.catalogue import CLUSTER, DEVICE_SERVICES, HINTS, INVENTORY, LEDGER, MACHINE, PLAN, PODS, PREFER
 from topobus.contracts.messages import NodeFolders, PlanRequest, PodsRequest
 from topobus.domain.errors import PeerUnavailable, TopobusError

@@ -13,10 +13,15 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.answers import answer_view, hint_table, hint_text, summary
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
-from topobus.cli.input_files import DOCUMENT_BYTES, read_bytes
+from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus
+from topobus.cli.render.answers import (
+    answer_view,
+    hint_table,
+    hint_text,
+    summary,
+)
 from topobus.contracts.catalogue import DECISION
 from topobus.contracts.codec import decode
 from topobus.contracts.messages import DecisionEvent

@@ -13,11 +13,11 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.answers import short_time
 from topobus.cli.exits import ExitCode
-from topobus.cli.leaves import HEALTH_STYLES
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
-from topobus.cli.presence import as_of_now
+from topobus.cli.render.answers import short_time
+from topobus.cli.render.leaves import HEALTH_STYLES
+from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import HEALTH, INVENTORY
 from topobus.contracts.messages import HealthEvent
 from topobus.domain.device import Inventory

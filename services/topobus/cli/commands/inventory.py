@@ -12,10 +12,10 @@ from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
-from topobus.cli.holders import Holders, holders_of
-from topobus.cli.leaves import HEALTH_STYLES, short_address
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
-from topobus.cli.presence import as_of_now
+from topobus.cli.render.holders import Holders, holders_of
+from topobus.cli.render.leaves import HEALTH_STYLES, short_address
+from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable

@@ -9,12 +9,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from topobus.cli.drawing import draw_machine
 from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, the_node
-from topobus.cli.output import DRAWING_WIDTH
-from topobus.cli.picture import recording_console, save_picture
-from topobus.cli.presence import as_of_now
+from topobus.cli.render.machine_drawing import draw_machine
+from topobus.cli.render.output import DRAWING_WIDTH
+from topobus.cli.render.picture import recording_console, save_picture
+from topobus.cli.system.responding_services import as_of_now
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
 from topobus.domain.device import Inventory
 from topobus.domain.errors import PeerUnavailable

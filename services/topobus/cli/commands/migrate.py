@@ -11,13 +11,13 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
-from topobus.cli.input_files import MANIFEST_BYTES, read_text, shown_name
-from topobus.cli.output import Output
-from topobus.contracts.kubernetes.classic_migration import CLASSIC_VERSION_TEXTS, Migration, Severity
-from topobus.contracts.kubernetes.classic_migration import migrate as migrate_objects
-from topobus.contracts.kubernetes.manifest import parse_some
-from topobus.contracts.kubernetes.objects import CLASSIC_VERSIONS
+from topobus.cli.objects.input_files import MANIFEST_BYTES, read_text, shown_name
+from topobus.cli.render.output import Output
 from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api.classic_migration import CLASSIC_VERSION_TEXTS, Migration, Severity
+from topobus.kubernetes.api.classic_migration import migrate as migrate_objects
+from topobus.kubernetes.api.manifest import parse_some
+from topobus.kubernetes.api.objects import CLASSIC_VERSIONS
 
 __all__ = ["migrate"]
 

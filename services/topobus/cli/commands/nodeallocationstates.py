@@ -13,10 +13,10 @@ from rich.text import Text
 
 from topobus.cli.exits import ExitCode
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
-from topobus.cli.output import Output
+from topobus.cli.render.output import Output
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE
-from topobus.contracts.kubernetes.classic_state import node_allocation_state
 from topobus.domain.errors import PeerUnavailable
+from topobus.kubernetes.api.classic_state import node_allocation_state
 
 __all__ = ["nodeallocationstates", "show_states"]
 

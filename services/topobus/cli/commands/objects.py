@@ -13,9 +13,7 @@ from rich.text import Text
 
 from topobus.cli.commands.nodeallocationstates import show_states
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
-from topobus.cli.kinds import is_node_allocation_state, plural_of, read_target
-from topobus.cli.manifests import read_objects
-from topobus.cli.objects import (
+from topobus.cli.objects.applying import (
     CONDITIONS,
     WRONG,
     Applied,
@@ -26,13 +24,20 @@ from topobus.cli.objects import (
     parts_of,
     word_of,
 )
+from topobus.cli.objects.kinds import is_node_allocation_state, plural_of, read_target
+from topobus.cli.objects.manifests import read_objects
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, open_bus, system_text
-from topobus.cli.output import Output
-from topobus.cli.tables import object_table
+from topobus.cli.render.output import Output
+from topobus.cli.render.tables import object_table
 from topobus.contracts.catalogue import CLUSTER, OBJECT
-from topobus.contracts.kubernetes.classic import is_classic, unfold_class
-from topobus.contracts.kubernetes.objects import is_of_cluster, metadata_of, name_of, object_parts
 from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api.classic import is_classic, unfold_class
+from topobus.kubernetes.api.objects import (
+    is_of_cluster,
+    metadata_of,
+    name_of,
+    object_parts,
+)
 
 __all__ = ["Files", "Format", "Namespace", "apply", "apply_files", "delete", "delete_places", "get", "plain_object"]
 

@@ -13,11 +13,10 @@ from cyclopts import Parameter
 from msgspec import Struct
 
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
-from topobus.cli.input_files import DOCUMENT_BYTES, read_bytes
-from topobus.cli.manifests import parse_namespaced
+from topobus.cli.objects.input_files import DOCUMENT_BYTES, read_bytes
+from topobus.cli.objects.manifests import parse_namespaced
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, the_node
 from topobus.contracts.catalogue import LEDGER, OBJECT, PODS, PREPARE
-from topobus.contracts.kubernetes.classic_handles import shown
 from topobus.contracts.messages import ApiObject, PodsRequest, Prepared, PrepareRequest
 from topobus.devicekit.cdi import CdiDevice, CdiSpec, file_name
 from topobus.devicekit.oci import CdiFile, PluginAnswer, device_paths, oci_spec
@@ -30,6 +29,7 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Holding, Ledger
 from topobus.domain.outcome import MemoryBlock, Refusal
 from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.classic_handles import shown
 from topobus.runtime.bus import Bus
 
 __all__ = ["oci"]

@@ -13,19 +13,19 @@ from rich.console import RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from topobus.cli.answers import answer_view, summary
 from topobus.cli.exits import ExitCode, NotFoundError, UsageError
-from topobus.cli.manifests import parse_namespaced, request_of
-from topobus.cli.manifests import read_stored_pod as read_pod
-from topobus.cli.objects import is_scheduled
+from topobus.cli.objects.applying import is_scheduled
+from topobus.cli.objects.manifests import parse_namespaced, request_of
+from topobus.cli.objects.manifests import read_stored_pod as read_pod
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus, system_text
+from topobus.cli.render.answers import answer_view, summary
 from topobus.contracts.catalogue import CLUSTER, LEDGER, MACHINE, OBJECT, PLACE, PLAN, RELEASE
-from topobus.contracts.kubernetes.objects import metadata_of, name_of, object_parts
-from topobus.contracts.kubernetes.pod import pod_request
 from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, PlanReply, PlanRequest, ReleaseRequest
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.outcome import Placement
 from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
+from topobus.kubernetes.api.pod import pod_request
 from topobus.runtime.bus import Bus
 
 __all__ = ["place", "release_app", "reply_view"]

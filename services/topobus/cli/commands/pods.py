@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from topobus.cli.exits import ExitCode
-from topobus.cli.leaves import HEALTH_STYLES
 from topobus.cli.options import BUS_DEFAULTS, BusOptions, one_of, open_bus
+from topobus.cli.render.leaves import HEALTH_STYLES
 from topobus.contracts.catalogue import MACHINE, PODS
 from topobus.contracts.messages import HeldDevice, PodsReply, PodsRequest
 from topobus.domain.errors import PeerUnavailable

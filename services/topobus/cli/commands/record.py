@@ -11,7 +11,7 @@ from rich.text import Text
 
 from topobus.cli.exits import ExitCode, InputError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
-from topobus.cli.output import Output
+from topobus.cli.render.output import Output
 from topobus.domain.machine import Machine
 from topobus.runtime.own_folder import objection_to_folder
 from topobus.sysfs.machine import read_machine

@@ -9,22 +9,22 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
-from topobus.cli.answers import reason_lines
 from topobus.cli.commands.place import reply_view
-from topobus.cli.drawing import draw_machine
 from topobus.cli.exits import ExitCode, InputError, UsageError
-from topobus.cli.manifests import read_folder, request_of
+from topobus.cli.objects.manifests import read_folder, request_of
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
-from topobus.cli.output import DRAWING_WIDTH, Output
-from topobus.cli.simulated_claims import ClaimAnswer, ClaimSimulation, claim_lines
-from topobus.cli.simulation import Simulation, open_machine
+from topobus.cli.render.answers import reason_lines
+from topobus.cli.render.machine_drawing import draw_machine
+from topobus.cli.render.output import DRAWING_WIDTH, Output
+from topobus.cli.simulation.claims import ClaimAnswer, ClaimSimulation, claim_lines
+from topobus.cli.simulation.node import Simulation, open_machine
 from topobus.contracts.codec import encode
-from topobus.contracts.kubernetes.objects import metadata_of, name_of
 from topobus.contracts.messages import PlaceReply
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement
 from topobus.domain.request import Policy, Scope
 from topobus.domain.view import AlignmentOptions, PlanMode
+from topobus.kubernetes.api.objects import metadata_of, name_of
 
 __all__ = ["simulate"]
 

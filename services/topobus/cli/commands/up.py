@@ -16,13 +16,19 @@ from rich.text import Text
 from topobus.cli.config import CliSettings
 from topobus.cli.exits import ExitCode, InputError, UsageError
 from topobus.cli.options import OUTPUT_DEFAULTS, OutputOptions
-from topobus.cli.output import Output
-from topobus.cli.state_folder import state_folder
-from topobus.cli.status import log_text, status_line, status_table
-from topobus.cli.supervision import ProgramState, ProgramStatus
-from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system
+from topobus.cli.render.output import Output
+from topobus.cli.render.program_status import log_text, status_line, status_table
+from topobus.cli.system.state_folder import state_folder
+from topobus.cli.system.supervision import ProgramState, ProgramStatus
+from topobus.cli.system.system import (
+    DEMO_NODE,
+    SERVICES,
+    Layout,
+    System,
+    start_system,
+)
 from topobus.runtime.endpoint import read_url
-from topobus.testing.machines import PROFILES, build
+from topobus.simulation.machines import PROFILES, build
 
 __all__ = ["up"]
 

@@ -14,14 +14,14 @@ from topobus.cli.demo.kubelet import as_kubelet_pod, resource
 from topobus.cli.demo.placing import EXPECTED_DEVICES, TRAINER
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
-from topobus.cli.holders import holders_of
-from topobus.cli.manifests import read_pod
+from topobus.cli.objects.manifests import read_pod
+from topobus.cli.render.holders import holders_of
 from topobus.contracts.catalogue import LEDGER
 from topobus.contracts.codec import decode
 from topobus.domain.health import HealthState
 from topobus.domain.ledger import Ledger
 from topobus.domain.request import OwnerKind
-from topobus.testing.kubelet import Admission, KubeletSimulator
+from topobus.simulation.kubelet.simulator import Admission, KubeletSimulator
 
 __all__ = ["show_fault"]
 
@@ -40,7 +40,7 @@ class Subscriber:
         """Run the subscriber as long as the block lasts."""
         # No preexec_fn here: it makes Python fork in full, and gRPC, which runs in this process by now, complains about every fork on stderr.
         code = (
-            "import sys; from topobus.cli.application import run; from topobus.cli.supervision import die_with_parent; "
+            "import sys; from topobus.cli.application import run; from topobus.cli.system.supervision import die_with_parent; "
             "die_with_parent(); sys.exit(run(sys.argv[1:]))"
         )
         process = await asyncio.create_subprocess_exec(

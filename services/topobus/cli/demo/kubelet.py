@@ -14,13 +14,22 @@ from rich.text import Text
 from topobus.cli.demo.placing import EXPECTED_DEVICES, SEQUENCER, TRAINER
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
-from topobus.cli.manifests import read_objects, read_pod
-from topobus.cli.objects import apply_object, delete_object, is_allocated
+from topobus.cli.objects.applying import apply_object, delete_object, is_allocated
+from topobus.cli.objects.manifests import read_objects, read_pod
 from topobus.contracts.catalogue import LEDGER, OBJECT
-from topobus.contracts.kubernetes.objects import metadata_of, object_parts
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.request import OwnerKind, PodRequest
-from topobus.testing.kubelet import Admission, ClaimReference, Container, ContainerGrant, KubeletEvent, KubeletSimulator, Pod, Rejection
+from topobus.kubernetes.api.objects import metadata_of, object_parts
+from topobus.simulation.kubelet.simulator import (
+    Admission,
+    ClaimReference,
+    Container,
+    ContainerGrant,
+    KubeletEvent,
+    KubeletSimulator,
+    Pod,
+    Rejection,
+)
 
 __all__ = ["show_claim", "show_kubelet"]
 

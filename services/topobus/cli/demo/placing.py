@@ -12,7 +12,7 @@ from topobus.cli.commands.inventory import summary_table
 from topobus.cli.commands.place import reply_view
 from topobus.cli.demo.scene import Scene, manifest
 from topobus.cli.demo.stage import ExpectationError
-from topobus.cli.manifests import read_pod
+from topobus.cli.objects.manifests import read_pod
 from topobus.contracts.catalogue import CLUSTER, DECISION, INVENTORY, LEDGER, PLAN, RELEASE
 from topobus.contracts.messages import PlaceReply, PlanRequest, ReleaseRequest
 from topobus.domain.device import Device, Inventory

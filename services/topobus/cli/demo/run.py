@@ -18,12 +18,18 @@ from topobus.cli.demo.placing import show_node, show_placement, show_refusal, sh
 from topobus.cli.demo.scene import Scene
 from topobus.cli.demo.stage import ExpectationError, Stage
 from topobus.cli.exits import ExitCode, code_of
-from topobus.cli.output import Output
-from topobus.cli.picture import save_picture
-from topobus.cli.state_folder import state_folder
-from topobus.cli.status import log_text, status_table
-from topobus.cli.supervision import is_alive
-from topobus.cli.system import DEMO_NODE, SERVICES, Layout, System, start_system
+from topobus.cli.render.output import Output
+from topobus.cli.render.picture import save_picture
+from topobus.cli.render.program_status import log_text, status_table
+from topobus.cli.system.state_folder import state_folder
+from topobus.cli.system.supervision import is_alive
+from topobus.cli.system.system import (
+    DEMO_NODE,
+    SERVICES,
+    Layout,
+    System,
+    start_system,
+)
 from topobus.contracts.catalogue import MACHINE
 from topobus.domain.errors import TopobusError
 from topobus.domain.request import Policy
@@ -31,8 +37,8 @@ from topobus.domain.view import AlignmentOptions
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.logging import setup_logging
-from topobus.testing.kubelet import KubeletSimulator
-from topobus.testing.machines import RecordedMachine, build
+from topobus.simulation.kubelet.simulator import KubeletSimulator
+from topobus.simulation.machines import RecordedMachine, build
 
 __all__ = ["run_demo"]
 

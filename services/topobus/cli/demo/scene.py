@@ -12,13 +12,13 @@ from typing import TypeVar
 from rich.console import RenderableType
 
 from topobus.cli.demo.stage import ExpectationError, Stage
-from topobus.cli.drawing import draw_machine
-from topobus.cli.system import System
+from topobus.cli.render.machine_drawing import draw_machine
+from topobus.cli.system.system import System
 from topobus.contracts.catalogue import INVENTORY, LEDGER, MACHINE, State
 from topobus.domain.device import Device, Inventory
 from topobus.domain.ledger import Ledger
 from topobus.runtime.bus import Bus, ChangeKind
-from topobus.testing.machines import RecordedMachine
+from topobus.simulation.machines import RecordedMachine
 
 __all__ = ["Scene", "manifest"]
 

@@ -12,7 +12,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
-from topobus.cli.picture import recording_console
+from topobus.cli.render.picture import recording_console
 from topobus.domain.errors import TopobusError
 
 __all__ = ["ExpectationError", "Stage"]

@@ -14,11 +14,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from topobus.controller.allocation.values import Mode
 from topobus.controller.bench.cases import DRIVER, Cluster, claim, puzzles
 from topobus.controller.bench.drawing import draw_growth
 from topobus.controller.bench.measures import Bench, Filled, fill, solve
 from topobus.controller.bench.overnats import fill_over_nats
-from topobus.controller.core.values import Mode
 
 __all__ = ["main"]
 

@@ -14,21 +14,39 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
+from topobus.cel.selector import CelCompiler
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.kubernetes.objects import object_parts
-from topobus.contracts.kubernetes.resource import AllocationResult, ClaimSpec, DevicesAllocated, GrantedDevice, SliceSpec
-from topobus.contracts.kubernetes.shape import read_as
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.search import allocate
+from topobus.controller.allocation.values import (
+    Allocated,
+    AllocationInput,
+    ClaimToAllocate,
+    Mode,
+    Outcome,
+    Slice,
+)
 from topobus.controller.bench import cases
 from topobus.controller.bench.cases import Cluster, Puzzle
-from topobus.controller.cel import CelCompiler
-from topobus.controller.core.claims import Attempt, read_claim, with_allocation, with_attempt
-from topobus.controller.core.judgements import Judgements
-from topobus.controller.core.search import allocate
-from topobus.controller.core.supply import node_of
-from topobus.controller.core.values import Allocated, AllocationInput, ClaimToAllocate, Mode, Outcome, Slice
-from topobus.controller.core.world import ObjectKey, Stored, World
+from topobus.controller.claims.lifecycle import (
+    Attempt,
+    read_claim,
+    with_allocation,
+    with_attempt,
+)
+from topobus.controller.state.free_devices import node_of
+from topobus.controller.state.result_cache import ResultCache
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
 from topobus.domain.machine import Machine
+from topobus.kubernetes.api.objects import object_parts
+from topobus.kubernetes.api.resource import (
+    AllocationResult,
+    ClaimSpec,
+    DevicesAllocated,
+    GrantedDevice,
+    SliceSpec,
+)
+from topobus.kubernetes.api.shape import read_as
 
 __all__ = ["Bench", "Filled", "Solved", "fill", "median_ms", "solve"]
 
@@ -66,8 +84,8 @@ class Bench:
         self.cluster = cluster
         self.mode = mode
         self.compiler = CelCompiler()
-        self.world = World()
-        self.judgements = Judgements(self.world.stock, self.world.nodes, lambda: self.world.classes, self.compiler, mode)
+        self.world = StandaloneState()
+        self.judgements = ResultCache(self.world.stock, self.world.nodes, lambda: self.world.classes, self.compiler, mode)
         self._revision = 0
         self._put(cases.device_class())
         for index in range(cluster.nodes):

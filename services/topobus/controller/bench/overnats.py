@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry
 
 from topobus.contracts import catalogue
 from topobus.contracts.codec import decode, encode
-from topobus.contracts.kubernetes.objects import object_parts
 from topobus.contracts.messages import ApiObject, HintsReply, HintsRequest, PlaceReply, PlaceRequest
 from topobus.controller.bench import cases
 from topobus.controller.config import ControllerSettings
@@ -33,12 +32,13 @@ from topobus.domain.machine import Cpu, Machine, NumaNode
 from topobus.domain.outcome import Placement
 from topobus.domain.silence import SilenceSettings
 from topobus.domain.view import AlignmentOptions
+from topobus.kubernetes.api.objects import object_parts
 from topobus.runtime.bus import Bus
 from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
-from topobus.testing.nats import NatsServer
+from topobus.simulation.nats_server import NatsServer
 
 __all__ = ["fill_over_nats"]
 

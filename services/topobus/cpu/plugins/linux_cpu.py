@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topobus.devicekit.answers import own_variable
 from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.edits_text import own_variable
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.errors import HardwareError

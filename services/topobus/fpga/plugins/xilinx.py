@@ -13,8 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from topobus.devicekit.answers import is_offered, own_variable, unreadable, unusable
 from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.edits_text import (
+    is_offered,
+    own_variable,
+    unreadable,
+    unusable,
+)
 from topobus.devicekit.pci import PciHealth, observe_kernel_driver, pci_device, pci_device_name, pci_folder, select_functions
 from topobus.domain.device import AttributeValue, Device
 from topobus.domain.edits import ContainerEdits

@@ -14,16 +14,27 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from topobus.contracts.kubernetes.limits import check_slice
-from topobus.contracts.kubernetes.resource import API_VERSION, Pool, SliceDevice, SliceSpec, Taint
-from topobus.contracts.kubernetes.shape import read_as
-from topobus.contracts.kubernetes.slices import DEVICES_PER_SLICE, HEALTH_TAINT, in_seconds, slice_device
 from topobus.contracts.messages import ApiObject
 from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.health import HealthState
 from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.silence import SERVICE_SILENT
+from topobus.kubernetes.api.limits import check_slice
+from topobus.kubernetes.api.resource import (
+    API_VERSION,
+    Pool,
+    SliceDevice,
+    SliceSpec,
+    Taint,
+)
+from topobus.kubernetes.api.shape import read_as
+from topobus.kubernetes.api.slices import (
+    DEVICES_PER_SLICE,
+    HEALTH_TAINT,
+    in_seconds,
+    slice_device,
+)
 
 __all__ = [
     "LIST_FIELDS",

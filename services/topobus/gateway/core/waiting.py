@@ -15,7 +15,7 @@ from topobus.domain.device import Inventory, driver_name
 from topobus.domain.health import HealthState
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.claims import ClaimAllocation, allocation_of, class_of_driver
+from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of, class_of_driver
 
 __all__ = ["NodePod", "PodWait", "WaitingClaim", "due_at", "in_the_way", "obstacle_of", "pod_of", "waiting_claim", "withheld_devices"]
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from topobus.devicekit.answers import is_offered, unreadable
 from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.edits_text import is_offered, unreadable
 from topobus.devicekit.pci import (
     PciHealth,
     observe_kernel_driver,

@@ -14,8 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from topobus.devicekit.answers import is_offered, own_variable, unreadable, unusable
 from topobus.devicekit.driver import PrepareContext
+from topobus.devicekit.edits_text import (
+    is_offered,
+    own_variable,
+    unreadable,
+    unusable,
+)
 from topobus.devicekit.pci import (
     PciHealth,
     observe_kernel_driver,

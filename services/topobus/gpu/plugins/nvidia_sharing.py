@@ -7,10 +7,10 @@ Source: CUDA Multi-Process Service guide, "Environment Variables" and "MPS contr
 
 from __future__ import annotations
 
-from topobus.contracts.kubernetes.classic_parameters import MPS, TIME_SLICING, Sharing
 from topobus.domain.edits import ContainerEdits, Mount
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.classic_parameters import MPS, TIME_SLICING, Sharing
 from topobus.sysfs.tree import Tree
 
 __all__ = ["STRATEGIES", "sharing_edits"]

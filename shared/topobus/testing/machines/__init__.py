@@ -1,6 +1,5 @@
-"""Recorded machines: sysfs and procfs trees on disk, made from readable profiles, that change and fail on demand."""
+"""Recorded machines by the test kit's name; `topobus.simulation.machines` holds them, for `topobus up` runs on them as well."""
 
-from topobus.testing.machines.profile import PROFILES, Fault, Profile, load_profile
-from topobus.testing.machines.recorded import RecordedMachine, build
+from topobus.simulation.machines import PROFILES, Fault, Profile, RecordedMachine, build, load_profile
 
 __all__ = ["PROFILES", "Fault", "Profile", "RecordedMachine", "build", "load_profile"]

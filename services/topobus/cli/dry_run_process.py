@@ -1,0 +1,45 @@
+"""The controller's engine, asked once: a process of its own that needs neither NATS nor a running controller, for expressions (CEL) are the controller's alone.
+
+Flows in: a situation, as `topobus.controller.dry_run.run` describes it. Flows out: its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from topobus.contracts.codec import encode
+from topobus.domain.errors import ConfigError, ContractError, PeerUnavailable, TopobusError
+
+__all__ = ["ask_dry_run"]
+
+_ERRORS: dict[int, type[TopobusError]] = {65: ContractError, 69: PeerUnavailable, 78: ConfigError}
+
+
+async def ask_dry_run(situation: Mapping[str, Any], arguments: Sequence[str] = ()) -> dict[str, Any]:
+    """Run the controller's engine once; gives `answers` and `faults`.
+
+    Errors: raises what it says, as the same error; ConfigError when it is not installed here.
+    """
+    command = (sys.executable, "-m", "topobus.controller.dry_run.main", *arguments)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    told, complaint = await process.communicate(encode(dict(situation)))
+    if process.returncode == 0:
+        answers: dict[str, Any] = msgspec.json.decode(told)
+        return answers
+    if b"ModuleNotFoundError" in complaint:
+        raise ConfigError(
+            "a dry run needs the controller's packages, which are not installed", next_step="pip install 'topobus[controller]'"
+        )
+    try:
+        said = msgspec.json.decode(complaint.strip().splitlines()[-1])
+        error = _ERRORS.get(process.returncode or 0, TopobusError)(said["error"], next_step=said["next_step"])
+    except (msgspec.DecodeError, IndexError, KeyError, TypeError) as err:
+        raise TopobusError(f"the dry run ended with {process.returncode}: {complaint.decode(errors='replace')[-2000:]}") from err
+    raise error

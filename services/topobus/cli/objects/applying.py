@@ -1,0 +1,241 @@
+"""Objects of the stand-alone API as the CLI writes them: checked all before the first is written, then one after the other, and honest about a stop in between.
+
+Flows in: objects of manifests. Flows out: compare-and-set writes of their specs; what the controller wrote into a status stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from topobus.cli.exits import NotFoundError
+from topobus.cli.objects.manifests import placed_uid
+from topobus.contracts.catalogue import CLUSTER, LEDGER, OBJECT
+from topobus.contracts.codec import encode
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
+from topobus.domain.request import OwnerKind
+from topobus.kubernetes.api.classic import is_classic
+from topobus.kubernetes.api.objects import (
+    admit,
+    ask_deletion,
+    is_of_cluster,
+    metadata_of,
+    name_of,
+    object_parts,
+)
+from topobus.runtime.bus import Bus, Conflict, Entry
+from topobus.runtime.clock import SystemClock, rfc3339
+
+__all__ = [
+    "CONDITIONS",
+    "WRONG",
+    "Applied",
+    "apply_object",
+    "apply_objects",
+    "delete_object",
+    "find_object",
+    "first_word",
+    "is_allocated",
+    "is_scheduled",
+    "parts_of",
+    "word_of",
+]
+
+# The controller writes status at the same time; each try reads anew, and more losses than this in a row mean that something spins.
+_TRIES = 8
+# What others name stands before what names it: the first word on a claim must not be that its class is missing.
+_ORDER = (
+    "DeviceClass",
+    "ResourceClass",
+    "DeviceClassParameters",
+    "ResourceClaimParameters",
+    "ResourceSlice",
+    "DeviceTaintRule",
+    "ResourceClaimTemplate",
+    "ResourceClaim",
+    "Pod",
+)
+
+CONDITIONS = {"DeviceClass": "Valid", "ResourceClaim": "Allocated", "Pod": "PodScheduled"}
+"""Kind to the condition in which the controller says how it stands with the object."""
+WRONG = ("Malformed", "Invalid")
+"""Reasons that only another manifest mends; whatever else an object waits for may come by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Applied:
+    """One object that was written, and what that changed."""
+
+    stored: ApiObject
+    verb: str
+    """`created`, `changed` or `unchanged`."""
+
+
+async def apply_objects(bus: Bus, wanted: Sequence[ApiObject]) -> list[Applied]:
+    """Write all objects of a manifest, or none when one of them cannot be written over what is stored.
+
+    Errors: raises ContractError before anything is written; PeerUnavailable names what was written by then.
+    """
+    ordered = sorted(wanted, key=lambda one: _ORDER.index(one.kind) if one.kind in _ORDER else len(_ORDER))
+    places = [tuple(object_parts(one).values()) for one in ordered]
+    twice = next((one for index, one in enumerate(ordered) if places[index] in places[:index]), None)
+    if twice is not None:
+        raise ContractError(f"{name_of(twice)} stands twice in the manifest", next_step="give each object a name of its own")
+    problems: list[str] = []
+    placed = await _placed_pods(bus) if any(one.kind == "Pod" for one in ordered) else {}
+    for one in ordered:
+        metadata = metadata_of(one)
+        name = f"{metadata.namespace or 'default'}/{metadata.name}"
+        if one.kind == "Pod" and name in placed:
+            problems.append(
+                f"{name_of(one)}: `topobus place` placed a pod of that name on {placed[name]}: "
+                f"`topobus release pod {name}` first, or choose another name"
+            )
+            continue
+        found = await _read(bus, object_parts(one))
+        try:
+            size = len(encode(_admitted(one, found)))
+        except ContractError as err:
+            problems.append(err.message)
+            continue
+        if size > OBJECT.max_value_bytes:
+            problems.append(f"{name_of(one)}: it has {size} bytes, wanted at most {OBJECT.max_value_bytes}")
+    if problems:
+        raise ContractError("\n".join(problems), next_step="nothing was applied; mend or delete what is named and apply the manifest again")
+    applied: list[Applied] = []
+    for index, one in enumerate(ordered):
+        try:
+            stored, verb = await apply_object(bus, one)
+        except TopobusError as err:
+            done = ", ".join(name_of(other.stored) for other in applied) or "nothing"
+            left = ", ".join(name_of(other) for other in ordered[index + 1 :]) or "nothing"
+            err.message = f"{err.message}; applied before it: {done}; not applied: {left}"
+            raise
+        applied.append(Applied(stored=stored, verb=verb))
+    return applied
+
+
+async def _placed_pods(bus: Bus) -> dict[str, str]:
+    """List the pods that hold something by `topobus place`, with their nodes: stored under the same name they would have two owners."""
+    return {
+        f"{holder.owner.namespace}/{holder.owner.name}": entry.parts["node"]
+        for entry in await bus.list(LEDGER)
+        for holder in entry.value.allocations.values()
+        if holder.owner.kind is OwnerKind.POD and holder.owner.uid == placed_uid(holder.owner.namespace, holder.owner.name)
+    }
+
+
+async def apply_object(bus: Bus, wanted: ApiObject) -> tuple[ApiObject, str]:
+    """Write an object's spec; what the controller wrote into status stays. Says `created`, `changed` or `unchanged`."""
+    parts = object_parts(wanted)
+    for _ in range(_TRIES):
+        found = await _read(bus, parts)
+        stored = _admitted(wanted, found)
+        previous = found.value if found else None
+        if stored == previous:
+            return stored, "unchanged"
+        if not isinstance(await bus.compare_and_set(OBJECT, stored, found.revision if found else 0, **parts), Conflict):
+            return stored, "changed" if previous else "created"
+    raise PeerUnavailable(f"{name_of(wanted)}: somebody else keeps changing it", next_step="try again")
+
+
+async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = False) -> ApiObject:
+    """Ask for an object's end, or end it when nothing holds it, or by force whatever holds it.
+
+    Errors: raises NotFoundError when there is none.
+    """
+    for _ in range(_TRIES):
+        found = await _read(bus, parts)
+        if found is None:
+            raise not_found(parts)
+        marked = ask_deletion(found.value, now=rfc3339(SystemClock().now()))
+        if is_forced:
+            await bus.delete(OBJECT, **parts)
+            return found.value
+        if marked is None:
+            # Only as it was read: a controller may be protecting what it holds this very moment.
+            if not isinstance(await bus.compare_and_delete(OBJECT, found.revision, **parts), Conflict):
+                return found.value
+            continue
+        if not isinstance(await bus.compare_and_set(OBJECT, marked, found.revision, **parts), Conflict):
+            return marked
+    raise PeerUnavailable(f"{parts['kind']} {parts['name']}: somebody else keeps changing it", next_step="try again")
+
+
+async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
+    """Read one object.
+
+    Errors: raises NotFoundError that says where it is instead, or what there is.
+    """
+    found = await _read(bus, parts)
+    if found is not None:
+        return found.value
+    elsewhere = [entry.parts["namespace"] for entry in await bus.list(OBJECT, kind=parts["kind"]) if entry.parts["name"] == parts["name"]]
+    raise not_found(parts, elsewhere)
+
+
+def not_found(parts: dict[str, str], elsewhere: Sequence[str] = ()) -> NotFoundError:
+    """Say that there is no such object."""
+    what = "claim" if parts["kind"] == "resourceclaim" else parts["kind"]
+    name = parts["name"] if parts["namespace"] == CLUSTER else f"{parts['namespace']}/{parts['name']}"
+    if elsewhere:
+        return NotFoundError(f"there is no {what} {name}", next_step=f"there is one in namespace {elsewhere[0]}: add -n {elsewhere[0]}")
+    return NotFoundError(f"there is no {what} {name}", next_step=f"`topobus get {what} -A` lists what there is")
+
+
+def parts_of(kind: str, namespace: str, name: str) -> dict[str, str]:
+    """Name the place of an object by what was typed; `NAMESPACE/NAME` is taken as well."""
+    if "/" in name:
+        namespace, _, name = name.partition("/")
+    return {"kind": kind.lower(), "namespace": CLUSTER if is_of_cluster(kind) else namespace, "name": name}
+
+
+async def first_word(bus: Bus, stored: ApiObject, limit_s: float) -> ApiObject:
+    """Wait until the controller has said something of this very spec; the object with it, or as it was when nothing comes in time."""
+    newest = stored
+    if stored.kind not in CONDITIONS or is_classic(stored) or word_of(stored) is not None:
+        return stored
+    try:
+        async with asyncio.timeout(limit_s), aclosing(bus.watch(OBJECT, **object_parts(stored))) as changes:
+            async for change in changes:
+                newest = change.value or newest
+                if word_of(newest) is not None:
+                    break
+    except TimeoutError:
+        pass
+    return newest
+
+
+def word_of(one: ApiObject) -> dict[str, Any] | None:
+    """Find what the controller says of an object as it is now; a word on an older spec is none."""
+    conditions = one.status.get("conditions")
+    for condition in conditions if isinstance(conditions, list) else []:
+        if not isinstance(condition, dict) or condition.get("type") != CONDITIONS.get(one.kind):
+            continue
+        if condition.get("observedGeneration") == (metadata_of(one).generation or None):
+            return dict(condition)
+    return None
+
+
+def is_allocated(one: ApiObject) -> bool:
+    """Say whether a claim has its devices."""
+    return bool(one.status.get("allocation"))
+
+
+def is_scheduled(one: ApiObject) -> bool:
+    """Say whether a pod has its node from the controller."""
+    word = word_of(one)
+    return one.kind == "Pod" and word is not None and word.get("status") == "True"
+
+
+def _admitted(wanted: ApiObject, found: Entry[ApiObject] | None) -> ApiObject:
+    return admit(wanted, uid=str(uuid.uuid4()), now=rfc3339(SystemClock().now()), previous=found.value if found else None)
+
+
+async def _read(bus: Bus, parts: dict[str, str]) -> Entry[ApiObject] | None:
+    return await bus.get(OBJECT, **parts)

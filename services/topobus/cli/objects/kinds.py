@@ -1,0 +1,78 @@
+"""Kinds of the stand-alone API as kubectl's users type them: singular, plural, short, with or without the group.
+
+Flows in: what was typed. Flows out: the kind as it stands in a manifest. Pure.
+"""
+
+from __future__ import annotations
+
+from topobus.cli.exits import UsageError
+from topobus.kubernetes.api.manifest import KINDS
+from topobus.kubernetes.api.shape import did_you_mean
+
+__all__ = ["is_node_allocation_state", "kind_of", "plural_of", "read_target"]
+
+# What kubectl's users and we ourselves say for short.
+_SHORT = {"po": "Pod", "claim": "ResourceClaim", "claims": "ResourceClaim", "class": "DeviceClass", "classes": "DeviceClass"}
+_SHORT |= {"template": "ResourceClaimTemplate", "templates": "ResourceClaimTemplate", "slice": "ResourceSlice", "slices": "ResourceSlice"}
+_SHORT |= {"taint": "DeviceTaintRule", "taints": "DeviceTaintRule"}
+
+
+def plural_of(kind: str) -> str:
+    """Write a kind as kubectl lists it.
+
+    >>> plural_of("ResourceClaim"), plural_of("DeviceClass"), plural_of("DeviceClassParameters")
+    ('resourceclaims', 'deviceclasses', 'deviceclassparameters')
+    """
+    name = kind.lower()
+    if name.endswith("parameters"):
+        return name
+    return f"{name}es" if name.endswith("s") else f"{name}s"
+
+
+def is_node_allocation_state(text: str) -> bool:
+    """Say whether the view is meant that classic drivers kept as objects: it can be got, and nothing else.
+
+    >>> is_node_allocation_state("nodeallocationstates"), is_node_allocation_state("NodeAllocationState.x.example"), is_node_allocation_state("nodes")
+    (True, True, False)
+    """
+    return text.split(".")[0].lower() in ("nodeallocationstate", "nodeallocationstates")
+
+
+def kind_of(text: str) -> str:
+    """Find the kind that is meant.
+
+    >>> kind_of("resourceclaims"), kind_of("claim"), kind_of("ResourceClaim"), kind_of("deviceclasses.resource.k8s.io")
+    ('ResourceClaim', 'ResourceClaim', 'ResourceClaim', 'DeviceClass')
+
+    Errors: raises UsageError that lists the kinds there are.
+    """
+    typed = text.split(".")[0].lower()
+    known = {name: kind for kind in KINDS for name in (kind.lower(), plural_of(kind))}
+    known |= {short: kind for short, kind in _SHORT.items() if kind in KINDS}
+    found = known.get(typed)
+    if found is None and is_node_allocation_state(text):
+        raise UsageError("a node allocation state is no stored object but a view", next_step="see `topobus get nodeallocationstates`")
+    if found is None:
+        meant = did_you_mean(typed, sorted(known))
+        raise UsageError(f"there is no kind {text!r}{meant}", next_step=f"use one of {', '.join(sorted(plural_of(one) for one in KINDS))}")
+    return found
+
+
+def read_target(words: tuple[str, ...], *, verb: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Read `KIND`, `KIND NAME…`, `KIND/NAME…` and `KIND,KIND`: gives kinds and names.
+
+    Errors: raises UsageError.
+    """
+    if not words:
+        known = ", ".join(sorted(plural_of(one) for one in KINDS))
+        raise UsageError(f"say what to {verb}: KIND, KIND NAME or KIND/NAME", next_step=f"KIND is one of {known}")
+    if all("/" in word for word in words):
+        pairs = [word.split("/", 1) for word in words]
+        kinds = tuple(dict.fromkeys(kind_of(kind) for kind, _ in pairs))
+        if len(kinds) > 1 or not all(name for _, name in pairs):
+            raise UsageError(f"cannot read {' '.join(words)!r}", next_step="write KIND/NAME with one kind, such as claim/fast claim/slow")
+        return kinds, tuple(name for _, name in pairs)
+    kinds = tuple(dict.fromkeys(kind_of(one) for one in words[0].split(",") if one))
+    if len(kinds) > 1 and len(words) > 1:
+        raise UsageError("a name needs one kind", next_step=f"write KIND NAME, such as {plural_of(kinds[0])} {words[1]}")
+    return kinds, words[1:]

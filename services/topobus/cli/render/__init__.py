@@ -1,0 +1,1 @@
+"""Values as text, tables and drawings for people."""

@@ -1,0 +1,258 @@
+"""One object of the stand-alone API with all that is known of it elsewhere: its devices, who holds them, what was decided.
+
+Flows in: the object, inventories, ledgers, decision events. Flows out: a Description, as plain data for JSON and as rich renderables for people. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.render.answers import reason_lines, short_time, summary
+from topobus.cli.render.leaves import HEALTH_STYLES, short_address
+from topobus.cli.render.tables import named_claim, state_of
+from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.domain.device import Device, Inventory, driver_name
+from topobus.domain.ledger import Allocation, Ledger
+from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.classic_handles import shown
+from topobus.kubernetes.api.objects import metadata_of, name_of
+
+__all__ = ["Description", "Granted", "describe", "view"]
+
+# The newest decisions tell how it came to what it is; `topobus decisions` has the others.
+_SHOWN_DECISIONS = 8
+# Beside why a claim waits stands what would fit: as a condition, and among the reasons of the event.
+_ADVICE = "Advice"
+_NEAREST = "nearest-miss"
+# A condition's message is cut at some thousand characters; so many tell one from another.
+_COMPARED = 1000
+
+
+class Granted(Struct, frozen=True, kw_only=True):
+    """A device of a claim with what its node says of it."""
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    numa_nodes: str
+    """NUMA nodes that it is local to; `?` when nobody tells."""
+    below: str
+    """The PCIe switch or root above it; empty when nobody tells."""
+    health: str
+    reason: str
+    """The worst condition; empty when it is well."""
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """What one node's ledger holds for the object."""
+
+    node: str
+    devices: dict[str, tuple[str, ...]]
+    cpus: str
+    is_prepared: bool
+
+
+class Description(Struct, frozen=True, kw_only=True):
+    """All about one object."""
+
+    object: dict[str, Any]
+    devices: tuple[Granted, ...] = ()
+    held: tuple[Held, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    """Why it waits, with codes and facts; empty when it does not."""
+    decisions: tuple[DecisionEvent, ...] = ()
+
+
+def describe(
+    one: ApiObject, plain: dict[str, Any], inventories: Iterable[Inventory], ledgers: Iterable[Ledger], events: Iterable[DecisionEvent]
+) -> Description:
+    """Put together what is known of an object.
+
+    Shapes: plain — the object as Kubernetes writes it; events — in the order in which they were made.
+    """
+    uid = metadata_of(one).uid
+    mine = [event for event in events if event.owner.uid == uid and not event.is_dry_run]
+    devices = {(one.node, one.device_class): {device.name: device for device in one.devices} for one in inventories}
+    return Description(
+        object=plain,
+        devices=tuple(_granted(result, devices) for result in _results(one)),
+        held=tuple(
+            _held(ledger.node, allocation)
+            for ledger in sorted(ledgers, key=lambda ledger: ledger.node)
+            for allocation in ledger.allocations.values()
+            if allocation.owner.uid == uid
+        ),
+        reasons=_reasons(one, mine),
+        decisions=tuple(mine[-_SHOWN_DECISIONS:]),
+    )
+
+
+def view(one: ApiObject, found: Description) -> RenderableType:
+    """Show a description to people."""
+    parts: list[RenderableType] = [Text(name_of(one), "title"), _facts(one)]
+    asks = _asks(one)
+    if asks:
+        parts += [Text("asks for", "title"), *(Text(f"  {line}") for line in asks)]
+    if found.devices:
+        parts += [Text("devices", "title"), _device_table(found.devices)]
+    for held in found.held:
+        names = ", ".join(f"{len(devices)} {device_class}" for device_class, devices in sorted(held.devices.items()) if devices)
+        cpus = f"CPUs {held.cpus}" if held.cpus else ""
+        what = ", ".join(part for part in (names, cpus) if part) or "nothing"
+        parts.append(Text(f"held on {held.node}: {what}{'; prepared for a container' if held.is_prepared else ''}"))
+    users = [str(user.get("name")) for user in _dicts(one.status.get("reservedFor"))]
+    if one.kind == "ResourceClaim":
+        parts.append(Text(f"reserved for: {', '.join(users) or 'nobody'}"))
+    conditions = _dicts(one.status.get("conditions"))
+    has_advice = any(one.code == _NEAREST for one in found.reasons)
+    for condition in conditions:
+        if has_advice and condition.get("type") == _ADVICE:
+            continue  # the reasons below say the same with their codes
+        is_true = condition.get("status") == "True"
+        head = Text.assemble((f"{condition.get('type')}: ", "title"), (str(condition.get("reason")), "ok" if is_true else "warn"))
+        head.append(f"  since {short_time(str(condition.get('lastTransitionTime') or '')) or '?'}", "faint")
+        parts.append(head)
+        if not found.reasons or is_true:
+            parts.append(Text(f"  {condition.get('message', '')}"))
+    if found.reasons:
+        parts += [Text("why not", "title"), *reason_lines(found.reasons)]
+    if found.decisions:
+        parts += [Text("decisions", "title"), _decision_table(found.decisions)]
+    return Group(*parts)
+
+
+def _facts(one: ApiObject) -> Table:
+    metadata = metadata_of(one)
+    owners = [f"{owner.get('kind')} {owner.get('name')}" for owner in metadata.owner_references]
+    facts: dict[str, str | Text] = {
+        "state": state_of(one, is_wide=False),
+        "uid": metadata.uid,
+        "created": short_time(metadata.creation_timestamp),
+        "made for": ", ".join(owners),
+        "node": str(one.spec.get("nodeName") or "") if one.kind == "Pod" else "",
+        "allocated": metadata.annotations.get("topobus.dev/allocation-mode", "") if one.kind == "ResourceClaim" else "",
+        "deleted": short_time(metadata.deletion_timestamp),
+        "finalizers": ", ".join(metadata.finalizers),
+    }
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="faint")
+    grid.add_column(overflow="fold")
+    for name, fact in facts.items():
+        if fact:
+            grid.add_row(f"  {name}", fact)
+    return grid
+
+
+def _asks(one: ApiObject) -> list[str]:
+    if one.kind == "Pod":
+        made = {str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(one.status.get("resourceClaimStatuses"))}
+        lines = [
+            f"claim {entry.get('name')}: {named_claim(entry) or made.get(str(entry.get('name')), 'not made yet')}"
+            for entry in _dicts(one.spec.get("resourceClaims"))
+        ]
+        for container in _dicts(one.spec.get("containers")):
+            limits = (container.get("resources") or {}).get("limits") or {}
+            asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(limits.items()))
+            lines += [f"container {container.get('name')}: {asked}"] if asked else []
+        return lines
+    spec = one.spec.get("spec") or {} if one.kind == "ResourceClaimTemplate" else one.spec
+    devices = spec.get("devices") if isinstance(spec, dict) else None
+    return _device_asks(devices) if isinstance(devices, dict) else []
+
+
+def _device_asks(devices: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for request in _dicts(devices.get("requests")):
+        ways = [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
+        for way in ways:
+            name = f"{request.get('name')}/{way['name']}" if way.get("name") else str(request.get("name"))
+            count = "all" if way.get("allocationMode") == "All" else str(way.get("count", 1))
+            lines.append(f"request {name}: {count} of class {way.get('deviceClassName')}")
+            expressions = [str((selector.get("cel") or {}).get("expression", "?")) for selector in _dicts(way.get("selectors"))]
+            lines.extend(f"  where {' '.join(text.split())}" for text in expressions)
+    for constraint in _dicts(devices.get("constraints")):
+        of = ", ".join(map(str, constraint.get("requests") or ())) or "all requests"
+        kind = "equal" if constraint.get("matchAttribute") else "different"
+        lines.append(f"{kind} {constraint.get('matchAttribute') or constraint.get('distinctAttribute')} among {of}")
+    return lines
+
+
+def _device_table(devices: Sequence[Granted]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
+    for column in ("request", "device", "driver", "node", "NUMA", "below", "health"):
+        table.add_column(column, overflow="fold", no_wrap=column in ("device", "NUMA", "below"))
+    for one in devices:
+        style = next((style for state, style in HEALTH_STYLES.items() if state.value == one.health), "") or "ok"
+        health = Text(f"{one.health}{f': {one.reason}' if one.reason else ''}", style)
+        table.add_row(one.request, Text(one.device, "name"), one.driver, one.pool, one.numa_nodes, one.below or "-", health)
+    return table
+
+
+def _decision_table(decisions: Sequence[DecisionEvent]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
+    for column in ("time", "decision", "what", "answer"):
+        table.add_column(column, no_wrap=column == "time", overflow="fold")
+    for event in decisions:
+        answer = Text(summary(event.outcome), "fail" if isinstance(event.outcome, Refusal) else "ok")
+        table.add_row(short_time(event.time), Text(event.id, "name"), f"{event.verb} at {event.node}", answer)
+    return table
+
+
+def _reasons(one: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, ...]:
+    """Find the reasons behind the condition as it is now: those of the event that says the same; else the condition's own words."""
+    waits = [condition for condition in _dicts(one.status.get("conditions")) if condition.get("status") == "False"]
+    if not waits:
+        return ()
+    message = str(waits[0].get("message") or "")
+    for event in reversed(events):
+        # The event has the advice, too; a condition's message is cut where it grows too long.
+        told = "; ".join(reason.message for reason in event.outcome.reasons) if isinstance(event.outcome, Refusal) else ""
+        if isinstance(event.outcome, Refusal) and told.startswith(message[:_COMPARED]):
+            return *event.outcome.reasons, *event.outcome.to_free
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"reason": str(waits[0].get("reason") or "")}
+    return (Reason(code="condition", message=message, facts=facts),) if message else ()
+
+
+def _granted(result: dict[str, Any], devices: dict[tuple[str, str], dict[str, Device]]) -> Granted:
+    driver, pool, name = (str(result.get(key) or "") for key in ("driver", "pool", "device"))
+    device = devices.get((pool, driver.removesuffix(driver_name(""))), {}).get(name)
+    worst = device.health.worst if device is not None else None
+    above = (str(device.pcie_switch) if device.pcie_switch else device.pcie_root) if device is not None else ""
+    return Granted(
+        request=str(result.get("request") or ""),
+        driver=driver,
+        pool=pool,
+        device=name,
+        numa_nodes=str(device.numa_nodes) if device is not None and device.numa_nodes is not None else "?",
+        below=short_address(above) if above and not above.startswith("pci") else above,
+        health=device.health.state.value if device is not None else "not in the inventory",
+        reason=worst.reason if worst is not None else "",
+    )
+
+
+def _held(node: str, allocation: Allocation) -> Held:
+    devices: dict[str, tuple[str, ...]] = {}
+    cpus = ""
+    for holding in allocation.holdings:
+        for device_class, names in holding.devices.items():
+            devices[device_class] = (*devices.get(device_class, ()), *names)
+        cpus = ",".join(part for part in (cpus, str(holding.cpus)) if part)
+    return Held(node=node, devices=devices, cpus=cpus, is_prepared=allocation.is_prepared)
+
+
+def _results(one: ApiObject) -> list[dict[str, Any]]:
+    allocation = shown(one).status.get("allocation")
+    devices = allocation.get("devices") if isinstance(allocation, dict) else None
+    return _dicts(devices.get("results")) if isinstance(devices, dict) else []
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []

@@ -1,0 +1,86 @@
+"""The status of supervised programs, for people: a table that a live display redraws, and lines where there is no terminal."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.system.supervision import ProgramState, ProgramStatus
+
+__all__ = ["log_text", "status_line", "status_table"]
+
+_STYLES = {
+    ProgramState.WAITING: "faint",
+    ProgramState.STARTING: "warn",
+    ProgramState.READY: "ok",
+    ProgramState.NOT_READY: "warn",
+    ProgramState.RESTARTING: "fail",
+    ProgramState.STOPPED: "faint",
+}
+_SIGNS = {
+    ProgramState.WAITING: "·",
+    ProgramState.STARTING: "…",
+    ProgramState.READY: "+",
+    ProgramState.NOT_READY: "?",
+    ProgramState.RESTARTING: "!",
+    ProgramState.STOPPED: "-",
+}
+# How nats-server begins each line: process id, date, time, level.
+_NATS_PREFIX = re.compile(r"^\[\d+\] \S+ \S+ \[\w+\] ")
+# A crash logs a traceback with all values, which is a matter for the log file.
+_LONGEST = 400
+# Present in every line of a service's log and said elsewhere in the table already.
+_KNOWN_KEYS = ("ts", "level", "event", "service", "node", "logger")
+
+
+def status_table(statuses: tuple[ProgramStatus, ...], *, title: str = "") -> Table:
+    """Draw one row a program."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", title=title or None, title_justify="left", expand=True)
+    table.add_column("service", no_wrap=True)
+    table.add_column("state", no_wrap=True, min_width=12)
+    table.add_column("pid", justify="right", no_wrap=True)
+    table.add_column("restarts", justify="right", no_wrap=True)
+    table.add_column("last log", no_wrap=True, overflow="ellipsis", ratio=1)
+    for one in statuses:
+        state = Text(f"{_SIGNS[one.state]} {one.state}", _STYLES[one.state])
+        restarts = Text(str(one.restarts), "warn" if one.restarts else "faint")
+        table.add_row(Text(one.name, "name"), state, str(one.pid or "-"), restarts, Text(log_text(one.last_line), "faint"))
+    return table
+
+
+def status_line(one: ProgramStatus) -> str:
+    """Write a change of one program as a line."""
+    detail = ""
+    if one.state is ProgramState.READY and one.ready_after_s is not None:
+        detail = f" after {one.ready_after_s:.1f} s"
+    elif one.state is ProgramState.RESTARTING:
+        detail = f": {exit_text(one.exit_code)}, last said: {log_text(one.last_line) or 'nothing'}"
+    return f"{one.name}: {one.state}{detail}" + (f" (pid {one.pid})" if one.pid else "")
+
+
+def exit_text(code: int | None) -> str:
+    """Say how a program ended."""
+    if code is None:
+        return "could not be started"
+    return f"killed by signal {-code}" if code < 0 else f"exited with {code}"
+
+
+def log_text(line: str) -> str:
+    """Shorten a JSON log line to its event and facts, and a line of nats-server's to its message; at most so many characters of it.
+
+    >>> log_text('{"ts": "x", "level": "info", "event": "bus.connected", "url": "u"}')
+    'bus.connected url=u'
+    """
+    try:
+        parsed = json.loads(line)
+    except ValueError:
+        return _NATS_PREFIX.sub("", line)[:_LONGEST]
+    if not isinstance(parsed, dict) or "event" not in parsed:
+        return line[:_LONGEST]
+    facts = " ".join(f"{key}={value}" for key, value in parsed.items() if key not in _KNOWN_KEYS)
+    level = str(parsed.get("level", "info"))
+    return " ".join(part for part in ("" if level in ("info", "debug") else level.upper(), str(parsed["event"]), facts) if part)[:_LONGEST]

@@ -1,0 +1,145 @@
+"""Objects of the stand-alone API as tables, with the columns that tell most about each kind.
+
+Flows in: stored objects of one kind. Flows out: rich tables. Pure but for the age, which needs to know what time it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from topobus.cli.objects.applying import WRONG, is_allocated, word_of
+from topobus.contracts.messages import ApiObject
+from topobus.kubernetes.api.classic_handles import shown
+from topobus.kubernetes.api.objects import is_of_cluster, metadata_of
+
+__all__ = ["age", "named_claim", "object_table", "state_of"]
+
+Row = Callable[[ApiObject], tuple[str | Text, ...]]
+
+
+def object_table(kind: str, objects: Sequence[ApiObject], *, now: datetime, has_namespace: bool = False, is_wide: bool = False) -> Table:
+    """List objects of one kind."""
+    columns, row = _KINDS.get(kind, ((), _plain))
+    table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
+    has_namespace = has_namespace and not is_of_cluster(kind)
+    # A name is there to be copied; what explains may be cut, and `describe` has all of it.
+    for title in (*(["namespace"] if has_namespace else []), "name", "state", *columns, "age"):
+        table.add_column(title, no_wrap=title in ("namespace", "name", "node", "age"), overflow="fold")
+    for one in objects:
+        metadata = metadata_of(one)
+        head = [Text(metadata.namespace or "default")] if has_namespace else []
+        table.add_row(*head, Text(metadata.name, "name"), state_of(one, is_wide=is_wide), *row(one), age(metadata.creation_timestamp, now))
+    return table
+
+
+def state_of(one: ApiObject, *, is_wide: bool = True) -> Text:
+    """Say in a few words how an object stands; why it waits only where there is room."""
+    if metadata_of(one).deletion_timestamp:
+        return Text("going", "warn")
+    word = word_of(one)
+    reason = str(word.get("reason") or "") if word is not None else ""
+    why = f": {word.get('message')}" if word is not None and is_wide and word.get("message") else ""
+    if reason in WRONG:
+        return Text(f"{reason}{why}", "fail")
+    if one.kind == "ResourceClaim":
+        if is_allocated(one):
+            return Text("allocated,reserved" if one.status.get("reservedFor") else "allocated", "ok")
+        return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
+    if one.kind == "Pod":
+        if word is not None and word.get("status") == "True":
+            return Text("scheduled", "ok")
+        return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
+    return Text(reason.lower() if reason else "stored", "ok" if reason else "")
+
+
+def age(created: str, now: datetime) -> str:
+    """Write how old something is, as kubectl does.
+
+    >>> age("2026-01-01T00:00:00Z", datetime(2026, 1, 1, 2, 5, tzinfo=UTC)), age("", datetime(2026, 1, 1, tzinfo=UTC))
+    ('2h5m', '-')
+    """
+    try:
+        seconds = max(int((now - datetime.fromisoformat(created).astimezone(UTC)).total_seconds()), 0)
+    except ValueError:
+        return "-"
+    if seconds < 120:
+        return f"{seconds}s"
+    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86_400
+    if minutes < 180:
+        return f"{minutes // 60}h{minutes % 60}m" if minutes >= 120 else f"{minutes}m"
+    return f"{hours}h" if hours < 48 else f"{days}d"
+
+
+def _claim(one: ApiObject) -> tuple[str | Text, ...]:
+    results = _results(one)
+    users = [str(user.get("name")) for user in _dicts(one.status.get("reservedFor"))]
+    nodes = sorted({str(result.get("pool", "")) for result in results})
+    devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
+    return ", ".join(nodes) or "-", devices or "-", ", ".join(users) or "-"
+
+
+def _pod(one: ApiObject) -> tuple[str | Text, ...]:
+    made = {str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(one.status.get("resourceClaimStatuses"))}
+    entries = _dicts(one.spec.get("resourceClaims"))
+    names = [named_claim(entry) or made.get(str(entry.get("name")), "-") for entry in entries]
+    return str(one.spec.get("nodeName") or "-"), "\n".join(names) or "-"
+
+
+def named_claim(entry: dict[str, Any]) -> str:
+    """Name the claim of a pod's entry, in either form in which it is written; empty for a template's."""
+    source = entry.get("source")
+    return str(entry.get("resourceClaimName") or (source.get("resourceClaimName") if isinstance(source, dict) else "") or "")
+
+
+def _class(one: ApiObject) -> tuple[str | Text, ...]:
+    selectors = [str((entry.get("cel") or {}).get("expression", "")) for entry in _dicts(one.spec.get("selectors"))]
+    return (" && ".join(" ".join(text.split()) for text in selectors) or "every device",)
+
+
+def _template(one: ApiObject) -> tuple[str | Text, ...]:
+    return (_requests(one.spec.get("spec") or {}),)
+
+
+def _slice(one: ApiObject) -> tuple[str | Text, ...]:
+    pool = one.spec.get("pool") or {}
+    where = one.spec.get("nodeName") or ("all nodes" if one.spec.get("allNodes") else "selected nodes")
+    return str(one.spec.get("driver", "-")), str(pool.get("name", "-")), str(where), str(len(_dicts(one.spec.get("devices"))))
+
+
+def _plain(_: ApiObject) -> tuple[str | Text, ...]:
+    return ()
+
+
+def _requests(spec: dict[str, Any]) -> str:
+    found: list[str] = []
+    for request in _dicts((spec.get("devices") or {}).get("requests")):
+        ways = [request["exactly"]] if isinstance(request.get("exactly"), dict) else _dicts(request.get("firstAvailable"))
+        texts = [f"{'all' if way.get('allocationMode') == 'All' else way.get('count', 1)} {way.get('deviceClassName')}" for way in ways]
+        found.append(f"{request.get('name')}: {' or '.join(texts)}")
+    return "\n".join(found) or "-"
+
+
+def _results(one: ApiObject) -> list[dict[str, Any]]:
+    allocation = shown(one).status.get("allocation")
+    devices = allocation.get("devices") if isinstance(allocation, dict) else None
+    return _dicts(devices.get("results")) if isinstance(devices, dict) else []
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    """List what is an object; anybody may have stored anything."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
+_KINDS: dict[str, tuple[tuple[str, ...], Row]] = {
+    "ResourceClaim": (("node", "devices", "used by"), _claim),
+    "Pod": (("node", "claims"), _pod),
+    "DeviceClass": (("selects",), _class),
+    "ResourceClaimTemplate": (("requests",), _template),
+    "ResourceSlice": (("driver", "pool", "where", "devices"), _slice),
+}

@@ -1,0 +1,1 @@
+"""A node in memory: placements and claims tried without services."""

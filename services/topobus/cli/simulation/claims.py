@@ -1,0 +1,157 @@
+"""Claims of a simulation: allocated by the controller's own engine, held in the simulation's ledger like a pod's devices.
+
+Flows in: the objects of a folder, a simulation. Flows out: one answer a pod with claims, and one a claim that no pod names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.cli.dry_run_process import ask_dry_run
+from topobus.cli.objects.manifests import request_of
+from topobus.cli.simulation.node import Simulation
+from topobus.contracts.messages import ApiObject
+from topobus.domain.device import driver_name
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import ContainerRequest, Owner, OwnerKind, PodRequest
+from topobus.domain.resource_names import is_resource_name
+from topobus.kubernetes.api.classic import is_classic
+from topobus.kubernetes.api.objects import metadata_of, object_parts
+from topobus.kubernetes.api.resource import AllocationResult
+
+__all__ = ["ClaimAnswer", "ClaimSimulation", "claim_lines"]
+
+
+class ClaimAnswer(Struct, frozen=True, kw_only=True):
+    """What the engine says of a pod's claims, or of one claim."""
+
+    name: str
+    condition: str
+    node: str = ""
+    allocations: dict[str, AllocationResult] = {}
+    reasons: tuple[Reason, ...] = ()
+    stored: tuple[ApiObject, ...] = ()
+    """The claims as they would be stored, allocated."""
+    request: PodRequest | None = None
+    """What the pod itself asks beside its claims, with its claims named where it wishes to be aligned with them."""
+
+    @property
+    def is_allocated(self) -> bool:
+        """Say whether all of it is allocated."""
+        return self.condition == "Allocated"
+
+
+class ClaimSimulation:
+    """Allocates the claims of a folder's pods, and those that no pod names."""
+
+    def __init__(self, simulation: Simulation, objects: Sequence[ApiObject]) -> None:
+        self._simulation = simulation
+        self._pods = [one for one in objects if one.kind == "Pod"]
+        self.left_out = tuple(one for one in objects if one.kind != "Pod" and is_classic(one))
+        """Objects of classic DRA, which only running drivers can answer."""
+        self._objects = {tuple(object_parts(one).values()): one for one in objects if one.kind != "Pod" and not is_classic(one)}
+
+    def place(self, pod: ApiObject) -> tuple[Placement | Refusal, ClaimAnswer | None]:
+        """Plan a pod with its claims, and hold what all of them get; without the whole of it nothing is held."""
+        request = request_of(pod)
+        if not self._has_claims(pod, request):
+            return self._simulation.place(request), None
+        identified = msgspec.structs.replace(pod, metadata={**pod.metadata, "uid": request.owner.uid})
+        answer = self._ask(identified)
+        if answer is None:
+            return self._simulation.place(request), None  # all its claims are allocated already
+        if not answer.is_allocated:
+            refusal = Refusal(reasons=answer.reasons)
+            self._simulation.refuse(request, refusal)
+            return refusal, answer
+        before = self._simulation.ledger
+        self._hold(answer)
+        outcome = self._simulation.place(answer.request or msgspec.structs.replace(request, containers=_idle(request)))
+        if isinstance(outcome, Refusal):
+            self._simulation.undo(before)
+        else:
+            self._remember(answer)
+        return outcome, answer
+
+    def rest(self) -> Iterator[ClaimAnswer]:
+        """Allocate the claims that no pod names, as the controller does at once."""
+        named = {
+            (
+                metadata_of(pod).namespace or "default",
+                str(use.get("resourceClaimName") or (use.get("source") or {}).get("resourceClaimName")),
+            )
+            for pod in self._pods
+            for use in pod.spec.get("resourceClaims") or ()
+        }
+        for (kind, namespace, name), claim in tuple(self._objects.items()):
+            if kind == "resourceclaim" and (namespace, name) not in named and not claim.status.get("allocation"):
+                answer = self._ask(claim)
+                if answer is not None:
+                    if answer.is_allocated:
+                        self._hold(answer)
+                        self._remember(answer)
+                    yield answer
+
+    def _has_claims(self, pod: ApiObject, request: PodRequest) -> bool:
+        """Say whether the pod has claims, or asks for a resource that a class may serve by one."""
+        offered = {one.resource for one in self._simulation.inventories}
+        asked = {device.device_class for container in request.containers for device in container.devices}
+        return bool(pod.spec.get("resourceClaims")) or any(is_resource_name(one) and one not in offered for one in asked)
+
+    def _ask(self, wanted: ApiObject) -> ClaimAnswer | None:
+        situation: dict[str, Any] = {
+            "wanted": [wanted],
+            "objects": [one for one in self._objects.values() if one is not wanted],
+            "machines": [self._simulation.machine],
+            "inventories": self._simulation.inventories,
+            "ledgers": [self._simulation.ledger],
+            "alignments": [self._simulation.alignment],
+        }
+        answers = asyncio.run(ask_dry_run(situation))["answers"]
+        return msgspec.convert(answers[0], ClaimAnswer) if answers else None
+
+    def _hold(self, answer: ClaimAnswer) -> None:
+        for claim in answer.stored:
+            metadata = metadata_of(claim)
+            owner = Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
+            allocation = msgspec.convert(claim.status["allocation"], AllocationResult)
+            self._simulation.hold(owner, *_held_by(allocation, self._simulation.machine.node))
+
+    def _remember(self, answer: ClaimAnswer) -> None:
+        self._objects |= {tuple(object_parts(claim).values()): claim for claim in answer.stored}
+
+
+def claim_lines(answer: ClaimAnswer) -> list[str]:
+    """Say what each claim gets.
+
+    >>> claim_lines(ClaimAnswer(name="ResourceClaim default/a", condition="DoesNotFit"))
+    []
+    """
+    return [
+        f"claim {claim}: " + ", ".join(f"{one.device} ({one.driver.removesuffix(driver_name(''))})" for one in result.devices.results)
+        for claim, result in answer.allocations.items()
+    ]
+
+
+def _idle(request: PodRequest) -> tuple[ContainerRequest, ...]:
+    """The containers of a pod that asks for nothing beside its claims."""
+    return tuple(ContainerRequest(name=one.name, kind=one.kind) for one in request.containers)
+
+
+def _held_by(allocation: AllocationResult, node: str) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
+    """List the devices of a node that an allocation holds, and of which of them it has a share; both by class."""
+    held: dict[str, tuple[str, ...]] = {}
+    shared: dict[str, tuple[str, ...]] = {}
+    for one in allocation.devices.results:
+        if one.admin_access or one.pool != node or not one.driver.endswith(driver_name("")):
+            continue
+        device_class = one.driver.removesuffix(driver_name(""))
+        held[device_class] = (*held.get(device_class, ()), one.device)
+        if one.share_id is not None:
+            shared[device_class] = (*shared.get(device_class, ()), one.device)
+    return held, shared

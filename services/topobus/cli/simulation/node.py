@@ -1,0 +1,287 @@
+"""A node without services: its machine read, its devices found by the same drivers, its ledger kept in memory.
+
+Flows in: a hardware tree (a folder, an archive of one, a profile) or a snapshot of one as JSON; pods. Flows out: one decision a pod, the same that the
+services would make, and the ledger afterwards. Nothing is written and no server is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from msgspec import Struct
+
+from topobus.cli.exits import InputError, UsageError
+from topobus.cli.objects.input_files import SNAPSHOT_BYTES, read_bytes
+from topobus.contracts.codec import decode
+from topobus.contracts.messages import DecisionEvent
+from topobus.devicekit.driver import DeviceDriver, HintingDriver
+from topobus.devicekit.hints import hinting_driver
+from topobus.devicekit.inventory_merge import DriverView, advance_roster
+from topobus.devicekit.registry import load_drivers
+from topobus.devicekit.settings import HealthSettings
+from topobus.domain import transitions
+from topobus.domain.alignment.planning.node_view import node_view
+from topobus.domain.alignment.planning.placement import place
+from topobus.domain.device import Inventory
+from topobus.domain.errors import HardwareError, InvariantError
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import Owner, PodRequest
+from topobus.domain.view import AlignmentOptions, NodeAlignment
+from topobus.runtime.clock import rfc3339
+from topobus.simulation.machines import PROFILES, build
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+__all__ = ["Simulation", "Snapshot", "open_machine"]
+
+# A simulation has no time of its own: the same pods give the same decisions, to the letter.
+_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+# What `record` copies of a large machine is some 20 MiB in 50,000 files; an archive that holds ten times that is something else.
+_ARCHIVE_BYTES = 256 << 20
+_ARCHIVE_MEMBERS = 500_000
+_CLASSES = ("gpu", "nic", "fpga", "cpu")
+
+
+class Snapshot(Struct, frozen=True, kw_only=True):
+    """A machine and what its device services found: enough to plan on it anywhere."""
+
+    machine: Machine
+    inventories: tuple[Inventory, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Node:
+    snapshot: Snapshot
+    hinting: Mapping[str, HintingDriver] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@contextmanager
+def open_machine(what: str) -> Iterator[_Node]:
+    """Read a machine by profile name, folder, archive (tar) or JSON file (a snapshot, or a Machine alone: then CPUs are all its devices).
+
+    Errors: raises UsageError for what is none of these, InputError for a file that cannot be read, ContractError for JSON that is no machine,
+            HardwareError for a tree that cannot be read as a machine.
+    """
+    path = Path(what)
+    if path.is_dir():
+        yield _read_tree(path, path)
+    elif path.is_file() and tarfile.is_tarfile(path):
+        with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
+            yield _read_tree(_unpack(path, Path(folder)), path)
+    elif path.is_file():
+        with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
+            yield _read_file(path, Path(folder))
+    elif what in PROFILES:
+        with tempfile.TemporaryDirectory(prefix="topobus-simulate-") as folder:
+            build(what, Path(folder) / what)
+            yield _read_tree(Path(folder) / what, path)
+    else:
+        raise UsageError(
+            f"--machine {what} is no folder, no file and no profile",
+            next_step=f"give a folder with sys and proc (/ is this machine), an archive of one, a JSON file, or one of {', '.join(sorted(PROFILES))}",
+        )
+
+
+class Simulation:
+    """Places pods one after the other on one node."""
+
+    def __init__(self, node: _Node, options: AlignmentOptions, reserved_cpus: CpuSet) -> None:
+        self.machine = node.snapshot.machine
+        self.inventories = node.snapshot.inventories
+        self.ledger = Ledger(node=self.machine.node)
+        self.decisions: list[DecisionEvent] = []
+        self._options = options
+        self._reserved = reserved_cpus
+        self._hinting = node.hinting
+
+    def place(self, pod: PodRequest) -> Placement | Refusal:
+        """Plan one pod and hold what it gets."""
+        number = len(self.decisions) + 1
+        view = node_view(
+            self.machine,
+            {one.device_class: one for one in self.inventories},
+            self.ledger,
+            self._options,
+            self._reserved,
+            custom_hints=self._custom_hints(pod),
+        )
+        outcome = place(view, pod)
+        op_id, decision_id = f"simulate-{number}", f"simulated-{number}"
+        if isinstance(outcome, Placement):
+            step = transitions.reserve(self.ledger, op_id=op_id, request=pod, placement=outcome, decision_id=decision_id)
+        else:
+            step = transitions.record_refusal(
+                self.ledger, op_id=op_id, verb="place", owner=pod.owner, decision_id=decision_id, refusal=outcome
+            )
+        self.ledger = step.ledger
+        self.decisions.append(
+            DecisionEvent(
+                id=decision_id,
+                verb="place",
+                node=self.machine.node,
+                op_id=op_id,
+                time=rfc3339(_MOMENT),
+                owner=pod.owner,
+                request=pod,
+                view=view,
+                outcome=outcome,
+                ledger_sequence=self.ledger.sequence,
+            )
+        )
+        return outcome
+
+    @property
+    def alignment(self) -> NodeAlignment:
+        """How the node aligns, as it would publish it."""
+        return NodeAlignment(node=self.machine.node, options=self._options, reserved_cpus=self._reserved)
+
+    def hold(self, owner: Owner, devices: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, ...]]) -> None:
+        """Hold what a claim was allocated."""
+        number = f"simulate-{owner.key}"
+        step = transitions.adopt(self.ledger, op_id=number, owner=owner, devices=devices, shared=shared, decision_id=number)
+        if isinstance(step, Refusal):
+            raise InvariantError(f"{owner} was allocated what somebody holds: {step.reasons[0].message}")
+        self.ledger = step.ledger
+
+    def refuse(self, pod: PodRequest, refusal: Refusal) -> None:
+        """Write down that a pod found no place for its claims."""
+        number = len(self.decisions) + 1
+        self.decisions.append(
+            DecisionEvent(
+                id=f"simulated-{number}",
+                verb="schedule",
+                node=self.machine.node,
+                op_id=f"simulate-{number}",
+                time=rfc3339(_MOMENT),
+                owner=pod.owner,
+                outcome=refusal,
+                ledger_sequence=self.ledger.sequence,
+            )
+        )
+
+    def undo(self, ledger: Ledger) -> None:
+        """Go back to an earlier ledger: what was held since had no effect."""
+        self.ledger = ledger
+
+    def _custom_hints(self, pod: PodRequest) -> dict[str, tuple[tuple[NodeSet | None, bool], ...]]:
+        """Ask drivers that have hints of their own, as their service would."""
+        asked: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
+        held = {
+            (device_class, name)
+            for one in self.ledger.allocations.values()
+            for holding in one.holdings
+            for device_class, names in holding.devices.items()
+            for name in names
+        }
+        for inventory in self.inventories:
+            driver = self._hinting.get(inventory.device_class)
+            counts = {
+                one.count
+                for want in pod.containers
+                for one in want.devices
+                if one.device_class == inventory.device_class and not one.names and one.count > 0
+            }
+            for count in sorted(counts) if driver is not None else ():
+                free = [
+                    one.name for one in inventory.devices if one.health.is_allocatable and (inventory.device_class, one.name) not in held
+                ]
+                hints = driver.hints(self.machine, inventory.devices, count, free) if driver is not None else None
+                asked[f"{inventory.device_class}/{count}"] = (
+                    ((None, True),) if hints is None else tuple((one.nodes, one.preferred) for one in hints)
+                )
+        return asked
+
+
+def _read_tree(root: Path, named: Path) -> _Node:
+    if not (root / "sys").is_dir():
+        raise InputError(
+            f"{named} has no folder sys in it", next_step="give the folder that holds sys and proc, such as / for this machine"
+        )
+    tree = Tree(HardwareSettings(root=str(root)))
+    name = (named.absolute().name or "localhost").split(".")[0].lower()
+    return _find_devices(tree, read_machine(tree, name))
+
+
+def _find_devices(tree: Tree, machine: Machine) -> _Node:
+    """Let every driver look once, at what exists and how it is."""
+    inventories: list[Inventory] = []
+    hinting: dict[str, HintingDriver] = {}
+    warnings: list[str] = []
+    for device_class in _CLASSES:
+        registry = load_drivers(device_class)
+        warnings += [f"{device_class}: plugin {one.name} is left out: {one.why}" for one in registry.skipped]
+        views = {one.name: _look(one, tree, machine, warnings) for one in registry.drivers}
+        roster = advance_roster(
+            (), views, device_class=device_class, machine=machine, held=frozenset(), now=_MOMENT, settings=HealthSettings()
+        )
+        own = hinting_driver(registry.drivers, roster.devices)
+        if own is not None:
+            hinting[device_class] = own
+        inventories.append(
+            Inventory(
+                node=machine.node,
+                device_class=device_class,
+                generation=1,
+                machine_generation=machine.generation,
+                devices=roster.devices,
+                has_custom_hints=own is not None,
+                drivers=tuple(sorted(views)),
+                warnings=roster.warnings,
+            )
+        )
+    return _Node(snapshot=Snapshot(machine=machine, inventories=tuple(inventories)), hinting=hinting, warnings=tuple(warnings))
+
+
+def _look(driver: DeviceDriver, tree: Tree, machine: Machine, warnings: list[str]) -> DriverView:
+    try:
+        devices = tuple(driver.discover(tree, machine))
+        return DriverView(devices=devices, observations=dict(driver.observe(tree, devices)) if devices else {})
+    except HardwareError as err:
+        warnings.append(f"driver {driver.name} could not look: {err}")
+        return DriverView(devices=())
+
+
+def _read_file(path: Path, empty: Path) -> _Node:
+    """A snapshot as it is; of a Machine alone the drivers see no files, so they find the CPUs and nothing else."""
+    data = read_bytes(path, limit_bytes=SNAPSHOT_BYTES, next_step="give a file that this user may read")
+    try:
+        keys = json.loads(data)
+    except ValueError:
+        keys = None
+    if isinstance(keys, dict) and "machine" in keys:
+        return _Node(snapshot=decode(data, Snapshot, where=str(path)))
+    return _find_devices(Tree(HardwareSettings(root=str(empty))), decode(data, Machine, where=str(path)))
+
+
+def _unpack(path: Path, into: Path) -> Path:
+    """Unpack a recorded tree; its links point all over it, but nothing may be written outside the folder."""
+    size, members = 0, 0
+    try:
+        with tarfile.open(path) as archive:
+            for member in archive:
+                size, members = size + member.size, members + 1
+                if not (member.isfile() or member.isdir() or member.issym() or member.islnk()):
+                    raise InputError(f"{path}: {member.name} is no file, folder or link", next_step="archive what `topobus record` wrote")
+                if size > _ARCHIVE_BYTES or members > _ARCHIVE_MEMBERS:
+                    raise InputError(
+                        f"{path}: it unpacks to more than {_ARCHIVE_BYTES >> 20} MiB or {_ARCHIVE_MEMBERS} files",
+                        next_step="archive what `topobus record` wrote, and nothing else",
+                    )
+                archive.extract(member, into, filter="tar")
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as err:
+        raise InputError(f"{path}: cannot be unpacked: {err}", next_step="archive what `topobus record` wrote") from err
+    found = [one for one in (into, *sorted(into.iterdir())) if (one / "sys").is_dir()]
+    return found[0] if found else into

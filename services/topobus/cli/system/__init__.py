@@ -1,0 +1,1 @@
+"""The eight services as processes of this machine: started, watched, stopped."""

@@ -1,0 +1,65 @@
+"""Which earlier choices a dead end is to be blamed on, so that the search goes back to one of them and tries no other device where that cannot help.
+
+A choice is a grant; its level is its place among all grants that the search holds, and a set of levels is the bits of an integer. A negative integer blames
+everything: nothing is concluded from it. Blaming a level too many costs time, one too few would lose solutions, so whatever may have to do with a miss is blamed:
+grants of the same device, those under a constraint of the request, and those that take counters. Source: Prosser, Hybrid algorithms for the constraint
+satisfaction problem (1993), conflict-directed backjumping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from topobus.controller.allocation.pools import Candidate
+from topobus.controller.allocation.requests import PreparedRequest
+from topobus.controller.allocation.results import Grant
+from topobus.controller.allocation.values import DeviceId
+
+__all__ = ["ANYTHING", "ConflictSet", "blames", "without"]
+
+ANYTHING = -1
+"""Every level may be to blame."""
+
+
+class ConflictSet:
+    """The grants that may keep a request from a device, worked out once a visit. Cost: O(grants)."""
+
+    def __init__(self, request: PreparedRequest, grants: Sequence[Sequence[Grant]]) -> None:
+        self._by_device: dict[DeviceId, int] = {}
+        self._constrained = 0
+        self._counted = 0
+        constraints = frozenset(request.constraints)
+        for level, grant in enumerate(chain.from_iterable(grants)):
+            bit = 1 << level
+            self._by_device[grant.candidate.id] = self._by_device.get(grant.candidate.id, 0) | bit
+            if grant.request.claim_index == request.claim_index and not constraints.isdisjoint(grant.request.constraints):
+                self._constrained |= bit
+            if grant.candidate.device.consumes_counters:
+                self._counted |= bit
+
+    def holding(self, candidate: Candidate) -> int:
+        """Blame those that hold the device, or a share of it."""
+        return self._by_device.get(candidate.id, 0)
+
+    def refusing(self, candidate: Candidate) -> int:
+        """Blame those that may have made a free device unfit."""
+        return self.holding(candidate) | self._constrained | (self._counted if candidate.device.consumes_counters else 0)
+
+
+def blames(blame: int, level: int) -> bool:
+    """Say whether a level is to blame.
+
+    >>> blames(0b101, 0), blames(0b101, 1), blames(ANYTHING, 7)
+    (True, False, True)
+    """
+    return bool(blame >> level & 1)
+
+
+def without(blame: int, level: int) -> int:
+    """Take a level off: it tried all that it could.
+
+    >>> without(0b101, 0), without(ANYTHING, 0) < 0
+    (4, True)
+    """
+    return blame & ~(1 << level)

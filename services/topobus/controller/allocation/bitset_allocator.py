@@ -1,0 +1,171 @@
+"""Claims so plain that bits answer them: so many free devices for each request, all of a claim's with one value.
+
+Flows in: a node's devices, and claims whose requests count devices that no other of their requests wants. Flows out: for any set of taken devices the places that
+the search would find, or that it would find none. Nothing can get in a request's way but devices that are taken and the one constraint, so the first devices of the
+first value that has enough for all are the first solution; whatever is not as plain as that has no sheet and is searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from topobus.cel.seam import SelectorCompiler, SelectorError
+from topobus.controller.allocation.constraints import attribute_values
+from topobus.controller.allocation.node_table import NodeTable
+from topobus.controller.allocation.pools import Candidate
+from topobus.controller.state.taint_index import SILENT_TAINT, tolerates
+from topobus.domain.idset import ids_of_bits
+from topobus.kubernetes.api.limits import MAX_LIST
+from topobus.kubernetes.api.resource import (
+    ClaimSpec,
+    DeviceClassSpec,
+    ExactRequest,
+    Selector,
+)
+
+__all__ = ["BitsetPlan", "make_sheet"]
+
+
+class _Wanted(NamedTuple):
+    """A request: the places of devices that it selects, as bits, and how many it wants."""
+
+    places: int
+    number: int
+
+
+class _Claim(NamedTuple):
+    wanted: tuple[_Wanted, ...]
+    matched: tuple[int, ...] = ()
+    """Requests whose devices must have one value."""
+    equals: Mapping[int, int] = {}
+    """Place to the places with the same value, as bits; none for a device that has no value."""
+
+
+class BitsetPlan(NamedTuple):
+    """Plain claims on nodes of one kind."""
+
+    claims: tuple[_Claim, ...]
+
+    def solve(self, taken: int) -> tuple[tuple[int, ...], ...] | None:
+        """Give each claim's places in the order of its requests; None when they do not fit. Cost: O(requests x values)."""
+        found: list[tuple[int, ...]] = []
+        for claim in self.claims:
+            within = _common(claim, taken)
+            if within is None:
+                return None
+            places: list[int] = []
+            for index, one in enumerate(claim.wanted):
+                free = one.places & ~taken
+                if index in claim.matched:
+                    free &= within
+                chosen = tuple(islice(ids_of_bits(free), one.number))
+                if len(chosen) < one.number:
+                    return None
+                places += chosen
+            found.append(tuple(places))
+        return tuple(found)
+
+
+def make_sheet(
+    table: NodeTable, specs: Sequence[ClaimSpec], classes: Mapping[str, DeviceClassSpec], compiler: SelectorCompiler
+) -> BitsetPlan | None:
+    """Turn claims into bits over a node's devices; None for any that are not plain there."""
+    claims: list[_Claim] = []
+    seen = 0
+    for spec in specs:
+        wanted: list[_Wanted] = []
+        for request in spec.devices.requests:
+            one = _read(request.exactly, table, classes, compiler) if request.exactly is not None and not request.first_available else None
+            if one is None or one.places & seen:
+                return None
+            seen |= one.places
+            wanted.append(one)
+        claim = _with_constraint(spec, tuple(wanted), table)
+        if claim is None or sum(one.number for one in wanted) > MAX_LIST:
+            return None
+        claims.append(claim)
+    return BitsetPlan(tuple(claims))
+
+
+def _common(claim: _Claim, taken: int) -> int | None:
+    """Find the first value of which there are enough for all matched requests: the places that have it, -1 without a constraint, None when there is none."""
+    if not claim.matched:
+        return -1
+    free = claim.wanted[claim.matched[0]].places & ~taken
+    while free:
+        lowest = free & -free
+        equal = claim.equals.get(lowest.bit_length() - 1, 0)
+        if equal and all((claim.wanted[one].places & ~taken & equal).bit_count() >= claim.wanted[one].number for one in claim.matched):
+            return equal
+        free &= ~(equal | lowest)
+    return None
+
+
+def _read(one: ExactRequest, table: NodeTable, classes: Mapping[str, DeviceClassSpec], compiler: SelectorCompiler) -> _Wanted | None:
+    device_class = classes.get(one.device_class_name)
+    count = 1 if one.count is None else one.count
+    if device_class is None or one.allocation_mode not in ("", "ExactCount") or one.admin_access is not None or one.capacity or count < 1:
+        return None
+    places = 0
+    for place, candidate in enumerate(table.candidates):
+        verdict = _is_selected((*device_class.selectors, *one.selectors), candidate, compiler)
+        if verdict is None:
+            return None
+        if verdict:
+            if not _is_plain(candidate):
+                return None
+            if all(
+                any(tolerates(each, taint) for each in one.tolerations) or taint.effect not in _BLOCKING
+                for taint in candidate.device.taints
+            ):
+                places |= 1 << place
+    return _Wanted(places, count)
+
+
+_BLOCKING = ("NoSchedule", "NoExecute")
+
+
+def _is_selected(selectors: Sequence[Selector], candidate: Candidate, compiler: SelectorCompiler) -> bool | None:
+    """Evaluate selectors in order; None when one fails, which only a search can tell whether it would meet."""
+    for selector in selectors:
+        compiled = compiler.compile(selector.cel.expression) if selector.cel is not None else None
+        verdict = compiled.matches(candidate.facts) if compiled is not None and not isinstance(compiled, SelectorError) else None
+        if verdict is None or isinstance(verdict, SelectorError):
+            return None
+        if not verdict:
+            return False
+    return True
+
+
+def _is_plain(one: Candidate) -> bool:
+    """Say whether a device is given as a whole, and its own properties do not show in the result."""
+    device = one.device
+    return not (
+        device.consumes_counters
+        or device.allow_multiple_allocations
+        or device.binding_conditions
+        or device.binding_failure_conditions
+        or one.has_policies
+        or any(taint.key == SILENT_TAINT for taint in device.taints)
+    )
+
+
+def _with_constraint(spec: ClaimSpec, wanted: tuple[_Wanted, ...], table: NodeTable) -> _Claim | None:
+    """Add a claim's one constraint; None when it has others than that, or values that are lists."""
+    constraints = spec.devices.constraints
+    if not constraints:
+        return _Claim(wanted)
+    attribute = constraints[0].match_attribute
+    if len(constraints) > 1 or attribute is None or constraints[0].distinct_attribute is not None:
+        return None
+    named = constraints[0].requests
+    matched = tuple(index for index, one in enumerate(spec.devices.requests) if not named or one.name in named)
+    bits: dict[object, int] = {}
+    values = [attribute_values(one, attribute) for one in table.candidates]
+    for place, found in enumerate(values):
+        if found and not attribute_values(table.candidates[place], attribute, has_lists=False):
+            return None
+        bits[found] = bits.get(found, 0) | 1 << place
+    return _Claim(wanted, matched, {place: bits[found] for place, found in enumerate(values) if found})

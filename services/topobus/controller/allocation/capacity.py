@@ -1,0 +1,136 @@
+"""Amounts: shares of a device's capacity, and counters that partitions of one card share.
+
+Flows in: what a request asks, what a device has and what is taken. Flows out: the amount a grant would take, or that it does not go in. Source: knowledge note
+dynamic-resource-allocation, 1.3 and 2.3; k8s.io/dynamic-resource-allocation/structured, 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from topobus.controller.allocation.pools import Candidate, Pool
+from topobus.controller.allocation.values import DeviceId, PoolId
+from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.resource import (
+    Capacity,
+    CapacityRequirements,
+    RequestPolicy,
+    ValidRange,
+)
+
+__all__ = ["CounterBook", "amounts_taken", "fits_capacity"]
+
+
+def amounts_taken(candidate: Candidate, asked: CapacityRequirements | None) -> dict[str, Quantity] | None:
+    """Work out what a grant takes of each capacity of the device; None when it has not what is asked, or its policy forbids the amount."""
+    wanted = {name: Quantity.parse(value) for name, value in asked.requests.items()} if asked is not None else {}
+    if wanted.keys() - candidate.device.capacity.keys():
+        return None
+    taken: dict[str, Quantity] = {}
+    for name, capacity in candidate.device.capacity.items():
+        amount = _rounded(wanted.get(name), capacity)
+        if amount is None or _is_forbidden(amount, capacity.request_policy):
+            return None
+        taken[name] = amount
+    return taken
+
+
+def fits_capacity(candidate: Candidate, taken: Mapping[str, Quantity], *in_use: Mapping[str, Quantity]) -> bool:
+    """Say whether the amounts go into what the others leave."""
+    return all(
+        amount.nano + sum(used[name].nano for used in in_use if name in used) <= candidate.capacity[name].nano
+        for name, amount in taken.items()
+    )
+
+
+class CounterBook:
+    """The counters of all pools during one search: what allocated devices left, and what the search holds.
+
+    kubernetes/kubernetes#140434: upstream knows pools by name alone, so two drivers whose pools share a name (that of the node, say) share one account, that
+    of the pool it meets first. Mode `compatible` does too.
+    """
+
+    def __init__(self, pools: tuple[Pool, ...], taken: Collection[DeviceId], *, is_corrected: bool) -> None:
+        self._pools = pools
+        self._taken = taken
+        self._is_corrected = is_corrected
+        self._accounts: dict[PoolId | str, dict[tuple[str, str], int]] = {}
+
+    def take(self, candidate: Candidate) -> bool:
+        """Take what the device consumes, or nothing when any counter of its pool would be short."""
+        left = self._account(candidate)
+        self._add(left, candidate, -1)
+        if min(left.values(), default=0) >= 0:
+            return True
+        self._add(left, candidate, 1)
+        return False
+
+    def give_back(self, candidate: Candidate) -> None:
+        """Undo a take."""
+        self._add(self._account(candidate), candidate, 1)
+
+    def _account(self, candidate: Candidate) -> dict[tuple[str, str], int]:
+        """Find what is left of a pool; worked out when it is first needed."""
+        pool = self._pools[candidate.pool_index]
+        name = pool.id if self._is_corrected else pool.id.pool
+        left = self._accounts.get(name)
+        if left is None:
+            left = {(counters, counter): amount.nano for counters, found in pool.counters.items() for counter, amount in found.items()}
+            for one in (*pool.candidates, *pool.elsewhere):
+                if one.id in self._taken:
+                    self._add(left, one, -1)
+            self._accounts[name] = left
+        return left
+
+    def _add(self, left: dict[tuple[str, str], int], candidate: Candidate, factor: int) -> None:
+        for key, amount in _consumption(candidate).items():
+            if key in left:
+                left[key] += factor * amount
+
+
+def _consumption(candidate: Candidate) -> dict[tuple[str, str], int]:
+    found: dict[tuple[str, str], int] = {}
+    for one in candidate.device.consumes_counters:
+        for name, counter in one.counters.items():
+            key = (one.counter_set, name)
+            found[key] = found.get(key, 0) + Quantity.parse(counter.value).nano
+    return found
+
+
+def _rounded(asked: Quantity | None, capacity: Capacity) -> Quantity | None:
+    policy = capacity.request_policy
+    if asked is None:
+        return Quantity.parse(policy.default if policy is not None and policy.default is not None else capacity.value)
+    if policy is None:
+        return asked
+    if policy.valid_range is not None and policy.valid_range.min is not None:
+        return _round_in_range(asked, policy.valid_range)
+    return next((one for one in map(Quantity.parse, policy.valid_values) if asked <= one), asked)
+
+
+def _round_in_range(asked: Quantity, span: ValidRange) -> Quantity | None:
+    low = Quantity.parse(span.min or 0)
+    if asked < low:
+        return low
+    if span.step is None:
+        return asked
+    step = Quantity.parse(span.step)
+    if step.units <= 0:
+        return None
+    # Whole units, as upstream without DRAFractionalCapacityRange: fractions round up.
+    steps = -(-(asked.units - low.units) // step.units)
+    return Quantity.of(low.units + steps * step.units, step.form)
+
+
+def _is_forbidden(amount: Quantity, policy: RequestPolicy | None) -> bool:
+    if policy is None or (policy.default is not None and amount == Quantity.parse(policy.default)):
+        return False
+    if policy.valid_range is not None:
+        span = policy.valid_range
+        if span.max is not None and amount > Quantity.parse(span.max):
+            return True
+        if span.step is None:
+            return False
+        step = Quantity.parse(span.step).units
+        return step <= 0 or (amount.units - Quantity.parse(span.min or 0).units) % step != 0
+    return bool(policy.valid_values) and amount not in [Quantity.parse(one) for one in policy.valid_values]

@@ -1,0 +1,64 @@
+"""The values that an alignment matched, written into the allocation so that they reach the node's prepare.
+
+Flows in: a view and allocations that keep their claims' or their pod's wishes. Flows out: the same with one configuration a driver of ours, of kind AlignmentResult:
+the NUMA nodes, PCIe roots and switches on which the devices of all claims aligned together lie. Whoever prepares one of them (a driver that pins memory, a CPU
+choice) need not guess where the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import structs
+
+from topobus.controller.state.inventory_slices import class_of_driver
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.domain.idset import NodeSet
+from topobus.domain.view import NodeView
+from topobus.kubernetes.api.alignment_request import PARAMETERS_VERSION, RESULT_KIND, AlignmentRequest
+from topobus.kubernetes.api.limit_rules import MAX_GRANTED_CONFIGURATIONS
+from topobus.kubernetes.api.resource import AllocationResult, GrantedConfiguration, OpaqueConfiguration
+
+__all__ = ["with_matches"]
+
+
+def with_matches(
+    view: NodeView, results: Sequence[AllocationResult], groups: Sequence[frozenset[int]], wishes: Sequence[AlignmentRequest | None]
+) -> tuple[AllocationResult, ...]:
+    """Tell each allocation that was aligned where the devices are that it was aligned with; the others stay as they are.
+
+    Shapes: groups — positions of claims that a pod wants together; wishes — one a claim, its own.
+    """
+    made = list(results)
+    for index, result in enumerate(results):
+        mates = frozenset().union(*(group for group in groups if index in group)) or frozenset({index} if wishes[index] is not None else ())
+        drivers = sorted(
+            {one.driver for one in result.devices.results if class_of_driver(one.driver) is not None and one.pool == view.node}
+        )
+        if not mates or not drivers or len(result.devices.config) + len(drivers) > MAX_GRANTED_CONFIGURATIONS:
+            continue
+        told = _match(view, [results[mate] for mate in sorted(mates)])
+        config = tuple(GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver=one, parameters=told)) for one in drivers)
+        made[index] = structs.replace(result, devices=structs.replace(result.devices, config=(*result.devices.config, *config)))
+    return tuple(made)
+
+
+def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any]:
+    """Collect where the devices lie; what nobody tells of is left out."""
+    devices = {(name, one.name): one for name, found in view.devices.items() for one in found}
+    homes = {cpu: core.numa_node for core in view.cores for cpu in core.cpus}
+    nodes, roots, switches = NodeSet(), set(), set()
+    for granted in (one for result in results for one in result.devices.results):
+        device_class = class_of_driver(granted.driver)
+        cpu = cpu_of_name(granted.device) if device_class == CPU_CLASS else None
+        home = homes.get(cpu) if cpu is not None else None
+        found = devices.get((device_class or "", granted.device)) if granted.pool == view.node else None
+        if home is not None:
+            nodes |= NodeSet(home)
+        if found is not None:
+            nodes |= found.numa_nodes or NodeSet()
+            roots |= {found.pcie_root} - {""}
+            switches |= {str(found.pcie_switch)} if found.pcie_switch is not None else set()
+    told: dict[str, Any] = {"apiVersion": PARAMETERS_VERSION, "kind": RESULT_KIND, "numaNodes": str(nodes)}
+    return told | {key: sorted(found) for key, found in (("pcieRoots", roots), ("pcieSwitches", switches)) if found}

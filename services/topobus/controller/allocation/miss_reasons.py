@@ -1,0 +1,94 @@
+"""Why a claim does not fit: the first failing check of each device, grouped, at the point where the search got furthest.
+
+Flows in: blockers per device. Flows out: Reasons, the summary first, then the groups, largest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from topobus.controller.allocation.pools import Candidate, Pool, PoolState
+from topobus.controller.allocation.requests import PreparedRequest
+from topobus.controller.allocation.values import AllocationInput
+from topobus.domain.outcome import Reason
+
+__all__ = ["OTHER_CLASS", "Blocker", "describe_miss", "summarize"]
+
+OTHER_CLASS = "other-class"
+"""Code of a device that the class asked for does not select: of no interest to whoever asked."""
+
+# More names than these say nothing to a person; the count does.
+_SHOWN_DEVICES = 16
+
+
+@dataclass(frozen=True)
+class Blocker:
+    """The first check that a device fails: a stable code, and what exactly."""
+
+    code: str
+    detail: str
+
+
+def describe_miss(
+    given: AllocationInput,
+    pools: Sequence[Pool],
+    request: PreparedRequest | None,
+    found: int,
+    blockers: Sequence[tuple[Candidate, Blocker | None]],
+) -> tuple[Reason, ...]:
+    """Group what stood in the way on one node.
+
+    Shapes: found — devices that the request had when it ran out of candidates; blockers — one for each candidate, None where nothing stands in the way.
+    """
+    node = given.node.name
+    if request is None:
+        return (Reason(code="too-many-devices", message=f"node {node}: every alternative asks for more devices than a claim may have"),)
+    wanted = "all devices" if request.everything is not None else f"{request.count} device{'s' if request.count != 1 else ''}"
+    mine = [(one, blocker) for one, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
+    nothing = f"and none of the {len(blockers)} devices here is of that class" if blockers else "and there is no device here"
+    have = f"found {found} of {len(mine)}" if mine else nothing
+    reasons = [
+        Reason(
+            code="too-few-devices",
+            message=f"node {node}: {request.where} wants {wanted} of class {request.class_name}, {have}",
+            facts={
+                "node": node,
+                "claim": request.claim,
+                "request": request.name,
+                "device_class": request.class_name,
+                "wanted": request.count,
+                "found": found,
+                "devices": len(mine),
+            },
+        )
+    ]
+    groups: dict[Blocker, list[str]] = {}
+    for candidate, blocker in mine:
+        if blocker is not None:
+            groups.setdefault(blocker, []).append(candidate.id.device)
+    for blocker, names in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0].code, item[0].detail)):
+        reasons.append(
+            Reason(
+                code=f"device-{blocker.code}",
+                message=f"{len(names)} device{'s' if len(names) != 1 else ''}: {blocker.detail}",
+                facts={"node": node, "count": len(names), "devices": tuple(names[:_SHOWN_DEVICES]), "detail": blocker.detail},
+            )
+        )
+    for pool in pools:
+        if pool.state is not PoolState.READY:
+            message = f"pool {pool.id} is {pool.state}: {pool.why}"
+            reasons.append(Reason(code=f"pool-{pool.state}", message=message, facts={"node": node, "pool": str(pool.id)}))
+    return tuple(reasons)
+
+
+def summarize(reasons: Sequence[Reason]) -> str:
+    """Put reasons into one line: the summary, then the groups.
+
+    >>> summarize([Reason(code="a", message="node n: found 0 of 3"), Reason(code="b", message="3 devices: in use")])
+    'node n: found 0 of 3 (3 devices: in use)'
+    """
+    if not reasons:
+        return ""
+    rest = "; ".join(one.message for one in reasons[1:])
+    return f"{reasons[0].message} ({rest})" if rest else reasons[0].message

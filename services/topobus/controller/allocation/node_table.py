@@ -1,0 +1,134 @@
+"""A node's devices as columns of small numbers: what a claim can tell of a node is a handful of them.
+
+Flows in: a node's pools. Flows out: one number for each thing that may be asked of its devices (what selectors read, how the values of an attribute repeat, all
+that is checked besides). Two nodes with equal numbers get the same answer to the same claim, with other names in it; so a cluster of a thousand nodes of three
+kinds is three nodes to a search. Each column is worked out when it is first asked for and kept until a slice of the node changes.
+
+Only a node whose devices are all its own is compared: pools that other nodes share, that are incomplete or invalid, are looked at node by node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import suppress
+from functools import cached_property
+
+from topobus.cel.seam import Reads, seen
+from topobus.contracts.codec import encode
+from topobus.controller.allocation.constraints import attribute_values, has_attribute
+from topobus.controller.allocation.pools import Candidate, Pool, PoolState
+from topobus.controller.allocation.values import DeviceId, Node
+
+__all__ = ["NodeTable", "Numbers"]
+
+
+class Numbers:
+    """Gives equal values equal numbers."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, int] = {}
+
+    def of(self, value: Hashable) -> int:
+        """Number a value."""
+        return self._known.setdefault(value, len(self._known))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+class NodeTable:
+    """The devices of one node, until a slice changes."""
+
+    def __init__(self, node: Node, pools: tuple[Pool, ...], numbers: Numbers) -> None:
+        self.node = node
+        self.pools = pools
+        self.candidates: tuple[Candidate, ...] = tuple(one for pool in pools if pool.state is PoolState.READY for one in pool.candidates)
+        self._numbers = numbers
+        self._columns: dict[Reads | str, int] = {}
+        self._told: dict[Hashable, int] = {}
+
+    @cached_property
+    def places(self) -> dict[DeviceId, int]:
+        """Say at which place a device stands."""
+        return {one.id: place for place, one in enumerate(self.candidates)}
+
+    @cached_property
+    def is_own(self) -> bool:
+        """Say whether all that the node can reach is its own, and whole."""
+        name = self.node.name
+        return all(pool.state in (PoolState.READY, PoolState.OBSOLETE) and not pool.elsewhere for pool in self.pools) and all(
+            one.slice.node_name == name and not one.slice.per_device_node_selection for one in self.candidates
+        )
+
+    def warm(self) -> None:
+        """Make what the first claim would have to wait for: what selectors see of each device. An amount that is none is for the search to tell of."""
+        with suppress(ValueError):
+            for one in self.candidates:
+                _ = one.facts
+        _ = self._rest, self.places
+
+    def told_by(self, reads: tuple[Reads, ...], attributes: tuple[str, ...]) -> int:
+        """Number all that a claim can tell of the node: what its selectors read, and the attributes that its constraints compare.
+
+        Cost: a look-up for a claim whose like was here before; O(devices) for each thing that nobody read before.
+        """
+        asked = (reads, attributes)
+        known = self._told.get(asked)
+        if known is None:
+            columns = [self._column(one) for one in reads]
+            patterns = [self._pattern(one) for one in attributes]
+            known = self._told[asked] = self._numbers.of((asked, self._rest, *columns, *patterns))
+        return known
+
+    def _column(self, one: Reads) -> int:
+        """Number what the devices show at one place, in order."""
+        known = self._columns.get(one)
+        if known is None:
+            known = self._columns[one] = self._numbers.of(tuple([seen(one, device.facts) for device in self.candidates]))
+        return known
+
+    def _pattern(self, attribute: str) -> int:
+        """Number how an attribute's values repeat over the devices: a constraint asks only which are equal, so values are named by their first device."""
+        known = self._columns.get(attribute)
+        if known is None:
+            names: dict[Hashable, int] = {}
+            pattern: list[Hashable] = []
+            for one in self.candidates:
+                scalars = attribute_values(one, attribute, has_lists=False)
+                values = scalars or attribute_values(one, attribute)
+                renamed = tuple([names.setdefault(value, len(names)) for value in sorted(values, key=str)])
+                pattern.append((bool(scalars), renamed) if values else has_attribute(one, attribute))
+            known = self._columns[attribute] = self._numbers.of(tuple(pattern))
+        return known
+
+    @cached_property
+    def _rest(self) -> int:
+        """Number all that is checked besides attributes: pools, counters, capacity, taints, binding; without the names of pools and devices."""
+        names: dict[str, int] = {}
+        pools = tuple(
+            (pool.id.driver, names.setdefault(pool.id.pool, len(names)), len(pool.candidates), _counters_of(pool)) for pool in self.pools
+        )
+        return self._numbers.of((pools, tuple([_rest_of(one) for one in self.candidates])))
+
+
+def _rest_of(one: Candidate) -> Hashable:
+    device = one.device
+    if not (device.capacity or device.consumes_counters or device.taints or device.binding_conditions or device.binding_failure_conditions):
+        return one.pool_index, one.unreadable, device.allow_multiple_allocations, device.binds_to_node
+    return (
+        one.pool_index,
+        one.unreadable,
+        device.allow_multiple_allocations,
+        device.binds_to_node,
+        encode(device.capacity),
+        encode(device.consumes_counters),
+        tuple([(taint.key, taint.value, taint.effect) for taint in device.taints]),
+        device.binding_conditions,
+        device.binding_failure_conditions,
+    )
+
+
+def _counters_of(pool: Pool) -> Hashable:
+    return tuple(
+        [(name, counter, amount.nano) for name, found in sorted(pool.counters.items()) for counter, amount in sorted(found.items())]
+    )

@@ -1,0 +1,225 @@
+"""Which devices a node can reach, pool by pool, in the order in which the search tries them.
+
+Flows in: slices as published. Flows out: pools told apart as complete, incomplete, invalid or obsolete. Only the newest generation of a pool
+counts. Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by object name and devices as listed.
+Source: knowledge note dynamic-resource-allocation, 2.1; k8s.io/dynamic-resource-allocation/structured, 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from topobus.cel.seam import DeviceFacts, facts_of, unreadable
+from topobus.controller.allocation.values import (
+    DeviceId,
+    Gate,
+    Node,
+    PoolId,
+    Slice,
+)
+from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.resource import (
+    NodeRequirement,
+    NodeSelector,
+    SliceDevice,
+    SliceSpec,
+)
+
+__all__ = ["Candidate", "Pool", "PoolState", "gather_pools", "node_matches"]
+
+
+class PoolState(StrEnum):
+    """Whether a pool may be used."""
+
+    READY = "ready"
+    INCOMPLETE = "incomplete"
+    """Slices of the newest generation are missing: the driver is publishing."""
+    INVALID = "invalid"
+    OBSOLETE = "obsolete"
+    """Another node's slices are of a newer generation: what this node sees is over. It counts as absent, and is told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A device that the node may reach, with what is derived from it once."""
+
+    id: DeviceId
+    device: SliceDevice
+    slice: SliceSpec
+    pool_index: int = -1
+
+    @cached_property
+    def facts(self) -> DeviceFacts:
+        """What selectors see."""
+        return facts_of(self.id.driver, self.device)
+
+    @cached_property
+    def unreadable(self) -> tuple[str, str]:
+        """Say why selectors fail on the device whatever they ask, without and with list attributes; empty when they do not."""
+        return unreadable(self.device, has_lists=False), unreadable(self.device, has_lists=True)
+
+    @cached_property
+    def capacity(self) -> dict[str, Quantity]:
+        """The amounts that the device has, by the names it publishes."""
+        return {name: Quantity.parse(one.value) for name, one in self.device.capacity.items()}
+
+    @cached_property
+    def has_policies(self) -> bool:
+        """Say whether a capacity of the device may only be asked for in certain amounts."""
+        return any(one.request_policy is not None for one in self.device.capacity.values())
+
+    def reaches(self, node: Node) -> bool:
+        """Say whether a device of a slice with per-device node selection serves this node; True for any other slice."""
+        if not self.slice.per_device_node_selection:
+            return True
+        return node_matches(node, self.device.node_name, self.device.node_selector, is_everywhere=bool(self.device.all_nodes))
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """A pool as this node sees it."""
+
+    id: PoolId
+    state: PoolState = PoolState.READY
+    why: str = ""
+    candidates: tuple[Candidate, ...] = ()
+    elsewhere: tuple[Candidate, ...] = ()
+    """Devices of the same pool on other nodes: they use up shared counters too."""
+    counters: dict[str, dict[str, Quantity]] = field(default_factory=dict)
+    """Counter set to counter to the amount that the hardware has."""
+
+
+def gather_pools(slices: Sequence[Slice], node: Node, gates: frozenset[Gate]) -> tuple[Pool, ...]:
+    """Sort slices into the pools that matter for a node."""
+    has_partitions = Gate.PARTITIONABLE_DEVICES in gates
+    newest: dict[PoolId, list[Slice]] = {}
+    for one in slices:
+        if not _is_relevant(one.spec, node, has_partitions=has_partitions):
+            continue
+        pool_id = PoolId(one.spec.driver, one.spec.pool.name)
+        known = newest.get(pool_id)
+        if known is None or known[0].spec.pool.generation < one.spec.pool.generation:
+            newest[pool_id] = [one]
+        elif known[0].spec.pool.generation == one.spec.pool.generation:
+            known.append(one)
+    plain: list[Pool] = []
+    binding: list[Pool] = []
+    obsolete: list[Pool] = []
+    for pool_id in sorted(newest):
+        pool = _build(pool_id, newest[pool_id], slices, has_partitions=has_partitions)
+        has_binding = any(one.device.binding_conditions for one in pool.candidates)
+        (obsolete if pool.state is PoolState.OBSOLETE else binding if has_binding else plain).append(pool)
+    return tuple(_number(index, pool) for index, pool in enumerate((*plain, *binding, *obsolete)))
+
+
+def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *, is_everywhere: bool) -> bool:
+    """Say whether a node is meant; nothing set means no node."""
+    if name:
+        return node.name == name
+    if is_everywhere:
+        return True
+    return selector is not None and any(
+        (term.match_expressions or term.match_fields)
+        and all(_holds(one, node.labels.get(one.key)) for one in term.match_expressions)
+        and all(one.key == "metadata.name" and _holds(one, node.name) for one in term.match_fields)
+        for term in selector.node_selector_terms
+    )
+
+
+def _holds(one: NodeRequirement, value: str | None) -> bool:
+    """Evaluate one requirement; an unknown operator never holds. Source: k8s.io/apimachinery/pkg/labels/selector.go."""
+    match one.operator:
+        case "In":
+            return value is not None and value in one.values
+        case "NotIn":
+            return value is None or value not in one.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            try:
+                number, limit = _whole(value or ""), _whole(one.values[0])
+            except (ValueError, IndexError):
+                return False
+            return number > limit if one.operator == "Gt" else number < limit
+        case _:
+            return False
+
+
+def _whole(text: str) -> int:
+    """Read a whole number of ASCII's digits; Python's own reading takes those of all scripts, blanks and underscores.
+
+    Errors: raises ValueError for anything else.
+    """
+    if not text.isascii() or not text.removeprefix("-").removeprefix("+").isdecimal():
+        raise ValueError(f"not a whole number: {text!r}")
+    return int(text)
+
+
+def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:
+    if not has_partitions and (spec.per_device_node_selection is not None or spec.shared_counters):
+        return False
+    if spec.shared_counters:
+        return True  # a pool cannot be used without its counters, whatever node they name
+    if spec.node_name or spec.all_nodes or spec.node_selector is not None:
+        return node_matches(node, spec.node_name, spec.node_selector, is_everywhere=bool(spec.all_nodes))
+    return bool(spec.per_device_node_selection) and any(
+        node_matches(node, one.node_name, one.node_selector, is_everywhere=bool(one.all_nodes)) for one in spec.devices
+    )
+
+
+def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, has_partitions: bool) -> Pool:
+    """Make one pool."""
+    wanted = relevant[0].spec.pool.resource_slice_count
+    generation = relevant[0].spec.pool.generation
+    others: list[Slice] = []
+    if len(relevant) != wanted:
+        mine = {id(one) for one in relevant}
+        for one in slices:
+            if one.spec.driver != pool_id.driver or one.spec.pool.name != pool_id.pool or id(one) in mine:
+                continue
+            if one.spec.pool.generation > generation:
+                why = f"generation {generation} is published here, {one.spec.pool.generation} elsewhere"
+                return Pool(pool_id, PoolState.OBSOLETE, why)
+            if one.spec.pool.generation == generation:
+                others.append(one)
+        if len(relevant) + len(others) != wanted:
+            why = f"{len(relevant) + len(others)} of {wanted} slices of generation {generation} are published"
+            return Pool(pool_id, PoolState.INCOMPLETE, why)
+    relevant = sorted(relevant, key=lambda one: one.name)
+    candidates = tuple(_candidates(pool_id, (one for one in relevant if not (has_partitions and one.spec.shared_counters))))
+    names = [one.id.device for one in candidates]
+    if len(set(names)) != len(names):
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        return Pool(pool_id, PoolState.INVALID, f"two devices are named {twice}")
+    if not has_partitions:
+        return Pool(pool_id, candidates=candidates)
+    counters: dict[str, dict[str, Quantity]] = {}
+    for one in relevant:
+        for counter_set in one.spec.shared_counters:
+            if counter_set.name in counters:
+                return Pool(pool_id, PoolState.INVALID, f"two counter sets are named {counter_set.name}")
+            counters[counter_set.name] = {name: Quantity.parse(counter.value) for name, counter in counter_set.counters.items()}
+    elsewhere = tuple(_candidates(pool_id, others))
+    for candidate in (*candidates, *elsewhere):
+        for consumption in candidate.device.consumes_counters:
+            missing = consumption.counters.keys() - counters.get(consumption.counter_set, {}).keys()
+            if consumption.counter_set not in counters or missing:
+                what = f"{consumption.counter_set}/{min(missing)}" if missing else consumption.counter_set
+                return Pool(pool_id, PoolState.INVALID, f"device {candidate.id.device} uses counter {what}, which the pool has not")
+    return Pool(pool_id, candidates=candidates, elsewhere=elsewhere, counters=counters)
+
+
+def _candidates(pool_id: PoolId, slices: Iterable[Slice]) -> Iterable[Candidate]:
+    for one in slices:
+        for device in one.spec.devices:
+            yield Candidate(DeviceId(pool_id.driver, pool_id.pool, device.name), device, one.spec)
+
+
+def _number(index: int, pool: Pool) -> Pool:
+    candidates = tuple(Candidate(one.id, one.device, one.slice, index) for one in pool.candidates)
+    return Pool(pool.id, pool.state, pool.why, candidates, pool.elsewhere, pool.counters)

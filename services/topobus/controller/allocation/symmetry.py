@@ -1,0 +1,101 @@
+"""Devices that are equal as far as the rest of a search can tell, so that a failure is not proved again for each of them.
+
+Two devices are equal from some request on when every later request selects both or neither and nothing else that is checked tells them apart: taints,
+attributes under a constraint, capacity, counters. If the search failed with one of them, it fails with the other; and it fails again whenever it comes back to
+the same request with equal devices gone. Only failures are concluded, so the first solution stays the first.
+
+Flows in: prepared requests and candidates. Flows out: a number for each set of equal devices, and a signature for the state of a search at a request.
+Cost: O(candidates x requests left) once a request, and only in searches that turn out to be hard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
+
+from topobus.controller.allocation.constraints import attribute_values
+from topobus.controller.allocation.pools import Candidate
+from topobus.controller.allocation.requests import Alternatives, PreparedRequest
+from topobus.controller.allocation.results import Grant
+from topobus.controller.allocation.values import AllocationInput, DeviceId
+
+__all__ = ["Symmetry"]
+
+
+class Symmetry:
+    """Classes of equal devices, from each request on."""
+
+    def __init__(
+        self,
+        given: AllocationInput,
+        requests: Sequence[Sequence[Alternatives]],
+        is_selected: Callable[[PreparedRequest, Candidate], bool | None],
+    ) -> None:
+        self._given = given
+        self._requests = requests
+        self._is_selected = is_selected
+        self._classes: dict[tuple[int, int], dict[Candidate, int | None]] = {}
+        self._numbers: dict[Hashable, int] = {}
+
+    def class_of(self, claim: int, request: int, candidate: Candidate) -> int | None:
+        """Number the set of devices that are equal to this one from a request on; None when no later request wants it."""
+        known = self._classes.setdefault((claim, request), {})
+        if candidate not in known:
+            known[candidate] = self._classify(claim, request, candidate)
+        return known[candidate]
+
+    def signature(self, claim: int, request: int, grants: Sequence[Sequence[Grant]]) -> Hashable:
+        """Describe what is gone, as far as the requests from this one on can tell; the claim's own devices apart, for admin access minds them alone."""
+        return (len(grants[claim]) if claim < len(grants) else 0, *(self._gone(claim, request, one) for one in self._parts(claim, grants)))
+
+    def _parts(self, claim: int, grants: Sequence[Sequence[Grant]]) -> Iterable[Iterable[Grant]]:
+        return chain.from_iterable(grants[:claim]), grants[claim] if claim < len(grants) else ()
+
+    def _gone(self, claim: int, request: int, grants: Iterable[Grant]) -> Hashable:
+        found: list[tuple[int, str, tuple[tuple[str, int], ...]]] = []
+        for one in grants:
+            number = self.class_of(claim, request, one.candidate)
+            if number is not None:
+                # A device that is shared by capacity stays itself: what is left of it depends on all that it gave.
+                identity = str(one.candidate.id) if one.is_shared else ""
+                found.append((number, identity, tuple(sorted((name, amount.nano) for name, amount in one.amounts.items()))))
+        return tuple(sorted(found))
+
+    def _classify(self, claim: int, request: int, candidate: Candidate) -> int | None:
+        verdicts: list[Hashable] = []
+        attributes: set[str] = set()
+        for index in range(claim, len(self._requests)):
+            for alternatives in self._requests[index][request if index == claim else 0 :]:
+                for one in alternatives:
+                    verdict = self._is_selected(one, candidate)
+                    verdicts.append(candidate.id if verdict is None else verdict)
+            for constraint in self._given.claims[index].spec.devices.constraints:
+                attributes.update(name for name in (constraint.match_attribute, constraint.distinct_attribute) if name)
+        if not any(verdicts) and not candidate.device.consumes_counters:
+            return None
+        device, usage = candidate.device, self._given.usage
+        return self._numbers.setdefault(
+            (
+                tuple(verdicts),
+                tuple(attribute_values(candidate, name) for name in sorted(attributes)),
+                tuple((one.key, one.value, one.effect) for one in device.taints),
+                _capacity(candidate),
+                (candidate.pool_index, repr(device.consumes_counters)) if device.consumes_counters else None,
+                bool(device.allow_multiple_allocations),
+                candidate.id in usage.holders,
+                candidate.id in usage.excluded,
+                tuple(candidate.id in one.outside for one in self._given.claims),
+                _amounts(usage.consumed, candidate.id),
+            ),
+            len(self._numbers),
+        )
+
+
+def _capacity(candidate: Candidate) -> Hashable:
+    return tuple(
+        (name, amount.nano, repr(candidate.device.capacity[name].request_policy)) for name, amount in sorted(candidate.capacity.items())
+    )
+
+
+def _amounts(consumed: Mapping[DeviceId, Mapping[str, object]], device: DeviceId) -> Hashable:
+    return device if device in consumed else None

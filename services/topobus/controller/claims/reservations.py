@@ -1,0 +1,259 @@
+"""What scheduling reads in a pod and its claims, and what it writes into them next: reservations, the way back, a pod's node and its condition.
+
+Flows in: stored objects of either home (the KV bucket or an API server). Flows out: their next versions; the shell writes each by compare-and-set. Nothing here
+chooses anything: that is `scheduling`. Source: k8s.io/dynamic-resource-allocation/resourceclaim (IsForPod, IsReservedForPod, CanBeReserved), 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.extended_resources import extended_claim_name
+from topobus.controller.claims.lifecycle import (
+    status_of,
+    with_allocation,
+    with_condition,
+    without_attempt,
+)
+from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Reason
+from topobus.kubernetes.api.objects import RETREATS_ANNOTATION, metadata_of, name_of
+from topobus.kubernetes.api.pod import PodSpec
+from topobus.kubernetes.api.resource import AllocationResult
+from topobus.kubernetes.api.shape import read_as
+
+__all__ = [
+    "ALLOCATION_MODE_ANNOTATION",
+    "MAX_CONSUMERS",
+    "POD_SCHEDULED",
+    "AllocationMode",
+    "ClaimUse",
+    "Consumer",
+    "PodRef",
+    "claim_uses",
+    "consumers_of",
+    "full_reason",
+    "is_bound",
+    "is_made_for",
+    "mode_of",
+    "node_of_pod",
+    "pod_ref",
+    "with_bound_allocation",
+    "with_finalizer",
+    "with_node",
+    "with_pod_condition",
+    "with_reservation",
+    "with_retreat",
+    "without_allocation",
+    "without_finalizer",
+    "without_reservations",
+]
+
+ALLOCATION_MODE_ANNOTATION = "topobus.dev/allocation-mode"
+"""On a claim: `Immediate` allocates it as soon as it is stored, `WaitForFirstConsumer` when a pod that uses it is scheduled. Classic DRA's names for it."""
+MAX_CONSUMERS = 256
+"""Entries of a claim's reservedFor (resource/v1 ResourceClaimReservedForMaxSize)."""
+POD_SCHEDULED = "PodScheduled"
+
+
+class AllocationMode(StrEnum):
+    """When a claim is allocated."""
+
+    IMMEDIATE = "Immediate"
+    DELAYED = "WaitForFirstConsumer"
+
+
+class PodRef(NamedTuple):
+    """A pod by name and identity."""
+
+    namespace: str
+    name: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"pod {self.namespace}/{self.name}"
+
+
+class ClaimUse(NamedTuple):
+    """One entry of a pod's `spec.resourceClaims`."""
+
+    entry: str
+    """The name under which the pod's containers know the claim."""
+    claim: str
+    """The claim's name; empty while it has not been made from its template."""
+    is_generated: bool
+    template: str = ""
+
+
+class Consumer(NamedTuple):
+    """One entry of a claim's reservedFor."""
+
+    resource: str
+    name: str
+    uid: str
+    api_group: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.resource.removesuffix('s')} {self.name}"
+
+
+def pod_ref(pod: ApiObject) -> PodRef:
+    """Name a pod."""
+    metadata = metadata_of(pod)
+    return PodRef(metadata.namespace or "default", metadata.name, metadata.uid)
+
+
+def claim_uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
+    """List the claims of a pod in the order of its spec; an entry whose status says that it needs none is left out.
+
+    Errors: raises ContractError for a pod that nobody can read.
+    """
+    spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
+    statuses = _claim_statuses(pod)
+    found: list[ClaimUse] = []
+    for one in spec.resource_claims:
+        if one.claim_name:
+            found.append(ClaimUse(one.name, one.claim_name, is_generated=False))
+        elif one.name in statuses:
+            made = statuses[one.name]
+            if made is not None:
+                found.append(ClaimUse(one.name, made, is_generated=True, template=one.template_name))
+        else:
+            found.append(ClaimUse(one.name, "", is_generated=True, template=one.template_name))
+    special = extended_claim_name(pod)
+    if special:
+        found.append(ClaimUse("", special, is_generated=True))
+    return tuple(found)
+
+
+def consumers_of(claim: ApiObject) -> tuple[Consumer, ...]:
+    """List who has reserved a claim.
+
+    Errors: raises ContractError.
+    """
+    return tuple(
+        Consumer(str(one.get("resource", "")), str(one.get("name", "")), str(one.get("uid", "")), str(one.get("apiGroup") or ""))
+        for one in status_of(claim).reserved_for
+    )
+
+
+def is_made_for(claim: ApiObject, pod: PodRef) -> bool:
+    """Say whether the pod owns the claim as its controller: one made from a template is nobody else's to use."""
+    return any(one.get("controller") and one.get("uid") == pod.uid for one in metadata_of(claim).owner_references)
+
+
+def mode_of(claim: ApiObject) -> AllocationMode | None:
+    """Read when a claim wants to be allocated; None when it does not say.
+
+    Errors: raises ContractError for anything but the two modes.
+    """
+    text = metadata_of(claim).annotations.get(ALLOCATION_MODE_ANNOTATION)
+    if text is None:
+        return None
+    try:
+        return AllocationMode(text)
+    except ValueError as err:
+        wanted = " or ".join(AllocationMode)
+        raise ContractError(f"{name_of(claim)}: metadata.annotations.{ALLOCATION_MODE_ANNOTATION} is {text!r}, wanted {wanted}") from err
+
+
+def node_of_pod(pod: ApiObject) -> str:
+    """Name the node that a pod was bound to; empty before."""
+    node = pod.spec.get("nodeName")
+    return node if isinstance(node, str) else ""
+
+
+def is_bound(pod: ApiObject) -> bool:
+    """Say whether a pod has its node: the scheduler said so. A node that its user named is where it may go, not yet where it is."""
+    conditions = pod.status.get("conditions")
+    known = [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
+    return bool(node_of_pod(pod)) and any(one.get("type") == POD_SCHEDULED and one.get("status") == "True" for one in known)
+
+
+def with_reservation(claim: ApiObject, pod: PodRef) -> ApiObject | Reason:
+    """Reserve a claim for a pod; the same object when it is reserved already, a Reason when it is full."""
+    known = consumers_of(claim)
+    if any(one.uid == pod.uid for one in known):
+        return claim
+    if len(known) >= MAX_CONSUMERS:
+        return full_reason(claim, len(known))
+    entry = {"resource": "pods", "name": pod.name, "uid": pod.uid}
+    return _with_status(claim, {**claim.status, "reservedFor": [*(claim.status.get("reservedFor") or []), entry]})
+
+
+def full_reason(claim: ApiObject, count: int) -> Reason:
+    """Say that a claim has as many users as it may have."""
+    message = f"{name_of(claim)} is reserved for {count} users already, at most {MAX_CONSUMERS} may share it"
+    return Reason(code="claim-full", message=message, facts={"claim": metadata_of(claim).name, "reserved_for": count})
+
+
+def with_bound_allocation(claim: ApiObject, allocation: AllocationResult, pod: PodRef, *, now: str) -> ApiObject | Reason:
+    """Write an allocation and the reservation in one go, as kube-scheduler's PreBind does; a Reason when the claim is full."""
+    return with_reservation(with_allocation(claim, allocation, now=now), pod)
+
+
+def with_finalizer(one: ApiObject, name: str) -> ApiObject:
+    """Keep an object from being deleted before we have let go of what it holds; the same object when it is there already."""
+    known = metadata_of(one).finalizers
+    return one if name in known else msgspec.structs.replace(one, metadata={**one.metadata, "finalizers": [*known, name]})
+
+
+def without_finalizer(one: ApiObject, name: str) -> ApiObject:
+    """Take a finalizer off."""
+    kept = [other for other in metadata_of(one).finalizers if other != name]
+    rest = {key: value for key, value in one.metadata.items() if key != "finalizers"}
+    return msgspec.structs.replace(one, metadata={**rest, "finalizers": kept} if kept else rest)
+
+
+def without_reservations(claim: ApiObject, uids: Iterable[str]) -> ApiObject:
+    """Take users off a claim; the same object when none of them was there."""
+    gone = frozenset(uids)
+    known = claim.status.get("reservedFor")
+    kept = [one for one in known if not (isinstance(one, dict) and one.get("uid") in gone)] if isinstance(known, list) else []
+    if not isinstance(known, list) or len(kept) == len(known):
+        return claim
+    rest = {key: value for key, value in claim.status.items() if key != "reservedFor"}
+    return _with_status(claim, {**rest, "reservedFor": kept} if kept else rest)
+
+
+def without_allocation(claim: ApiObject, *, why: str, now: str) -> ApiObject:
+    """Take an allocation back: nobody's reservation, no devices, no finalizer. The node must have let go of the devices before this is written."""
+    rest = {key: value for key, value in claim.status.items() if key not in ("reservedFor", "allocation", "devices")}
+    freed = without_attempt(_with_status(claim, rest))
+    return with_condition(freed, is_true=False, reason="TakenBack", message=why, now=now)
+
+
+def with_pod_condition(pod: ApiObject, *, is_true: bool, reason: str, message: str, now: str) -> ApiObject:
+    """Tell the pod's user whether it has a node: condition PodScheduled, as kube-scheduler writes it."""
+    return with_condition(pod, is_true=is_true, reason=reason, message=message, now=now, kind=POD_SCHEDULED)
+
+
+def with_retreat(pod: ApiObject) -> ApiObject:
+    """Count one more retreat of a pod: written before its claims are taken from it, so that no other replica binds it to what it is about to lose."""
+    annotations = pod.metadata.get("annotations")
+    known = dict(annotations) if isinstance(annotations, dict) else {}
+    text = known.get(RETREATS_ANNOTATION)
+    count = int(text) if isinstance(text, str) and text.isascii() and text.isdecimal() and len(text) < 10 else 0
+    return msgspec.structs.replace(pod, metadata={**pod.metadata, "annotations": {**known, RETREATS_ANNOTATION: str(count + 1)}})
+
+
+def with_node(pod: ApiObject, node: str, *, now: str) -> ApiObject:
+    """Bind a pod to its node."""
+    bound = msgspec.structs.replace(pod, spec={**pod.spec, "nodeName": node})
+    return with_pod_condition(bound, is_true=True, reason="Scheduled", message=f"scheduled on node {node}", now=now)
+
+
+def _claim_statuses(pod: ApiObject) -> Mapping[str, str | None]:
+    """Read which claims were made for a pod; None stands for an entry that needs none."""
+    found = pod.status.get("resourceClaimStatuses")
+    entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return {str(one.get("name", "")): str(one["resourceClaimName"]) if one.get("resourceClaimName") else None for one in entries}
+
+
+def _with_status(one: ApiObject, status: dict[str, Any]) -> ApiObject:
+    return msgspec.structs.replace(one, status=status)

@@ -1,0 +1,305 @@
+"""Our own classic driver, one for each device class: it hands out whole devices of the nodes' inventories.
+
+Flows in: classes, claims and parameters; the world's inventories and ledgers. Flows out: PLACE and RELEASE asks. Its node state is the node's ledger, the one that
+structured claims, pods and device plugins are written into, too: what that refuses is not allocated, whatever was chosen here. A claim that the ledger shows already
+gets what the ledger shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from topobus.contracts import catalogue
+from topobus.contracts.codec import decode, encode
+from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.allocation.pools import node_matches
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.classic.core import classic_lifecycle
+from topobus.controller.classic.core.device_choice import Wanted, choose
+from topobus.controller.config import ControllerSettings
+from topobus.controller.state.free_devices import node_of
+from topobus.controller.state.inventory_slices import holders_from_ledger
+from topobus.controller.state.refusal_backoff import RefusalBackoff
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.devicekit.classic import ClaimWork, ClassicContext
+from topobus.domain.device import driver_name
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, PodRequest, Policy
+from topobus.kubernetes.api import classic_parameters as parameters
+from topobus.kubernetes.api.classic import AllocationResult, ClassParametersReference, ParametersReference
+from topobus.kubernetes.api.classic_handles import device_handles, only_node, write_handle
+from topobus.kubernetes.api.classic_limits import check_classic
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.resource import ClaimSpec, Wire
+from topobus.kubernetes.api.shape import read_as
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["BuiltinDriver"]
+
+P = TypeVar("P", bound=Wire)
+
+
+class BuiltinDriver:
+    """The classic driver of one device class."""
+
+    def __init__(
+        self, device_class: str, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, context: ClassicContext
+    ) -> None:
+        self.name = driver_name(device_class)
+        self._class = device_class
+        self._group = parameters.group_of_class(device_class)
+        self._settings = settings
+        self._clock = runtime.clock
+        self._bus = runtime.bus
+        self._world = world
+        self._context = context
+        self._refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
+
+    async def get_class_parameters(self, resource_class: ApiObject) -> parameters.DeviceClassParameters:
+        """Read a class's parameters; a class without a reference has them all by default."""
+        reference = classic_lifecycle.read_class(resource_class).parameters_ref
+        kind = parameters.DeviceClassParameters
+        return await self._parameters(resource_class, reference, parameters.CLASS_PARAMETERS, "", kind) if reference else kind()
+
+    async def get_claim_parameters(self, claim: ApiObject, resource_class: ApiObject, class_parameters: Any) -> parameters.ClaimParameters:
+        """Read a claim's parameters; a claim without a reference wants one device."""
+        reference = classic_lifecycle.read_claim(claim).parameters_ref
+        namespace = metadata_of(claim).namespace or "default"
+        kind = parameters.ClaimParameters
+        return await self._parameters(claim, reference, parameters.CLAIM_PARAMETERS, namespace, kind) if reference else kind()
+
+    async def unsuitable_nodes(
+        self, pod: ApiObject, claims: Sequence[ClaimWork], potential_nodes: Sequence[str]
+    ) -> Mapping[str, Mapping[str, Reason]]:
+        """Choose on each node for all claims together; where that fails, the node is unsuitable for each of them."""
+        self._forgive()
+        found: dict[str, dict[str, Reason]] = {one.entry: {} for one in claims}
+        for node in potential_nodes:
+            chosen = self._choose(node, [one for one in claims if self._holding(one.claim) != node])
+            if isinstance(chosen, Refusal):
+                why = Reason(code=chosen.reasons[0].code, message=summarize(chosen.reasons), facts=chosen.reasons[0].facts)
+                for one in claims:
+                    found[one.entry][node] = why
+        return found
+
+    async def allocate(self, claims: Sequence[ClaimWork], selected_node: str) -> Sequence[AllocationResult | Refusal]:
+        """Choose for all claims together, and have the node's ledger take each; what a claim holds there already it keeps."""
+        self._forgive()
+        results: dict[int, AllocationResult | Refusal] = {}
+        open_claims: list[int] = []
+        for index, one in enumerate(claims):
+            refusal = await self._leave_others(one.claim, selected_node)
+            held = await self._held(one, selected_node)
+            if refusal is not None:
+                results[index] = refusal
+            elif held is not None:
+                results[index] = held
+            else:
+                open_claims.append(index)
+        wanted = [claims[index] for index in open_claims]
+        node, chosen = self._find(wanted, selected_node)
+        for number, index in enumerate(open_claims):
+            results[index] = chosen if isinstance(chosen, Refusal) else await self._place(claims[index], node, chosen[number])
+        return [results[index] for index in range(len(claims))]
+
+    async def deallocate(self, claim: ApiObject) -> Refusal | None:
+        """Have every node let go that may hold something of the claim; a claim that is prepared keeps it."""
+        nodes = self._nodes_of(claim)
+        if not nodes:
+            # An attempt on any node whose answer nobody wrote down: only the ledgers themselves can tell.
+            owner = owner_of(claim)
+            attempts = classic_lifecycle.attempt_of(claim).number
+            ledgers = await self._bus.list(catalogue.LEDGER) if attempts and not claim.status.get("allocation") else ()
+            nodes = tuple(one.value.node for one in ledgers if owner.key in one.value.allocations)
+        for node in nodes:
+            refusal = await self._release(owner_of(claim), node)
+            if refusal is not None:
+                return refusal
+        self._forgive(done=metadata_of(claim).uid)
+        return None
+
+    async def tidy(self, claim: ApiObject) -> None:
+        """Give back what an allocated claim holds besides: two replicas may have tried two nodes, and one result was written."""
+        nodes = self._world.stock.nodes_holding(owner_of(claim).key)
+        if len(nodes) > 1:
+            kept = {handle.node for _, handle in device_handles(classic_lifecycle.status_of(claim), name_of(claim))}
+            for node in nodes if kept else ():
+                if node not in kept:
+                    get_logger().info("claim.tidied", claim=name_of(claim), node=node)
+                    await self._release(owner_of(claim), node)
+
+    async def _parameters(
+        self, one: ApiObject, reference: ParametersReference | ClassParametersReference, wanted: str, namespace: str, kind: type[P]
+    ) -> P:
+        """Read what a reference refers to.
+
+        Errors: raises ContractError that says what is referred to and what is wanted.
+        """
+        where = f"{name_of(one)}: parametersRef"
+        if (reference.api_group, reference.kind) != (self._group, wanted):
+            raise ContractError(
+                f"{where}: got {reference.kind or 'no kind'} of group {reference.api_group!r}: driver {self.name} wants {wanted} of {self._group}"
+            )
+        found = await self._context.read_parameters(reference.api_group, reference.kind, namespace, reference.name)
+        if found is None:
+            shown = f"{namespace}/{reference.name}" if namespace else reference.name
+            raise ContractError(f"{where}: there is no {wanted} {shown} of {self._group}")
+        problems = check_classic(found)
+        if problems:
+            raise ContractError(f"{name_of(found)}: " + "; ".join(str(problem) for problem in problems))
+        return read_as(found.spec, kind, where=f"{name_of(found)}: spec")
+
+    def _find(self, claims: Sequence[ClaimWork], selected_node: str) -> tuple[str, tuple[tuple[str, ...], ...] | Refusal]:
+        """Choose on the selected node, or on the first by name that the class allows and that can serve."""
+        if not claims:
+            return selected_node, ()
+        if selected_node:
+            return selected_node, self._choose(selected_node, claims)
+        refusals: list[Reason] = []
+        for node in self._world.nodes():
+            chosen = self._choose(node, claims)
+            if not isinstance(chosen, Refusal):
+                return node, chosen
+            refusals.extend(chosen.reasons)
+        nothing = Reason(code="no-node", message="no node has published a machine or an inventory yet")
+        return "", Refusal(reasons=tuple(refusals) or (nothing,))
+
+    def _choose(self, node: str, claims: Sequence[ClaimWork]) -> tuple[tuple[str, ...], ...] | Refusal:
+        if not claims:
+            return ()
+        if node not in self._world.ledgers:
+            message = f"node {node} is not ready: its topology has written no ledger"
+            return Refusal(reasons=(Reason(code="node-not-ready", message=message, facts={"node": node}),))
+        for one in claims:
+            if not one.resource_class.spec.get("suitableNodes"):
+                continue
+            suitable = classic_lifecycle.read_class(one.resource_class).suitable_nodes
+            if not node_matches(node_of(node), None, suitable, is_everywhere=False):
+                message = f"node {node}: {name_of(one.resource_class)} does not have it among its suitableNodes"
+                return Refusal(reasons=(Reason(code="node-not-suitable", message=message, facts={"node": node}),))
+        excluded = {device: why for one in claims for device, why in self._refusals.refused(metadata_of(one.claim).uid).items()}
+        given = self._world.input_for(node, [(one.claim, ClaimSpec()) for one in claims], excluded=excluded)
+        pools = given.pools or ()
+        devices = [one for pool in pools if (pool.id.driver, pool.id.pool) == (self.name, node) for one in pool.candidates]
+        wanted = [
+            Wanted(
+                f"{metadata_of(one.claim).namespace or 'default'}/{metadata_of(one.claim).name}",
+                one.claim_parameters.count,
+                one.class_parameters.selector,
+                one.claim_parameters.selector,
+            )
+            for one in claims
+        ]
+        return choose(node, wanted, devices, {**given.usage.excluded, **given.usage.holders})
+
+    async def _place(self, one: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult | Refusal:
+        """Have the node's ledger take the devices for the claim; its word is the result."""
+        owner = owner_of(one.claim)
+        uid = owner.uid
+        request = PodRequest(
+            owner=owner,
+            containers=(ContainerRequest(name="", devices=(DeviceRequest(device_class=self._class, count=len(devices), names=devices),)),),
+            policy=Policy.NONE,
+        )
+        digest = hashlib.sha256("/".join((node, *devices)).encode()).hexdigest()[:12]
+        op_id = f"classic-{uid}-{classic_lifecycle.attempt_of(one.claim).number}-{digest}-{self._refusals.count(uid)}"
+        ids = [DeviceId(self.name, node, device) for device in devices]
+        try:
+            reply = await self._bus.ask(
+                catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=node
+            )
+        except PeerUnavailable as err:
+            # Neither done nor undone. The claim may go elsewhere, for no result is written: what it got here is given back once the node is seen again.
+            ids = list(self._world.devices_of(node))
+            self._refusals.remember(uid, ids, f"it did not answer: {err.message}", now_s=self._clock.monotonic())
+            raise
+        if isinstance(reply.result, Placement):
+            self._forgive(done=uid)
+            return self._result(one, node, devices)
+        # Another replica may have been here with other devices: a claim holds but once, and what it holds is its.
+        entry = await self._bus.get(catalogue.LEDGER, node=node)
+        held = self._held_in(entry.value, owner) if entry is not None else ()
+        if held:
+            return self._result(one, node, held)
+        why = summarize(reply.result.reasons)
+        get_logger().info("claim.refused", claim=name_of(one.claim), node=node, op_id=op_id, why=why)
+        self._refusals.remember(uid, ids, why, now_s=self._clock.monotonic())
+        return reply.result
+
+    async def _held(self, one: ClaimWork, selected_node: str) -> AllocationResult | None:
+        """Show what the claim holds already: from an attempt whose result nobody wrote down."""
+        owner = owner_of(one.claim)
+        for node in (selected_node,) if selected_node else self._world.stock.nodes_holding(owner.key):
+            ledger = self._world.ledgers.get(node)
+            held = self._held_in(ledger, owner) if ledger is not None else ()
+            if held and len(held) == one.claim_parameters.count:
+                return self._result(one, node, held)
+            if held:
+                # Its parameters were changed between two attempts: what nobody has been told of is given back.
+                await self._release(owner, node)
+        return None
+
+    async def _leave_others(self, claim: ApiObject, selected_node: str) -> Refusal | None:
+        """Give back what the claim holds on other nodes than the selected one: the scheduler changed its mind before a result was written."""
+        owner = owner_of(claim)
+        for node in self._world.stock.nodes_holding(owner.key) if selected_node else ():
+            if node != selected_node:
+                refusal = await self._release(owner, node)
+                if refusal is not None:
+                    return refusal
+        return None
+
+    async def _release(self, owner: Owner, node: str) -> Refusal | None:
+        """Have one node let go. The ledger is read first: its sequence makes a release after a later placement another operation."""
+        entry = await self._bus.get(catalogue.LEDGER, node=node)
+        if entry is None or owner.key not in entry.value.allocations:
+            return None
+        request = ReleaseRequest(op_id=f"release-{owner.uid}-classic-{entry.value.sequence}", owner=owner)
+        return (await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)).refusal
+
+    def _result(self, one: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult:
+        sharing = one.claim_parameters.sharing or one.class_parameters.sharing
+        return AllocationResult(
+            resource_handles=(write_handle(self.name, node, devices, _config(sharing)),),
+            available_on_nodes=only_node(node),
+            shareable=one.class_parameters.shareable,
+        )
+
+    def _held_in(self, ledger: Ledger, owner: Owner) -> tuple[str, ...]:
+        held = holders_from_ledger(ledger, self._world.cpu_devices(ledger.node))
+        return tuple(sorted(one.device for one, holder in held.items() if holder == owner and one.driver == self.name))
+
+    def _holding(self, claim: ApiObject) -> str:
+        """Name the node on which a claim holds devices already; empty when there is none."""
+        return next(iter(self._world.stock.nodes_holding(owner_of(claim).key)), "")
+
+    def _nodes_of(self, claim: ApiObject) -> tuple[str, ...]:
+        """Name the nodes that may hold something of a claim: by the ledgers, by its attempt, by its allocation."""
+        nodes = set(self._world.stock.nodes_holding(owner_of(claim).key))
+        try:
+            nodes.add(classic_lifecycle.attempt_of(claim).node)
+            nodes |= {handle.node for _, handle in device_handles(classic_lifecycle.status_of(claim), name_of(claim))}
+        except ContractError:
+            pass  # a claim that nobody can read must be deletable; the ledgers say what it holds
+        return tuple(sorted(nodes - {""}))
+
+    def _forgive(self, done: str = "") -> None:
+        """Let refused devices be tried again when their time has come, and forget the claim that is done."""
+        self._refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda uid: uid == done)
+
+
+def _config(sharing: parameters.Sharing | None) -> tuple[dict[str, Any], ...]:
+    """Give the node the sharing strategy as opaque configuration; nothing when none was asked for."""
+    if sharing is None:
+        return ()
+    body = decode(encode(sharing), dict[str, Any], where="sharing") | {"strategy": sharing.strategy}
+    return (msgspec.to_builtins({"apiVersion": parameters.SHARING_VERSION, "kind": parameters.SHARING_KIND, **body}),)

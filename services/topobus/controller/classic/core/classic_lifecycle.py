@@ -1,0 +1,202 @@
+"""The life of a classic claim as a value: Pending, Allocated, reserved, asked back, gone; what its object says, and what it says next.
+
+Three writes make an allocation, each of which says enough for the next: first the finalizer with the attempt (its number and the node), then the driver's own node
+state, then the status. Backwards: the node state, the status, the finalizer. A new attempt changes the object, so a result of an older one cannot be written any
+more: its writer loses the compare-and-set. Flows in: a stored ResourceClaim of v1alpha2. Flows out: its next version.
+Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30; knowledge note dynamic-resource-allocation, 4.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from topobus.contracts.codec import decode, encode
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.lifecycle import with_condition
+from topobus.domain.errors import ContractError
+from topobus.kubernetes.api import classic
+from topobus.kubernetes.api.classic_limits import check_classic
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.shape import read_as
+
+__all__ = [
+    "Attempt",
+    "attempt_of",
+    "consumer_of",
+    "deallocated",
+    "has_protection",
+    "is_free_for",
+    "is_reserved_for",
+    "read_claim",
+    "read_class",
+    "status_of",
+    "with_allocation",
+    "with_attempt",
+    "with_deallocation_request",
+    "with_reservation",
+    "without_protection",
+    "without_reservations",
+]
+
+
+class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The newest attempt to allocate: its number, and the node that was selected (empty: any)."""
+
+    number: int
+    node: str = ""
+    is_over: bool = False
+    """True once what it brought was given back: the next one is another, on the same node, too."""
+
+
+def read_claim(one: ApiObject) -> classic.ClaimSpec:
+    """Read and check the spec of a stored claim.
+
+    Errors: raises ContractError that lists what is wrong.
+    """
+    if not metadata_of(one).uid:
+        raise ContractError(f"{name_of(one)}: metadata.uid is missing: wanted an object that was made through the API")
+    _refuse(one)
+    return read_as(one.spec, classic.ClaimSpec, where=f"{name_of(one)}: spec")
+
+
+def read_class(one: ApiObject) -> classic.ResourceClassSpec:
+    """Read and check a stored ResourceClass.
+
+    Errors: raises ContractError that lists what is wrong.
+    """
+    _refuse(one)
+    return read_as(one.spec, classic.ResourceClassSpec, where=name_of(one))
+
+
+def status_of(one: ApiObject) -> classic.ClaimStatus:
+    """Read the status of a stored claim.
+
+    Errors: raises ContractError.
+    """
+    return read_as(one.status, classic.ClaimStatus, where=f"{name_of(one)}: status")
+
+
+def attempt_of(one: ApiObject) -> Attempt:
+    """Find the newest attempt; number 0 when there was none.
+
+    Errors: raises ContractError when somebody wrote something else there.
+    """
+    text = metadata_of(one).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
+    return (
+        Attempt(number=0)
+        if text is None
+        else decode(text, Attempt, where=f"{name_of(one)}: annotation {classic.CLASSIC_ATTEMPT_ANNOTATION}")
+    )
+
+
+def has_protection(one: ApiObject, driver: str) -> bool:
+    """Say whether the driver keeps the claim from being deleted."""
+    return classic.deletion_protection(driver) in metadata_of(one).finalizers
+
+
+def with_attempt(one: ApiObject, driver: str, node: str) -> ApiObject:
+    """Begin an attempt: the driver's finalizer and the attempt's number, in one write. The same object when that very attempt is under way."""
+    known = attempt_of(one)
+    if has_protection(one, driver) and known.number > 0 and known.node == node and not known.is_over:
+        return one
+    annotations = {
+        **(one.metadata.get("annotations") or {}),
+        classic.CLASSIC_ATTEMPT_ANNOTATION: encode(Attempt(number=known.number + 1, node=node)).decode(),
+    }
+    finalizer = classic.deletion_protection(driver)
+    finalizers = [*(name for name in metadata_of(one).finalizers if name != finalizer), finalizer]
+    return _replace(one, metadata={**one.metadata, "annotations": annotations, "finalizers": finalizers})
+
+
+def with_allocation(
+    one: ApiObject, driver: str, result: classic.AllocationResult, *, now: str, reserved_for: classic.ConsumerReference | None = None
+) -> ApiObject:
+    """Write the result, and the pod for which it was made: all in one write, so that nobody else takes it in between."""
+    status = {**one.status, "driverName": driver, "allocation": _wire(result)}
+    if reserved_for is not None:
+        status["reservedFor"] = [_wire(reserved_for)]
+    told = _replace(one, status=status)
+    return with_condition(told, is_true=True, reason="Allocated", message=f"allocated by {driver}", now=now)
+
+
+def deallocated(one: ApiObject) -> ApiObject:
+    """Clear what the driver has given back: allocation, driver's name and the request for it, in one write. The attempt's number stays."""
+    gone = ("allocation", "driverName", "deallocationRequested", "reservedFor", "conditions")
+    cleared = _replace(one, status={key: value for key, value in one.status.items() if key not in gone})
+    text = metadata_of(one).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
+    if text is None:
+        return cleared
+    try:
+        over = msgspec.structs.replace(attempt_of(one), is_over=True)
+    except ContractError:
+        return cleared  # somebody else's writing: such a claim must be deletable
+    annotations = {**one.metadata["annotations"], classic.CLASSIC_ATTEMPT_ANNOTATION: encode(over).decode()}
+    return _replace(cleared, metadata={**one.metadata, "annotations": annotations})
+
+
+def without_protection(one: ApiObject, driver: str) -> ApiObject:
+    """Take the driver's finalizer off."""
+    finalizers = [name for name in metadata_of(one).finalizers if name != classic.deletion_protection(driver)]
+    metadata = {key: value for key, value in one.metadata.items() if key != "finalizers"}
+    return _replace(one, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
+
+
+def consumer_of(pod: ApiObject) -> classic.ConsumerReference:
+    """Name a pod as a claim's reservation does."""
+    metadata = metadata_of(pod)
+    return classic.ConsumerReference(resource="pods", name=metadata.name, uid=metadata.uid)
+
+
+def is_reserved_for(status: classic.ClaimStatus, pod: ApiObject) -> bool:
+    """Say whether the pod may use the claim."""
+    uid = metadata_of(pod).uid
+    return any(one.uid == uid for one in status.reserved_for)
+
+
+def is_free_for(status: classic.ClaimStatus, most: int) -> bool:
+    """Say whether another pod may reserve the claim: a claim that is not shareable has one user."""
+    if status.allocation is None or status.deallocation_requested:
+        return False
+    return len(status.reserved_for) < (most if status.allocation.shareable else 1)
+
+
+def with_reservation(one: ApiObject, pod: ApiObject) -> ApiObject:
+    """Reserve an allocated claim for a pod; the same object when it is already."""
+    status = status_of(one)
+    if is_reserved_for(status, pod):
+        return one
+    reserved = [*(one.status.get("reservedFor") or []), _wire(consumer_of(pod))]
+    return _replace(one, status={**one.status, "reservedFor": reserved})
+
+
+def without_reservations(one: ApiObject, gone: frozenset[str], *, asks_back: bool) -> ApiObject:
+    """Drop the reservations of pods that are gone; when none is left, ask for deallocation if told to. The same object when nothing changes."""
+    reserved = [user for user in one.status.get("reservedFor") or [] if user.get("uid") not in gone]
+    if len(reserved) == len(one.status.get("reservedFor") or []):
+        return one
+    rest = {key: value for key, value in one.status.items() if key != "reservedFor"}
+    changed = _replace(one, status={**rest, "reservedFor": reserved} if reserved else rest)
+    return with_deallocation_request(changed) if asks_back and not reserved else changed
+
+
+def with_deallocation_request(one: ApiObject) -> ApiObject:
+    """Ask the driver to take an allocation back."""
+    return _replace(one, status={**one.status, "deallocationRequested": True}) if one.status.get("allocation") else one
+
+
+def _refuse(one: ApiObject) -> None:
+    problems = check_classic(one)
+    if problems:
+        raise ContractError(f"{name_of(one)}: " + "; ".join(str(problem) for problem in problems))
+
+
+def _wire(value: Struct) -> dict[str, Any]:
+    """Give a value the very shape that it has when it is read again: lists, not tuples."""
+    return decode(encode(value), dict[str, Any], where="status")
+
+
+def _replace(one: ApiObject, **changes: Any) -> ApiObject:
+    return msgspec.structs.replace(one, **changes)

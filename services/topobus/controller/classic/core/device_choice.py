@@ -1,0 +1,133 @@
+"""Which devices of a node classic claims get: all claims together, each as many as it asks for, or why not.
+
+Flows in: the node's devices with what selectors see of them, who holds which, and what each claim wants. Flows out: names of devices, or a Refusal that counts what
+stands in the way. The claims compete for devices, so it is a matching of claims to devices and not a first fit; it is found by augmenting paths.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from topobus.controller.allocation.pools import Candidate
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.classic.core.selection import is_wanted
+from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.classic_parameters import DeviceSelector
+
+__all__ = ["Wanted", "choose"]
+
+# Effects of a taint with which a device is not handed out; what is new to us must not be handed out either.
+_HARMLESS = ("None",)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What one claim wants of the node."""
+
+    name: str
+    """For messages: `default/fast`."""
+    count: int
+    of_class: DeviceSelector
+    of_claim: DeviceSelector
+
+
+def choose(
+    node: str, wanted: Sequence[Wanted], devices: Sequence[Candidate], taken: Mapping[DeviceId, str]
+) -> tuple[tuple[str, ...], ...] | Refusal:
+    """Choose devices for all claims at once.
+
+    Shapes: devices — those of one driver on the node; taken — device to why it cannot be had; result — the names for each claim, sorted.
+    Order:  claims and devices as given; the first device that leaves room for all is taken, so the same input gives the same choice.
+    Cost:   O(devices wanted x devices x claims).
+
+    Errors: none raised; refuses with one reason a claim that cannot be served by itself, or with one about all of them together.
+    """
+    usable: list[list[int]] = []
+    reasons: list[Reason] = []
+    for one in wanted:
+        fitting, why = _look(node, one, devices, taken)
+        usable.append(fitting)
+        if len(fitting) < one.count:
+            reasons.append(why)
+    if reasons:
+        return Refusal(reasons=tuple(reasons))
+    slots = [index for index, one in enumerate(wanted) for _ in range(one.count)]
+    chosen = _match(slots, usable)
+    if chosen is None:
+        names = tuple(one.name for one in wanted)
+        message = f"node {node}: {', '.join(names)} want {len(slots)} devices together, and want the same ones: each alone could be had"
+        return Refusal(
+            reasons=(Reason(code="claims-compete", message=message, facts={"node": node, "claims": names, "wanted": len(slots)}),)
+        )
+    given: list[list[int]] = [[] for _ in wanted]
+    for device, slot in chosen.items():
+        given[slots[slot]].append(device)
+    return tuple(tuple(sorted(devices[index].id.device for index in one)) for one in given)
+
+
+def _look(node: str, one: Wanted, devices: Sequence[Candidate], taken: Mapping[DeviceId, str]) -> tuple[list[int], Reason]:
+    """Find what a claim could use, and count why the rest cannot be used: the first check that fails of each device."""
+    fitting: list[int] = []
+    counts: dict[str, int] = {}
+    for index, device in enumerate(devices):
+        why = _first_failure(one, device, taken)
+        if why is None:
+            fitting.append(index)
+        else:
+            counts[why] = counts.get(why, 0) + 1
+    parts = "; ".join(f"{count}: {why}" for why, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+    message = f"node {node}: {one.name} wants {one.count} of {len(devices)} devices, {len(fitting)} can be had"
+    return fitting, Reason(
+        code="too-few-devices",
+        message=f"{message} ({parts})" if parts else message,
+        facts={"node": node, "claim": one.name, "wanted": one.count, "free": len(fitting), "devices": len(devices)},
+    )
+
+
+def _first_failure(one: Wanted, device: Candidate, taken: Mapping[DeviceId, str]) -> str | None:
+    if not is_wanted(one.of_class, device.facts):
+        return "not of the class"
+    if not is_wanted(one.of_claim, device.facts):
+        return "not selected"
+    taint = next((taint for taint in device.device.taints if taint.effect not in _HARMLESS), None)
+    if taint is not None:
+        return f"{taint.key}={taint.value}" if taint.value else taint.key
+    holder = taken.get(device.id)
+    return f"taken by {holder}" if holder is not None else None
+
+
+def _match(slots: Sequence[int], usable: Sequence[Sequence[int]]) -> dict[int, int] | None:
+    """Give every slot a device of its own; None when there is no way. Device index to slot."""
+    holds: dict[int, int] = {}
+    for slot in range(len(slots)):
+        came_from: dict[int, int] = {}
+        queue = deque([slot])
+        end: int | None = None
+        while queue and end is None:
+            asking = queue.popleft()
+            for device in usable[slots[asking]]:
+                if device in came_from:
+                    continue
+                came_from[device] = asking
+                if device not in holds:
+                    end = device
+                    break
+                queue.append(holds[device])
+        if end is None:
+            return None
+        _shift(end, slot, came_from, holds)
+    return holds
+
+
+def _shift(end: int, slot: int, came_from: Mapping[int, int], holds: dict[int, int]) -> None:
+    """Move each slot of the path found to the device that it asked for."""
+    device = end
+    while True:
+        asking = came_from[device]
+        before = next((one for one, holder in holds.items() if holder == asking), None)
+        holds[device] = asking
+        if asking == slot or before is None:
+            return
+        device = before

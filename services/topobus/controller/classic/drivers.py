@@ -1,0 +1,162 @@
+"""Classic DRA in the stand-alone home: which drivers there are, each at its own pace, and what no driver does.
+
+Flows in: the world, the installed third-party drivers. Flows out: reconciled claims and contexts. A driver's calls may take long or hang: every driver has a task of its
+own, so its neighbours' claims go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims import lifecycle as conditions
+from topobus.controller.classic.builtin_driver import BuiltinDriver
+from topobus.controller.classic.reconciler import ClassicClaimReconciler
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.devicekit.classic import ClassicDriver
+from topobus.devicekit.classic_registry import load_classic_drivers
+from topobus.kubernetes.api.classic_handles import class_of
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClassicDriverRunner", "StoreContext"]
+
+
+class StoreContext:
+    """What drivers are offered: parameters from the store, the nodes that are known."""
+
+    def __init__(self, world: StandaloneState) -> None:
+        self._world = world
+
+    async def read_parameters(self, api_group: str, kind: str, namespace: str, name: str) -> ApiObject | None:
+        """Read from the copy that the watch keeps."""
+        stored = self._world.objects.get(ObjectKey(kind.lower(), namespace or catalogue.CLUSTER, name))
+        if stored is None or stored.value.kind != kind or stored.value.api_version.partition("/")[0] != api_group:
+            return None
+        return stored.value
+
+    def nodes(self) -> tuple[str, ...]:
+        """List the nodes that published a machine or an inventory."""
+        return self._world.nodes()
+
+
+class ClassicDriverRunner:
+    """Runs the keepers of all classic drivers.
+
+    Errors: making it raises ConfigError when two installed drivers have one name.
+    """
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: StandaloneState,
+        metrics: ControllerMetrics,
+        is_whole: Callable[[], bool],
+    ) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._world = world
+        self._metrics = metrics
+        self._is_whole = is_whole
+        self._pen = ObjectWriter(runtime.bus, world)
+        self._boundary = ObjectBoundary("classic", metrics.set_aside)
+        self._context = StoreContext(world)
+        self._found = load_classic_drivers(self._context)
+        self._own: dict[str, BuiltinDriver] = {}
+        self._changed: dict[str, asyncio.Event] = {}
+        self._news = asyncio.Event()
+
+    def wake(self) -> None:
+        """Say that something changed."""
+        self._news.set()
+        for one in self._changed.values():
+            one.set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        for skipped in self._found.skipped:
+            get_logger().warning("classic.driver-skipped", driver=skipped.name, value=skipped.value, why=skipped.why)
+        async with asyncio.TaskGroup() as group:
+            for driver in self._found.drivers:
+                self._start(group, driver)
+            await self._whenever(self._news, partial(self._keep_house, group))
+
+    async def _keep_house(self, group: asyncio.TaskGroup) -> bool:
+        """Start what is new, and do what belongs to no driver."""
+        for device_class in sorted(self._world.device_classes - self._own.keys()):
+            own = BuiltinDriver(device_class, self._settings, self._runtime, self._world, self._context)
+            self._own[device_class] = own
+            self._start(group, own)
+        is_due = False
+        for key, stored in self._world.classic_claims():
+            version = (stored.revision, self._world.shared_epoch, self._world.supply)
+            is_due = await self._boundary.run(key, version, partial(self._look_after, key, stored), name=name_of(stored.value)) or is_due
+        self._boundary.keep(self._world.objects.keys())
+        return is_due
+
+    def _start(self, group: asyncio.TaskGroup, driver: ClassicDriver) -> None:
+        keeper = ClassicClaimReconciler(driver, self._settings, self._runtime, self._world, self._metrics)
+        self._changed[driver.name] = asyncio.Event()
+        self._changed[driver.name].set()
+        get_logger().info("classic.driver-started", driver=driver.name)
+        group.create_task(self._whenever(self._changed[driver.name], keeper.reconcile))
+
+    async def _look_after(self, key: ObjectKey, stored: Stored) -> bool:
+        """Delete a claim that nothing holds any more, give back what it holds twice, and tell one without a driver."""
+        claim = stored.value
+        metadata = metadata_of(claim)
+        if metadata.deletion_timestamp:
+            if not metadata.finalizers:
+                if not await self._pen.erase(key, stored.revision):
+                    return False
+                get_logger().info("claim.released", claim=name_of(claim))
+            return False
+        device_class = class_of(str(claim.status.get("driverName") or ""))
+        if claim.status.get("allocation") and device_class in self._own:
+            await self._own[device_class].tidy(claim)
+        elif not claim.status.get("allocation"):
+            await self._tell_driverless(key, stored)
+        return False
+
+    async def _tell_driverless(self, key: ObjectKey, stored: Stored) -> None:
+        name = str(stored.value.spec.get("resourceClassName"))
+        found = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, name))
+        driver = str(found.value.spec.get("driverName")) if found is not None else ""
+        if driver in self._changed:
+            return
+        reason = "NoDriver" if found is not None else "NoClass"
+        drivers = ", ".join(sorted(self._changed)) or "none"
+        if found is None:
+            message = f"there is no ResourceClass {name}"
+        elif class_of(driver):
+            message = f"ResourceClass {name} names driver {driver}, and no node offers devices of class {class_of(driver)}"
+        else:
+            message = f"ResourceClass {name} names driver {driver}: installed are {drivers}"
+        if conditions.has_condition(stored.value, reason=reason, message=message):
+            return
+        now = rfc3339(self._runtime.clock.now())
+        told = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now)
+        await self._pen.write(key, stored.revision, told)
+
+    async def _whenever(self, changed: asyncio.Event, work: Callable[[], Awaitable[bool]]) -> None:
+        """Work whenever something changed, and after a while when another try is due."""
+        is_due = False
+        while True:
+            try:
+                async with self._runtime.clock.timeout(self._settings.retry_s if is_due else None):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+            changed.clear()
+            if self._is_whole():
+                is_due = await work()

@@ -1,0 +1,374 @@
+"""The controller of one classic driver: brings the driver's claims, and its part of each negotiation, one write further.
+
+Flows in: the world. Flows out: calls of the driver, and compare-and-set writes in this order: finalizer and attempt, the driver's `allocate`, the status; and back:
+`deallocate`, the status, the finalizer. Each step may be repeated, by this replica after a crash or by another one; a write that lost to somebody else's is dropped,
+for the watch brings the newer object. Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.explanations import SHOWN_NODES
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.claims import lifecycle as conditions
+from topobus.controller.claims.reservations import claim_uses
+from topobus.controller.claims.templates import owner_pod_uid
+from topobus.controller.classic.core import classic_lifecycle, negotiation
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.devicekit.classic import ClaimWork, ClassicDriver
+from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError
+from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api import classic
+from topobus.kubernetes.api.classic_limits import check_status
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClassicClaimReconciler"]
+
+# What is free at a driver may change unseen, so a negotiation is looked at again after a while; upstream waits 30 s (controller.go, "recheckDelay").
+_REFRESH_S = 10.0
+
+T = TypeVar("T")
+_Work = Callable[[ObjectKey, Stored], Awaitable[bool]]
+
+
+class _Looked(NamedTuple):
+    """At which state of the world something was worked on, and when it is to be looked at again."""
+
+    keys: tuple[ObjectKey, ...]
+    """The objects on which it depends."""
+    seen: Hashable
+    again_s: float
+
+
+class ClassicClaimReconciler:
+    """Reconciles the claims of one driver."""
+
+    def __init__(
+        self, driver: ClassicDriver, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, metrics: ControllerMetrics
+    ) -> None:
+        self.driver = driver
+        self._name = driver.name
+        self._settings = settings
+        self._clock = runtime.clock
+        self._bus = runtime.bus
+        self._world = world
+        self._pen = ObjectWriter(runtime.bus, world)
+        self._metrics = metrics
+        self._boundary = ObjectBoundary(f"classic-{driver.name}", metrics.set_aside)
+        self._looked: dict[ObjectKey, _Looked] = {}
+        self._log = get_logger().bind(driver=driver.name)
+
+    async def reconcile(self) -> bool:
+        """Bring everything of this driver as far as it goes now; True says that another try is due after a while."""
+        is_due = False
+        for key, stored in self._world.classic_claims():
+            if _may_have_work(stored.value):
+                is_due = await self._bounded(key, stored, self._claim) or is_due
+        for key, stored in sorted(self._world.of_kind("podschedulingcontext").items()):
+            is_due = await self._bounded(key, stored, self._context) or is_due
+        self._boundary.keep(self._world.objects.keys())
+        self._looked = {key: one for key, one in self._looked.items() if key in self._world.objects}
+        return is_due
+
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: _Work) -> bool:
+        """Do one piece of work, and set its object aside when it fails in a way that nobody thought of."""
+
+        async def report(reason: Reason) -> None:
+            if key.kind == "resourceclaim":
+                await self._tell(key, self._world.objects.get(key, stored), "Malformed", reason.message)
+
+        version = (stored.revision, self._world.supply, self._world.shared_epoch)
+        return await self._boundary.run(key, version, partial(self._guarded, key, work), name=name_of(stored.value), report=report)
+
+    async def _guarded(self, key: ObjectKey, work: _Work) -> bool:
+        stored = self._world.objects.get(key)
+        if stored is None:
+            return False
+        last = self._looked.get(key)
+        if last is not None and last.seen == self._seen(last.keys) and self._clock.monotonic() < last.again_s:
+            return last.again_s < math.inf
+        try:
+            return await work(key, stored)
+        except PeerUnavailable as err:
+            self._log.warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
+            return True
+        except ContractError as err:
+            if key.kind == "resourceclaim":
+                return await self._guarded_tell(key, stored, "Malformed", str(err))
+            self._log.warning("classic.object-malformed", object=name_of(stored.value), error=str(err))
+            return False
+
+    async def _guarded_tell(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> bool:
+        try:
+            await self._tell(key, self._world.objects.get(key, stored), reason, message)
+        except PeerUnavailable as err:
+            self._log.warning("classic.write-ambiguous", object=name_of(stored.value), error=str(err))
+            return True
+        return False
+
+    async def _claim(self, key: ObjectKey, stored: Stored) -> bool:
+        """One claim by itself: taken back, allocated at once, or left to wait."""
+        claim = stored.value
+        before = self._seen((key,))
+        try:
+            status = classic_lifecycle.status_of(claim)
+        except ContractError:
+            # A claim that nobody can read must be deletable; the ledgers say what it holds.
+            if not metadata_of(claim).deletion_timestamp:
+                raise
+            status = classic.ClaimStatus()
+        if status.reserved_for or not self._is_mine(claim, status):
+            self._remember((key,), before)
+            return False
+        if metadata_of(claim).deletion_timestamp or status.deallocation_requested:
+            await self._give_back(key, stored, status)
+            return False
+        spec = classic_lifecycle.read_claim(claim)
+        if status.allocation is not None:
+            return False
+        if classic.mode_of(spec) != classic.IMMEDIATE:
+            if not status.conditions:
+                await self._tell(key, stored, classic.WAIT_FOR_FIRST_CONSUMER, "waits for a pod that uses it")
+            self._remember((key,), before)
+            return False
+        work = await self._work("", claim)
+        begun = await self._begin(key, stored, "")
+        if begun is None:
+            return False
+        (outcome,) = await self._allocate([msgspec.structs.replace(work, claim=begun.value)], "")
+        await self._settle(key, begun, outcome, None)
+        self._remember((key,), before, wait_s=self._settings.retry_s if isinstance(outcome, Refusal) else math.inf)
+        return isinstance(outcome, Refusal)
+
+    async def _context(self, key: ObjectKey, stored: Stored) -> bool:
+        """This driver's part of one negotiation; True as long as it goes on, for what is free at a driver's may change unseen."""
+        context = stored.value
+        spec = negotiation.read_spec(context)
+        pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
+        if metadata_of(context).deletion_timestamp or not (spec.selected_node or spec.potential_nodes):
+            return False
+        if pod is None or metadata_of(pod.value).deletion_timestamp or owner_pod_uid(context) != metadata_of(pod.value).uid:
+            return False
+        mine = self._pending_of(pod.value)
+        used = [ObjectKey("resourceclaim", key.namespace, one.claim) for one in claim_uses(pod.value)]
+        keys = (key, ObjectKey("pod", key.namespace, key.name), *used)
+        before = self._seen(keys)
+        if not mine:
+            self._remember(keys, before)
+            return False
+        works: list[ClaimWork] = []
+        for entry, claim_key in mine:
+            try:
+                works.append(await self._work(entry, self._world.objects[claim_key].value))
+            except ContractError as err:
+                await self._tell(claim_key, self._world.objects[claim_key], "Malformed", str(err))
+                return False
+        nodes = tuple(dict.fromkeys((*spec.potential_nodes, *([spec.selected_node] if spec.selected_node else []))))
+        told = await self._call("unsuitable_nodes", lambda: self.driver.unsuitable_nodes(pod.value, works, nodes))
+        unsuitable = {one.entry: dict(told.get(one.entry, {})) for one in works}
+        refused: dict[str, Refusal] = {}
+        if spec.selected_node and all(spec.selected_node not in unsuitable[one.entry] for one in works):
+            refused = await self._allocate_all(pod.value, mine, works, spec.selected_node)
+            for entry, refusal in refused.items():
+                unsuitable[entry][spec.selected_node] = refusal.reasons[0]
+        await self._report(key, stored, nodes, unsuitable)
+        for entry, claim_key in mine:
+            if nodes and all(node in unsuitable[entry] for node in nodes):
+                await self._tell_unsuitable(claim_key, nodes, unsuitable[entry])
+        # What was refused is tried again soon, for another choice may do.
+        self._remember(keys, before, wait_s=self._settings.retry_s if refused else _REFRESH_S)
+        return True
+
+    def _seen(self, keys: Sequence[ObjectKey]) -> Hashable:
+        """Name the state of the world that a piece of work depends on, as far as it can be seen."""
+        objects = self._world.objects
+        return tuple(objects[one].revision if one in objects else 0 for one in keys), self._world.supply
+
+    def _remember(self, keys: Sequence[ObjectKey], seen: Hashable, *, wait_s: float = math.inf) -> None:
+        """Note that the first of these objects was worked on, as it was seen before that; it is looked at again when something changes, or after a while."""
+        self._looked[keys[0]] = _Looked(tuple(keys), seen, self._clock.monotonic() + wait_s)
+
+    def _pending_of(self, pod: ApiObject) -> list[tuple[str, ObjectKey]]:
+        """List the pod's claims that this driver is to allocate: its own, delayed, without an allocation. One made for another pod is none of it."""
+        found: list[tuple[str, ObjectKey]] = []
+        metadata = metadata_of(pod)
+        for use in claim_uses(pod):
+            key = ObjectKey("resourceclaim", metadata.namespace or "default", use.claim)
+            stored = self._world.objects.get(key)
+            if stored is None or not classic.is_classic(stored.value) or metadata_of(stored.value).deletion_timestamp:
+                continue
+            if use.is_generated and owner_pod_uid(stored.value) != metadata.uid:
+                continue
+            status = classic_lifecycle.status_of(stored.value)
+            is_delayed = classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
+            if is_delayed and status.allocation is None and self._is_mine(stored.value, status) and (use.entry, key) not in found:
+                found.append((use.entry, key))
+        return found
+
+    async def _allocate_all(
+        self, pod: ApiObject, mine: Sequence[tuple[str, ObjectKey]], works: Sequence[ClaimWork], node: str
+    ) -> dict[str, Refusal]:
+        """Allocate all claims of the pod on the selected node, and write what came out; gives those that were refused, by entry."""
+        begun: list[Stored] = []
+        for _, claim_key in mine:
+            known = self._world.objects.get(claim_key)
+            one = await self._begin(claim_key, known, node) if known is not None else None
+            if one is None:
+                return {}
+            begun.append(one)
+        prepared = [msgspec.structs.replace(work, claim=one.value) for work, one in zip(works, begun, strict=True)]
+        outcomes = await self._allocate(prepared, node)
+        refused: dict[str, Refusal] = {}
+        for (entry, claim_key), one, outcome in zip(mine, begun, outcomes, strict=True):
+            await self._settle(claim_key, one, outcome, pod)
+            if isinstance(outcome, Refusal):
+                refused[entry] = outcome
+        return refused
+
+    async def _work(self, entry: str, claim: ApiObject) -> ClaimWork:
+        """Collect a claim's class and parameters.
+
+        Errors: raises ContractError when one of them is missing or wrong.
+        """
+        name = classic_lifecycle.read_claim(claim).resource_class_name
+        stored = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, name))
+        if stored is None:
+            raise ContractError(f"{name_of(claim)}: there is no ResourceClass {name}")
+        spec = classic_lifecycle.read_class(stored.value)
+        if spec.driver_name != self._name:
+            raise ContractError(f"{name_of(stored.value)} names driver {spec.driver_name}, and {name_of(claim)} is kept by {self._name}")
+        if spec.structured_parameters:
+            raise ContractError(
+                f"{name_of(stored.value)}: structuredParameters is true: no driver's controller allocates such a claim",
+                next_step="use resource.k8s.io/v1: `topobus migrate` translates what it can",
+            )
+        of_class = await self._call("get_class_parameters", lambda: self.driver.get_class_parameters(stored.value))
+        of_claim = await self._call("get_claim_parameters", lambda: self.driver.get_claim_parameters(claim, stored.value, of_class))
+        return ClaimWork(entry=entry, claim=claim, resource_class=stored.value, class_parameters=of_class, claim_parameters=of_claim)
+
+    async def _begin(self, key: ObjectKey, stored: Stored, node: str) -> Stored | None:
+        """Write finalizer and attempt, unless they stand there; None when somebody else wrote first."""
+        begun = classic_lifecycle.with_attempt(stored.value, self._name, node)
+        return stored if begun is stored.value else await self._pen.write(key, stored.revision, begun)
+
+    async def _allocate(self, works: Sequence[ClaimWork], node: str) -> Sequence[classic.AllocationResult | Refusal]:
+        outcomes = await self._call("allocate", lambda: self.driver.allocate(works, node))
+        if len(outcomes) != len(works):
+            raise PeerUnavailable(f"driver {self._name}: allocate gave {len(outcomes)} outcomes for {len(works)} claims")
+        return outcomes
+
+    async def _settle(self, key: ObjectKey, begun: Stored, outcome: classic.AllocationResult | Refusal, pod: ApiObject | None) -> None:
+        """Write an allocation, with the pod it was made for, or why there is none."""
+        if isinstance(outcome, Refusal):
+            await self._tell(key, begun, "DoesNotFit", summarize(outcome.reasons))
+            return
+        reserved = classic_lifecycle.consumer_of(pod) if pod is not None else None
+        done = classic_lifecycle.with_allocation(begun.value, self._name, outcome, now=self._now(), reserved_for=reserved)
+        problems = check_status(classic_lifecycle.status_of(done))
+        if problems:
+            await self._tell(key, begun, "Invalid", f"driver {self._name} gave what cannot be written: {problems[0]}")
+            return
+        if await self._pen.write(key, begun.revision, done) is not None:
+            self._metrics.decisions.labels("allocated").inc()
+            self._log.info("claim.allocated", claim=name_of(done), pod=name_of(pod) if pod is not None else "")
+
+    async def _give_back(self, key: ObjectKey, stored: Stored, status: classic.ClaimStatus) -> None:
+        """Take a claim back: first what the driver holds for it, then the status, then the finalizer, then the object."""
+        claim = stored.value
+        if status == classic.ClaimStatus(conditions=status.conditions) and not classic_lifecycle.has_protection(claim, self._name):
+            return
+        # Without an allocation, too: an attempt may be half done.
+        refusal = await self._call("deallocate", lambda: self.driver.deallocate(claim))
+        if refusal is not None:
+            await self._tell(key, stored, "Prepared", summarize(refusal.reasons), kind=conditions.RELEASED)
+            return
+        cleared = classic_lifecycle.deallocated(claim)
+        if cleared != claim:
+            written = await self._pen.write(key, stored.revision, cleared)
+            if written is None:
+                return
+            stored = written
+        self._log.info("claim.deallocated", claim=name_of(claim), had_allocation=status.allocation is not None)
+        if metadata_of(claim).deletion_timestamp and classic_lifecycle.has_protection(claim, self._name):
+            await self._pen.write(key, stored.revision, classic_lifecycle.without_protection(stored.value, self._name))
+
+    async def _report(self, key: ObjectKey, stored: Stored, nodes: Sequence[str], unsuitable: dict[str, dict[str, Reason]]) -> None:
+        """Write where the claims cannot be had, when that is news."""
+        newest = self._world.objects.get(key)
+        if newest is None or newest.revision != stored.revision:
+            return
+        found = {entry: [node for node in nodes if node in why] for entry, why in unsuitable.items()}
+        told = negotiation.with_unsuitable(stored.value, found)
+        if told.status != stored.value.status:
+            await self._pen.write(key, stored.revision, told)
+
+    async def _tell_unsuitable(self, key: ObjectKey, nodes: Sequence[str], why: dict[str, Reason]) -> None:
+        stored = self._world.objects.get(key)
+        if stored is None or stored.value.status.get("allocation"):
+            return
+        shown = [why[node].message for node in nodes[:SHOWN_NODES]]
+        more = [f"and {len(nodes) - SHOWN_NODES} more nodes"] if len(nodes) > SHOWN_NODES else []
+        await self._tell(key, stored, "DoesNotFit", "; ".join([*shown, *more]))
+
+    async def _tell(self, key: ObjectKey, stored: Stored, reason: str, message: str, *, kind: str = conditions.ALLOCATED) -> None:
+        """Put a reason into the claim's condition, once."""
+        if conditions.has_condition(stored.value, reason=reason, message=message, kind=kind):
+            return
+        self._log.info("claim.waiting", claim=name_of(stored.value), reason=reason, why=message)
+        told = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind)
+        await self._pen.write(key, stored.revision, told)
+
+    def _is_mine(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
+        """Say whether this driver is the claim's: by its status, its finalizer, or else its class."""
+        if status.driver_name:
+            return status.driver_name == self._name
+        if classic_lifecycle.has_protection(claim, self._name):
+            return True
+        stored = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, str(claim.spec.get("resourceClassName"))))
+        return stored is not None and stored.value.spec.get("driverName") == self._name
+
+    async def _call(self, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Call the driver; whatever goes wrong in it is its own affair and tried again.
+
+        Errors: raises ContractError as the driver does, else PeerUnavailable.
+        """
+        try:
+            async with asyncio.timeout(self._settings.classic_call_s):
+                return await work()
+        except TimeoutError as err:
+            raise PeerUnavailable(f"driver {self._name}: {what} took longer than {self._settings.classic_call_s:g} s") from err
+        except TopobusError:
+            raise
+        except Exception as err:  # boundary: a third party's driver may fail in any way; its claims wait, and all others go on
+            raise PeerUnavailable(f"driver {self._name}: {what} failed: {type(err).__name__}: {err}") from err
+
+    def _now(self) -> str:
+        return rfc3339(self._clock.now())
+
+
+def _may_have_work(claim: ApiObject) -> bool:
+    """Say by a glance whether a claim may need something from its driver besides a negotiation; most claims of a running system do not."""
+    status = claim.status
+    if status.get("reservedFor") and isinstance(status["reservedFor"], list):
+        return False
+    if claim.metadata.get("deletionTimestamp") or status.get("deallocationRequested"):
+        return True
+    if status.get("allocation"):
+        return not isinstance(status["allocation"], dict)
+    return claim.spec.get("allocationMode") == classic.IMMEDIATE or not status.get("conditions")

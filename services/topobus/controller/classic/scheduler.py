@@ -1,0 +1,298 @@
+"""The scheduler's part of classic DRA in the stand-alone home: contexts of pods, reservations, and what is asked back.
+
+Flows in: the world. Flows out: PodSchedulingContexts with potential and selected nodes, reservations of claims that are allocated already, requests for deallocation;
+and for the pod's own scheduler, whether its classic claims are ready. It binds no pod: `PodScheduler` does, once they are. The decisions are `negotiation`'s.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Hashable
+from functools import partial
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.reservations import ClaimUse, claim_uses, is_bound
+from topobus.controller.claims.templates import owner_pod_uid
+from topobus.controller.classic.core import classic_lifecycle, negotiation
+from topobus.controller.classic.core.negotiation import (
+    Negotiate,
+    PodClaimView,
+    Ready,
+    TakeBack,
+    Wait,
+)
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason
+from topobus.kubernetes.api import classic
+from topobus.kubernetes.api.classic_limits import MAX_RESERVED
+from topobus.kubernetes.api.objects import admit, metadata_of, name_of
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClassicScheduler", "LookWithout"]
+
+LookWithout = Callable[[ObjectKey, Collection[str]], Awaitable[tuple[tuple[str, ...], tuple[Reason, ...]]]]
+"""On which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why."""
+
+# How long a pod that waits is left alone while nothing that can be seen changes.
+_LOOK_AGAIN_S = 5.0
+_ENDED = ("Succeeded", "Failed")
+
+
+class ClassicScheduler:
+    """Negotiates for pods with classic claims."""
+
+    look: LookWithout
+    """The pod's own scheduler, who knows this one, too: set once, before the first round."""
+
+    def __init__(self, runtime: Runtime, world: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
+        self._boundary = boundary or ObjectBoundary("classic-pods")
+        self._clock = runtime.clock
+        self._bus = runtime.bus
+        self._world = world
+        self._pen = ObjectWriter(runtime.bus, world)
+        self._waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
+        self._settled: dict[ObjectKey, tuple[Hashable, float]] = {}
+        self._uses: dict[ObjectKey, tuple[int, tuple[ClaimUse, ...]]] = {}
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> bool:
+        """Bring every pod with classic claims one step further; True says that a write was not confirmed and another try is due."""
+        is_due = False
+        for key, stored in self._world.classic_claims():
+            drop = partial(self._drop_gone_users, key, stored)
+            is_due = (
+                await self._boundary.run(("users", key), (stored.revision, self._world.supply), drop, name=name_of(stored.value)) or is_due
+            )
+        for key, stored in sorted(self._world.of_kind("podschedulingcontext").items()):
+            is_due = (
+                await self._boundary.run(key, stored.revision, partial(self._drop_context, key, stored), name=name_of(stored.value))
+                or is_due
+            )
+        waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
+        for key in self._pods():
+            stored = self._world.objects[key]
+            work = partial(self._reconcile, key, stored, waiting)
+            version = (self._seen(key, stored), self._world.shared_epoch)
+            await self._boundary.run(key, version, work, name=name_of(stored.value))
+            is_due = True  # what the pod's own scheduler says of nodes may change unseen
+            set_aside = self._boundary.reason(key)
+            if set_aside is not None:
+                waiting[key] = (set_aside,)
+        self._boundary.keep({*self._world.objects, *(("users", key) for key, _ in self._world.classic_claims())})
+        self._waiting = waiting
+        self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
+        self._uses = {key: one for key, one in self._uses.items() if key in self._world.objects}
+        return is_due
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored, waiting: dict[ObjectKey, tuple[Reason, ...]]) -> bool:
+        """Bring one pod one step further, and note why it waits."""
+        known, until_s = self._settled.get(key, (None, 0.0))
+        seen = self._seen(key, stored)
+        if known == seen and self._clock.monotonic() < until_s:
+            waiting[key] = self._waiting.get(key, ())
+            return False
+        try:
+            reasons = await self._schedule(key, stored)
+            # As it was before: what was written meanwhile, by itself or by others, is looked at in the next round.
+            self._settled[key] = seen, self._clock.monotonic() + _LOOK_AGAIN_S
+        except PeerUnavailable as err:
+            self._log.warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
+            reasons = self._waiting.get(key, ())
+        except ContractError as err:
+            reasons = (Reason(code="malformed", message=err.message),)
+        if reasons:
+            waiting[key] = reasons
+        return False
+
+    def waits(self, pod: ObjectKey) -> tuple[Reason, ...]:
+        """Say why a pod's classic claims are not all allocated and reserved for it; empty when they are, or when it has none.
+
+        Errors: raises ContractError for a claim that nobody can read.
+        """
+        stored = self._world.objects[pod]
+        for use in self._uses_of(pod, stored):
+            if not self._is_classic(pod, use):
+                continue
+            claim = self._world.objects.get(ObjectKey("resourceclaim", pod.namespace, use.claim))
+            status = classic_lifecycle.status_of(claim.value) if claim is not None else classic.ClaimStatus()
+            if status.allocation is None or status.deallocation_requested or not classic_lifecycle.is_reserved_for(status, stored.value):
+                waiting = Reason(code="waits-for-claims", message=f"its classic claim {use.claim or use.entry} is not allocated to it yet")
+                return self._waiting.get(pod) or (waiting,)
+        return ()
+
+    async def take_back(self, key: ObjectKey) -> bool:
+        """Give up an allocation that is nobody else's, because the pod does not fit where it is; False when somebody else wrote first.
+
+        Errors: raises AmbiguousWrite.
+        """
+        stored = self._world.objects[key]
+        uids = frozenset(one.uid for one in classic_lifecycle.status_of(stored.value).reserved_for)
+        asked = classic_lifecycle.with_deallocation_request(classic_lifecycle.without_reservations(stored.value, uids, asks_back=True))
+        self._log.info("claim.taken-back", claim=name_of(asked))
+        return await self._pen.write(key, stored.revision, asked) is not None
+
+    def _seen(self, key: ObjectKey, stored: Stored) -> Hashable:
+        """Name what a pod's next step depends on: the pod, its context, its claims, and what became free."""
+        keys = [ObjectKey("podschedulingcontext", key.namespace, key.name)]
+        keys += [ObjectKey("resourceclaim", key.namespace, one.claim) for one in self._uses_of(key, stored)]
+        revisions = tuple(self._world.objects[one].revision if one in self._world.objects else 0 for one in keys)
+        return stored.revision, revisions, self._world.supply
+
+    def _uses_of(self, key: ObjectKey, stored: Stored) -> tuple[ClaimUse, ...]:
+        """List a pod's claims, read once a revision; none for a pod that nobody can read."""
+        known = self._uses.get(key)
+        if known is None or known[0] != stored.revision:
+            known = self._uses[key] = stored.revision, _uses(stored.value)
+        return known[1]
+
+    def _pods(self) -> list[ObjectKey]:
+        """List the pods that wait for a node and have a classic claim, oldest first."""
+        found: list[tuple[str, ObjectKey]] = []
+        for key, stored in self._world.of_kind("pod").items():
+            if is_bound(stored.value) or metadata_of(stored.value).deletion_timestamp:
+                continue
+            if any(self._is_classic(key, use) for use in self._uses_of(key, stored)):
+                found.append((str(stored.value.metadata.get("creationTimestamp") or ""), key))
+        return [key for _, key in sorted(found)]
+
+    def _is_classic(self, pod: ObjectKey, use: ClaimUse) -> bool:
+        kind, name = ("resourceclaim", use.claim) if use.claim else ("resourceclaimtemplate", use.template)
+        stored = self._world.objects.get(ObjectKey(kind, pod.namespace, name))
+        return stored is not None and classic.is_classic(stored.value)
+
+    async def _schedule(self, key: ObjectKey, stored: Stored) -> tuple[Reason, ...]:
+        """Take the next step for one pod; gives why it waits."""
+        pod = stored.value
+        views: list[PodClaimView] = []
+        keys: dict[str, ObjectKey] = {}
+        for use in claim_uses(pod):
+            if not self._is_classic(key, use):
+                continue
+            claim_key = ObjectKey("resourceclaim", key.namespace, use.claim)
+            known = self._world.objects.get(claim_key)
+            if known is None or metadata_of(known.value).deletion_timestamp:
+                return (Reason(code="claim-missing", message=f"claim {use.claim or use.entry} is not there yet, or is being deleted"),)
+            if use.is_generated and owner_pod_uid(known.value) != metadata_of(pod).uid:
+                return (Reason(code="claim-of-another", message=f"claim {use.claim} was made for another pod"),)
+            views.append(self._view(pod, use, known.value))
+            keys[use.claim] = claim_key
+        context_key = ObjectKey("podschedulingcontext", key.namespace, key.name)
+        context = self._world.objects.get(context_key)
+        if context is not None and owner_pod_uid(context.value) != metadata_of(pod).uid:
+            return (Reason(code="context-of-another", message="its PodSchedulingContext is that of another pod of its name"),)
+        spec = negotiation.read_spec(context.value) if context is not None else None
+        said = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
+        nodes, why = await self.look(key, {one.entry for one in views})
+        step = negotiation.next_step(views, nodes, spec, said, self._rivals(context_key))
+        if isinstance(step, Negotiate):
+            await self._negotiate(context_key, context, pod, step)
+            message = f"its claims are negotiated{f' on {step.selected}' if step.selected else ''}"
+            return step.reasons or (Reason(code="negotiating", message=message),)
+        if isinstance(step, TakeBack):
+            await self.take_back(keys[step.claim])
+            return step.reasons
+        if isinstance(step, Wait):
+            return why or step.reasons
+        return await self._reserve(pod, keys, step)
+
+    def _rivals(self, mine: ObjectKey) -> Counter[str]:
+        """Count how many other pods are negotiating for each node."""
+        others = (stored.value for key, stored in self._world.of_kind("podschedulingcontext").items() if key != mine)
+        return Counter(str(node) for one in others if (node := one.spec.get("selectedNode")))
+
+    def _view(self, pod: ApiObject, use: ClaimUse, claim: ApiObject) -> PodClaimView:
+        spec, status = classic_lifecycle.read_claim(claim), classic_lifecycle.status_of(claim)
+        if status.allocation is not None:
+            nodes = status.allocation.available_on_nodes
+        else:
+            stored = self._world.objects.get(ObjectKey("resourceclass", catalogue.CLUSTER, spec.resource_class_name))
+            nodes = classic_lifecycle.read_class(stored.value).suitable_nodes if stored is not None else None
+        return PodClaimView(
+            entry=use.entry,
+            name=use.claim,
+            is_delayed=classic.mode_of(spec) == classic.WAIT_FOR_FIRST_CONSUMER,
+            is_allocated=status.allocation is not None,
+            nodes=nodes,
+            is_mine=classic_lifecycle.is_reserved_for(status, pod) and not status.deallocation_requested,
+            is_free=classic_lifecycle.is_free_for(status, MAX_RESERVED),
+            is_used_by_others=any(one.uid != metadata_of(pod).uid for one in status.reserved_for),
+        )
+
+    async def _negotiate(self, key: ObjectKey, known: Stored | None, pod: ApiObject, step: Negotiate) -> None:
+        """Write the scheduler's word into the pod's context."""
+        if known is None:
+            # A name made of the pod's uid: two replicas make the same context.
+            identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{metadata_of(pod).uid}/context"))
+            fresh = admit(negotiation.context_for(pod), uid=identity, now=rfc3339(self._clock.now()))
+            await self._pen.write(key, 0, negotiation.with_spec(fresh, step))
+            return
+        told = negotiation.with_spec(known.value, step)
+        if told.spec != known.value.spec:
+            self._log.info("pod.negotiated", pod=name_of(pod), selected=step.selected, potential=len(step.potential))
+            await self._pen.write(key, known.revision, told)
+
+    async def _reserve(self, pod: ApiObject, keys: dict[str, ObjectKey], step: Ready) -> tuple[Reason, ...]:
+        """Reserve all claims for the pod."""
+        # In one order for all pods: none waits for a claim while it keeps one that comes later.
+        for claim_key in sorted(keys.values()):
+            known = self._world.objects[claim_key]
+            reserved = classic_lifecycle.with_reservation(known.value, pod)
+            if reserved is not known.value and await self._pen.write(claim_key, known.revision, reserved) is None:
+                return (Reason(code="negotiating", message="its claims are being reserved"),)
+        self._log.debug("pod.claims-ready", pod=name_of(pod), nodes=list(step.nodes))
+        return ()
+
+    async def _drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
+        """Take pods out of a claim's reservedFor that are gone or have ended; a delayed claim that nobody uses any more is asked back."""
+        if not self._has_gone_users(key, stored.value):
+            return False
+        try:
+            users = classic_lifecycle.status_of(stored.value).reserved_for
+            gone = frozenset([one.uid for one in users if one.resource == "pods" and await self._is_gone(key.namespace, one)])
+            is_delayed = bool(gone) and classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
+        except ContractError:
+            return False  # its driver's keeper tells
+        if gone:
+            self._log.info("claim.users-dropped", claim=name_of(stored.value), users=sorted(gone))
+            await self._pen.write(key, stored.revision, classic_lifecycle.without_reservations(stored.value, gone, asks_back=is_delayed))
+        return False
+
+    def _has_gone_users(self, key: ObjectKey, claim: ApiObject) -> bool:
+        """Say by a glance whether a claim is reserved for a pod that is not stored, or has ended."""
+        users = claim.status.get("reservedFor")
+        for user in users if isinstance(users, list) else ():
+            pod = self._world.objects.get(ObjectKey("pod", key.namespace, str(user.get("name")))) if isinstance(user, dict) else None
+            if pod is None or pod.value.metadata.get("uid") != user.get("uid") or pod.value.status.get("phase") in _ENDED:
+                return True
+        return False
+
+    async def _is_gone(self, namespace: str, user: classic.ConsumerReference) -> bool:
+        """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a second look either."""
+        key = ObjectKey("pod", namespace, user.name)
+        known = self._world.objects.get(key)
+        if known is not None and metadata_of(known.value).uid == user.uid:
+            return known.value.status.get("phase") in _ENDED
+        entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
+        return entry is None or metadata_of(entry.value).uid != user.uid
+
+    async def _drop_context(self, key: ObjectKey, stored: Stored) -> bool:
+        """Delete a context whose pod is gone or has its node."""
+        pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
+        is_needed = pod is not None and metadata_of(pod.value).uid == owner_pod_uid(stored.value) and not is_bound(pod.value)
+        if not is_needed and owner_pod_uid(stored.value) is not None:
+            await self._pen.erase(key, stored.revision)
+        return False
+
+
+def _uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
+    try:
+        return claim_uses(pod)
+    except ContractError:
+        return ()

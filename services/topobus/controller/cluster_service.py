@@ -1,0 +1,274 @@
+"""The controller in a cluster: keeps copies of what the API server and NATS say, and works whenever one of them changed.
+
+Any number of replicas may run, all of them at work: every write is bound to a version, intents are ordered by the API server, and devices of Topobus nodes are held at
+the nodes. There is no leader, so nothing waits for one to be found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any, TypeVar
+
+from topobus.cel.selector import CelCompiler
+from topobus.contracts import catalogue
+from topobus.contracts.messages import PlanReply, PlanRequest
+from topobus.controller.cluster_metrics import ClusterMetrics
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.planner import Planner
+from topobus.controller.reconcilers.allocation_intents import Intents
+from topobus.controller.reconcilers.allocation_runner import AllocationRunner
+from topobus.controller.reconcilers.cluster_events import EventRecorder
+from topobus.controller.reconcilers.cluster_housekeeping import ClaimHousekeeping
+from topobus.controller.reconcilers.deallocate_claims import Deallocations
+from topobus.controller.reconcilers.node_choice import NodeChooser
+from topobus.controller.reconcilers.node_ledgers import NodeLedgers
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.reconcilers.open_gates import GatedPodReconciler
+from topobus.controller.state.cluster_state import ClusterState
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.store.api import (
+    CLAIMS,
+    WATCHED,
+    Api,
+    Kind,
+    Plain,
+)
+from topobus.controller.store.api_server_writer import ApiServerWriter
+from topobus.controller.store.informers import Informer, Key
+from topobus.controller.store.kubernetes_api import KubernetesApi
+from topobus.domain.device import Inventory
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.view import NodeAlignment
+from topobus.runtime.bus import Change, ChangeKind
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClusterController", "serve_cluster"]
+
+M = TypeVar("M")
+
+_LONGEST_PAUSE_S = 0.5
+_BUS_PARTS = ("machines", "inventories", "ledgers", "alignments")
+
+
+async def serve_cluster(settings: ControllerSettings, runtime: Runtime) -> None:
+    """Serve until cancelled.
+
+    Errors: raises ConfigError when the cluster cannot be reached with these settings at all.
+    """
+    api = KubernetesApi.open(settings.cluster)
+    try:
+        await ClusterController(settings, runtime, api).run()
+    finally:
+        await api.close()
+
+
+class _Copy:
+    """Takes in what informers bring."""
+
+    def __init__(self, world: ClusterState) -> None:
+        self._world = world
+
+    def put(self, kind: Kind, version: str, plain: Plain) -> None:
+        self._world.put(kind.name, version, plain)
+
+    def drop(self, kind: Kind, key: Key) -> None:
+        self._world.drop(kind.name, key)
+
+
+class ClusterController:
+    """One replica; `api` is a seam for tests that make an API server fail."""
+
+    def __init__(self, settings: ControllerSettings, runtime: Runtime, api: Api) -> None:
+        self._settings = settings
+        self._runtime = runtime
+        self._world = ClusterState()
+        self._nodes = StandaloneState()
+        self._changed = asyncio.Event()
+        self._missing = set(_BUS_PARTS)
+        self._is_ready = False
+        metrics = ControllerMetrics(runtime.registry)
+        cluster = settings.cluster
+        copy = _Copy(self._world)
+        self._informers = {
+            kind: Informer(
+                api,
+                kind,
+                copy,
+                clock=runtime.clock,
+                resync_s=cluster.resync_s,
+                retry_s=cluster.retry_s,
+                changed=self._changed.set,
+                malformed=metrics.malformed.inc,
+            )
+            for kind in WATCHED
+        }
+        compiler = CelCompiler()
+        searcher = AllocationRunner(settings, runtime.clock, compiler, metrics)
+        self._metrics = ClusterMetrics(runtime.registry)
+        self._malformed_parts = ObjectBoundary("node-state", metrics.set_aside)
+        writer = ApiServerWriter(api, self._world, self._metrics)
+        ledgers = NodeLedgers(settings, runtime.bus, runtime.clock, self._world)
+        events = EventRecorder(api, runtime.clock, f"{runtime.name}-{runtime.node}")
+        self._events = events
+        self._told_foreign: dict[str, str] = {}
+        chooser = NodeChooser(settings, self._world, searcher, compiler, metrics)
+        intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, metrics)
+        self._gates = GatedPodReconciler(settings, runtime.clock, self._world, writer, intents, chooser, events, metrics, self._changed.set)
+        self._takebacks = Deallocations(settings, runtime.clock, self._world, writer, ledgers, events, metrics)
+        self._housekeeper = ClaimHousekeeping(
+            api, runtime.clock, self._world, writer, events, metrics, is_own=cluster.housekeeping == "own"
+        )
+        self._planner = Planner(settings, runtime, self._nodes, metrics)
+        for part in (*_BUS_PARTS, "cluster"):
+            runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
+
+    async def run(self) -> None:
+        """Follow all copies and work on what they bring."""
+        bus = self._runtime.bus
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow("machines", bus.watch(catalogue.MACHINE), self._on_machine))
+            group.create_task(self._follow("inventories", bus.watch(catalogue.INVENTORY), self._on_inventory))
+            group.create_task(self._follow("ledgers", bus.watch(catalogue.LEDGER), self._on_ledger))
+            group.create_task(self._follow("alignments", bus.watch(catalogue.ALIGNMENT), self._on_alignment))
+            for informer in self._informers.values():
+                group.create_task(informer.run())
+            await self._reconcile(group)
+
+    async def _follow(self, part: str, changes: AsyncGenerator[Change[M], None], apply: Callable[[Change[M]], None]) -> None:
+        """Keep one of the bus's copies up to date."""
+        async with aclosing(changes) as items:
+            async for change in items:
+                if change.kind is ChangeKind.SNAPSHOT_END:
+                    self._missing.discard(part)
+                    self._runtime.readiness.set(part, is_ready=True)
+                elif change.kind is ChangeKind.RESET:
+                    # What we knew may be void: no claim is decided on before the new snapshot is whole.
+                    self._missing.add(part)
+                    self._runtime.readiness.set(part, is_ready=False, why="the history was lost, a new snapshot follows")
+                self._malformed_parts.run_now(
+                    (part, *change.parts.values()), object(), partial(apply, change), name=" ".join((part, *change.parts.values()))
+                )
+                self._changed.set()
+
+    def _on_machine(self, change: Change[Machine]) -> None:
+        if change.kind is ChangeKind.RESET:
+            self._world.machines.clear()
+            self._nodes.forget_machines()
+        elif change.kind is ChangeKind.DELETE:
+            self._world.machines.pop(change.parts["node"], None)
+            self._nodes.drop_machine(change.parts["node"])
+        elif change.value is not None:
+            _check_place(change, node=change.value.node)
+            self._world.machines[change.value.node] = change.value
+            self._nodes.put_machine(change.value)
+
+    def _on_inventory(self, change: Change[Inventory]) -> None:
+        if change.kind is ChangeKind.RESET:
+            for node, device_class in tuple(self._world.inventories):
+                self._world.put_inventory(node, device_class, None)
+        elif change.kind is ChangeKind.DELETE:
+            self._world.put_inventory(change.parts["node"], change.parts["device_class"], None)
+        elif change.value is not None:
+            _check_place(change, node=change.value.node, device_class=change.value.device_class)
+            self._world.put_inventory(change.value.node, change.value.device_class, change.value)
+
+    def _on_ledger(self, change: Change[Ledger]) -> None:
+        if change.kind is ChangeKind.RESET:
+            for node in tuple(self._world.ledgers):
+                self._world.put_ledger(node, None)
+            self._nodes.forget_ledgers()
+        elif change.kind is ChangeKind.DELETE:
+            self._world.put_ledger(change.parts["node"], None)
+            self._nodes.drop_ledger(change.parts["node"])
+        elif change.value is not None:
+            _check_place(change, node=change.value.node)
+            self._world.put_ledger(change.value.node, change.value)
+            self._nodes.put_ledger(change.value)
+
+    def _on_alignment(self, change: Change[NodeAlignment]) -> None:
+        # A reset changes nothing: what nodes publish again is what they published before.
+        if change.kind is ChangeKind.DELETE:
+            self._world.put_alignment(change.parts["node"], None)
+        elif change.value is not None:
+            _check_place(change, node=change.value.node)
+            self._world.put_alignment(change.value.node, change.value)
+
+    async def _reconcile(self, group: asyncio.TaskGroup) -> None:
+        """Work whenever something changed, and after a while where something waits for time."""
+        wait_s: float | None = None
+        is_planning = False
+        spent_s = 0.0
+        while True:
+            try:
+                async with self._runtime.clock.timeout(wait_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            # A look costs as much as many pods wait: it takes at most half of the time, and a burst of changes becomes one look.
+            await self._runtime.clock.sleep(min(spent_s, _LONGEST_PAUSE_S))
+            started_s = self._runtime.clock.monotonic()
+            self._changed.clear()
+            self._tell_readiness()
+            if self._missing:
+                continue
+            if not is_planning:
+                # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
+                await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=catalogue.CLUSTER)
+                is_planning = True
+            if not all(one.is_synced for one in self._informers.values()):
+                continue
+            await self._tell_foreign()
+            dues = (self._gates.start_all(group), await self._takebacks.reconcile_all(), await self._housekeeper.reconcile_all())
+            wait_s = min((due_s for due_s in dues if due_s is not None), default=None)
+            spent_s = self._runtime.clock.monotonic() - started_s
+
+    async def _tell_foreign(self) -> None:
+        """Name slices of somebody else in our pools, once each: in the log, and to the node's users."""
+        foreign = dict(self._world.foreign)
+        self._metrics.foreign.set(len(foreign))
+        for name, why in sorted(foreign.items()):
+            if self._told_foreign.get(name) == why:
+                continue
+            get_logger().warning(
+                "slice.foreign", slice=name, why=why, next_step=f"find out who made it: kubectl get resourceslice {name} -o yaml"
+            )
+            node = self._world.node_objects.get(self._world.pool_of(name))
+            if node is not None:
+                await self._events.warn(node, "ForeignResourceSlice", f"ResourceSlice {name} does not count: {why}")
+        self._told_foreign = foreign
+
+    def _tell_readiness(self) -> None:
+        """Keep the readiness part: ready once all lists were taken in; trouble afterwards is a remark, for the copies stand."""
+        waiting = [kind.plural for kind, one in self._informers.items() if not one.is_synced]
+        remarks = sorted({one.trouble for one in self._informers.values() if one.trouble})
+        remarks += [f"ResourceSlice {name} does not count: {why}" for name, why in sorted(self._told_foreign.items())]
+        why = "; ".join([f"no list yet of {', '.join(waiting)}"] * bool(waiting) + remarks)
+        self._runtime.readiness.set("cluster", is_ready=not waiting, why=why)
+        for kind, one in self._informers.items():
+            self._metrics.troubled.labels(kind.name).set(bool(one.trouble))
+            self._metrics.objects.labels(kind.name).set(self._world.count(kind.name))
+        if not waiting and not self._is_ready:
+            self._is_ready = True
+            get_logger().info("controller.ready", nodes=len(self._world.nodes), claims=len(self._world.claims), pods=len(self._world.pods))
+
+    async def _plan(self, request: PlanRequest) -> PlanReply:
+        if self._missing:
+            raise PeerUnavailable("the controller is reading its copies anew", retry_after_s=self._settings.retry_s)
+        return await self._planner.plan(request)
+
+
+def _check_place(change: Change[Any], **said: str) -> None:
+    """Refuse a state that speaks of another node or class than the one under whose key it stands: whoever may write there may not write for others.
+
+    Errors: raises ContractError.
+    """
+    for part, value in said.items():
+        if change.parts.get(part) != value:
+            raise ContractError(f"a state stored for {part} {change.parts.get(part)!r} says that it is of {part} {value!r}")

@@ -1,1 +1,0 @@
-"""The pure part of controller: values in, values out."""

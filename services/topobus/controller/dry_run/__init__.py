@@ -1,0 +1,1 @@
+"""Where claims would be allocated, or why not, with nothing written anywhere."""

@@ -1,0 +1,82 @@
+"""What a dry run needs to know of a cluster, listed once.
+
+Flows in: a kubeconfig. Flows out: a Situation with the cluster's slices, classes, templates, claims and nodes added. It only reads.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.admission import asks_admin
+from topobus.controller.config import ClusterSettings
+from topobus.controller.dry_run.run import Situation
+from topobus.controller.state.cluster_objects import read_object
+from topobus.controller.store.api import (
+    CLAIMS,
+    CLASSES,
+    NAMESPACES,
+    NODES,
+    SLICES,
+    TAINT_RULES,
+    TEMPLATES,
+    HistoryLost,
+    Kind,
+)
+from topobus.controller.store.kubernetes_api import KubernetesApi
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.kubernetes.api.objects import metadata_of
+from topobus.kubernetes.api.resource import ClaimSpec
+from topobus.kubernetes.api.shape import read_as
+
+__all__ = ["list_situation"]
+
+_KINDS = (CLASSES, SLICES, TEMPLATES, CLAIMS, TAINT_RULES, NODES)
+
+
+async def list_situation(situation: Situation, kubeconfig: Path | None, context: str) -> Situation:
+    """Add what the API server lists to a situation; objects of the situation stand for those of the same name.
+
+    Errors: raises ConfigError for a configuration that cannot be used, PeerUnavailable for a server that does not answer or forbids a list.
+    """
+    api = KubernetesApi.open(ClusterSettings(kubeconfig=str(kubeconfig or ""), context=context))
+    try:
+        # Namespaces decide on admin access alone; who does not ask for it needs no right to list them.
+        kinds = (*_KINDS, NAMESPACES) if any(map(_asks_admin, (*situation.wanted, *situation.objects))) else _KINDS
+        listed = [one for kind in kinds for one in await _list(api, kind)]
+    finally:
+        await api.close()
+    given = {(one.kind, metadata_of(one).namespace or "default", metadata_of(one).name) for one in situation.objects}
+    added = tuple(one for one in listed if (one.kind, metadata_of(one).namespace or "default", metadata_of(one).name) not in given)
+    return msgspec.structs.replace(situation, objects=(*situation.objects, *added))
+
+
+def _asks_admin(one: ApiObject) -> bool:
+    """Say whether a claim, or a template's, asks for admin access; one that nobody can read is the dry run's to tell of."""
+    spec = one.spec.get("spec") if one.kind == "ResourceClaimTemplate" else one.spec
+    try:
+        return one.kind in ("ResourceClaim", "ResourceClaimTemplate") and bool(asks_admin(read_as(spec, ClaimSpec, where="spec")))
+    except ContractError:
+        return False
+
+
+async def _list(api: KubernetesApi, kind: Kind) -> list[ApiObject]:
+    version = await api.version_of(kind)
+    if not version and kind.is_optional:
+        return []
+    if not version:
+        raise PeerUnavailable(
+            f"API server {api.server}: it serves no {kind.plural} in a version that we can read",
+            next_step="Dynamic Resource Allocation must be enabled there (Kubernetes 1.32 or newer)",
+        )
+    found: list[ApiObject] = []
+    try:
+        async for page in api.pages(kind):
+            found.extend(one for plain in page.items if (one := read_object(kind.name, version, plain)) is not None)
+    except HistoryLost as err:
+        raise PeerUnavailable(
+            f"API server {api.server}: the list of {kind.plural} became too old while it was read", next_step="try again"
+        ) from err
+    return found

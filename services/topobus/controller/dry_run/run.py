@@ -1,0 +1,442 @@
+"""A dry run: where claims would be allocated among these nodes, slices and classes, or why not, with nothing written anywhere.
+
+Flows in: a Situation (objects as they were listed, from a file, a running system or a cluster). Flows out: one answer a claim or pod. The copies are the controller's own
+`World`, and so are the checks of admission, the maker of the search's input, the search, the limits and the order of nodes: what is answered here is what the
+controller would do with the same objects. What was answered yes is stored in the copies for those after it. Not known here is what the controller
+remembers (nodes that refused a moment ago, quarantine).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from topobus.cel.seam import SelectorCompiler
+from topobus.contracts.catalogue import CLUSTER
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.explanations import explain_nodes
+from topobus.controller.allocation.pools import node_matches
+from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.controller.allocation.suggestions import ADVICE_STEPS, nearest, would_fit
+from topobus.controller.allocation.values import (
+    Allocated,
+    AllocationInput,
+    Mode,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims.extended_resources import claim_of_pod, extended_claim, with_extended_status
+from topobus.controller.claims.lifecycle import devices_of, owner_of
+from topobus.controller.claims.templates import claim_from_template, wanted_claims, with_claim_names
+from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
+from topobus.controller.scheduling.decisions import (
+    Blocked,
+    PodPlan,
+    look_at_node,
+    node_selector,
+    pre_filter,
+)
+from topobus.controller.scheduling.node_fit import node_facts, read_placing, why_not
+from topobus.controller.scheduling.pod_alignment import own_request, wished_request, with_claims
+from topobus.controller.state.allocation_input import Wanted, objection_to_claims, objection_to_results
+from topobus.controller.state.cluster_state import unreserved
+from topobus.controller.state.inventory_slices import built_in_class, class_of_driver
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.domain.alignment.planning.node_view import with_devices
+from topobus.domain.alignment.planning.placement import place
+from topobus.domain.device import Inventory, driver_name
+from topobus.domain.errors import ContractError
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import PodRequest
+from topobus.domain.view import NodeAlignment
+from topobus.kubernetes.api.alignment_request import AlignmentRequest
+from topobus.kubernetes.api.objects import (
+    NODE_ANNOTATION,
+    admit,
+    metadata_of,
+    name_of,
+    object_parts,
+)
+from topobus.kubernetes.api.pod import PodSpec
+from topobus.kubernetes.api.resource import (
+    AllocationResult,
+    ClaimSpec,
+    ClaimTemplateSpec,
+    SliceSpec,
+)
+from topobus.kubernetes.api.shape import read_as
+
+__all__ = ["DryAnswer", "DryRun", "Silence", "Situation", "dry_run"]
+
+# What an API server would give; a dry run has no clock and needs no order but the one given.
+_NOW = "2026-01-01T00:00:00Z"
+
+
+class Silence(Struct, frozen=True, kw_only=True):
+    """A device service that does not answer: nothing of it is allocated."""
+
+    node: str
+    device_class: str
+    since: str
+    """RFC 3339, UTC."""
+
+
+class Situation(Struct, frozen=True, kw_only=True):
+    """All that a dry run depends on. Whatever of it is not known is left out."""
+
+    wanted: tuple[ApiObject, ...]
+    """ResourceClaims and Pods to find a place for, with the templates and claims that the pods name."""
+    objects: tuple[ApiObject, ...] = ()
+    """DeviceClasses, ResourceSlices, DeviceTaintRules, Namespaces, and claims that are allocated already; Nodes, for their labels and taints."""
+    machines: tuple[Machine, ...] = ()
+    inventories: tuple[Inventory, ...] = ()
+    ledgers: tuple[Ledger, ...] = ()
+    alignments: tuple[NodeAlignment, ...] = ()
+    silences: tuple[Silence, ...] = ()
+    mode: Mode = Mode.CORRECTED
+    step_budget: int = DEFAULT_STEP_BUDGET
+
+
+class DryAnswer(Struct, frozen=True, kw_only=True):
+    """What one claim, or all claims of one pod, would be told."""
+
+    name: str
+    """`ResourceClaim default/fast`, or the pod that brings several along."""
+    condition: str
+    """`Allocated`, or the condition's reason for which it would wait."""
+    node: str = ""
+    allocations: dict[str, AllocationResult] = {}
+    """Claim to its allocation."""
+    reasons: tuple[Reason, ...] = ()
+    """Why not, node by node; then the nearest miss, and what would fit."""
+    stored: tuple[ApiObject, ...] = ()
+    """The claims as they would be stored, allocated."""
+    request: PodRequest | None = None
+    """What the pod itself asks of its node beside its claims; None: nothing."""
+
+
+class _Claim(NamedTuple):
+    """A claim to find a place for."""
+
+    shown: str
+    """Its name in the answer: `default/fast`; of one made from a template the pod's and the entry's names."""
+    object: ApiObject
+    spec: ClaimSpec
+    wishes: AlignmentRequest | None
+
+
+def dry_run(situation: Situation, compiler: SelectorCompiler) -> tuple[DryAnswer, ...]:
+    """Answer each pod, then each claim that no pod names, in the order given.
+
+    Errors: raises ContractError for a wanted object that nobody can read.
+    """
+    return DryRun(situation, compiler).answer_all(situation.wanted)
+
+
+class DryRun:
+    """The copies, and what the answers so far have taken."""
+
+    def __init__(self, situation: Situation, compiler: SelectorCompiler) -> None:
+        self.world = StandaloneState()
+        self._compiler = compiler
+        self._mode, self._budget = situation.mode, situation.step_budget
+        self._is_running = bool(situation.machines or situation.inventories)
+        self._templates = {
+            (metadata_of(one).namespace or "default", metadata_of(one).name): one
+            for one in (*situation.objects, *situation.wanted)
+            if one.kind == "ResourceClaimTemplate"
+        }
+        asked = {_holder(one) for one in situation.wanted}
+        asked |= {_holder(one) for one in situation.objects if _pod_of(one) in asked}
+        for machine in situation.machines:
+            self.world.put_machine(machine)
+        self.world.note_silence({(one.node, one.device_class): one.since for one in situation.silences})
+        for inventory in situation.inventories:
+            self.world.put_inventory(inventory)
+        for alignment in situation.alignments:
+            self.world.put_alignment(alignment.node, alignment)
+        for ledger in situation.ledgers:
+            # What is asked about may be stored and allocated already: its own devices do not stand in its way.
+            kept = {key: one for key, one in ledger.allocations.items() if str(one.owner) not in asked}
+            self.world.put_ledger(msgspec.structs.replace(ledger, allocations=kept))
+        others = [one for one in situation.objects if one.kind not in ("Pod", "ResourceClaim") or _holder(one) not in asked]
+        self.faults = tuple(fault for one in others if (fault := _put(self.world, one)))
+        """What is wrong with objects that nobody can read; they count as absent, as in the controller."""
+        self._slices = tuple(read_as(one.spec, SliceSpec, where=name_of(one)) for one in situation.objects if _is_readable_slice(one))
+        for driver in sorted({one.driver for one in self._slices if one.driver.endswith(driver_name(""))} - self.world.classes.keys()):
+            # As the controller offers one for each driver of ours.
+            spec = msgspec.to_builtins(built_in_class(driver))
+            built_in = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": driver}, spec=spec)
+            _put(self.world, built_in)
+        self._nodes = self._all_nodes(situation)
+
+    def answer_all(self, wanted: Sequence[ApiObject]) -> tuple[DryAnswer, ...]:
+        """Answer the pods with their claims, then the other claims.
+
+        Errors: raises ContractError for one that nobody can read.
+        """
+        claims = {(metadata_of(one).namespace or "default", metadata_of(one).name): one for one in wanted if one.kind == "ResourceClaim"}
+        for claim in claims.values():
+            self._store(claim, status=claim.status)
+        answers: list[DryAnswer] = []
+        used: set[tuple[str, str]] = set()
+        for pod in (one for one in wanted if one.kind == "Pod"):
+            namespace = metadata_of(pod).namespace or "default"
+            spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
+            used |= {(namespace, one.claim_name) for one in spec.resource_claims if one.claim_name}
+            answer = self._answer_pod(pod, spec)
+            if answer is not None:
+                answers.append(answer)
+        for place_, claim in claims.items():
+            if place_ not in used:
+                answers.append(self._answer_claim(claim))
+        return tuple(answers)
+
+    def _answer_pod(self, pod: ApiObject, spec: PodSpec) -> DryAnswer | None:
+        """Answer a pod; None for one that has no claim to allocate."""
+        pod, shown = self._with_claims(pod, spec)
+        namespace = metadata_of(pod).namespace or "default"
+        plan = pre_filter(pod, lambda name: self._stored("resourceclaim", namespace, name), waits_for_immediate=False)
+        if isinstance(plan, Blocked):
+            return DryAnswer(name=name_of(pod), condition="Unschedulable", reasons=plan.reasons)
+        if not plan.pending:
+            return None
+        claims = [
+            _Claim(shown.get(one.name, f"{namespace}/{one.name}"), one.object, one.spec, self._wishes(one.object, one.spec))
+            for one in plan.pending
+        ]
+        named = spec.node_name
+        if named and named not in self._nodes:
+            return self._unknown_node(name_of(pod), named)
+        return self._answer(name_of(pod), claims, (named,) if named else self._nodes, pod=pod, plan=plan)
+
+    def _answer_claim(self, claim: ApiObject) -> DryAnswer:
+        metadata = metadata_of(claim)
+        claim = self._store(claim)
+        spec = read_as(claim.spec, ClaimSpec, where=f"{name_of(claim)}: spec")
+        named = metadata.annotations.get(NODE_ANNOTATION, "")
+        if named and named not in self._nodes:
+            return self._unknown_node(name_of(claim), named)
+        nodes = self.world.nodes_for(claim)
+        one = _Claim(f"{metadata.namespace or 'default'}/{metadata.name}", claim, spec, self._wishes(claim, spec))
+        return self._answer(name_of(claim), [one], self._nodes if nodes is self.world.nodes() else nodes)
+
+    def _answer(
+        self, name: str, claims: Sequence[_Claim], nodes: Sequence[str], *, pod: ApiObject | None = None, plan: PodPlan | None = None
+    ) -> DryAnswer:
+        """Try node after node, as the controller does."""
+        wanted: list[Wanted] = [(one.object, one.spec) for one in claims]
+        wrong = objection_to_claims(wanted, self.world.labels_of, self._compiler)
+        outcomes: list[Outcome] = [wrong] * len(nodes[:1]) if wrong is not None else []
+        for node in nodes if wrong is None else ():
+            outcome = self._look(node, claims, wanted, pod, plan)
+            if isinstance(outcome, Allocated):
+                allocations = {one.shown: result for one, result in zip(claims, outcome.results, strict=True)}
+                stored = tuple(
+                    self._store(one.object, status={"allocation": msgspec.to_builtins(result)})
+                    for one, result in zip(claims, outcome.results, strict=True)
+                )
+                request = _request(pod, plan) if pod is not None and plan is not None else None
+                return DryAnswer(name=name, condition="Allocated", node=node, allocations=allocations, stored=stored, request=request)
+            outcomes.append(outcome)
+        if wrong is not None:
+            return DryAnswer(name=name, condition="Invalid", reasons=(wrong.reason,))
+        condition, reasons = explain_nodes(nodes, outcomes)
+        return DryAnswer(name=name, condition=condition, reasons=(*reasons, *self._advice(nodes, outcomes, claims, wanted)))
+
+    def _look(self, node: str, claims: Sequence[_Claim], wanted: Sequence[Wanted], pod: ApiObject | None, plan: PodPlan | None) -> Outcome:
+        """Judge one node: what the pod says of nodes, where its other claims are, the search, and what the pod itself asks there."""
+        if pod is not None and plan is not None:
+            missed = self._at_first_sight(pod, node)
+            if missed is not None:
+                return NoFit((missed,), 0)
+            miss = look_at_node(plan, self.world.describe(node))
+            if miss is not None:
+                return miss.outcome
+        owners = {one.entry: owner_of(one.object).key for one in plan.claims} if plan is not None else {}
+        outcome = self._search(node, claims, wanted, wished_request(pod, owners) if pod is not None else None)
+        if not isinstance(outcome, Allocated) or pod is None or plan is None:
+            return outcome
+        refused = self._own_part(node, pod, plan, outcome)
+        return NoFit((refused,), outcome.steps) if refused is not None else outcome
+
+    def _search(self, node: str, claims: Sequence[_Claim], wanted: Sequence[Wanted], wishing: PodRequest | None) -> Outcome:
+        given = self._input(node, wanted)
+        if wishing is None and all(one.wishes is None for one in claims):
+            outcome = allocate(given, self._compiler, step_budget=self._budget)
+        else:
+            wished = [AlignedClaims(one.object, one.wishes) for one in claims]
+            outcome = allocate_near(given, wished, self.world.view_of(node), self._compiler, pod=wishing, step_budget=self._budget)
+        if isinstance(outcome, Allocated):
+            return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
+        return outcome
+
+    def _at_first_sight(self, pod: ApiObject, node: str) -> Reason | None:
+        """Say why the pod does not go to a node by its own word, or the node's."""
+        stored = self._stored("node", CLUSTER, node)
+        if stored is not None and not self._is_running:
+            return why_not(read_placing(pod), node_facts(stored))
+        selector = node_selector(pod)
+        if selector is None or node_matches(self.world.describe(node), None, selector, is_everywhere=False):
+            return None
+        return Reason(code="node-selector", message=f"node {node}: the pod asks for another node", facts={"node": node})
+
+    def _own_part(self, node: str, pod: ApiObject, plan: PodPlan, outcome: Allocated) -> Reason | None:
+        """Say why the node refuses what the pod itself asks beside its claims; None when it takes it, or says nothing of its machine."""
+        view = self.world.view_of(node)
+        request = own_request(pod)
+        if view is None or request is None:
+            return None
+        taken: dict[str, list[str]] = {}
+        for result in outcome.results:
+            for device in devices_of(result, node):
+                taken.setdefault(class_of_driver(device.driver) or "", []).append(device.device)
+        who = request.owner
+        view = with_devices(view, f"claim/{who.namespace}/claims-of-{who.name}/-", taken)
+        answer = place(view, with_claims(request, pod, {one.entry: owner_of(one.object).key for one in plan.allocated}) or request)
+        if not isinstance(answer, Refusal):
+            return None
+        first = answer.reasons[0]
+        return Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
+
+    def _advice(
+        self, nodes: Sequence[str], outcomes: Sequence[Outcome], claims: Sequence[_Claim], wanted: Sequence[Wanted]
+    ) -> tuple[Reason, ...]:
+        found = nearest(nodes, outcomes)
+        if found is None:
+            return ()
+        node, reason = found
+        if any(one.wishes is not None for one in claims):
+            return (reason,)
+        given = self._input(node, wanted)
+        return reason, *would_fit(given, lambda changed: allocate(changed, self._compiler, step_budget=ADVICE_STEPS, is_brief=True))
+
+    def _input(self, node: str, wanted: Sequence[Wanted]) -> AllocationInput:
+        return self.world.input_for(node, wanted, mode=self._mode)
+
+    def _with_claims(self, pod: ApiObject, spec: PodSpec) -> tuple[ApiObject, Mapping[str, str]]:
+        """Store a pod as the API would have it, with the claims made that its templates and its extended resources ask for.
+
+        Shapes: result — the pod, and for claims that were made how they are shown.
+        """
+        namespace = metadata_of(pod).namespace or "default"
+        admitted = admit(pod, uid=metadata_of(pod).uid or _uid(pod), now=_NOW)
+        for use in spec.resource_claims:
+            kind, name = ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
+            known = self._stored("resourceclaim", namespace, name) if use.claim_name else self._templates.get((namespace, name))
+            if known is None:
+                raise ContractError(
+                    f"{name_of(pod)}: resourceClaims {use.name}: there is no {kind} {namespace}/{name}",
+                    next_step="put it into the same manifest, or apply it first",
+                )
+        shown: dict[str, str] = {}
+        wanted = wanted_claims(admitted)
+        for one in wanted:
+            template = self._templates[namespace, one.template]
+            read_as(template.spec, ClaimTemplateSpec, where=f"{name_of(template)}: spec")
+            self._store(claim_from_template(admitted, one, template, now=_NOW))
+            shown[one.name] = f"{namespace}/{metadata_of(pod).name}-{one.entry}"
+        admitted = with_claim_names(admitted, wanted)
+        special = extended_claim(admitted, self.world.class_names())
+        if special is not None:
+            claim = claim_of_pod(admitted, special, now=_NOW)
+            self._store(claim)
+            shown[metadata_of(claim).name] = f"{namespace}/{metadata_of(pod).name}-extended-resources"
+            admitted = with_extended_status(admitted, metadata_of(claim).name, special)
+        _put(self.world, admitted)
+        return admitted, shown
+
+    def _store(self, claim: ApiObject, *, status: Mapping[str, object] | None = None) -> ApiObject:
+        """Store a claim as it would be, allocated or not."""
+        admitted = admit(claim, uid=metadata_of(claim).uid or _uid(claim), now=_NOW)
+        stored = msgspec.structs.replace(admitted, status=dict(status or {}))
+        fault = _put(self.world, stored)
+        if fault:
+            raise ContractError(fault)
+        return stored
+
+    def _stored(self, kind: str, namespace: str, name: str) -> ApiObject | None:
+        known = self.world.objects.get(ObjectKey(kind, namespace, name))
+        return known.value if known is not None else None
+
+    def _wishes(self, claim: ApiObject, spec: ClaimSpec) -> AlignmentRequest | None:
+        return read_wishes(spec, name_of(claim), self.world.classes)
+
+    def _unknown_node(self, name: str, node: str) -> DryAnswer:
+        known = ", ".join(self._nodes) or "none"
+        reason = Reason(code="unknown-node", message=f"there is no node {node}: known are {known}", facts={"node": node})
+        return DryAnswer(name=name, condition="DoesNotFit", reasons=(reason,))
+
+    def _all_nodes(self, situation: Situation) -> tuple[str, ...]:
+        """List the nodes by name: of a running system those that say so themselves, else those that are described and those that slices name."""
+        if self._is_running:
+            return self.world.nodes()
+        names = {metadata_of(one).name for one in situation.objects if one.kind == "Node"}
+        names |= {one.node_name for one in self._slices if one.node_name}
+        names |= {device.node_name for one in self._slices for device in one.devices if device.node_name}
+        return tuple(sorted(names))
+
+
+def _request(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
+    """Read what a pod itself asks of its node once all its claims are allocated."""
+    return with_claims(own_request(pod), pod, {one.entry: owner_of(one.object).key for one in plan.claims})
+
+
+def _uid(one: ApiObject) -> str:
+    """Make up the uid of an object that is not stored: the same for the same name."""
+    metadata = metadata_of(one)
+    return f"dry-run-{metadata.namespace or 'default'}-{metadata.name}"
+
+
+def _put(world: StandaloneState, one: ApiObject) -> str:
+    """Take an object into the copies; says what is wrong with one that nobody can read, which counts as absent."""
+    if one.kind == "ResourceSlice":
+        one = _shown(one)
+    elif one.kind == "ResourceClaim" and not one.metadata.get("uid"):
+        # Out of a manifest that nobody has applied yet.
+        one = msgspec.structs.replace(one, metadata={**one.metadata, "uid": _uid(one)})
+    try:
+        world.put_object(ObjectKey(**object_parts(one)), Stored(1, one))
+    except ContractError as err:
+        return err.message
+    return ""
+
+
+def _shown(one: ApiObject) -> ApiObject:
+    """Show a slice without the taint that keeps kube-scheduler away from what is the controller's to allocate."""
+    try:
+        spec = read_as(one.spec, SliceSpec, where=name_of(one))
+    except ContractError:
+        return one
+    devices = tuple(map(unreserved, spec.devices))
+    if devices == spec.devices:
+        return one
+    return msgspec.structs.replace(one, spec=msgspec.to_builtins(msgspec.structs.replace(spec, devices=devices)))
+
+
+def _is_readable_slice(one: ApiObject) -> bool:
+    if one.kind != "ResourceSlice":
+        return False
+    try:
+        read_as(one.spec, SliceSpec, where=name_of(one))
+    except ContractError:
+        return False
+    return True
+
+
+def _holder(one: ApiObject) -> str:
+    """Name a claim or pod as holders are named."""
+    metadata = metadata_of(one)
+    return f"{'claim' if one.kind == 'ResourceClaim' else one.kind.lower()} {metadata.namespace or 'default'}/{metadata.name}"
+
+
+def _pod_of(claim: ApiObject) -> str:
+    """Name the pod that a claim was made for, as holders are named; empty for a claim of its own."""
+    metadata = metadata_of(claim)
+    owner = next((one for one in metadata.owner_references if one.get("kind") == "Pod" and one.get("controller")), None)
+    return f"pod {metadata.namespace or 'default'}/{owner.get('name')}" if owner is not None else ""

@@ -1,5 +1,0 @@
-"""CEL as Kubernetes gives it to DRA: parsed, type-checked, its cost estimated and bounded, evaluated.
-
-Pure: values in, values out. The selectors of the controller use it through `topobus.controller.cel`; nothing here knows of claims.
-Source: github.com/google/cel-spec, langdef.md; the environment is that of k8s.io/apiserver/pkg/cel/environment, 1.36.
-"""

@@ -1,0 +1,593 @@
+"""The keeper of claims: brings each stored claim one write further until it is allocated, told why not, or gone.
+
+Flows in: the world as the watches see it. Flows out: asks to nodes, compare-and-set writes of claims, decision events. Every step may be repeated, by this
+replica after a crash or by another one: operations at nodes have ids made of the claim's uid and the attempt's number, and a write that lost to somebody
+else's is dropped, for the watch brings the newer object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, PlaceRequest, ReleaseRequest
+from topobus.controller.allocation.explanations import explain_nodes
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.allocation.values import GaveUp
+from topobus.controller.claims import lifecycle
+from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims.reservations import (
+    AllocationMode,
+    Consumer,
+    consumers_of,
+    is_bound,
+    mode_of,
+    with_retreat,
+    without_allocation,
+)
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocator import Allocator, Member, member
+from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.held_allocation import Holding, look_at_holding
+from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.costly_work import CostlyWork
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import Owner
+from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
+from topobus.kubernetes.api.resource import AllocationResult
+from topobus.runtime.bus import AmbiguousWrite
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClaimReconciler"]
+
+# Claims advised in one round: advice costs a dozen searches, and where a thousand claims wait for one device nobody reads the advice of each.
+_MOST_ADVICE = 16
+# Steps of costly searches in one round, some hundred milliseconds: then whatever is new has its turn. One search more may be begun, and may take the whole step budget.
+_ROUND_STEPS = 20_000
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """At which state of the world a claim was last found to be without a way forward."""
+
+    revision: int
+    supply: int
+
+
+class ClaimReconciler:
+    """Reconciles claims, one at a time."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: StandaloneState,
+        finder: Allocator,
+        consumers: ClaimUsers,
+        metrics: ControllerMetrics,
+        boundary: ObjectBoundary | None = None,
+        releases: LedgerReleases | None = None,
+    ) -> None:
+        self._releases = releases or LedgerReleases(runtime.bus, settings.ask_timeout_s)
+        self._boundary = boundary or ObjectBoundary("claims")
+        self._settings = settings
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._world = world
+        self._finder = finder
+        self._consumers = consumers
+        self._metrics = metrics
+        self._pen = ObjectWriter(runtime.bus, world)
+        self._advice_left = _MOST_ADVICE
+        self._settled: dict[ObjectKey, _Seen] = {}
+        self._fenced: dict[ObjectKey, tuple[int, frozenset[str]]] = {}
+        """Pods, by uid, that nobody can bind any more to what a claim loses, with the number of the claim's attempt."""
+        self._done: dict[ObjectKey, int] = {}
+        """At which revision a claim was found to be allocated for good: nothing but a change of itself concerns it."""
+        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
+        self._slots = asyncio.Semaphore(settings.parallel_asks)
+        self._is_due = False
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> bool:
+        """Bring every claim as far as it goes now; True says that a peer was silent and another try is due after a while."""
+        await self._finder.warm()
+        self._forgive()
+        self._advice_left = _MOST_ADVICE
+        self._is_due = False
+        waiting = 0
+        # Claims are decided on one after the other, for each sees what those before it took; what follows for one concerns no other, so that goes side by side.
+        async with asyncio.TaskGroup() as commits:
+            for key, _ in self._world.claims():
+                stored = self._world.objects.get(key)
+                if stored is None or self._done.get(key) == stored.revision:
+                    continue  # gone while the claims before it were worked on, or allocated for good as it stands
+                await self._bounded(key, stored, partial(self._reconcile, key, stored, commits))
+                waiting += not self._is_allocated(stored.value)
+        self._boundary.keep(self._world.objects.keys())
+        self._metrics.waiting.set(waiting)
+        self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
+        self._fenced = {key: fence for key, fence in self._fenced.items() if key in self._world.objects}
+        if len(self._done) > 2 * len(self._world.of_kind("resourceclaim")):
+            self._done = {key: revision for key, revision in self._done.items() if key in self._world.objects}
+        return self._is_due or self._finder.refusals.is_waiting
+
+    async def reconcile_costly(self) -> bool:
+        """Search for claims that need more than a short search, as far as one round's budget goes; True says that more of them are due at once."""
+        spent = self._finder.spent
+        self._costly.keep(lambda key: key in self._world.objects)
+        async with asyncio.TaskGroup() as commits:
+            for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+                if self._finder.spent - spent > _ROUND_STEPS:
+                    return True
+                stored, turn = self._world.objects[key], self._costly.turn_of(key)
+                await self._bounded(key, stored, partial(self._reconcile, key, stored, commits, is_cheap=False))
+                if self._costly.turn_of(key) == turn:
+                    self._costly.drop(key)  # it has what it wanted, or waits for something else
+        return False
+
+    @property
+    def is_pausing(self) -> bool:
+        """Say whether a costly claim is to be tried again after a while."""
+        return self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+
+    def _read(self, key: ObjectKey) -> Hashable:
+        """Name what a search for a claim reads and may be freed: while it is the same, the search finds the same."""
+        stored = self._world.objects.get(key)
+        nodes = self._world.nodes_for(stored.value) if stored is not None else ()
+        return self._world.shared_epoch, self._world.class_epoch, tuple(self._world.freedom_of(node) for node in nodes)
+
+    async def _bounded(self, key: ObjectKey, stored: Stored, work: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Do one piece of work for a claim, and set the claim aside when it fails in a way that nobody thought of."""
+
+        async def guarded() -> bool:
+            await self._guarded(key, stored, work())
+            return False
+
+        async def report(reason: Reason) -> None:
+            await self._guarded(key, stored, self.tell(key, stored, "Malformed", (reason,)))
+
+        version = (stored.revision, self._world.supply, self._world.shared_epoch)
+        self._is_due = await self._boundary.run(key, version, guarded, name=name_of(stored.value), report=report) or self._is_due
+
+    async def _guarded(self, key: ObjectKey, stored: Stored, work: Coroutine[None, None, None]) -> None:
+        """Do one piece of work for a claim; what a peer or the claim itself does wrong concerns no other claim."""
+        try:
+            try:
+                await work
+            except ContractError as err:
+                # Telling is a write, too, and may fail as any other.
+                await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
+        except AmbiguousWrite as err:
+            # Neither done nor undone: the watch tells which, and the next round goes on from there.
+            self._log.warning("claim.write-ambiguous", claim=name_of(stored.value), error=str(err))
+            self._is_due = True
+        except (PeerUnavailable, HardwareError) as err:
+            self._log.warning("claim.peer-silent", claim=name_of(stored.value), error=str(err))
+            self._is_due = True
+
+    def _forgive(self) -> None:
+        """Let refused devices be tried again when their time has come."""
+        stored = self._world.objects
+
+        def is_done(key: Hashable) -> bool:
+            found = stored.get(key) if isinstance(key, ObjectKey) else None
+            # What is being taken back is on its way to be tried again.
+            return found is None or (self._is_allocated(found.value) and not lifecycle.deallocation_of(found.value))
+
+        for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
+            self._settled = {one: seen for one, seen in self._settled.items() if one != key}
+            if isinstance(key, ObjectKey):
+                self._costly.drop(key)
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored, commits: asyncio.TaskGroup, *, is_cheap: bool = True) -> None:
+        claim = stored.value
+        if object_parts(claim) != key._asdict():
+            raise ContractError(f"{name_of(claim)} is stored under {key.kind} {key.namespace}/{key.name}: wanted its own name there")
+        if metadata_of(claim).deletion_timestamp:
+            await self._finish(key, stored)
+            return
+        if lifecycle.deallocation_of(claim):
+            await self._take_back(key, stored)
+            return
+        if lifecycle.status_of(claim).allocation is not None:
+            await self._leave_leftovers(key, stored)
+            await self._end_when_unused(key, stored)
+            return
+        attempt = lifecycle.attempt_of(claim)
+        if attempt is None:
+            if not await self._is_mine_to_begin(key, stored):
+                if not self._consumers.waiting(key):
+                    await self._leave_leftovers(key, self._world.objects.get(key, stored))
+                return
+            found = await self._begin(key, stored, is_cheap=is_cheap)
+            if found is None:
+                return
+            stored, attempt = found
+        await self._slots.acquire()
+        commits.create_task(self._commit_in_slot(key, stored, attempt))
+
+    async def _commit_in_slot(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
+        try:
+            await self._bounded(key, stored, partial(self._commit, key, stored, attempt))
+        finally:
+            self._slots.release()
+
+    async def _is_mine_to_begin(self, key: ObjectKey, stored: Stored) -> bool:
+        """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod brings along, is not."""
+        mode = mode_of(stored.value)
+        if self._consumers.waiting(key):
+            missing = self._world.missing_mates(stored.value)
+            if missing:
+                message = f"waits for {', '.join(missing)}, which the same pod wants: its claims are served together"
+                reason = Reason(code="waits-for-claims", message=message, facts={"claims": missing})
+                await self.tell(key, stored, "WaitsForClaims", (reason,))
+            return False
+        if (mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
+            return True
+        message = "is allocated when a pod that uses it is scheduled, and no stored pod waits for it"
+        await self.tell(key, stored, "WaitsForPod", (Reason(code="waits-for-pod", message=message),))
+        return False
+
+    async def _end_when_unused(self, key: ObjectKey, stored: Stored) -> None:
+        """Take the allocation of a delayed claim back when no pod uses it any more; an immediate one stays allocated."""
+        claim = stored.value
+        if (mode_of(claim) or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
+            self._done[key] = stored.revision
+            return
+        if not consumers_of(claim) and not self._consumers.users(key):
+            await self.deallocate(key, stored, "no pod uses it any more")
+
+    async def deallocate(self, key: ObjectKey, stored: Stored, why: str) -> bool:
+        """Ask for an allocation to be taken back; False when somebody else wrote first. What follows happens in the claim's own turn."""
+        self._log.info("claim.taken-back", claim=name_of(stored.value), why=why)
+        return await self._pen.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why)) is not None
+
+    async def _take_back(self, key: ObjectKey, stored: Stored) -> None:
+        """Let the node go first, then clear the allocation: in between the mark keeps everybody off the claim."""
+        claim = stored.value
+        if not await self._fence(key, stored) or not await self._let_go(key, stored):
+            return
+        self._fenced.pop(key, None)
+        now = rfc3339(self._runtime.clock.now())
+        if (
+            await self._pen.write(key, stored.revision, without_allocation(claim, why=lifecycle.deallocation_of(claim), now=now))
+            is not None
+        ):
+            self._metrics.decisions.labels("taken-back").inc()
+
+    async def _fence(self, key: ObjectKey, stored: Stored) -> bool:
+        """Make sure that nobody binds a pod to what is about to be taken from it; False when a pod was bound already, or another try is needed.
+
+        A replica that read the claim before the mark may be about to bind the pod: a write of the pod makes its write lose. Whoever reads the pod after that has read
+        the mark before, for both stand in one stream. A bound pod that is not on its way out keeps its claim: the mark is taken off again.
+        """
+        claim = stored.value
+        number, known = lifecycle.number_of(claim), self._fenced.get(key)
+        fenced = known[1] if known is not None and known[0] == number else frozenset()
+        for user in _pods_of(claim):
+            pod_key = ObjectKey("pod", key.namespace, user.name)
+            try:
+                entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
+            except ContractError:
+                continue  # no pod can be read there, so none is bound
+            metadata = metadata_of(entry.value) if entry is not None else None
+            if entry is None or metadata is None or metadata.uid != user.uid or metadata.deletion_timestamp:
+                continue
+            if is_bound(entry.value):
+                self._log.info(
+                    "claim.kept",
+                    claim=name_of(claim),
+                    pod=name_of(entry.value),
+                    why="the pod was bound before the claim could be taken back",
+                )
+                await self._pen.write(key, stored.revision, lifecycle.without_deallocation(claim))
+                return False
+            if user.uid not in fenced:
+                if await self._pen.write(pod_key, entry.revision, with_retreat(entry.value)) is None:
+                    self._is_due = True
+                    return False
+                fenced |= {user.uid}
+        self._fenced[key] = (number, fenced)
+        return True
+
+    async def _leave_leftovers(self, key: ObjectKey, stored: Stored) -> None:
+        """Have nodes let go of what a claim holds beside its allocation: a placement arrived after its attempt was dropped."""
+        claim = stored.value
+        owner = lifecycle.owner_of(claim)
+        holding = self._world.stock.nodes_holding(owner.key)
+        if not holding:
+            return
+        kept = _nodes_of(lifecycle.status_of(claim).allocation)
+        for node in holding:
+            if node in kept:
+                continue
+            entry = await self._bus.get(catalogue.LEDGER, node=node)
+            newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
+            if entry is None or owner.key not in entry.value.allocations or newest is None or newest.revision != stored.revision:
+                continue  # another replica has gone on: what is held may be its next attempt's
+            # An attempt is written before it is placed, and the claim has none: what this decision gave is nobody's.
+            held = entry.value.allocations[owner.key]
+            self._log.info("claim.left-node", claim=name_of(claim), node=node)
+            await self._release(owner, node, f"release-{owner.uid}-left-{entry.value.sequence}", decision_id=held.decision_id)
+
+    async def _begin(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> tuple[Stored, Attempt] | None:
+        """Search for devices and write the attempt down; None when there is no way forward now, or somebody else wrote first.
+
+        Shapes: is_cheap — a claim that needs more than a short search is put behind all others.
+        """
+        claim = stored.value
+        seen = _Seen(stored.revision, self._world.supply)
+        if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
+            return None
+        members = self._together(key, stored)
+        nodes = self._world.nodes_for(claim)
+        read = self._read(key)
+        found = await self._finder.first(nodes, members, is_cheap=is_cheap)
+        if isinstance(found, tuple):
+            node, outcome = found
+            return await self.attempt(node, members, outcome.results)
+        refused = found
+        if is_cheap and any(isinstance(outcome, GaveUp) for outcome in refused):
+            self._costly.put(key, stored.revision)
+            return None
+        await self._finder.refresh(nodes, refused, members)
+        self._settled[key] = seen
+        reason, reasons = explain_nodes(nodes, refused)
+        await self.tell(key, stored, reason, reasons, lambda: self._finder.advise(nodes, refused, members))
+        if not is_cheap:
+            newest = self._world.objects.get(key, stored)
+            self._costly.tried(key, newest.revision, read, now_s=self._runtime.clock.monotonic())
+        return None
+
+    def _together(self, key: ObjectKey, stored: Stored) -> list[Member]:
+        """List the claims to be allocated at once: this one, and those of its pod that wait, too.
+
+        Errors: raises ContractError when the first cannot be read; another that cannot is told so in its own turn.
+        """
+        members = [member(key, stored, self._world.classes)]
+        if self._world.holds_devices(stored.value):
+            return members
+        for mate_key, mate in self._world.mates(stored.value):
+            try:
+                is_waiting = lifecycle.allocation_of(mate.value) is None and not metadata_of(mate.value).deletion_timestamp
+                if self._consumers.waiting(mate_key):
+                    continue  # the pod brings it along when it is scheduled
+                if is_waiting and not self._world.holds_devices(mate.value):
+                    members.append(member(mate_key, mate, self._world.classes))
+            except ContractError:
+                continue
+        return members
+
+    async def attempt(self, node: str, members: Sequence[Member], results: Sequence[AllocationResult]) -> tuple[Stored, Attempt] | None:
+        """Write an attempt into each claim; gives the first one's. They are committed in their own turns.
+
+        Shapes: results — one a member.
+        """
+        made: list[tuple[Stored, Attempt] | None] = []
+        for one, result in zip(members, results, strict=True):
+            claim = one.stored.value
+            allocation = lifecycle.with_uuids(result, metadata_of(claim).uid)
+            attempt = Attempt(number=lifecycle.number_of(claim) + 1, node=node, allocation=allocation, wishes=one.wishes)
+            written = await self._pen.write(one.key, one.stored.revision, lifecycle.with_attempt(claim, attempt))
+            made.append((written, attempt) if written is not None else None)
+        return made[0]
+
+    async def _commit(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
+        """Have the node's ledger take the attempt, and write the status; a refusal drops the attempt, and the next round searches anew."""
+        claim = stored.value
+        op_id = f"allocate-{metadata_of(claim).uid}-{attempt.number}"
+        reply = await self._place(claim, attempt, op_id)
+        is_held = reply is None or not isinstance(reply.result, Refusal) or await self._holds_already(key, stored, attempt)
+        if is_held is None:
+            return
+        if reply is not None and isinstance(reply.result, Refusal) and not is_held:
+            self._metrics.decisions.labels("refused-by-node").inc()
+            why = summarize(reply.result.reasons)
+            self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=why)
+            # Where the node forbids what the claim wishes, no other of its devices helps.
+            is_forbidden = any(one.code == "policy-forbidden" for one in reply.result.reasons)
+            devices = self._world.devices_of(attempt.node) if is_forbidden else lifecycle.devices_of(attempt.allocation, attempt.node)
+            self._finder.refusals.remember(key, devices, why, now_s=self._runtime.clock.monotonic())
+            dropped = await self._pen.write(key, stored.revision, lifecycle.without_attempt(claim))
+            if dropped is not None:
+                await self.tell(key, dropped, "RefusedByNode", reply.result.reasons)
+            return
+        now = rfc3339(self._runtime.clock.now())
+        written = await self._pen.write(key, stored.revision, lifecycle.with_allocation(claim, attempt.allocation, now=now))
+        if written is None:
+            return
+        self._metrics.decisions.labels("allocated").inc()
+        names = [one.device for one in attempt.allocation.devices.results]
+        self._log.info("claim.allocated", claim=name_of(claim), node=attempt.node, devices=names, op_id=op_id)
+        result = reply.result if reply is not None else None
+        await self._announce(claim, attempt.node, op_id, result, reply.ledger_sequence if reply is not None else 0)
+
+    async def _place(self, claim: ApiObject, attempt: Attempt, op_id: str) -> PlaceReply | None:
+        """Ask the node to hold the devices; None when none of them is the node's topology's to hold."""
+        request = lifecycle.placement_request(claim, attempt.allocation, attempt.node, attempt.wishes)
+        if request is None:
+            return None
+        return await self._bus.ask(
+            catalogue.PLACE, PlaceRequest(op_id=op_id, pod=request), timeout_s=self._settings.ask_timeout_s, node=attempt.node
+        )
+
+    async def _holds_already(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> bool | None:
+        """Say whether the ledger shows this very attempt as done: a node keeps only the newest operations, the ledger keeps what is held.
+
+        What the claim holds otherwise, from an attempt that nobody remembers, is let go. None says that the attempt is not the newest any more: what is
+        held may be what another replica got by a later one, and is its.
+        """
+        owner = lifecycle.owner_of(stored.value)
+
+        async def is_newest() -> bool:
+            newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
+            return newest is not None and newest.revision == stored.revision
+
+        async def release(op_id: str, decision_id: str) -> None:
+            await self._release(owner, attempt.node, op_id, decision_id=decision_id)
+
+        found = await look_at_holding(
+            self._bus,
+            attempt.node,
+            owner,
+            lifecycle.devices_of(attempt.allocation, attempt.node),
+            cpu_devices=self._world.cpu_devices(attempt.node),
+            is_newest=is_newest,
+            release=release,
+        )
+        return None if found is Holding.OVERTAKEN else found is Holding.DONE
+
+    async def _finish(self, key: ObjectKey, stored: Stored) -> None:
+        """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""
+        claim = stored.value
+        users = _users(claim)
+        if users:
+            message = f"it is reserved for {', '.join(users)}: it goes when no pod uses it any more"
+            await self._wait_for_release(key, stored, "InUse", message)
+            return
+        if not await self._let_go(key, stored):
+            return
+        freed = lifecycle.without_protection(claim)
+        if not lifecycle.is_finished(freed):
+            if freed != claim:
+                await self._pen.write(key, stored.revision, freed)
+            return
+        last = stored if freed == claim else await self._pen.write(key, stored.revision, freed)
+        if last is None or not await self._pen.erase(key, last.revision):
+            return
+        self._metrics.decisions.labels("released").inc()
+        self._log.info("claim.released", claim=name_of(claim))
+
+    async def _let_go(self, key: ObjectKey, stored: Stored) -> bool:
+        """Have every node let go of the claim's devices; False when one refuses, which the claim is told.
+
+        Errors: raises PeerUnavailable.
+        """
+        claim = stored.value
+        owner = lifecycle.owner_of(claim)
+        nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
+        try:
+            attempt = lifecycle.attempt_of(claim)
+            allocation = lifecycle.status_of(claim).allocation
+        except ContractError:
+            attempt, allocation = None, None  # a claim that nobody can read must be deletable; the ledgers say what it holds
+        if attempt is not None:
+            nodes.add(attempt.node)
+        nodes |= _nodes_of(allocation) & set(self._world.nodes())
+        # The revision makes a later release another operation: another replica may have placed in between. All of them at once: a node that answers must not
+        # wait for one that does not.
+        refusals = {node: await self._release(owner, node, f"release-{owner.uid}-{stored.revision}") for node in sorted(nodes)}
+        for node, refusal in refusals.items():
+            if isinstance(refusal, UnderWay):
+                return False
+            if refusal is not None:
+                await self._wait_for_release(key, stored, "Prepared", f"node {node}: {summarize(refusal.reasons)}")
+                return False
+        return True
+
+    async def _release(self, owner: Owner, node: str, op_id: str, *, decision_id: str = "") -> Refusal | UnderWay | None:
+        """Ask a node to let go; it refuses while containers may be using the devices, and only the node can know.
+
+        Shapes: decision_id — let go only of what this decision gave; empty for whatever the claim holds.
+        """
+        held = self._world.ledgers[node].allocations.get(owner.key) if node in self._world.ledgers else None
+        if held is not None and held.is_prepared:
+            return Refusal(reasons=(Reason(code="prepared", message=f"{owner} is prepared: its devices are let go when that is undone"),))
+        request = ReleaseRequest(op_id=op_id, owner=owner, decision_id=decision_id)
+        reply = await self._releases.ask(node, request)
+        return reply if isinstance(reply, UnderWay) else reply.refusal
+
+    async def _wait_for_release(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> None:
+        """Say in the claim why it is still there."""
+        if lifecycle.has_condition(stored.value, reason=reason, message=message, kind=lifecycle.RELEASED):
+            return
+        self._log.info("claim.release-waiting", claim=name_of(stored.value), why=message)
+        now = rfc3339(self._runtime.clock.now())
+        told = lifecycle.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED)
+        await self._pen.write(key, stored.revision, told)
+
+    async def tell(
+        self,
+        key: ObjectKey,
+        stored: Stored,
+        reason: str,
+        reasons: tuple[Reason, ...],
+        advise: Callable[[], Awaitable[tuple[Reason, ...]]] | None = None,
+    ) -> None:
+        """Put the reasons into the claim's condition, once.
+
+        Shapes: advise — finds the nearest miss and what would fit; asked only when there is something new to tell.
+        """
+        claim = stored.value
+        message = "; ".join(one.message for one in reasons)
+        if lifecycle.has_condition(claim, reason=reason, message=message):
+            return
+        self._advice_left -= advise is not None
+        advice = await advise() if advise is not None and self._advice_left >= 0 else ()
+        self._metrics.decisions.labels("refused").inc()
+        if reason == "Malformed":
+            self._metrics.malformed.inc()
+        self._log.info("claim.waiting", claim=name_of(claim), reason=reason, why=message)
+        now = rfc3339(self._runtime.clock.now())
+        told = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
+        told = lifecycle.with_advice(told, message="; ".join(one.message for one in advice), now=now)
+        written = await self._pen.write(key, stored.revision, told)
+        if written is None:
+            return
+        if key in self._settled:
+            self._settled[key] = _Seen(written.revision, self._settled[key].supply)
+        to_free = tuple(one for one in advice if one.facts.get("change") == "free")
+        refusal = Refusal(reasons=(*reasons, *(one for one in advice if one not in to_free)), to_free=to_free)
+        await self._announce(claim, catalogue.CLUSTER, f"refuse-{metadata_of(claim).uid}-{written.revision}", refusal, 0)
+
+    async def _announce(self, claim: ApiObject, node: str, op_id: str, outcome: Placement | Refusal | None, sequence: int) -> None:
+        """Publish the decision; the claim itself is the truth, so an event that cannot be published is only logged."""
+        event = DecisionEvent(
+            id=op_id,
+            verb="allocate",
+            node=node,
+            op_id=op_id,
+            time=rfc3339(self._runtime.clock.now()),
+            owner=lifecycle.owner_of(claim),
+            outcome=outcome,
+            ledger_sequence=sequence,
+        )
+        try:
+            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
+        except PeerUnavailable as err:
+            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+
+    def _is_allocated(self, claim: ApiObject) -> bool:
+        return bool(claim.status.get("allocation"))
+
+
+def _users(claim: ApiObject) -> tuple[str, ...]:
+    """Name those who have reserved a claim; one that nobody can read is reserved for nobody."""
+    try:
+        return tuple(str(one) for one in consumers_of(claim))
+    except ContractError:
+        return ()
+
+
+def _pods_of(claim: ApiObject) -> tuple[Consumer, ...]:
+    """List the pods that have reserved a claim."""
+    try:
+        return tuple(user for user in consumers_of(claim) if user.resource == "pods")
+    except ContractError:
+        return ()
+
+
+def _nodes_of(allocation: AllocationResult | None) -> set[str]:
+    """Name the nodes whose devices an allocation has: our pools are named like their nodes."""
+    return {one.pool for one in allocation.devices.results} if allocation is not None else set()

@@ -1,0 +1,247 @@
+"""Finds devices on one node for claims that are served together; claims on their own and those of pods go the same way.
+
+Flows in: the world, claims as stored, devices that must not be given now (refused by their node, or quarantined). Flows out: the search's outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from topobus.cel.seam import SelectorCompiler
+from topobus.controller.allocation.admission import asks_admin, has_heavy_selector
+from topobus.controller.allocation.explanations import SHOWN_NODES
+from topobus.controller.allocation.suggestions import nearest
+from topobus.controller.allocation.values import (
+    Allocated,
+    AllocationInput,
+    DeviceId,
+    Fault,
+    GaveUp,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims import lifecycle
+from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, AllocationRunner
+from topobus.controller.scheduling.aligned_allocation import AlignedClaims, read_wishes
+from topobus.controller.state.allocation_input import objection_to_claims, objection_to_results
+from topobus.controller.state.refusal_backoff import RefusalBackoff
+from topobus.controller.state.result_cache import RequestShape, ResultCache
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason
+from topobus.domain.request import PodRequest
+from topobus.kubernetes.api.alignment_request import AlignmentRequest
+from topobus.kubernetes.api.objects import name_of
+from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["LONGEST_S", "Allocator", "Member", "member"]
+
+
+# An error's own words, as far as a condition shows them.
+_MAX_ERROR = 500
+# Some five milliseconds.
+_WARMED_AT_ONCE = 20
+LONGEST_S = 10.0
+"""As long as kube-scheduler tries a pod; a claim that takes longer gives way to the others, and the nodes left are told as given up."""
+
+
+class Member(NamedTuple):
+    """A claim that is allocated together with others."""
+
+    key: ObjectKey
+    stored: Stored
+    spec: ClaimSpec
+    wishes: AlignmentRequest | None
+
+
+def member(key: ObjectKey, stored: Stored, classes: Mapping[str, DeviceClassSpec] | None = None) -> Member:
+    """Read a claim that is to be allocated.
+
+    Shapes: classes — by name; what they wish counts where the claim itself wishes nothing.
+
+    Errors: raises ContractError.
+    """
+    spec = lifecycle.read_claim(stored.value)
+    return Member(key, stored, spec, read_wishes(spec, name_of(stored.value), classes))
+
+
+class Allocator:
+    """Looks at nodes, and remembers what was found for the like of a claim."""
+
+    def __init__(
+        self, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, compiler: SelectorCompiler, metrics: ControllerMetrics
+    ) -> None:
+        self._settings = settings
+        self._clock = runtime.clock
+        self._world = world
+        self._compiler = compiler
+        self._searcher = AllocationRunner(settings, runtime.clock, compiler, metrics)
+        self._judgements = ResultCache(world.stock, world.nodes, lambda: world.classes, compiler, settings.mode)
+        self._warmed: tuple[str, ...] = ()
+        self._asked: tuple[Sequence[Member], int, RequestShape | None] = (), -1, None
+        self._failed_nodes: dict[str, str] = {}
+        self.spent = 0
+        """Steps of all searches so far: what a round may spend is measured by it, not by time."""
+        self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
+        self.quarantined: dict[DeviceId, str] = {}
+        """Devices whose owner was deleted by force, and who that was: held until their node has let go."""
+
+    async def warm(self) -> None:
+        """Show new nodes to selectors before a claim has to wait for that; gives way now and then, for it takes a second for some thousand nodes."""
+        nodes = self._world.nodes()
+        if nodes is self._warmed:
+            return
+        self._warmed = nodes
+        self._failed_nodes = {node: text for node, text in self._failed_nodes.items() if node in nodes}
+        for place, node in enumerate(nodes):
+            try:
+                self._world.stock.table_of(node).warm()
+            except Exception as err:  # noqa: BLE001 - boundary: one node; it is told of when it is searched
+                self._node_failed(node, err)
+            if place % _WARMED_AT_ONCE == 0:
+                await asyncio.sleep(0)
+
+    async def look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_cheap: bool = False) -> Outcome:
+        """Search one node, unless it is known what the like of these claims gets there; a miss may come without reasons (see `refresh`).
+
+        What a node publishes concerns that node only: one that makes a search fail in a way that nobody thought of is at fault by itself, and the others are searched.
+        Shapes: pod — the claims' pod, when it wishes for their alignment with it (see `together`); is_cheap — give up where more than a short search is needed.
+        """
+        try:
+            return await self._look(node, members, pod=pod, is_cheap=is_cheap)
+        except (ContractError, PeerUnavailable):
+            raise  # the claim's own, which its loop tells
+        except Exception as err:  # noqa: BLE001 - boundary: one node of a search
+            return self._node_failed(node, err)
+
+    def _node_failed(self, node: str, err: Exception) -> Fault:
+        """Log what a node's search failed by, once as long as it stays the same; gives what is told of the node."""
+        text = f"{type(err).__name__}: {err}"
+        if self._failed_nodes.get(node) != text:
+            self._failed_nodes[node] = text
+            get_logger().error("node.set-aside", node=node, error=text, exc_info=err)
+        message = f"node {node}: what it publishes cannot be searched ({text[:_MAX_ERROR]})"
+        return Fault(Reason(code="node-failed", message=message, facts={"node": node}), 0, is_local=True)
+
+    async def _look(self, node: str, members: Sequence[Member], *, pod: PodRequest | None, is_cheap: bool) -> Outcome:
+        if pod is not None or not self._are_plain(members):
+            return await self.search(node, members, pod=pod, is_cheap=is_cheap)
+        ticket = self._judgements.ticket(self._question(members), node)
+        outcome = self._judgements.recall(ticket)
+        if outcome is None:
+            outcome = await self.search(node, members, is_brief=True, is_cheap=is_cheap)
+            if not (is_cheap and isinstance(outcome, GaveUp)):
+                self._judgements.remember(ticket, outcome)
+        return outcome
+
+    async def first(
+        self, nodes: Sequence[str], members: Sequence[Member], *, is_cheap: bool = False
+    ) -> tuple[str, Allocated] | list[Outcome]:
+        """Find the first node that fits, or say what each node answered.
+
+        A node on which the like of these claims did not fit is not looked at again before something becomes free there.
+        A cheap search ends at the first node on which it gives up, or when all nodes together took too many steps: the same claims are to be searched in full then, for
+        a node before the one that fits may fit, too.
+        Shapes: nodes — in order, by name when there are several; result — with the node, or one outcome a node, only one for what is wrong on all.
+        """
+        is_everywhere = nodes is self._world.nodes() and self._are_plain(members)
+        question = self._question(members) if is_everywhere else None
+        outcomes: dict[str, Outcome] = {}
+        end = self._clock.monotonic() + LONGEST_S
+        spent = self.spent
+        for node in nodes if question is None else self._judgements.open_nodes(question):
+            outcome = await self.look(node, members, is_cheap=is_cheap) if self._clock.monotonic() < end else GaveUp(0)
+            if isinstance(outcome, Allocated):
+                return node, outcome
+            if is_cheap and (isinstance(outcome, GaveUp) or self.spent - spent > CHEAP_STEPS):
+                return [GaveUp(self.spent - spent)]
+            if isinstance(outcome, Fault) and not outcome.is_local:
+                return [outcome]  # wrong on every node: the others would only repeat it
+            outcomes[node] = outcome
+            if question is not None and isinstance(outcome, NoFit):
+                self._judgements.close(question, node)
+        return [outcomes.get(node, NoFit((), 0)) for node in nodes]
+
+    def _question(self, members: Sequence[Member]) -> RequestShape:
+        """Tell what is asked; the same claims are asked about on node after node."""
+        asked, epoch, known = self._asked
+        if known is None or asked is not members or epoch != self._world.class_epoch:
+            known = self._judgements.question([one.spec for one in members])
+            self._asked = members, self._world.class_epoch, known
+        return known
+
+    def _wrong(self, members: Sequence[Member]) -> Fault | None:
+        """Say what an API server would have refused of these claims: admin access outside of a namespace for it, a selector that may cost too much."""
+        return objection_to_claims([(one.stored.value, one.spec) for one in members], self._world.labels_of, self._compiler)
+
+    def _are_plain(self, members: Sequence[Member]) -> bool:
+        """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
+        return self._wrong(members) is None and not any(
+            one.wishes is not None
+            or asks_admin(one.spec)
+            or has_heavy_selector(one.spec, self._compiler)
+            or self.refusals.refused(one.key)
+            or not self._world.stock.is_new(one.key, owner_of(one.stored.value))
+            for one in members
+        )
+
+    async def search(
+        self, node: str, members: Sequence[Member], *, pod: PodRequest | None = None, is_brief: bool = False, is_cheap: bool = False
+    ) -> Outcome:
+        """Search one node now, whatever is remembered of it; what would break a limit of the API is no fit."""
+        wrong = self._wrong(members)
+        if wrong is not None:
+            return wrong
+        given = self._input(node, members)
+        if pod is None and all(one.wishes is None for one in members):
+            outcome = await self._searcher.search(given, is_brief=is_brief, is_cheap=is_cheap)
+        elif is_cheap:
+            return GaveUp(0)  # some hundred searches, place after place
+        else:
+            wished = [AlignedClaims(one.stored.value, one.wishes) for one in members]
+            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)
+        self.spent += outcome.steps
+        if isinstance(outcome, Allocated):
+            wanted = [(one.stored.value, one.spec) for one in members]
+            return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
+        return outcome
+
+    async def refresh(
+        self, nodes: Sequence[str], outcomes: list[Outcome], members: Sequence[Member], *, pod: PodRequest | None = None
+    ) -> None:
+        """Look again at the first nodes that miss: what is remembered may be another claim's miss, of some time ago, and people are told how it is now."""
+        for index, node in enumerate(nodes[: min(SHOWN_NODES, len(outcomes))]):
+            if isinstance(outcomes[index], NoFit):
+                try:
+                    outcomes[index] = await self.search(node, members, pod=pod)
+                except (ContractError, PeerUnavailable):
+                    raise
+                except Exception as err:  # noqa: BLE001 - boundary: one node of a search
+                    outcomes[index] = self._node_failed(node, err)
+
+    async def advise(self, nodes: Sequence[str], outcomes: Sequence[Outcome], members: Sequence[Member]) -> tuple[Reason, ...]:
+        """Name the nearest miss, and what would fit there instead; claims with wishes of their alignment are only told the first."""
+        found = nearest(nodes, outcomes)
+        if found is None:
+            return ()
+        node, reason = found
+        if any(one.wishes is not None for one in members):
+            return (reason,)
+        return reason, *await self._searcher.advise(self._input(node, members))
+
+    def _input(self, node: str, members: Sequence[Member]) -> AllocationInput:
+        excluded = {device: why for one in members for device, why in self.refusals.refused(one.key).items()}
+        wanted = [(one.stored.value, one.spec) for one in members]
+        given = self._world.input_for(node, wanted, mode=self._settings.mode, excluded=excluded)
+        if not self.quarantined.keys() & given.usage.holders.keys():
+            return given
+        holders = {device: self.quarantined.get(device, holder) for device, holder in given.usage.holders.items()}
+        return replace(given, usage=replace(given.usage, holders=holders))

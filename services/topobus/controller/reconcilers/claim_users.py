@@ -1,0 +1,73 @@
+"""Which pods use which claims, as the stored pods say it.
+
+Flows in: the world. Flows out: the users of a claim, and among them those that wait for a node. Read once a revision of a pod.
+"""
+
+from __future__ import annotations
+
+from topobus.controller.claims.reservations import is_bound
+from topobus.controller.claims.templates import claim_names
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.objects import metadata_of, name_of
+
+__all__ = ["ClaimUsers"]
+
+
+class ClaimUsers:
+    """The users of claims, brought up to date before each round."""
+
+    def __init__(self, world: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
+        self._world = world
+        self._boundary = boundary or ObjectBoundary("consumers")
+        self._read: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
+        self._users: dict[tuple[str, str], list[ObjectKey]] = {}
+        self.pods: list[tuple[ObjectKey, Stored]] = []
+        """All stored pods, oldest first."""
+
+    def update(self) -> None:
+        """Read the pods that are new or were changed."""
+        self.pods = sorted(
+            self._world.of_kind("pod").items(), key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])
+        )
+        read: dict[ObjectKey, tuple[int, tuple[str, ...]]] = {}
+        self._users = {}
+        for key, stored in self.pods:
+            known = self._read.get(key)
+            read[key] = known if known is not None and known[0] == stored.revision else (stored.revision, self._names(key, stored))
+            for name in read[key][1]:
+                self._users.setdefault((key.namespace, name), []).append(key)
+        self._read = read
+        self._boundary.keep(read.keys())
+
+    def _names(self, key: ObjectKey, pod: Stored) -> tuple[str, ...]:
+        """Read which claims a pod uses; one that nobody can read uses none."""
+        found: list[str] = []
+        self._boundary.run_now(key, pod.revision, lambda: found.extend(_names(pod)), name=name_of(pod.value))
+        return tuple(found)
+
+    def claims(self, pod: ObjectKey) -> tuple[str, ...]:
+        """List the claims that a pod uses."""
+        return self._read.get(pod, (0, ()))[1]
+
+    def users(self, claim: ObjectKey) -> tuple[ObjectKey, ...]:
+        """List the pods that use a claim."""
+        return tuple(key for key in self._users.get((claim.namespace, claim.name), ()) if key in self._world.objects)
+
+    def waiting(self, claim: ObjectKey) -> tuple[ObjectKey, ...]:
+        """List the pods that use a claim and are still to be scheduled: the claim is allocated with the first of them."""
+        return tuple(key for key in self.users(claim) if is_waiting(self._world.objects[key]))
+
+
+def is_waiting(pod: Stored) -> bool:
+    """Say whether a pod is to be scheduled: it has no node yet and is not being deleted."""
+    metadata = metadata_of(pod.value)
+    return bool(metadata.uid) and not metadata.deletion_timestamp and not is_bound(pod.value)
+
+
+def _names(pod: Stored) -> tuple[str, ...]:
+    try:
+        return claim_names(pod.value)
+    except ContractError:
+        return ()

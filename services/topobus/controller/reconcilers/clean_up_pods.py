@@ -1,0 +1,147 @@
+"""What pods leave behind: their own devices, their reservations, and at last the object.
+
+Flows in: pods that are to be deleted, and reservations of pods that are gone. Flows out: RELEASE asks, freed claims, the object's deletion. A pod's finalizer stays until
+its nodes have let go, so a crash anywhere leaves the rest to whoever comes next; a pod deleted past its finalizer is seen by what still names it.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject, ReleaseRequest
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.claims.reservations import (
+    Consumer,
+    PodRef,
+    consumers_of,
+    node_of_pod,
+    without_finalizer,
+    without_reservations,
+)
+from topobus.controller.config import ControllerSettings
+from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
+from topobus.controller.scheduling.pod_alignment import own_request
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError
+from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.classic import is_classic
+from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION, metadata_of, name_of
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["PodCleanup", "own_request"]
+
+
+class PodCleanup:
+    """Lets go of what pods held."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: StandaloneState,
+        pen: ObjectWriter,
+        releases: LedgerReleases | None = None,
+    ) -> None:
+        self._releases = releases or LedgerReleases(runtime.bus, settings.ask_timeout_s)
+        self._bus = runtime.bus
+        self._world = world
+        self._pen = pen
+        self._log = get_logger()
+
+    async def finish(self, key: ObjectKey, stored: Stored) -> bool:
+        """Let go of a pod that is to be deleted: its own devices, its reservations, the finalizer, the object."""
+        pod = stored.value
+        metadata = metadata_of(pod)
+        who = PodRef(key.namespace, metadata.name, metadata.uid)
+        if PLACEMENT_PROTECTION in metadata.finalizers:
+            owner = Owner(kind=OwnerKind.POD, namespace=who.namespace, name=who.name, uid=who.uid)
+            nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
+            nodes |= {node_of_pod(pod)} & set(self._world.nodes()) if _asks(pod) else set()
+            request = ReleaseRequest(op_id=f"release-{owner.uid}-{stored.revision}", owner=owner)
+            # All of them at once: a node that answers must not wait for one that does not.
+            replies = {node: await self._releases.ask(node, request) for node in sorted(nodes)}
+            for node, reply in replies.items():
+                if isinstance(reply, UnderWay):
+                    return False
+                if reply.refusal is not None:
+                    self._log.info("pod.release-waiting", pod=name_of(pod), node=node, why=summarize(reply.refusal.reasons))
+                    return False
+            for claim_key, claim in self._reserved_by(who):
+                if await self._pen.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,))) is None:
+                    return False
+        freed = without_finalizer(pod, PLACEMENT_PROTECTION)
+        if metadata_of(freed).finalizers:
+            if freed != pod:
+                await self._pen.write(key, stored.revision, freed)
+            return False
+        last = stored if freed == pod else await self._pen.write(key, stored.revision, freed)
+        if last is None or not await self._pen.erase(key, last.revision):
+            return False
+        self._log.info("pod.released", pod=name_of(pod))
+        return False
+
+    async def leave_other_nodes(self, key: ObjectKey, stored: Stored) -> None:
+        """Have nodes let go of a pod that is bound to another one: a pod's node never changes, so what it holds elsewhere is nobody's."""
+        metadata = metadata_of(stored.value)
+        owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=metadata.name, uid=metadata.uid)
+        bound = node_of_pod(stored.value)
+        for node in self._world.stock.nodes_holding(owner.key):
+            if not bound or node == bound:
+                continue
+            entry = await self._bus.get(catalogue.LEDGER, node=node)
+            if entry is None or owner.key not in entry.value.allocations:
+                continue
+            held = entry.value.allocations[owner.key]
+            request = ReleaseRequest(
+                op_id=f"release-{owner.uid}-elsewhere-{entry.value.sequence}", owner=owner, decision_id=held.decision_id
+            )
+            if not isinstance(await self._releases.ask(node, request), UnderWay):
+                self._log.info("pod.left-node", pod=name_of(stored.value), node=node, bound=bound)
+
+    def reserved_claims(self) -> list[tuple[ObjectKey, Stored]]:
+        """List the claims that somebody has reserved."""
+        return [(key, stored) for key, stored in self._world.claims() if stored.value.status.get("reservedFor")]
+
+    async def drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
+        """Take pods out of a claim's reservedFor that were deleted past their finalizer: no such pod is stored, on a second look either."""
+        gone: list[str] = []
+        for user in _users(stored.value):
+            pod_key = ObjectKey("pod", key.namespace, user.name)
+            known = self._world.objects.get(pod_key)
+            if user.resource != "pods" or (known is not None and metadata_of(known.value).uid == user.uid):
+                continue
+            try:
+                entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
+            except ContractError:
+                # Something stands there that nobody can read, or no pod can have this name: no evidence, and the other users of the claim go on.
+                continue
+            if entry is None or metadata_of(entry.value).uid != user.uid:
+                gone.append(user.uid)
+        if gone:
+            self._log.info("claim.users-dropped", claim=name_of(stored.value), users=gone)
+            await self._pen.write(key, stored.revision, without_reservations(stored.value, gone))
+        return False
+
+    def _reserved_by(self, who: PodRef) -> list[tuple[ObjectKey, Stored]]:
+        found: list[tuple[ObjectKey, Stored]] = []
+        for key, stored in self._world.of_kind("resourceclaim").items():
+            if key.namespace != who.namespace or is_classic(stored.value):
+                continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
+            if any(one.uid == who.uid for one in _users(stored.value)):
+                found.append((key, stored))
+        return sorted(found)
+
+
+def _asks(pod: ApiObject) -> bool:
+    try:
+        return own_request(pod) is not None
+    except ContractError:
+        return False  # never placed, then
+
+
+def _users(claim: ApiObject) -> tuple[Consumer, ...]:
+    try:
+        return consumers_of(claim)
+    except ContractError:
+        return ()

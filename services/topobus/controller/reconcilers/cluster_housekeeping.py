@@ -1,0 +1,208 @@
+"""The end of claims that we allocated, and where the cluster has nobody for it, their beginning too.
+
+kube-controller-manager's resourceclaim controller makes claims from templates, prunes reservations of pods that ended, deallocates what nobody uses and deletes what
+was made for a pod. Where it runs (`cluster.housekeeping = "cluster"`) all of that is left to it, and only what no one else knows is done here: intents of pods that
+are gone are withdrawn. With `own` the same is done here for gated pods and the claims that we allocated, and for no others.
+
+Flows in: the copy of the cluster. Flows out: writes, each bound to a version, so that doing it beside somebody else is no harm.
+Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims import gated_claims
+from topobus.controller.claims.gated_claims import GateAttempt
+from topobus.controller.claims.reservations import (
+    Consumer,
+    claim_uses,
+    consumers_of,
+    is_made_for,
+    pod_ref,
+)
+from topobus.controller.claims.templates import claim_from_template, owner_pod_uid, wanted_claims
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.cluster_events import EventRecorder
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.cluster_objects import (
+    downgraded_claim,
+    has_gate,
+    is_over,
+    version_of,
+)
+from topobus.controller.state.cluster_state import ClusterState, Key
+from topobus.controller.store.api import (
+    CLAIMS,
+    PODS,
+    Api,
+    Rejected,
+)
+from topobus.controller.store.api_server_writer import ApiServerWriter
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason
+from topobus.kubernetes.api.objects import DELETE_PROTECTION, metadata_of, name_of
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["ClaimHousekeeping"]
+
+# How long an intent's pod must be unknown before the intent is withdrawn: our copy of the pods may be a moment behind that of the claims.
+_ORPHAN_S = 10.0
+
+
+class ClaimHousekeeping:
+    """Looks after claims whose pods are gone, and after pods whose claims are not made yet."""
+
+    def __init__(
+        self,
+        api: Api,
+        clock: Clock,
+        world: ClusterState,
+        writer: ApiServerWriter,
+        events: EventRecorder,
+        metrics: ControllerMetrics,
+        *,
+        is_own: bool,
+    ) -> None:
+        self._api = api
+        self._clock = clock
+        self._world = world
+        self._writer = writer
+        self._events = events
+        self._boundary = ObjectBoundary("housekeeping", metrics.set_aside)
+        self._is_own = is_own
+        self._orphans: dict[str, float] = {}
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> float | None:
+        """Look at every claim; gives after how many seconds another look is due."""
+        orphans: dict[str, float] = {}
+        looked_at: set[Hashable] = set()
+        is_due = False
+        for key in self._world.book.noted() if self._is_own else self._world.book.unallocated():
+            claim, note = self._world.claims.get(key), self._world.book.note(key)
+            if claim is not None and note is not None:
+                is_due = await self._guard("end", key, claim, partial(self._look_at_claim, key, claim, note, orphans), looked_at) or is_due
+        self._orphans = orphans
+        if self._is_own:
+            for key, pod in sorted(self._world.pods.items()):
+                if has_gate(pod) and not is_over(pod):
+                    is_due = await self._guard("make", key, pod, partial(self._make, key, pod), looked_at) or is_due
+            for key, claim in sorted(self._world.claims.items()):
+                is_due = await self._guard("finish", key, claim, partial(self._finish, key, claim), looked_at) or is_due
+        self._boundary.keep(looked_at)
+        return 1.0 if orphans or is_due else None
+
+    async def _guard(self, what: str, key: Key, guarded: ApiObject, work: Callable[[], Awaitable[bool]], looked_at: set[Hashable]) -> bool:
+        """Do one piece of work for a claim or a pod; what goes wrong with it concerns no other."""
+
+        async def report(reason: Reason) -> None:
+            await self._events.warn(guarded, "Malformed", reason.message)
+
+        looked_at.add((what, key))
+        return await self._boundary.run((what, key), version_of(guarded), work, name=name_of(guarded), report=report)
+
+    async def _look_at_claim(self, key: Key, claim: ApiObject, note: GateAttempt, orphans: dict[str, float]) -> bool:
+        """Withdraw an intent whose pod is gone; where nobody else does it, end a claim that nobody uses any more."""
+        other = self._world.book.pod_of(note.pod)
+        pod = self._world.pods.get(other) if other is not None else None
+        if not claim.status.get("allocation") and (pod is None or is_over(pod)):
+            uid = metadata_of(claim).uid
+            orphans[uid] = self._orphans.get(uid, self._clock.monotonic())
+            is_late = self._clock.monotonic() - orphans[uid] >= _ORPHAN_S
+            if is_late or pod is not None or self._world.is_taken_back(key):
+                self._log.info("claim.withdrawn", claim=name_of(claim), why="its pod is gone")
+                await self._writer.claim(key, gated_claims.withdrawal_patch(claim))
+        elif self._is_own:
+            await self._end(key, claim)
+        return False
+
+    async def _make(self, key: Key, pod: ApiObject) -> bool:
+        """Make the claims of a gated pod from their templates."""
+        missing = {use.entry for use in claim_uses(pod) if not use.claim}
+        if not missing:
+            return False
+        known = pod.status.get("resourceClaimStatuses")
+        statuses = [status for status in known if isinstance(status, dict)] if isinstance(known, list) else []
+        count = len(statuses)
+        for wanted in wanted_claims(pod):
+            template = self._world.templates.get((key[0], wanted.template))
+            if wanted.entry not in missing or template is None:
+                continue
+            name = await self._claim_of(key, pod, wanted.entry)
+            if not name:
+                now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+                claim = claim_from_template(pod, wanted, template, now=now)
+                made = {"name", "namespace", "ownerReferences", "annotations", "labels"}
+                version = await self._api.version_of(CLAIMS)
+                plain = {
+                    "apiVersion": f"{CLAIMS.group}/{version}",
+                    "kind": CLAIMS.name,
+                    "metadata": {field: value for field, value in claim.metadata.items() if field in made},
+                    "spec": downgraded_claim(claim.spec, version),
+                }
+                answer = await self._api.create(CLAIMS, plain)
+                if isinstance(answer, Rejected) and answer.code != 409:
+                    raise PeerUnavailable(f"API server: ResourceClaim {key[0]}/{wanted.name}: {answer.code} {answer.message}")
+                name = wanted.name
+                self._log.info("claim.created", claim=f"{key[0]}/{name}", pod=name_of(pod), template=wanted.template)
+            statuses.append({"name": wanted.entry, "resourceClaimName": name})
+        if len(statuses) > count:
+            identity = {"uid": pod.metadata.get("uid"), "resourceVersion": pod.metadata.get("resourceVersion")}
+            await self._writer.pod(key, {"metadata": identity, "status": {"resourceClaimStatuses": statuses}}, part="status")
+        return False
+
+    async def _claim_of(self, key: Key, pod: ApiObject, entry: str) -> str:
+        """Name the claim that was made for an entry already, by whom ever; empty when there is none."""
+        for (namespace, name), claim in self._world.claims.items():
+            annotations = metadata_of(claim).annotations
+            if (
+                namespace == key[0]
+                and annotations.get("resource.kubernetes.io/pod-claim-name") == entry
+                and is_made_for(claim, pod_ref(pod))
+            ):
+                return name
+        return ""
+
+    async def _end(self, key: Key, claim: ApiObject) -> None:
+        """Prune reservations of pods that ended; when none is left, take the devices back."""
+        users = consumers_of(claim)
+        gone = frozenset([one.uid for one in users if await self._has_ended(key[0], one)])
+        is_unused = len(gone) == len(users) and (bool(gone) or bool(metadata_of(claim).deletion_timestamp))
+        if is_unused:
+            self._log.info("claim.deallocated", claim=name_of(claim), why="its pods have ended" if gone else "it is being deleted")
+            await self._writer.claim(key, gated_claims.deallocation_patch(claim), part="status")
+        elif gone:
+            await self._writer.claim(key, gated_claims.unreservation_patch(claim, gone), part="status")
+
+    async def _has_ended(self, namespace: str, user: Consumer) -> bool:
+        """Say whether a user of a claim is a pod that has ended; one that our copy lacks is asked for."""
+        if user.resource != "pods" or user.api_group:
+            return False
+        key = self._world.book.pod_of(user.uid)
+        known = self._world.pods.get(key) if key is not None else None
+        if known is None:
+            try:
+                known = await self._writer.refresh(PODS, (namespace, user.name))
+            except ContractError:
+                return False  # nobody can read it, so it is there: what it has reserved stays reserved
+        return known is None or metadata_of(known).uid != user.uid or is_over(known)
+
+    async def _finish(self, key: Key, claim: ApiObject) -> bool:
+        """Delete a claim made for a pod that has ended, and let go of a deleted one that holds nothing."""
+        metadata = metadata_of(claim)
+        if metadata.deletion_timestamp:
+            if DELETE_PROTECTION in metadata.finalizers and not claim.status.get("allocation") and gated_claims.was_ours(claim):
+                await self._writer.claim(key, gated_claims.protection_patch(claim))
+            return False
+        owner = owner_pod_uid(claim)
+        if owner is None or not gated_claims.was_ours(claim):
+            return False
+        name = next((str(reference.get("name")) for reference in metadata.owner_references if reference.get("uid") == owner), "")
+        if await self._has_ended(key[0], Consumer("pods", name, owner)):
+            await self._api.delete(CLAIMS, *key, uid=metadata.uid)
+            self._log.info("claim.deleted", claim=name_of(claim), why="the pod that it was made for has ended")
+        return False

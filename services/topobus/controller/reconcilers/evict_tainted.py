@@ -1,0 +1,204 @@
+"""The evictor: lets go of claims whose devices carry a taint that they do not tolerate, and tells their pods.
+
+Flows in: the world's taints (drivers' and rules') and allocated claims. Flows out: an event that names the pods, pods marked for deletion with a condition as
+Kubernetes' device taint eviction writes it, claims marked to be taken back, and each rule's condition. Silence is no evidence: a service that does not answer makes
+nothing go. Every step may be repeated: the event's id follows from the claim's allocation, the marks are read off the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from datetime import UTC, datetime
+from functools import partial
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.claims import lifecycle
+from topobus.controller.claims.eviction import (
+    Eviction,
+    next_eviction,
+    reason_of,
+    rule_condition,
+)
+from topobus.controller.claims.reservations import Consumer, consumers_of
+from topobus.controller.classic.core import classic_lifecycle
+from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.taint_index import TaintRule
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.classic import is_classic
+from topobus.kubernetes.api.classic_handles import as_structured
+from topobus.kubernetes.api.objects import ask_deletion, metadata_of, name_of
+from topobus.kubernetes.api.resource import AllocationResult, Taint
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["Evictor"]
+
+_DISRUPTION = "DisruptionTarget"
+_BY_TAINT = "DeletionByDeviceTaintManager"
+_IN_PROGRESS = "EvictionInProgress"
+
+_Mark = tuple[DeviceId, str, str, str]
+"""A taint on a device: key, value and effect."""
+
+
+class Evictor:
+    """Looks at all allocated claims while any device carries a taint that evicts."""
+
+    def __init__(self, runtime: Runtime, world: StandaloneState, keeper: ClaimReconciler, boundary: ObjectBoundary | None = None) -> None:
+        self._boundary = boundary or ObjectBoundary("evictions")
+        self._runtime = runtime
+        self._world = world
+        self._keeper = keeper
+        self._pen = ObjectWriter(runtime.bus, world)
+        self._first_seen: dict[_Mark, datetime] = {}
+        self._seen_before: dict[_Mark, datetime] = {}
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> bool:
+        """Evict what is due; True says that something is due later, or that a write was not confirmed."""
+        rules = self._world.taints.rules
+        if not rules and not self._world.taints.may_evict:
+            self._first_seen = {}
+            return False
+        is_due = False
+        # What is not seen in this round is gone: if it comes back, its time begins anew.
+        self._seen_before, self._first_seen = self._first_seen, {}
+        held = [(key, stored, allocation) for key, stored in self._claims() if (allocation := _allocation(stored.value)) is not None]
+        pending: dict[str, int] = {}
+        for key, stored, allocation in held:
+            work = partial(self._reconcile, key, stored, allocation, pending)
+            is_due = await self._boundary.run(key, self._version(stored), work, name=name_of(stored.value)) or is_due
+        for rule_key, rule in tuple(rules.items()):
+            tell = partial(self._tell_rule, rule_key, rule, pending.get(rule.name, 0), held)
+            is_due = (
+                await self._boundary.run(rule_key, (rule, len(held), pending.get(rule.name, 0)), tell, name=f"DeviceTaintRule {rule.name}")
+                or is_due
+            )
+        self._boundary.keep({*(key for key, _, _ in held), *rules})
+        return is_due
+
+    def _claims(self) -> tuple[tuple[ObjectKey, Stored], ...]:
+        """List all claims that may hold devices, those of classic DRA too."""
+        return (*self._world.claims(), *self._world.classic_claims())
+
+    def _version(self, stored: Stored) -> Hashable:
+        return stored.revision, self._world.supply, self._world.shared_epoch
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored, allocation: AllocationResult, pending: dict[str, int]) -> bool:
+        """Evict one claim when it is due; True says that it is due later."""
+        eviction = next_eviction(allocation, self._world.taints.evicting, self._since)
+        if eviction is None:
+            return False
+        if eviction.due > self._runtime.clock.now():
+            return True
+        if eviction.rule:
+            pending[eviction.rule] = pending.get(eviction.rule, 0) + 1
+        await self._evict(key, stored, eviction)
+        return False
+
+    def _since(self, device: DeviceId, taint: Taint) -> datetime:
+        """Say since when a taint is there; one without a time counts from when we saw it first."""
+        written = _moment(taint.time_added)
+        if written is not None:
+            return written
+        key = (device, taint.key, taint.value, taint.effect)
+        seen = self._seen_before.get(key) or self._runtime.clock.now()
+        return self._first_seen.setdefault(key, seen)
+
+    async def _evict(self, key: ObjectKey, stored: Stored, eviction: Eviction) -> None:
+        """Tell first, then mark the pods, then the claim: after a crash in between the claim is still there to be found."""
+        claim = stored.value
+        if lifecycle.deallocation_of(claim) or claim.status.get("deallocationRequested") or metadata_of(claim).deletion_timestamp:
+            return
+        users = _users(claim)
+        reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{one.name}" for one in users])
+        await self._announce(claim, eviction, reason)
+        for one in users:
+            await self._mark_pod(ObjectKey("pod", key.namespace, one.name), one.uid, reason)
+        self._log.warning("claim.evicted", claim=name_of(claim), device=str(eviction.device), rule=eviction.rule, why=reason.message)
+        if is_classic(claim):
+            # Its driver takes it back when its pods have gone, which are on their way now.
+            await self._pen.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
+        else:
+            await self._keeper.deallocate(key, stored, reason.message)
+
+    async def _mark_pod(self, key: ObjectKey, uid: str, reason: Reason) -> None:
+        known = self._world.objects.get(key)
+        if known is None or metadata_of(known.value).uid != uid or metadata_of(known.value).deletion_timestamp:
+            return
+        now = rfc3339(self._runtime.clock.now())
+        told = lifecycle.with_condition(known.value, is_true=True, reason=_BY_TAINT, message=reason.message, now=now, kind=_DISRUPTION)
+        marked = ask_deletion(told, now=now)
+        if marked is not None:
+            await self._pen.write(key, known.revision, marked)
+            return
+        written = await self._pen.write(key, known.revision, told)
+        if written is not None:
+            # Nothing holds it: it may go at once, as it is now. A pod of its name that a user makes meanwhile stays.
+            await self._pen.erase(key, written.revision)
+
+    async def _announce(self, claim: ApiObject, eviction: Eviction, reason: Reason) -> None:
+        number = classic_lifecycle.attempt_of(claim).number if is_classic(claim) else lifecycle.number_of(claim)
+        op_id = f"evict-{metadata_of(claim).uid}-{number}"
+        node = eviction.device.pool if eviction.device.pool in self._world.nodes() else catalogue.CLUSTER
+        event = DecisionEvent(
+            id=op_id,
+            verb="evict",
+            node=node,
+            op_id=op_id,
+            time=rfc3339(self._runtime.clock.now()),
+            owner=lifecycle.owner_of(claim),
+            outcome=Refusal(reasons=(reason,)),
+        )
+        try:
+            await self._runtime.bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
+        except PeerUnavailable as err:
+            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+
+    async def _tell_rule(
+        self, key: Hashable, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]
+    ) -> bool:
+        """Write how far a rule's evictions are into its status, when that changed."""
+        stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
+        if stored is None or not isinstance(key, ObjectKey):
+            return False
+        allocations = [(allocation, [f"{at.namespace}/{one.name}" for one in _users(claim.value)]) for at, claim, allocation in held]
+        published = self._world.taints.count(rule)
+        is_true, reason, message = rule_condition(rule, published=published, pending=pending, allocations=allocations)
+        now = rfc3339(self._runtime.clock.now())
+        told = lifecycle.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)
+        if told.status == stored.value.status:
+            return False
+        await self._pen.write(key, stored.revision, told)
+        return False
+
+
+def _allocation(claim: ApiObject) -> AllocationResult | None:
+    try:
+        return lifecycle.status_of(as_structured(claim)).allocation
+    except ContractError:
+        return None  # told so by the keeper of claims
+
+
+def _users(claim: ApiObject) -> tuple[Consumer, ...]:
+    try:
+        return tuple(one for one in consumers_of(as_structured(claim)) if one.resource == "pods")
+    except ContractError:
+        return ()
+
+
+def _moment(text: str | None) -> datetime | None:
+    if not text:
+        return None
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -1,0 +1,128 @@
+"""The keeper of stored pods: makes the claims that their templates ask for, and ends those of pods that are gone.
+
+Flows in: the world. Flows out: created and marked claims, and the names in the pods' status. It neither places pods nor waits for their claims: that is for
+whoever runs them. A claim is ended only on evidence: its pod was stored here once and is not any more, after a whole snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.extended_resources import (
+    claim_of_pod,
+    extended_claim,
+    extended_claim_name,
+    with_extended_status,
+)
+from topobus.controller.claims.reservations import is_bound
+from topobus.controller.claims.templates import (
+    claim_from_template,
+    owner_pod_uid,
+    wanted_claims,
+    with_claim_names,
+)
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.objects import ask_deletion, metadata_of, name_of
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["ClaimTemplateReconciler"]
+
+
+class ClaimTemplateReconciler:
+    """Reconciles pods with their claims."""
+
+    def __init__(self, runtime: Runtime, world: StandaloneState, boundary: ObjectBoundary | None = None) -> None:
+        self._boundary = boundary or ObjectBoundary("templates")
+        self._runtime = runtime
+        self._world = world
+        self._pen = ObjectWriter(runtime.bus, world)
+        self._told: dict[ObjectKey, str] = {}
+
+    async def reconcile_all(self) -> bool:
+        """Bring every pod's claims up to date; True says that a write was not confirmed and another try is due."""
+        is_due = False
+        for key, stored in sorted(self._world.of_kind("pod").items()):
+            version = (stored.revision, self._world.shared_epoch)
+            is_due = await self._boundary.run(key, version, partial(self._guarded, key, stored), name=name_of(stored.value)) or is_due
+        # As it is now, and at once with the claims: while the pods were worked on others may have come, with claims that another replica made.
+        uids = {metadata_of(stored.value).uid for stored in self._world.of_kind("pod").values()}
+        for key, stored in (*self._world.claims(), *self._world.classic_claims()):
+            version = (stored.revision, len(uids))
+            is_due = (
+                await self._boundary.run(key, version, partial(self._end_orphan, key, stored, uids), name=name_of(stored.value)) or is_due
+            )
+        self._told = {key: why for key, why in self._told.items() if key in self._world.objects}
+        self._boundary.keep(self._world.objects.keys())
+        return is_due
+
+    async def _guarded(self, key: ObjectKey, stored: Stored) -> bool:
+        """Bring one pod's claims up to date; what is wrong with the pod or its templates is told, once."""
+        try:
+            await self._reconcile(key, stored)
+        except ContractError as err:
+            self._tell(key, stored.value, str(err))
+        return False
+
+    async def _end_orphan(self, key: ObjectKey, stored: Stored, uids: Collection[str]) -> bool:
+        """End a claim whose pod is gone."""
+        owner = owner_pod_uid(stored.value)
+        if owner is not None and owner not in uids and not metadata_of(stored.value).deletion_timestamp:
+            await self._end(key, stored)
+        return False
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
+        pod = stored.value
+        if metadata_of(pod).deletion_timestamp or not metadata_of(pod).uid:
+            return
+        wanted = wanted_claims(pod)
+        for one in wanted:
+            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+            if claim_key in self._world.objects:
+                continue
+            template = self._world.objects.get(ObjectKey("resourceclaimtemplate", key.namespace, one.template))
+            if template is None:
+                raise ContractError(
+                    f"{name_of(pod)}: resourceClaims {one.entry}: there is no ResourceClaimTemplate {key.namespace}/{one.template}"
+                )
+            claim = claim_from_template(pod, one, template.value, now=rfc3339(self._runtime.clock.now()))
+            if await self._pen.write(claim_key, 0, claim) is not None:
+                get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=one.template)
+        named = await self._with_extended(key, with_claim_names(pod, wanted))
+        if named != pod:
+            await self._pen.write(key, stored.revision, named)
+        self._told.pop(key, None)
+
+    async def _with_extended(self, key: ObjectKey, pod: ApiObject) -> ApiObject:
+        """Make the special claim that serves the pod's extended resources, once."""
+        if extended_claim_name(pod) or is_bound(pod):
+            return pod
+        wanted = extended_claim(pod, self._world.class_names())
+        if wanted is None:
+            return pod
+        claim = claim_of_pod(pod, wanted, now=rfc3339(self._runtime.clock.now()))
+        claim_key = ObjectKey("resourceclaim", key.namespace, metadata_of(claim).name)
+        if claim_key not in self._world.objects and await self._pen.write(claim_key, 0, claim) is not None:
+            get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template="")
+        return with_extended_status(pod, claim_key.name, wanted)
+
+    async def _end(self, key: ObjectKey, stored: Stored) -> None:
+        marked = ask_deletion(stored.value, now=rfc3339(self._runtime.clock.now()))
+        get_logger().info("claim.ended", claim=name_of(stored.value), why="its pod is gone")
+        if marked is None:
+            # What another replica has attempted since is protected: it ends in its own turn, when its devices are let go.
+            await self._pen.erase(key, stored.revision)
+        else:
+            await self._pen.write(key, stored.revision, marked)
+
+    def _tell(self, key: ObjectKey, pod: ApiObject, why: str) -> None:
+        """Log what is wrong with a pod, once."""
+        if self._told.get(key) != why:
+            self._told[key] = why
+            get_logger().warning("pod.waiting", pod=name_of(pod), why=why)

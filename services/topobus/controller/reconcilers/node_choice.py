@@ -1,0 +1,320 @@
+"""Where a gated pod's claims are to be allocated: nodes in order, each looked at by the one engine, the first that fits, or the best of a few.
+
+Flows in: a pod with its plan, the copy of the cluster. Flows out: a fit, or what each node lacks and what would fit. Nothing is written.
+A node whose slices, ledger or inventory cannot be worked with is left out, told once, and tried again when something about it changes: other nodes serve the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from topobus.cel.seam import SelectorCompiler
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.admission import has_heavy_selector
+from topobus.controller.allocation.explanations import SHOWN_NODES
+from topobus.controller.allocation.suggestions import nearest
+from topobus.controller.allocation.values import (
+    Allocated,
+    AllocationInput,
+    DeviceId,
+    GaveUp,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, AllocationRunner
+from topobus.controller.scheduling.aligned_allocation import AlignedClaims
+from topobus.controller.scheduling.decisions import (
+    NodeFit,
+    NodeMiss,
+    PodPlan,
+    judge_node,
+    look_at_node,
+)
+from topobus.controller.scheduling.node_fit import (
+    NodeFacts,
+    Placing,
+    has_preferences,
+    preference_of,
+    read_placing,
+    why_not,
+)
+from topobus.controller.scheduling.node_resources import requests_of
+from topobus.controller.scheduling.pod_alignment import wished_request
+from topobus.controller.scheduling.score import rank, score_node
+from topobus.controller.state.allocation_input import objection_to_results
+from topobus.controller.state.cluster_state import ClusterState
+from topobus.controller.state.result_cache import RequestShape, ResultCache
+from topobus.controller.state.standalone_state import ObjectKey
+from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
+from topobus.domain.outcome import Reason
+from topobus.domain.request import PodRequest
+from topobus.kubernetes.api.objects import metadata_of
+from topobus.kubernetes.api.pod import RESOURCE_PREFIX
+from topobus.runtime.logging import get_logger
+
+__all__ = ["NoNodeFits", "NodeChooser"]
+
+# Where alternatives are asked for, nodes differ in how good they are: so many that fit are compared.
+_COMPARED = 16
+
+
+@dataclass(frozen=True)
+class NoNodeFits:
+    """What stands in the way, the nodes that were searched first, and what would fit."""
+
+    misses: tuple[NodeMiss, ...]
+    advice: tuple[Reason, ...] = ()
+
+
+class NodeChooser:
+    """Chooses nodes."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        world: ClusterState,
+        searcher: AllocationRunner,
+        compiler: SelectorCompiler,
+        metrics: ControllerMetrics,
+    ) -> None:
+        self._mode = settings.mode
+        self._compiler = compiler
+        self._metrics = metrics
+        self._failed: dict[str, str] = {}
+        self._world = world
+        self._searcher = searcher
+        self._judgements = ResultCache(world.supply, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
+
+    async def choose(
+        self,
+        pod: ApiObject,
+        plan: PodPlan,
+        *,
+        refused: Collection[str],
+        excluded: Mapping[DeviceId, str],
+        is_brief: bool = False,
+        is_cheap: bool = False,
+    ) -> NodeFit | NoNodeFits | None:
+        """Find a node on which all pending claims of a pod fit together and onto which kube-scheduler would let the pod.
+
+        Shapes:  refused — nodes on which it could not place the pod; excluded — devices that they must not get now, and why; is_brief — leave out what
+                 stands in the way; is_cheap — give up (None) where more than a short search is needed, counted in steps: the same pod is to be searched in
+                 full then, for a node before the one that fits may fit, too.
+        Errors:  raises ContractError for a pod that nobody can read.
+        Order:   nodes with room for what the pod requests, then the others; of these most preferred nodes first (preferred node affinity), then by name.
+        """
+        placing = read_placing(pod)
+        wishing = _wishing(pod, plan)
+        is_plain = wishing is None and self._is_plain(plan, excluded)
+        question = self._judgements.question([one.spec for one in plan.pending]) if is_plain else None
+        has_alternatives = any(request.first_available for one in plan.pending for request in one.spec.devices.requests)
+        asked = requests_of(pod.spec)
+        crowded: dict[str, bool] = {}
+        fits: list[NodeFit] = []
+        failures: list[tuple[str, Exception]] = []
+        has_searched = False
+        spent = 0
+        for name, is_open in chain(self._in_order(placing, question), _late(crowded)):
+            try:
+                at = self._world.nodes.get(name)
+                if at is None or self._at_first_sight(placing, plan, at, refused) is not None:
+                    continue
+                if name not in crowded and not self._world.room.fits(name, asked):
+                    # kube-scheduler would hardly place the pod here: only when there is nothing better.
+                    crowded[name] = False
+                    continue
+                outcome, steps = await self._look(name, plan, excluded, question, wishing, is_cheap=is_cheap)
+                spent += steps
+                if is_cheap and (isinstance(outcome, GaveUp) or spent > CHEAP_STEPS):
+                    return None
+                found = judge_node(plan, name, outcome)
+            except (PeerUnavailable, InvariantError):
+                raise
+            except Exception as err:  # noqa: BLE001 - boundary: one node of a choice; the others are looked at
+                failures.append((name, err))
+                continue
+            has_searched = True
+            if isinstance(found, NodeFit):
+                fits.append(found)
+                if not has_alternatives or len(fits) >= _COMPARED:
+                    break
+            elif found.is_everywhere:
+                return NoNodeFits((found,))
+            elif is_cheap and is_open and question is not None and isinstance(outcome, NoFit):
+                # Not after a long search: another pod's walk may have taken note meanwhile of what was freed there.
+                self._judgements.close(question, name)
+        if failures and not has_searched and isinstance(failures[0][1], ContractError):
+            # It is the same on every node, so it is the pod or one of its claims.
+            raise failures[0][1]
+        for name, failure in failures:
+            self._tell_failed(name, failure)
+        if fits:
+            best = rank([score_node(plan, one) for one in fits])[0]
+            return next(one for one in fits if one.node == best)
+        return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded, wishing, is_cheap=is_cheap)
+
+    async def still_fits(
+        self, plan: PodPlan, node: str, devices: Collection[DeviceId], later: Collection[str], *, is_cheap: bool = False
+    ) -> Allocated | GaveUp | None:
+        """Find out whether the very devices that were chosen may be had when all intents of before ours are counted, and those of after (`later`) are not.
+
+        Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None when they may not be had; GaveUp when a cheap search does not tell.
+        """
+        if node not in self._world.nodes:
+            return None
+        given = self._input(node, plan, {}, ignoring=later)
+        others = {one.id: "not chosen" for pool in given.pools or () for one in pool.candidates if one.id not in devices}
+        outcome = await self._searcher.search(self._input(node, plan, others, ignoring=later), is_brief=True, is_cheap=is_cheap)
+        return outcome if isinstance(outcome, Allocated) or (is_cheap and isinstance(outcome, GaveUp)) else None
+
+    def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
+        """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
+        return not excluded and all(
+            one.wishes is None
+            and not has_heavy_selector(one.spec, self._compiler)
+            and self._world.supply.is_new(ObjectKey("resourceclaim", plan.pod.namespace, one.name), owner_of(one.object))
+            for one in plan.pending
+        )
+
+    def _in_order(self, placing: Placing, question: RequestShape | None) -> Iterable[tuple[str, bool]]:
+        """List the nodes to try, with whether one that does not fit may be closed to the like of these claims."""
+        if has_preferences(placing):
+            nodes = sorted(self._world.nodes.values(), key=lambda at: (-preference_of(placing, at.node), at.node.name))
+            return ((at.node.name, False) for at in nodes)
+        if question is None:
+            return ((name, False) for name in self._world.node_names)
+        return ((name, True) for name in self._judgements.open_nodes(question))
+
+    def _at_first_sight(self, placing: Placing, plan: PodPlan, at: NodeFacts, refused: Collection[str]) -> NodeMiss | None:
+        """Rule a node out without a search."""
+        why = why_not(placing, at)
+        if why is None and at.node.name in refused:
+            message = f"node {at.node.name}: kube-scheduler could not place the pod there"
+            why = Reason(code="unschedulable", message=message, facts={"node": at.node.name})
+        return look_at_node(plan, at.node, refused=why)
+
+    async def _look(
+        self,
+        node: str,
+        plan: PodPlan,
+        excluded: Mapping[DeviceId, str],
+        question: RequestShape | None,
+        wishing: PodRequest | None,
+        *,
+        is_cheap: bool,
+    ) -> tuple[Outcome, int]:
+        """Search one node, unless it is known what the like of these claims gets there; gives the steps that it took now as well."""
+        if question is None:
+            outcome = await self._search(node, plan, excluded, wishing, is_brief=True, is_cheap=is_cheap)
+            return outcome, outcome.steps
+        ticket = self._judgements.ticket(question, node)
+        known = self._judgements.recall(ticket)
+        if known is not None:
+            return known, 0
+        outcome = await self._search(node, plan, excluded, None, is_brief=True, is_cheap=is_cheap)
+        if not (is_cheap and isinstance(outcome, GaveUp)):
+            self._judgements.remember(ticket, outcome)
+        return outcome, outcome.steps
+
+    async def _explain(
+        self,
+        placing: Placing,
+        plan: PodPlan,
+        refused: Collection[str],
+        excluded: Mapping[DeviceId, str],
+        wishing: PodRequest | None,
+        *,
+        is_cheap: bool,
+    ) -> NoNodeFits | None:
+        """Say what the nodes lack now, those first on which devices are what is missing, and what comes nearest; None when that takes more than short searches."""
+        unfit: list[NodeMiss] = []
+        searched: list[NodeMiss] = []
+        for name in self._world.node_names:
+            missed = self._at_first_sight(placing, plan, self._world.nodes[name], refused)
+            if missed is not None:
+                unfit.append(missed)
+            elif len(searched) < SHOWN_NODES:
+                outcome = await self._search_guarded(name, plan, excluded, wishing, is_cheap=is_cheap)
+                if is_cheap and isinstance(outcome, GaveUp):
+                    # That nothing fits was remembered of the like of these claims; to say why costs a search.
+                    return None
+                searched.append(NodeMiss(name, outcome))
+            else:
+                searched.append(NodeMiss(name, NoFit((), 0)))
+        found = nearest([one.node for one in searched], [one.outcome for one in searched])
+        if found is None:
+            return NoNodeFits((*searched, *unfit))
+        node, reason = found
+        if wishing is not None or any(one.wishes is not None for one in plan.pending):
+            return NoNodeFits((*searched, *unfit), (reason,))
+        return NoNodeFits((*searched, *unfit), (reason, *await self._searcher.advise(self._input(node, plan, excluded))))
+
+    def _tell_failed(self, node: str, err: Exception) -> Reason:
+        """Log and count a node that cannot be worked with, once as long as it stays the same; gives what a pod is told of it."""
+        text = str(err) if isinstance(err, TopobusError) else f"{type(err).__name__}: {err}"
+        if self._failed.get(node) != text:
+            self._failed[node] = text
+            self._metrics.set_aside.labels("nodes").inc()
+            get_logger().error("node.set-aside", node=node, error=text, exc_info=None if isinstance(err, TopobusError) else err)
+        return Reason(
+            code="node-failed", message=f"node {node}: what it says of itself cannot be worked with: {text}", facts={"node": node}
+        )
+
+    async def _search_guarded(
+        self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], wishing: PodRequest | None, *, is_cheap: bool
+    ) -> Outcome:
+        """Search one node to explain what it lacks; one that cannot be worked with says so."""
+        try:
+            return await self._search(node, plan, excluded, wishing, is_cheap=is_cheap)
+        except (PeerUnavailable, InvariantError):
+            raise
+        except Exception as err:  # noqa: BLE001 - boundary: one node of an explanation; it says of itself that it failed
+            return NoFit((self._tell_failed(node, err),), 0)
+
+    async def _search(
+        self,
+        node: str,
+        plan: PodPlan,
+        excluded: Mapping[DeviceId, str],
+        wishing: PodRequest | None,
+        *,
+        is_brief: bool = False,
+        is_cheap: bool = False,
+    ) -> Outcome:
+        """Search one node now; what would break a limit of the API is no fit."""
+        given = self._input(node, plan, excluded)
+        if wishing is None and all(one.wishes is None for one in plan.pending):
+            outcome = await self._searcher.search(given, is_brief=is_brief, is_cheap=is_cheap)
+        elif is_cheap:
+            return GaveUp(0)  # some hundred searches, place after place
+        else:
+            wished = [AlignedClaims(one.object, one.wishes) for one in plan.pending]
+            outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=wishing)
+        if isinstance(outcome, Allocated):
+            wanted = [(one.object, one.spec) for one in plan.pending]
+            return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
+        return outcome
+
+    def _input(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> AllocationInput:
+        wanted = [(one.object, one.spec) for one in plan.pending]
+        return self._world.input_for(node, wanted, mode=self._mode, excluded=excluded, ignoring=ignoring)
+
+
+def _wishing(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
+    """Read what the pod itself wishes of its alignment with its claims; None when it says nothing.
+
+    Errors: raises ContractError.
+    """
+    if not any(one.startswith(RESOURCE_PREFIX) for one in metadata_of(pod).annotations):
+        return None
+    return wished_request(pod, {one.entry: owner_of(one.object).key for one in plan.claims})
+
+
+def _late(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:
+    """List what was put off, when it is asked for."""
+    yield from tuple(crowded.items())

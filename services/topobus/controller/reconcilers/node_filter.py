@@ -1,0 +1,209 @@
+"""Looks at nodes for a pod: where its claims can be used or allocated, and what each node would give the pod itself.
+
+Flows in: a pod's plan, the world, what nodes answer to dry runs. Flows out: the nodes that fit, best first, and why the others do not. It writes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.allocation.pools import node_matches
+from topobus.controller.allocation.values import (
+    Allocated,
+    DeviceId,
+    GaveUp,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims.lifecycle import devices_of, owner_of
+from topobus.controller.config import ControllerSettings
+from topobus.controller.planner import Planner
+from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS
+from topobus.controller.reconcilers.allocator import (
+    LONGEST_S,
+    Allocator,
+    Member,
+    member,
+)
+from topobus.controller.scheduling.decisions import (
+    NodeFit,
+    NodeMiss,
+    PodPlan,
+    enough_nodes,
+    judge_node,
+    look_at_node,
+    node_selector,
+)
+from topobus.controller.scheduling.pod_alignment import wished_request
+from topobus.controller.scheduling.score import rank, score_node
+from topobus.controller.state.inventory_slices import class_of_driver
+from topobus.controller.state.refusal_backoff import RefusalBackoff
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import Owner, PodRequest
+from topobus.runtime.service import Runtime
+
+__all__ = ["NodeFilter", "is_held", "refusal_of"]
+
+# With which a node refuses a pod that it holds already.
+_HELD = "already-placed"
+
+
+class NodeFilter:
+    """Filter and Score over the nodes of the world."""
+
+    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, finder: Allocator, planner: Planner) -> None:
+        self._runtime = runtime
+        self._world = world
+        self._finder = finder
+        self._planner = planner
+        self.refused: RefusalBackoff[str] = RefusalBackoff(settings.retry_s)
+        """Nodes that said no to a pod a moment ago, by the pod's place."""
+
+    async def look(
+        self, key: ObjectKey, plan: PodPlan, pod: ApiObject, wanted: PodRequest | None, placed: str | None, *, is_cheap: bool = False
+    ) -> tuple[dict[str, tuple[NodeFit, Placement | None]], list[NodeMiss], bool] | None:
+        """Look at the nodes: those that fit, best first, with what each would give the pod itself, and why the others do not.
+
+        Shapes: is_cheap — None is given, and nobody asked, when the pod's claims need more than a short search.
+        """
+        members = self.members(plan)
+        wishing = wished_request(pod, {one.entry: owner_of(one.object).key for one in plan.claims})
+        refused = self.refused.refused(key)
+        fits: list[NodeFit] = []
+        misses: list[NodeMiss] = []
+        searched: set[str] = set()
+        nodes = self._candidates(pod, misses) if placed is None else [placed]
+        end = self._runtime.clock.monotonic() + LONGEST_S
+        spent = self._finder.spent
+        for node in nodes:
+            why = Reason(code="refused-by-node", message=f"node {node}: {refused[node]}", facts={"node": node}) if node in refused else None
+            missed = look_at_node(plan, self._world.describe(node), refused=why)
+            if missed is None:
+                outcome: Outcome = Allocated((), 0) if not members else GaveUp(0)
+                if members and self._runtime.clock.monotonic() < end:
+                    outcome = await self._finder.look(node, members, pod=wishing, is_cheap=is_cheap)
+                if is_cheap and (isinstance(outcome, GaveUp) or self._finder.spent - spent > CHEAP_STEPS):
+                    return None
+                judged = judge_node(plan, node, outcome)
+                if isinstance(judged, NodeFit):
+                    fits.append(judged)
+                    if len(fits) >= enough_nodes(len(nodes)):
+                        break
+                    continue
+                missed = judged
+                searched.add(node)
+            misses.append(missed)
+            if missed.is_everywhere:
+                misses = [missed]
+                break
+        if not fits:
+            misses = await self._as_it_is_now(misses, searched, members, wishing)
+        placements: dict[str, Placement] = {}
+        by_name = {one.node: one for one in fits}
+        is_due = False
+        if wanted is not None and fits:
+            placements, is_due = await self._ask(fits, wanted, misses)
+            if plan.claims and not plan.pending:
+                # Said yes before the claims took their devices: without a memory of that they would be taken back and allocated there for ever.
+                for one in misses:
+                    if one.node in by_name and isinstance(one.outcome, NoFit) and one.node not in placements and not is_due:
+                        self.refused.remember(key, [one.node], summarize(one.outcome.reasons), now_s=self._runtime.clock.monotonic())
+            fits = [one for one in fits if one.node in placements]
+        scores = [score_node(plan, one, placement=placements.get(one.node), numa_of=self._numa_of) for one in fits]
+        return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
+
+    async def _as_it_is_now(
+        self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member], wishing: PodRequest | None
+    ) -> list[NodeMiss]:
+        """Search again where people will read what was found: it may have been remembered."""
+        again = [one for one in misses if one.node in searched]
+        outcomes = [one.outcome for one in again]
+        await self._finder.refresh([one.node for one in again], outcomes, members, pod=wishing)
+        newest = {one.node: NodeMiss(one.node, outcome) for one, outcome in zip(again, outcomes, strict=True)}
+        return [newest.get(one.node, one) for one in misses]
+
+    async def _ask(self, fits: Sequence[NodeFit], wanted: PodRequest, misses: list[NodeMiss]) -> tuple[dict[str, Placement], bool]:
+        """Ask the nodes what they would give the pod itself; those that refuse, or keep silent, become misses."""
+        async with asyncio.TaskGroup() as group:
+            asked = {
+                one.node: group.create_task(
+                    self._planner.ask_node(
+                        one.node, f"schedule-{wanted.owner.uid}-try-{one.node}", wanted, is_dry_run=True, besides=_devices_of(one)
+                    )
+                )
+                for one in fits
+            }
+        self._planner.tell_silence()
+        placements: dict[str, Placement] = {}
+        is_due = False
+        for node, task in asked.items():
+            reply = task.result()
+            if reply is None:
+                is_due = True
+                reason = Reason(
+                    code="node-silent", message=f"node {node} did not answer in time: unknown, not refused", facts={"node": node}
+                )
+                misses.append(NodeMiss(node, NoFit((reason,), 0)))
+            elif isinstance(reply.result, Refusal) and is_held(reply.result):
+                placements[node] = Placement(containers=())  # by another replica, a moment ago
+            elif isinstance(reply.result, Refusal):
+                misses.append(refusal_of(node, reply.result))
+            else:
+                placements[node] = reply.result
+        return placements, is_due
+
+    def members(self, plan: PodPlan) -> list[Member]:
+        """List the pod's claims that are to be allocated, as the search wants them."""
+        keys = [ObjectKey("resourceclaim", plan.pod.namespace, one.name) for one in plan.pending]
+        return [member(key, self._world.objects[key], self._world.classes) for key in keys]
+
+    def _candidates(self, pod: ApiObject, misses: list[NodeMiss]) -> list[str]:
+        """List the nodes that the pod may go to by its own word; the others become misses."""
+        selector = node_selector(pod)
+        found: list[str] = []
+        for name in self._world.nodes():
+            if selector is None or node_matches(self._world.describe(name), None, selector, is_everywhere=False):
+                found.append(name)
+            else:
+                reason = Reason(code="node-selector", message=f"node {name}: the pod asks for another node", facts={"node": name})
+                misses.append(NodeMiss(name, NoFit((reason,), 0)))
+        return found
+
+    def node_of(self, owner: Owner) -> str | None:
+        """Name the node in whose ledger the pod stands already: a crash came before its binding."""
+        return next((node for node, ledger in sorted(self._world.ledgers.items()) if owner.key in ledger.allocations), None)
+
+    def _numa_of(self, one: DeviceId) -> NodeSet | None:
+        device_class = class_of_driver(one.driver)
+        inventory = self._world.inventories.get((one.pool, device_class)) if device_class is not None else None
+        return (
+            next((device.numa_nodes for device in inventory.devices if device.name == one.device), None) if inventory is not None else None
+        )
+
+
+def _devices_of(fit: NodeFit) -> dict[str, tuple[str, ...]]:
+    """List the devices that the pod's claims would take on a node, by class."""
+    found: dict[str, list[str]] = {}
+    for result in fit.results:
+        for device in devices_of(result, fit.node):
+            device_class = class_of_driver(device.driver)
+            if device_class is not None:
+                found.setdefault(device_class, []).append(device.device)
+    return {device_class: tuple(sorted(names)) for device_class, names in sorted(found.items())}
+
+
+def is_held(refusal: Refusal) -> bool:
+    """Say whether a node refuses a pod because it holds it already."""
+    return any(one.code == _HELD for one in refusal.reasons)
+
+
+def refusal_of(node: str, refusal: Refusal) -> NodeMiss:
+    """Turn a node's refusal into Filter's answer, with the node's name."""
+    first = refusal.reasons[0]
+    named = Reason(code=first.code, message=f"node {node}: {first.message}", facts=first.facts)
+    return NodeMiss(node, NoFit((named, *refusal.reasons[1:]), 0))

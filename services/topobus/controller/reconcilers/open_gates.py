@@ -1,0 +1,509 @@
+"""The keeper of gated pods: brings each pod one write further until its claims are allocated and reserved and its gate is open, or it is told why not.
+
+The order of writes is: intents and finalizers into all claims, the node's ledger, allocation and reservation into each status, the gate off the pod. Any of them may be
+the last that a replica does: whoever finds the pod reads from its claims how far it came.
+
+A pod that needs more than a short search is put behind all others (`CostlyWork`). Such searches are made one at a time, beside the rest: they hold neither the order of
+planning nor a slot, so a pod with a cheap claim never waits for one. What others took meanwhile is found out when the intent is made true, as with another replica.
+
+A pod whose gate is open already is brought further too as long as it has no node and a claim of ours was taken back: then the claim is allocated elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, replace
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims import gated_claims
+from topobus.controller.claims.gated_claims import GateAttempt
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocation_intents import Intents, Progress
+from topobus.controller.reconcilers.cluster_events import EventRecorder
+from topobus.controller.reconcilers.node_choice import NodeChooser, NoNodeFits
+from topobus.controller.scheduling.aligned_allocation import read_wishes
+from topobus.controller.scheduling.decisions import (
+    Blocked,
+    NodeFit,
+    PodPlan,
+    TakeBack,
+    explain_misses,
+    post_filter,
+    pre_filter,
+)
+from topobus.controller.state.cluster_objects import has_gate, is_over, version_of
+from topobus.controller.state.cluster_state import ClusterState, Key
+from topobus.controller.state.costly_work import CostlyWork
+from topobus.controller.store.api_server_writer import ApiServerWriter
+from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
+from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+
+__all__ = ["GatedPodReconciler"]
+
+# Writes that one pod may need in a row: intents, statuses and the gate of a pod with very many claims come back in the next round.
+_MOST_STEPS = 8
+_WAITING = "WaitingForClaims"
+# Answers of the API server that a person must do something about: a right is missing, or it finds what we write invalid.
+_REFUSALS = (400, 403, 422)
+_LONGEST_WAIT_S = 30.0
+# Times `cluster.retry_s` for which a pod may wait for its claims before it is told so, and between two explanations of why it does not fit.
+_PATIENCE = 5
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """At which state of the world a pod was last found to be without a way forward."""
+
+    pod: int
+    claims: tuple[tuple[str, int], ...]
+    supply: Hashable
+
+    @property
+    def own(self) -> Hashable:
+        """Tell versions of the pod itself and its claims apart."""
+        return self.pod, self.claims
+
+
+@dataclass(frozen=True)
+class _Due:
+    """When a pod is to be looked at again although nothing may have changed."""
+
+    at_s: float
+    sight: _Seen | None
+    """A change ends the wait; None: nothing does."""
+
+
+class GatedPodReconciler:
+    """Reconciles gated pods, several at a time."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        clock: Clock,
+        world: ClusterState,
+        writer: ApiServerWriter,
+        intents: Intents,
+        chooser: NodeChooser,
+        events: EventRecorder,
+        metrics: ControllerMetrics,
+        changed: Callable[[], None],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._world = world
+        self._writer = writer
+        self._intents = intents
+        self._chooser = chooser
+        self._events = events
+        self._metrics = metrics
+        self._changed = changed
+        self._seen: dict[str, _Seen] = {}
+        self._blocked: dict[str, float] = {}
+        self._failures: dict[Key, int] = {}
+        self._told: dict[str, float] = {}
+        self._busy: set[Key] = set()
+        self._due: dict[Key, _Due] = {}
+        self._costly: CostlyWork[Key] = CostlyWork(settings.cluster.retry_s)
+        self._is_searching = False
+        """Whether a costly search is under way."""
+        self._planning = asyncio.Lock()
+        self._slots = asyncio.Semaphore(settings.cluster.parallel_pods)
+        self._log = get_logger()
+
+    def start_all(self, group: asyncio.TaskGroup) -> float | None:
+        """Begin to work on every pod that may be brought further; gives after how many seconds a pod waits for time and not for a change."""
+        self._forgive()
+        self._intents.forget()
+        keys = self._ours()
+        self._metrics.waiting.set(len(keys))
+        self._due = {key: due for key, due in self._due.items() if key in self._world.pods}
+        self._failures = {key: count for key, count in self._failures.items() if key in self._world.pods}
+        waits = [self._settings.cluster.retry_s] if self._intents.refusals.is_waiting else []
+        now_s = self._clock.monotonic()
+        for key in sorted(keys, key=lambda pod: (-_priority(self._world.pods[pod]), _age(self._world.pods[pod]), pod)):
+            if key in self._busy:
+                continue
+            sight, due = self._sight(key), self._due.get(key)
+            if due is not None and due.sight in (None, sight) and due.at_s > now_s:
+                waits.append(due.at_s - now_s)
+            elif due is not None:
+                # Its time has come, whatever was found before.
+                self._costly.drop(key)
+                self._busy.add(key)
+                group.create_task(self._work(key))
+            elif self._seen.get(_uid(self._world.pods[key])) != sight and not self._costly.holds(key, sight.own):
+                self._busy.add(key)
+                group.create_task(self._work(key))
+        if self._start_costly(group, set(keys)):
+            waits.append(self._settings.cluster.retry_s)
+        living = {_uid(self._world.pods[key]) for key in keys}
+        self._seen = {uid: seen for uid, seen in self._seen.items() if uid in living}
+        self._blocked = {uid: since for uid, since in self._blocked.items() if uid in living}
+        self._told = {uid: at for uid, at in self._told.items() if uid in living}
+        return min(waits, default=None)
+
+    def _start_costly(self, group: asyncio.TaskGroup, keys: Collection[Key]) -> bool:
+        """Begin with the costly pod whose turn it is, unless one is at work; True says that another will be due by time alone."""
+        self._costly.keep(lambda key: key in keys)
+        known: list[Hashable] = []
+        now_s = self._clock.monotonic()
+
+        def read_now(_: Key) -> Hashable:
+            # The same for all, and only when somebody asks: it costs a look at each node.
+            if not known:
+                known.append(self._freedoms())
+            return known[0]
+
+        if not self._is_searching:
+            ready = (key for key in self._costly.due(read_now, now_s=now_s) if key not in self._busy and key not in self._due)
+            turn = next(ready, None)
+            if turn is not None:
+                self._is_searching = True
+                self._busy.add(turn)
+                group.create_task(self._work_costly(turn))
+        return self._costly.is_pausing(read_now, now_s=now_s)
+
+    def _freedoms(self) -> Hashable:
+        """Name what a search reads and may be freed: while it is the same, the search finds the same."""
+        supply = self._world.supply
+        return len(self._world.classes), tuple([(node, supply.freedom_of(node)) for node in self._world.node_names])
+
+    def _wait(self, key: Key) -> None:
+        """Look at a pod again after a while, or when something about it changes."""
+        if key in self._world.pods:
+            wait_s = min(self._settings.cluster.retry_s * 2 ** min(self._failures.get(key, 0), 16), _LONGEST_WAIT_S)
+            self._due[key] = _Due(self._clock.monotonic() + wait_s, self._sight(key))
+
+    def _is_ours(self, key: Key, pod: ApiObject) -> bool:
+        """Say whether a pod is to be brought further: it waits behind our gate, or a claim that we allocated for it has lost its allocation.
+
+        The latter on its node, too: a binding that overtook us must not leave a pod that can never start.
+        """
+        if is_over(pod) or metadata_of(pod).deletion_timestamp:
+            return False
+        return has_gate(pod) or any(self._is_lost(claim, _uid(pod)) for claim in self._world.claims_of(key))
+
+    def _is_lost(self, key: Key, uid: str) -> bool:
+        claim, note = self._world.claims.get(key), self._world.book.note(key)
+        return claim is not None and note is not None and note.pod == uid and not claim.status.get("allocation")
+
+    def _ours(self) -> list[Key]:
+        return [key for key in self._world.book.waiting() if key in self._world.pods and self._is_ours(key, self._world.pods[key])]
+
+    def _sight(self, key: Key) -> _Seen:
+        pod = self._world.pods[key]
+        claims = [self._world.claims.get(one) for one in self._world.claims_of(key)]
+        versions = tuple((_uid(one), version_of(one)) for one in claims if one is not None)
+        return _Seen(version_of(pod), versions, (self._world.supply.count, len(self._world.classes)))
+
+    async def _work(self, key: Key) -> None:
+        """Bring one pod as far as it goes now with short searches."""
+        try:
+            # All of it in one slot, what it is told included: a thousand pods in trouble at once must not take the connections from those that are in none.
+            async with self._slots:
+                await self._go(key, is_cheap=True)
+        finally:
+            self._busy.discard(key)
+            # Whatever was done or learned, and when this pod is due: it is looked at anew.
+            self._changed()
+
+    async def _work_costly(self, key: Key) -> None:
+        """Bring one pod as far as it goes now, whatever it costs; only one at a time does so, and it takes no slot from the others."""
+        turn = self._costly.turn_of(key)
+        try:
+            await self._go(key, is_cheap=False)
+        finally:
+            if self._costly.turn_of(key) == turn:
+                self._costly.drop(key)  # it has what it wanted, or waits for something else
+            self._is_searching = False
+            self._busy.discard(key)
+            self._changed()
+
+    async def _go(self, key: Key, *, is_cheap: bool) -> None:
+        """Take steps for a pod; after a peer's failure the same is tried again after a while."""
+        self._due.pop(key, None)
+        try:
+            await self._walk_guarded(key, is_cheap=is_cheap)
+            self._failures.pop(key, None)
+        except (PeerUnavailable, HardwareError) as err:
+            self._log.warning("pod.peer-silent", pod=f"{key[0]}/{key[1]}", error=str(err))
+            self._failures[key] = self._failures.get(key, 0) + 1
+            self._wait(key)
+            pod = self._world.pods.get(key)
+            if pod is not None and err.facts.get("code") in _REFUSALS:
+                await self._events.warn(pod, "WriteRefused", str(err))
+
+    async def _walk_guarded(self, key: Key, *, is_cheap: bool) -> None:
+        """Take steps; what is wrong with this pod or its claims concerns no other.
+
+        Errors: raises PeerUnavailable and HardwareError of a peer, after which the same is tried again.
+        """
+        try:
+            await self._walk(key, is_cheap=is_cheap)
+        except (PeerUnavailable, HardwareError, InvariantError):
+            raise
+        except Exception as err:  # noqa: BLE001 - boundary: one pod; its neighbours' gates are opened whatever is wrong with it
+            # Telling is a write, too, and may fail as any other.
+            await self._tell_malformed(key, err)
+
+    async def _walk(self, key: Key, *, is_cheap: bool) -> None:
+        """Take steps until there is nothing to do now."""
+        for _ in range(_MOST_STEPS):
+            pod = self._world.pods.get(key)
+            if pod is None or not self._is_ours(key, pod) or not await self._step(key, pod, is_cheap=is_cheap):
+                return
+        self._wait(key)
+
+    async def _tell_malformed(self, key: Key, err: Exception) -> None:
+        """Set a pod aside until something about it changes, and tell it why; one that cannot even be told is only logged."""
+        name = f"{key[0]}/{key[1]}"
+        if isinstance(err, ContractError):
+            message = str(err)
+            self._log.warning("pod.set-aside", pod=name, error=message)
+        else:
+            message = f"the controller cannot work with pod {name} and its claims ({type(err).__name__}: {err}); it is set aside until one of them changes"
+            self._log.error("pod.set-aside", pod=name, error=message, exc_info=err)
+        self._metrics.malformed.inc()
+        self._metrics.set_aside.labels("gated-pods").inc()
+        pod = self._world.pods.get(key)
+        if pod is None:
+            return
+        self._seen[_uid(pod)] = self._sight(key)
+        try:
+            await self._tell(key, pod, "Malformed", (Reason(code="malformed", message=message),))
+        except ContractError as untold:
+            # What the server keeps of it cannot be read: the next version of it is looked at again.
+            self._log.warning("pod.untold", pod=name, error=str(untold))
+
+    async def _step(self, key: Key, pod: ApiObject, *, is_cheap: bool) -> bool:
+        """Do one step; False when there is nothing to do now."""
+        sight = self._sight(key)
+        plan = pre_filter(pod, lambda name: self._bare((key[0], name)))
+        if isinstance(plan, Blocked):
+            self._seen[_uid(pod)] = sight
+            since_s = self._blocked.setdefault(_uid(pod), self._clock.monotonic())
+            if self._clock.monotonic() - since_s < _PATIENCE * self._settings.cluster.retry_s:
+                # Claims and pods come by different watches, and claims made from templates come later: that is no trouble yet.
+                del self._seen[_uid(pod)]
+                self._wait(key)
+            else:
+                await self._tell(key, pod, _WAITING, plan.reasons)
+            return False
+        self._blocked.pop(_uid(pod), None)
+        plan = self._with_wishes(plan)
+        if plan.is_reserved:
+            return await self._open(key, pod)
+        if not plan.pending:
+            return await self._reserve(key, pod, plan)
+        intents = self._intents.find(plan)
+        for one, note in intents:
+            if note.pod != plan.pod.uid:
+                if self._is_alive(key, note):
+                    self._seen[plan.pod.uid] = sight  # the other pod that shares the claim brings it further
+                    return False
+                await self._intents.withdraw(plan, (one,), is_final=True)
+                return True
+        if not intents:
+            return await self._begin(key, pod, plan, sight, is_cheap=is_cheap)
+        if len(intents) < len(plan.pending) or len({note.node for _, note in intents}) > 1:
+            # A crash came between two intents of one pod: they are made anew, together.
+            await self._intents.withdraw(plan, tuple(one for one, _ in intents))
+            return True
+        done = await self._intents.commit(plan, intents, is_cheap=is_cheap)
+        if isinstance(done, Refusal):
+            await self._tell(key, pod, "RefusedByNode", done.reasons)
+        elif done is Progress.LATER:
+            self._wait(key)
+        elif done is Progress.COSTLY:
+            self._put_behind(key)
+        return done not in (Progress.LATER, Progress.COSTLY)
+
+    def _put_behind(self, key: Key) -> None:
+        """Leave a pod that needs more than a short search until it is its turn."""
+        if key in self._world.pods:
+            sight = self._sight(key)
+            self._seen[_uid(self._world.pods[key])] = sight
+            self._costly.put(key, sight.own)
+
+    async def _begin(self, key: Key, pod: ApiObject, plan: PodPlan, sight: _Seen, *, is_cheap: bool) -> bool:
+        """Choose a node and devices, and write the intents."""
+        if not await self._intents.clear(plan):
+            self._wait(key)
+            return False
+        refused = self._refused_nodes(key, pod, plan)
+        freedoms = self._freedoms() if not is_cheap else None
+        again_s = self._told.get(plan.pod.uid, -math.inf) + _PATIENCE * self._settings.cluster.retry_s - self._clock.monotonic()
+        # A costly pod has its own pauses, so it is told each time.
+        is_brief = is_cheap and again_s > 0 and not plan.allocated and not refused
+        if is_cheap:
+            async with self._planning:
+                chosen = await self._choose(pod, plan, refused, is_brief=is_brief, is_cheap=True)
+                if isinstance(chosen, NodeFit):
+                    await self._intents.write(plan, chosen, refused)
+        else:
+            # Others plan meanwhile.
+            chosen = await self._choose(pod, plan, refused, is_brief=False, is_cheap=False)
+            async with self._planning:
+                if key not in self._world.pods or self._sight(key).own != sight.own:
+                    # What was searched for is another by now; who changes a pod all the time has its turn behind the others each time.
+                    self._put_behind(key)
+                    return False
+                if isinstance(chosen, NodeFit):
+                    await self._intents.write(plan, chosen, refused)
+        if isinstance(chosen, NodeFit):
+            return True
+        if chosen is None:
+            # What a note says of the past must keep nobody from the devices while the pod waits for its turn.
+            await self._intents.withdraw(plan, plan.pending, refused=refused)
+            self._put_behind(key)
+            return False
+        # Nothing is intended any more: what a note says of the past must keep nobody from the devices.
+        await self._intents.withdraw(plan, plan.pending)
+        if is_brief:
+            # Explaining costs many searches: a pod that was told a moment ago is told again after a while, not at each change of the cluster.
+            self._seen[plan.pod.uid] = sight
+            self._due[key] = _Due(self._clock.monotonic() + again_s, sight)
+            return False
+        if await self._make_room(key, pod, plan, chosen):
+            return True
+        self._told[plan.pod.uid] = self._clock.monotonic()
+        if not is_cheap and key in self._world.pods:
+            # The claims as they are without their notes: it was just us who wrote them.
+            sight = replace(sight, claims=self._sight(key).claims)
+        self._seen[plan.pod.uid] = sight
+        if refused:
+            # Every other node was tried: those that the scheduler refused are worth another look later.
+            self._due[key] = _Due(self._clock.monotonic() + self._settings.cluster.unschedulable_s, None)
+        reason, reasons = explain_misses(chosen.misses)
+        self._metrics.decisions.labels("refused").inc()
+        await self._tell(key, pod, reason, (*reasons, *chosen.advice))
+        if not is_cheap:
+            # The pod as it is now that it has been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
+            self._costly.tried(key, self._seen.get(plan.pod.uid, sight).own, freedoms, now_s=self._clock.monotonic())
+        return False
+
+    async def _choose(
+        self, pod: ApiObject, plan: PodPlan, refused: tuple[str, ...], *, is_brief: bool, is_cheap: bool
+    ) -> NodeFit | NoNodeFits | None:
+        excluded = self._intents.refusals.refused(plan.pod.uid)
+        return await self._chooser.choose(pod, plan, refused=refused, excluded=excluded, is_brief=is_brief, is_cheap=is_cheap)
+
+    async def _make_room(self, key: Key, pod: ApiObject, plan: PodPlan, chosen: NoNodeFits) -> bool:
+        """Take back an allocation of ours that keeps the pod's other claims from fitting: behind its gate no scheduler counts on it."""
+        found = post_filter(plan, chosen.misses)
+        claim = self._world.claims.get((key[0], found.claim.name)) if isinstance(found, TakeBack) else None
+        if (
+            claim is None
+            or not has_gate(pod)
+            or self._world.book.note((key[0], metadata_of(claim).name)) is None
+            or not claim.status.get("allocation")
+        ):
+            return False
+        self._log.info("claim.taken-back", claim=name_of(claim), pod=str(plan.pod), why=found.why if isinstance(found, TakeBack) else "")
+        self._metrics.decisions.labels("taken-back").inc()
+        await self._writer.claim((key[0], metadata_of(claim).name), gated_claims.deallocation_patch(claim), part="status")
+        return True
+
+    async def _reserve(self, key: Key, pod: ApiObject, plan: PodPlan) -> bool:
+        """Reserve claims that somebody allocated before: shared ones."""
+        for one in plan.allocated:
+            claim = self._world.claims.get((key[0], one.name))
+            if claim is None or any(user.uid == plan.pod.uid for user in one.consumers):
+                continue
+            patch = gated_claims.reservation_patch(claim, plan.pod)
+            if isinstance(patch, Reason):
+                self._seen[_uid(pod)] = self._sight(key)
+                await self._tell(key, pod, _WAITING, (patch,))
+                return False
+            if await self._writer.claim((key[0], one.name), patch, part="status") is None:
+                return True
+        return True
+
+    async def _open(self, key: Key, pod: ApiObject) -> bool:
+        """Open the gate: all that the pod waited for is there."""
+        if not has_gate(pod):
+            return False
+        told = gated_claims.condition_patch(
+            pod, is_true=True, reason="Allocated", message="its claims are allocated and reserved", now=self._now()
+        )
+        if told is not None and gated_claims.has_condition(pod):
+            await self._writer.pod(key, told, part="status")
+            return True
+        if await self._writer.pod(key, gated_claims.gate_patch(pod)) is not None:
+            self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
+        return True
+
+    async def _tell(self, key: Key, pod: ApiObject, reason: str, reasons: tuple[Reason, ...]) -> None:
+        """Tell why a pod waits: a condition of the pod, and events of the pod and its claims; each once."""
+        message = "; ".join(one.message for one in reasons)
+        self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
+        patch = gated_claims.condition_patch(pod, is_true=False, reason=reason, message=message, now=self._now())
+        told = await self._writer.pod(key, patch, part="status") if patch is not None else None
+        if told is not None and _uid(pod) in self._seen:
+            # Only our own write is no news; what came meanwhile is.
+            self._seen[_uid(pod)] = replace(self._seen[_uid(pod)], pod=version_of(told))
+        await self._events.warn(pod, reason, message)
+        for one in self._world.claims_of(key):
+            claim = self._world.claims.get(one)
+            if claim is not None and not claim.status.get("allocation"):
+                await self._events.warn(claim, reason, message)
+
+    def _bare(self, key: Key) -> ApiObject | None:
+        """Show a claim without our note and without the wish for another mode, which the cluster does not know."""
+        claim = self._world.claims.get(key)
+        return gated_claims.without_note(claim) if claim is not None else None
+
+    def _with_wishes(self, plan: PodPlan) -> PodPlan:
+        """Let classes wish for claims that say nothing of their alignment themselves.
+
+        Errors: raises ContractError for a class that nobody can read, and for classes that disagree.
+        """
+        classes = self._world.classes
+        wished = tuple(replace(one, wishes=read_wishes(one.spec, name_of(one.object), classes)) for one in plan.claims)
+        return replace(plan, claims=wished)
+
+    def _is_alive(self, key: Key, note: GateAttempt) -> bool:
+        """Say whether the pod of an intent is still there to make it true."""
+        other = self._world.book.pod_of(note.pod)
+        return other is not None and other[0] == key[0] and other in self._world.pods and self._is_ours(other, self._world.pods[other])
+
+    def _refused_nodes(self, key: Key, pod: ApiObject, plan: PodPlan) -> tuple[str, ...]:
+        """List the nodes on which kube-scheduler could not place the pod; while the gate is closed it has not tried, and where the pod is bound it could."""
+        if has_gate(pod) or pod.spec.get("nodeName"):
+            return ()
+        found: dict[str, None] = {}
+        for one in plan.pending:
+            note = self._world.book.note((key[0], one.name))
+            if note is not None and note.pod == plan.pod.uid:
+                found |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
+        return tuple(found)
+
+    def _forgive(self) -> None:
+        living = {_uid(self._world.pods[key]) for key in self._ours()}
+        for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda one: one not in living):
+            self._seen.pop(str(uid), None)
+            pod = self._world.book.pod_of(str(uid))
+            if pod is not None:
+                self._costly.drop(pod)
+
+    def _now(self) -> str:
+        return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _uid(one: ApiObject) -> str:
+    return metadata_of(one).uid
+
+
+def _age(pod: ApiObject) -> str:
+    return metadata_of(pod).creation_timestamp
+
+
+def _priority(pod: ApiObject) -> int:
+    found = pod.spec.get("priority")
+    return found if isinstance(found, int) else 0

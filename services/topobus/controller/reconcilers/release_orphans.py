@@ -1,0 +1,215 @@
+"""What ledgers hold for claims and pods that were deleted past their finalizers: quarantined until their node has let go.
+
+Flows in: ledgers, stored objects, deletions. Flows out: RELEASE asks, and the devices that nobody may get meanwhile, with the reason. Evidence decides, never silence: an
+owner is an orphan when it was seen here and deleted, when the store's history has it, or when its name belongs to another object now. Owners that were never stored
+here (pods of `topobus place`, a cluster's claims) are somebody else's. The node has the last word: it refuses while a container may be using the devices.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import DecisionEvent, ReleaseRequest
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.inventory_slices import holders_from_ledger
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.outcome import Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.objects import metadata_of
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["OrphanedAllocations"]
+
+# Owners remembered beyond those that a ledger names: a ledger's copy may be behind, and after that the store's own history has the answer.
+_MOST_REMEMBERED = 4096
+
+_KINDS = {OwnerKind.CLAIM: "resourceclaim", OwnerKind.POD: "pod"}
+
+
+class OrphanedAllocations:
+    """Finds holdings without an object and has their nodes let go of them."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: StandaloneState,
+        finder: Allocator,
+        metrics: ControllerMetrics,
+        boundary: ObjectBoundary | None = None,
+        releases: LedgerReleases | None = None,
+    ) -> None:
+        self._releases = releases or LedgerReleases(runtime.bus, settings.ask_timeout_s)
+        self._boundary = boundary or ObjectBoundary("orphans")
+        self._settings = settings
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._world = world
+        self._finder = finder
+        self._metrics = metrics
+        self._looked: dict[str, Ledger] = {}
+        self._gone: set[str] = set()
+        self._foreign: set[str] = set()
+        self._found: dict[str, dict[str, Owner]] = {}
+        self._told: dict[str, str] = {}
+        self._log = get_logger()
+
+    def note(self, gone: Stored | None) -> None:
+        """Take in that an object was deleted: what it held is looked for anew."""
+        if gone is not None and gone.value.kind in ("ResourceClaim", "Pod"):
+            self._gone.add(metadata_of(gone.value).uid)
+            self._looked.clear()
+
+    def forget(self) -> None:
+        """Forget what was concluded from the store: it was lost, and absence says nothing now."""
+        self._looked.clear()
+        self._gone.clear()
+        self._foreign.clear()
+
+    async def reconcile_all(self) -> bool:
+        """Look through the ledgers that changed and have nodes let go; True says that another try is due after a while."""
+        is_due = False
+        for node, ledger in sorted(self._world.ledgers.items()):
+            if self._looked.get(node) is ledger:
+                continue
+            is_due = (
+                await self._boundary.run(
+                    node, (ledger.epoch, ledger.sequence), partial(self._look_through, node, ledger), name=f"ledger {node}"
+                )
+                or is_due
+            )
+        self._found = {node: found for node, found in self._found.items() if found and node in self._world.ledgers}
+        self._show()
+        for node, found in sorted(self._found.items()):
+            for owner in tuple(found.values()):
+                key = (node, owner.key)
+                is_due = (
+                    await self._boundary.run(key, self._world.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key)
+                    or is_due
+                )
+        held = {key for found in self._found.values() for key in found}
+        self._told = {key: why for key, why in self._told.items() if key in held}
+        self._metrics.quarantined.set(len(held))
+        self._boundary.keep({*self._world.ledgers, *((node, key) for node, found in self._found.items() for key in found)})
+        self._forget_what_nobody_names()
+        return is_due
+
+    async def _look_through(self, node: str, ledger: Ledger) -> bool:
+        """Find the orphans of one ledger."""
+        self._found[node] = await self._orphans_in(ledger)
+        self._looked[node] = ledger
+        return False
+
+    @property
+    def remembered(self) -> int:
+        """Count the owners of which something was concluded."""
+        return len(self._gone) + len(self._foreign)
+
+    def _forget_what_nobody_names(self) -> None:
+        """Keep what was concluded of owners that a ledger names: objects come and go for years."""
+        if self.remembered > _MOST_REMEMBERED:
+            named = [one.owner for ledger in self._world.ledgers.values() for one in ledger.allocations.values()]
+            self._gone &= {one.uid for one in named}
+            self._foreign &= {one.key for one in named}
+
+    def _show(self) -> None:
+        """Say of each device why nobody gets it."""
+        shown = {}
+        for node, found in self._found.items():
+            ledger = self._world.ledgers[node]
+            for device, owner in holders_from_ledger(ledger, self._world.cpu_devices(node)).items():
+                if owner.key in found:
+                    shown[device] = f"quarantined: {owner} was deleted by force, and node {node} has not let go of it"
+        self._finder.quarantined = shown
+
+    async def _orphans_in(self, ledger: Ledger) -> dict[str, Owner]:
+        """List the owners in a ledger that are known to be gone.
+
+        Errors: raises PeerUnavailable.
+        """
+        found: dict[str, Owner] = {}
+        for key, allocation in sorted(ledger.allocations.items()):
+            owner = allocation.owner
+            if owner.kind in _KINDS and key not in self._foreign and await self._is_gone(owner):
+                found[key] = owner
+        if not found:
+            return {}
+        # The object goes after its devices; a copy of the ledger that is behind shows both the other way round.
+        entry = await self._bus.get(catalogue.LEDGER, node=ledger.node)
+        return {key: owner for key, owner in found.items() if entry is not None and key in entry.value.allocations}
+
+    async def _is_gone(self, owner: Owner) -> bool:
+        place = ObjectKey(_KINDS[owner.kind], owner.namespace, owner.name)
+        known = self._world.objects.get(place)
+        if known is not None and metadata_of(known.value).uid == owner.uid:
+            return False
+        try:
+            entry = await self._bus.get(catalogue.OBJECT, **place._asdict())
+        except ContractError:
+            return False  # something stands there that nobody can read: no evidence
+        if entry is not None:
+            return metadata_of(entry.value).uid != owner.uid
+        if owner.uid in self._gone:
+            return True
+        past = await self._bus.history(catalogue.OBJECT, has_deleted=True, **place._asdict())
+        if any(metadata_of(one.value).uid == owner.uid for one in past):
+            self._gone.add(owner.uid)
+            return True
+        self._foreign.add(owner.key)
+        return False
+
+    async def _release(self, node: str, owner: Owner) -> bool:
+        """Ask the node to let go; True says that it kept silent."""
+        ledger = self._world.ledgers[node]
+        held = ledger.allocations.get(owner.key)
+        if held is None:
+            return False
+        if held.is_prepared:
+            await self._tell(node, owner, "prepared", "a container may be using its devices: they are let go when that is undone")
+            return False
+        request = ReleaseRequest(op_id=f"release-{owner.uid}-gone-{ledger.sequence}", owner=owner)
+        try:
+            reply = await self._releases.ask(node, request)
+        except (PeerUnavailable, HardwareError) as err:
+            await self._tell(node, owner, "node-silent", f"the node does not answer: {err}")
+            return True
+        if isinstance(reply, UnderWay):
+            return False
+        if reply.refusal is not None:
+            await self._tell(node, owner, "prepared", summarize(reply.refusal.reasons))
+            return False
+        self._found[node].pop(owner.key, None)
+        self._log.info("orphan.released", owner=owner.key, node=node)
+        return False
+
+    async def _tell(self, node: str, owner: Owner, code: str, why: str) -> None:
+        """Say in the log and in an event that devices are in quarantine, once for each reason."""
+        if self._told.get(owner.key) == code:
+            return
+        self._told[owner.key] = code
+        self._log.warning("orphan.quarantined", owner=owner.key, node=node, why=why)
+        op_id = f"quarantine-{owner.uid}-{code}"
+        message = f"node {node}: {owner} was deleted by force, its devices are quarantined: {why}"
+        event = DecisionEvent(
+            id=op_id,
+            verb="quarantine",
+            node=node,
+            op_id=op_id,
+            time=rfc3339(self._runtime.clock.now()),
+            owner=owner,
+            outcome=Refusal(reasons=(Reason(code=code, message=message, facts={"node": node, "owner": owner.key}),)),
+        )
+        try:
+            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
+        except PeerUnavailable as err:
+            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))

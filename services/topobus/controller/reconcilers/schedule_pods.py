@@ -1,0 +1,421 @@
+"""Schedules stored pods: a node for each, with its claims allocated and reserved and its own devices and CPUs held there.
+
+Flows in: the world, and what nodes answer. Flows out: attempts and reservations in claims, PLACE and RELEASE asks, the pod's node and condition. Decisions are
+`core.scheduling`'s. Order of writes: the pod's finalizer; an attempt in each pending claim, which `ClaimKeeper` commits; the reservation in each claim; the node's
+ledger for what the pod itself asks; the pod's node. Whoever finds a pod between two of these goes on with the next, for each of them can be read off the objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from functools import partial
+
+import msgspec
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import DecisionEvent
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.claims.reservations import (
+    PodRef,
+    is_bound,
+    with_finalizer,
+    with_node,
+    with_pod_condition,
+    with_reservation,
+    with_retreat,
+)
+from topobus.controller.classic.scheduler import ClassicScheduler
+from topobus.controller.config import ControllerSettings
+from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.planner import Planner
+from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
+from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.binding_conditions import BindingConditions
+from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.clean_up_pods import PodCleanup, own_request
+from topobus.controller.reconcilers.ledger_releases import LedgerReleases
+from topobus.controller.reconcilers.node_filter import NodeFilter, is_held, refusal_of
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.scheduling.decisions import (
+    Blocked,
+    NodeFit,
+    NodeMiss,
+    PodPlan,
+    TakeBack,
+    explain_misses,
+    post_filter,
+    pre_filter,
+    unreserve,
+)
+from topobus.controller.scheduling.pod_alignment import with_claims
+from topobus.controller.state.costly_work import CostlyWork
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import Owner, OwnerKind, PodRequest
+from topobus.kubernetes.api.classic import is_classic
+from topobus.kubernetes.api.classic_handles import as_structured
+from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION, metadata_of, name_of
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["PodScheduler"]
+
+# Steps of costly searches in one round, as for claims.
+_ROUND_STEPS = 20_000
+
+
+class PodScheduler:
+    """Schedules pods, one at a time, oldest first."""
+
+    def __init__(
+        self,
+        settings: ControllerSettings,
+        runtime: Runtime,
+        world: StandaloneState,
+        finder: Allocator,
+        consumers: ClaimUsers,
+        keeper: ClaimReconciler,
+        planner: Planner,
+        classic: ClassicScheduler,
+        metrics: ControllerMetrics,
+        binder: BindingConditions,
+        boundary: ObjectBoundary | None = None,
+        releases: LedgerReleases | None = None,
+    ) -> None:
+        self._boundary = boundary or ObjectBoundary("pods")
+        self._settings = settings
+        self._binder = binder
+        self._classic = classic
+        self._runtime = runtime
+        self._bus = runtime.bus
+        self._world = world
+        self._finder = finder
+        self._consumers = consumers
+        self._keeper = keeper
+        self._pen = ObjectWriter(runtime.bus, world)
+        self._leaver = PodCleanup(settings, runtime, world, self._pen, releases)
+        self._planner = planner
+        self._metrics = metrics
+        self._settled: dict[ObjectKey, Hashable] = {}
+        self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
+        self._passing: dict[ObjectKey, tuple[Hashable, float]] = {}
+        self._nodes = NodeFilter(settings, runtime, world, finder, planner)
+        self._log = get_logger()
+
+    async def reconcile_all(self) -> bool:
+        """Bring every pod as far as it goes now; True says that another try is due after a while."""
+        for key in self._nodes.refused.forgive(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
+            self._settled = {one: seen for one, seen in self._settled.items() if one != key}
+            if isinstance(key, ObjectKey):
+                self._costly.drop(key)
+        is_due = False
+        for key, stored in self._leaver.reserved_claims():
+            work = partial(self._leaver.drop_gone_users, key, stored)
+            is_due = await self._boundary.run(("users", key), stored.revision, work, name=name_of(stored.value)) or is_due
+        for key, _ in self._consumers.pods:
+            known = self._world.objects.get(key)
+            if known is not None:
+                report = partial(self._report, key, known)
+                is_due = (
+                    await self._boundary.run(
+                        key, self._version(key, known), partial(self._reconcile, key, known), name=name_of(known.value), report=report
+                    )
+                    or is_due
+                )
+        self._boundary.keep({*self._world.objects, *(("users", key) for key in self._world.of_kind("resourceclaim"))})
+        self._settled = {key: seen for key, seen in self._settled.items() if key in self._world.objects}
+        self._passing = {key: since for key, since in self._passing.items() if key in self._world.objects}
+        return is_due or self._nodes.refused.is_waiting
+
+    async def reconcile_costly(self) -> bool:
+        """Look for nodes for pods whose claims need more than a short search, as far as one round's budget goes; True says that more are due at once."""
+        spent = self._finder.spent
+        self._costly.keep(lambda key: key in self._world.objects)
+        for key in self._costly.due(self._read, now_s=self._runtime.clock.monotonic()):
+            if self._finder.spent - spent > _ROUND_STEPS:
+                return True
+            stored, turn = self._world.objects[key], self._costly.turn_of(key)
+            work = partial(self._reconcile, key, stored, is_cheap=False)
+            await self._boundary.run(
+                key, self._version(key, stored), work, name=name_of(stored.value), report=partial(self._report, key, stored)
+            )
+            if self._costly.turn_of(key) == turn:
+                self._costly.drop(key)  # it has its node, or waits for something else
+        return False
+
+    @property
+    def is_pausing(self) -> bool:
+        """Say whether a pod with costly claims is to be tried again after a while."""
+        return self._costly.is_pausing(self._read, now_s=self._runtime.clock.monotonic())
+
+    def _read(self, key: ObjectKey) -> Hashable:
+        """Name what a search for a pod's claims reads: while it is the same, the search finds the same."""
+        objects = self._world.objects
+        revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
+        return revisions, self._freedoms()
+
+    def _freedoms(self) -> Hashable:
+        """Name what may be freed, and what all claims refer to."""
+        world = self._world
+        return world.shared_epoch, world.class_epoch, tuple(world.freedom_of(node) for node in world.nodes())
+
+    def _version(self, key: ObjectKey, stored: Stored) -> Hashable:
+        """Name what a pod's next step depends on: itself, its claims, what they refer to, and what is free."""
+        objects = self._world.objects
+        revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
+        return stored.revision, revisions, self._world.shared_epoch, self._world.supply
+
+    async def _report(self, key: ObjectKey, stored: Stored, reason: Reason) -> None:
+        """Say in a pod's condition that it is set aside."""
+        await self._tell(key, stored, "Malformed", (reason,))
+
+    def _is_done(self, key: Hashable) -> bool:
+        found = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
+        return found is None or is_bound(found.value)
+
+    async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> bool:
+        pod = stored.value
+        if not metadata_of(pod).uid:
+            return False
+        if metadata_of(pod).deletion_timestamp:
+            return await self._leaver.finish(key, stored)
+        if is_bound(pod):
+            await self._leaver.leave_other_nodes(key, stored)
+            return False
+        try:
+            return await self._schedule(key, stored, is_cheap=is_cheap)
+        except ContractError as err:
+            await self._tell(key, stored, "Malformed", (Reason(code="malformed", message=err.message),))
+            return False
+
+    async def _schedule(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> bool:
+        pod = stored.value
+        gates = pod.spec.get("schedulingGates")
+        if isinstance(gates, list) and gates:
+            names = ", ".join(str(one.get("name")) if isinstance(one, dict) else str(one) for one in gates)
+            await self._tell(key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),))
+            return False
+        waiting = self._classic.waits(key)
+        if waiting:
+            await self._tell(key, stored, "Unschedulable", waiting)
+            return False
+        found = {name: self._world.objects[one] for name, one in self._claim_keys(key).items() if one in self._world.objects}
+        seen = (stored.revision, self._world.supply, tuple(sorted((name, one.revision) for name, one in found.items())))
+        if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
+            return False
+        # An immediate claim that is still free when its pod comes is best allocated where the pod fits.
+        plan = pre_filter(pod, lambda name: as_structured(found[name].value) if name in found else None, waits_for_immediate=False)
+        if isinstance(plan, Blocked) and self._is_passing(key, plan, seen):
+            return True
+        if isinstance(plan, Blocked):
+            self._settled[key] = seen
+            await self._tell(key, stored, "Unschedulable", plan.reasons)
+            return False
+        wanted = with_claims(own_request(pod), pod, {one.entry: owner_of(one.object).key for one in plan.allocated})
+        placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
+        if placed is not None and plan.is_reserved:
+            return await self._bind(key, stored, placed)
+        freedoms = self._freedoms()
+        looked = await self._nodes.look(key, plan, pod, wanted, placed, is_cheap=is_cheap)
+        if looked is None:
+            self._costly.put(key, stored.revision)
+            return False
+        fits, misses, is_due = looked
+        if not fits:
+            self._settled[key] = seen
+            is_due = await self._no_fit(key, stored, plan, misses) or is_due
+            if not is_cheap:
+                # Pod and claims as they are now that they have been told; what is free as it was before the search, so that nothing freed meanwhile is missed.
+                newest, objects = self._world.objects.get(key, stored), self._world.objects
+                revisions = tuple(objects[claim].revision if claim in objects else 0 for claim in self._claim_keys(key).values())
+                self._costly.tried(key, newest.revision, (revisions, freedoms), now_s=self._runtime.clock.monotonic())
+            return is_due
+        return await self._take(key, stored, plan, fits, misses, wanted) or is_due
+
+    def _is_passing(self, key: ObjectKey, blocked: Blocked, seen: Hashable) -> bool:
+        """Say whether a pod only waits for a node to let go of its claim, and has not waited long: people are not told of what is over in a moment."""
+        if any(reason.code != "claim-taken-back" for reason in blocked.reasons):
+            return False
+        now_s = self._runtime.clock.monotonic()
+        known = self._passing.get(key)
+        if known is None or known[0] != seen:
+            self._passing[key] = known = (seen, now_s)
+        return now_s - known[1] < self._settings.retry_s
+
+    async def look_without(self, key: ObjectKey, left_out: Collection[str]) -> tuple[tuple[str, ...], tuple[Reason, ...]]:
+        """Say on which nodes a pod could run if it were not for these of its `resourceClaims` entries, best first; and, when on none, why.
+
+        Errors: raises ContractError for a pod that nobody can read.
+        """
+        pod = self._world.objects[key].value
+        rest = [one for one in pod.spec.get("resourceClaims") or [] if one.get("name") not in left_out]
+        slim = msgspec.structs.replace(pod, spec={**pod.spec, "resourceClaims": rest})
+        found = {name: self._world.objects[one] for name, one in self._claim_keys(key).items() if one in self._world.objects}
+        plan = pre_filter(slim, lambda name: found[name].value if name in found else None, waits_for_immediate=False)
+        if isinstance(plan, Blocked):
+            return (), plan.reasons
+        wanted = own_request(slim)
+        placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
+        looked = await self._nodes.look(key, plan, slim, wanted, placed)
+        fits, misses = (looked[0], looked[1]) if looked is not None else ({}, [])
+        return tuple(fits), () if fits else explain_misses(misses)[1]
+
+    async def _take(
+        self,
+        key: ObjectKey,
+        stored: Stored,
+        plan: PodPlan,
+        fits: Mapping[str, tuple[NodeFit, Placement | None]],
+        misses: list[NodeMiss],
+        wanted: PodRequest | None,
+    ) -> bool:
+        """Go through with the best node: allocate, or, when all claims are allocated, reserve, place and bind."""
+        if plan.claims or wanted is not None:
+            protected = await self._protect(key, stored)
+            if protected is None:
+                return False
+            stored = protected
+        if plan.pending:
+            fit, _ = next(iter(fits.values()))
+            await self._keeper.attempt(fit.node, self._nodes.members(plan), fit.results)
+            return False
+        if not await self._reserve(key, stored, plan):
+            return False
+        for node in fits:
+            if wanted is None:
+                return await self._bind(key, stored, node)
+            answer = await self._place(stored, node, wanted)
+            if answer is None:
+                return True  # neither done nor undone: only that node can tell
+            if not isinstance(answer, Refusal):
+                return await self._bind(key, stored, node)
+            why = summarize(answer.reasons)
+            self._log.info("pod.refused", pod=name_of(stored.value), node=node, why=why)
+            self._nodes.refused.remember(key, [node], why, now_s=self._runtime.clock.monotonic())
+            misses.append(refusal_of(node, answer))
+        retreated = await self._retreat(key, stored)
+        if retreated is None:
+            return False
+        await self._unreserve(plan.pod, key)
+        return await self._no_fit(key, retreated, plan, misses)
+
+    async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
+        """Write the pod into each claim's reservedFor; False when one is full or somebody else wrote first."""
+        for one in plan.claims:
+            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+            known = self._world.objects.get(claim_key)
+            if known is not None and is_classic(known.value):
+                continue  # reserved already: the pod would wait for it otherwise
+            if known is None or known.value is not one.object:
+                return False
+            reserved = with_reservation(one.object, plan.pod)
+            if isinstance(reserved, Reason):
+                await self._unreserve(plan.pod, key)
+                await self._tell(key, stored, "Unschedulable", (reserved,))
+                return False
+            if reserved is not one.object and await self._pen.write(claim_key, known.revision, reserved) is None:
+                return False
+        return True
+
+    async def _unreserve(self, pod: PodRef, key: ObjectKey) -> None:
+        known = {name: self._world.objects[at].value for name, at in self._claim_keys(key).items() if at in self._world.objects}
+        found = {name: one for name, one in known.items() if not is_classic(one)}
+        for name, freed in unreserve(pod, found).items():
+            claim_key = ObjectKey("resourceclaim", key.namespace, name)
+            await self._pen.write(claim_key, self._world.objects[claim_key].revision, freed)
+
+    async def _place(self, stored: Stored, node: str, wanted: PodRequest) -> Placement | Refusal | None:
+        """Have the node's ledger take what the pod itself asks; None when the node does not answer."""
+        ledger = self._world.ledgers.get(node)
+        # A refusal grows the ledger's sequence, so a later try is another operation; after a crash the same one is repeated, or the ledger shows the pod.
+        op_id = f"schedule-{wanted.owner.uid}-{stored.revision}-{ledger.sequence if ledger is not None else 0}"
+        reply = await self._planner.ask_node(node, op_id, wanted, is_dry_run=False)
+        if reply is None:
+            return None
+        if isinstance(reply.result, Refusal) and is_held(reply.result):
+            entry = await self._bus.get(catalogue.LEDGER, node=node)
+            if entry is not None and wanted.owner.key in entry.value.allocations:
+                return Placement(containers=())
+        return reply.result
+
+    async def _no_fit(self, key: ObjectKey, stored: Stored, plan: PodPlan, misses: Sequence[NodeMiss]) -> bool:
+        """Take one allocation back where that may help; else say why the pod waits, to it and to its claims."""
+        answer = post_filter(plan, misses)
+        if isinstance(answer, TakeBack):
+            claim_key = ObjectKey("resourceclaim", key.namespace, answer.claim.name)
+            known = self._world.objects.get(claim_key)
+            if known is not None and is_classic(known.value):
+                if await self._retreat(key, stored) is not None:
+                    await self._classic.take_back(claim_key)
+            elif known is not None:
+                # The mark comes first: whoever sees the pod's next version has seen it, for both stand in one stream. The keeper of claims keeps others from binding it.
+                await self._keeper.deallocate(claim_key, known, answer.why)
+            return False
+        condition, reasons = explain_misses(misses)
+        await self._tell(key, stored, "Unschedulable", reasons)
+        members = self._nodes.members(plan)
+        nodes, outcomes = [one.node for one in misses], [one.outcome for one in misses]
+        for one in plan.pending:
+            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+            known = self._world.objects.get(claim_key)
+            if known is not None:
+                await self._keeper.tell(claim_key, known, condition, reasons, lambda: self._finder.advise(nodes, outcomes, members))
+        return False
+
+    async def _retreat(self, key: ObjectKey, stored: Stored) -> Stored | None:
+        """Make sure that nobody else binds the pod to what is about to be taken from it; None when somebody has, or changed it otherwise."""
+        return await self._pen.write(key, stored.revision, with_retreat(stored.value))
+
+    async def _bind(self, key: ObjectKey, stored: Stored, node: str) -> bool:
+        unready = self._binder.wait_for(tuple(self._claim_keys(key).values()))
+        if unready is not None:
+            await self._tell(key, stored, "WaitsForBinding", (unready,))
+            return True
+        if await self._pen.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
+            self._metrics.pods.labels("scheduled").inc()
+            self._log.info("pod.scheduled", pod=name_of(stored.value), node=node)
+        return False
+
+    async def _protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
+        protected = with_finalizer(stored.value, PLACEMENT_PROTECTION)
+        return stored if protected is stored.value else await self._pen.write(key, stored.revision, protected)
+
+    async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> None:
+        """Put the reasons into the pod's condition and into an event, once."""
+        message = "; ".join(one.message for one in reasons)
+        told = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
+        if told.status == stored.value.status:
+            return
+        written = await self._pen.write(key, stored.revision, told)
+        if written is None:
+            return
+        seen = self._settled.get(key)
+        if isinstance(seen, tuple):
+            self._settled[key] = (written.revision, *seen[1:])
+        self._metrics.pods.labels("waiting").inc()
+        self._log.info("pod.waiting", pod=name_of(stored.value), reason=reason, why=message)
+        metadata = metadata_of(stored.value)
+        op_id = f"schedule-{metadata.uid}-{written.revision}"
+        event = DecisionEvent(
+            id=op_id,
+            verb="schedule",
+            node=catalogue.CLUSTER,
+            op_id=op_id,
+            time=self._now(),
+            owner=Owner(kind=OwnerKind.POD, namespace=key.namespace, name=key.name, uid=metadata.uid),
+            outcome=Refusal(reasons=tuple(reasons)),
+        )
+        try:
+            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=catalogue.CLUSTER)
+        except PeerUnavailable as err:
+            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+
+    def _claim_keys(self, key: ObjectKey) -> dict[str, ObjectKey]:
+        return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}
+
+    def _now(self) -> str:
+        return rfc3339(self._runtime.clock.now())

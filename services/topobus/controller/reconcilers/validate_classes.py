@@ -1,0 +1,91 @@
+"""The keeper of device classes: says in each class whether its expressions compile, so that a mistake shows before a claim names the class.
+
+Flows in: the classes as the world knows them. Flows out: one condition in each one's status, written when it changes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from topobus.cel.seam import SelectorCompiler, SelectorError
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims import lifecycle
+from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.store.object_writer import ObjectWriter
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.kubernetes.api import limits
+from topobus.kubernetes.api.objects import name_of
+from topobus.kubernetes.api.resource import DeviceClassSpec
+from topobus.kubernetes.api.shape import read_as
+from topobus.runtime.clock import rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.runtime.service import Runtime
+
+__all__ = ["VALID", "ClassReconciler", "judge"]
+
+VALID = "Valid"
+"""The condition of a DeviceClass; Kubernetes has none, there the API server refuses such a class."""
+
+
+class ClassReconciler:
+    """Judges classes, each revision once."""
+
+    def __init__(
+        self, runtime: Runtime, world: StandaloneState, compiler: SelectorCompiler, boundary: ObjectBoundary | None = None
+    ) -> None:
+        self._runtime = runtime
+        self._world = world
+        self._pen = ObjectWriter(runtime.bus, world)
+        self._compiler = compiler
+        self._boundary = boundary or ObjectBoundary("classes")
+        self._judged: dict[ObjectKey, int] = {}
+
+    async def reconcile_all(self) -> bool:
+        """Judge every class that is new or was changed; True says that another try is due after a while."""
+        classes = dict(self._world.of_kind("deviceclass"))
+        self._judged = {key: revision for key, revision in self._judged.items() if key in classes}
+        is_due = False
+        for key, stored in classes.items():
+            if self._judged.get(key) == stored.revision:
+                continue
+            is_due = await self._boundary.run(key, stored.revision, partial(self._judge, key, stored), name=name_of(stored.value)) or is_due
+        self._boundary.keep(classes)
+        return is_due
+
+    async def _judge(self, key: ObjectKey, stored: Stored) -> bool:
+        """Judge one class and say so in its status."""
+        reason, message = judge(stored.value, self._compiler)
+        now = rfc3339(self._runtime.clock.now())
+        told = lifecycle.with_condition(stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID)
+        self._judged[key] = stored.revision
+        if told == stored.value:
+            return False
+        try:
+            written = await self._pen.write(key, stored.revision, told)
+        except PeerUnavailable:
+            del self._judged[key]
+            raise
+        if written is not None:
+            self._judged[key] = written.revision
+            get_logger().info("class.judged", device_class=key.name, reason=reason, why=message)
+        return False
+
+
+def judge(one: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
+    """Give a condition's reason and message: `Valid`, `Malformed` for a spec that nobody can read, `Invalid` for an expression that does not compile."""
+    try:
+        spec = read_as(one.spec, DeviceClassSpec, where=name_of(one))
+    except ContractError as err:
+        return "Malformed", err.message
+    problems = [str(problem) for problem in limits.check_class(spec)]
+    if problems:
+        return "Malformed", "; ".join(problems)
+    wrong = []
+    for number, selector in enumerate(spec.selectors):
+        compiled = compiler.compile(selector.cel.expression) if selector.cel is not None else None
+        found = compiled if isinstance(compiled, SelectorError) or compiled is None else compiled.objection
+        if found is not None:
+            where = f" (line {found.line}, column {found.column})" if found.line else ""
+            wrong.append(f"spec.selectors[{number}].cel.expression: {found.message}{where}")
+    return ("Invalid", "; ".join(wrong)) if wrong else (VALID, f"{len(spec.selectors)} selectors compile")

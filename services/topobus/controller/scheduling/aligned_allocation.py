@@ -1,0 +1,295 @@
+"""Claims that ask for policy or locality: search one place of the node after the other, and let the alignment engine judge what was found.
+
+Flows in: an AllocationInput, what each claim wishes, and the node as a plan sees it. Flows out: the ordinary outcome. What lies where is the engine's own
+(`topobus.domain.alignment.planning.locality_domains`), and each find is checked by its `plan`, so the node says the same as long as it knows the same. A claim is aligned as
+one container. Without wishes nothing here runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from topobus.cel.seam import SelectorCompiler
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.matched_values import with_matches
+from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.allocation.pools import Candidate, Pool, gather_pools
+from topobus.controller.allocation.search import DEFAULT_STEP_BUDGET, allocate
+from topobus.controller.allocation.values import (
+    AllocationInput,
+    DeviceId,
+    Fault,
+    GaveUp,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims.lifecycle import owner_of, placement_request
+from topobus.controller.scheduling.pod_alignment import groups_of, objection_of_pod
+from topobus.controller.state.inventory_slices import class_of_driver
+from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
+from topobus.domain.alignment.planning.locality_domains import Domain, tiers
+from topobus.domain.alignment.planning.node_availability import NodeAvailability
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name, without_owners
+from topobus.domain.alignment.planning.placement import place, plan
+from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy
+from topobus.domain.view import NodeView
+from topobus.kubernetes.api.alignment_request import PARAMETERS_KIND, AlignmentRequest, read_parameters
+from topobus.kubernetes.api.resource import (
+    AllocationResult,
+    ClaimSpec,
+    Configuration,
+    DeviceClassSpec,
+)
+
+__all__ = ["WISHES_DRIVER", "AlignedClaims", "allocate_near", "read_wishes"]
+
+WISHES_DRIVER = "topobus.dev"
+"""The driver in whose name a claim says what it wishes; parameters of kind AlignmentParameters for a driver of one class count as well."""
+
+# Places tried at most for all claims of a pod together: each may cost a whole search.
+_MOST = 512
+# A condition is for a person: so many places with their reasons, then a count.
+_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class AlignedClaims:
+    """A claim with what it wishes; None wishes nothing."""
+
+    claim: ApiObject
+    wishes: AlignmentRequest | None
+
+
+def read_wishes(spec: ClaimSpec, where: str, classes: Mapping[str, DeviceClassSpec] | None = None) -> AlignmentRequest | None:
+    """Read what a claim wishes out of its opaque configuration, else what the classes of its requests wish for it; None when nobody says anything.
+
+    Errors: raises ContractError that names the path, what is there and what is wanted; also where classes wish different things and the claim nothing.
+    """
+    own = _wishes_in(spec.devices.config, where, "spec.devices.config")
+    if own is not None:
+        return own if own != AlignmentRequest() else None
+    agreed: tuple[str, AlignmentRequest] | None = None
+    for name in dict.fromkeys(_class_names(spec)):
+        device_class = (classes or {}).get(name)
+        found = _wishes_in(device_class.config, f"DeviceClass {name}", "spec.config") if device_class is not None else None
+        if found is None or found == AlignmentRequest():
+            continue
+        if agreed is not None and agreed[1] != found:
+            raise ContractError(
+                f"{where}: its classes {agreed[0]} and {name} wish different alignments",
+                next_step="say in the claim's own config which it is to be",
+            )
+        agreed = name, found
+    return agreed[1] if agreed is not None else None
+
+
+def _class_names(spec: ClaimSpec) -> list[str]:
+    return [
+        one.device_class_name
+        for request in spec.devices.requests
+        for one in (*((request.exactly,) if request.exactly is not None else ()), *request.first_available)
+    ]
+
+
+def _wishes_in(config: Sequence[Configuration], where: str, path: str) -> AlignmentRequest | None:
+    found: tuple[str, AlignmentRequest] | None = None
+    for index, one in enumerate(config):
+        if one.opaque is None or not _is_ours(one.opaque.driver, one.opaque.parameters):
+            continue
+        place = f"{where}: {path}[{index}]"
+        if found is not None:
+            raise ContractError(f"{place} wishes for the claim again, wanted one such entry: {found[0]} is there already")
+        if one.requests:
+            raise ContractError(f"{place}.requests is {', '.join(one.requests)}, wanted none: a claim is aligned as a whole")
+        if not isinstance(one.opaque.parameters, Mapping):
+            raise ContractError(f"{place}.opaque.parameters is {one.opaque.parameters!r}, wanted an object of kind {PARAMETERS_KIND}")
+        found = f"{path}[{index}]", read_parameters(one.opaque.parameters, f"{place}.opaque")
+    return found[1] if found is not None else None
+
+
+def allocate_near(
+    given: AllocationInput,
+    wished: Sequence[AlignedClaims],
+    view: NodeView | None,
+    compiler: SelectorCompiler,
+    *,
+    pod: PodRequest | None = None,
+    step_budget: int = DEFAULT_STEP_BUDGET,
+    is_abandoned: Callable[[], bool] = lambda: False,
+) -> Outcome:
+    """Find devices for all claims on one node within the places that they, or their pod, wish for, or say why there are none.
+
+    Shapes:  pod — what a pod that wishes for its alignment asks itself, its claims named: its wishes hold for all of them and for its CPUs and memory; wished — one a claim of `given`; view — None when the node has published no machine; is_abandoned — asked before each place and every few steps.
+    Order:   the places of the most local tier by id or name, then those of the next; the first find that the engine admits wins.
+    Cost:    at most 512 searches of `step_budget` steps.
+    """
+    if pod is None and all(one.wishes is None for one in wished):
+        return allocate(given, compiler, step_budget=step_budget, is_abandoned=is_abandoned)
+    node = given.node.name
+    if view is None:
+        message = f"node {node}: what lies where is not known, for it has published no machine"
+        return NoFit((Reason(code="locality-unknown", message=message, facts={"node": node}),), 0)
+    try:
+        pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
+    except ValueError as err:
+        return Fault(Reason(code="malformed-slice", message=f"node {node}: {err}"), 0, is_local=True)
+    keys = [owner_of(one.claim).key for one in wished]
+    groups = groups_of(pod, keys, pod.scope or view.options.scope) if pod is not None else ()
+    places = [_places(view, _wishes_of(pod), [given.claims[one].spec for one in sorted(group)]) for group in groups]
+    places += [_places(view, one.wishes, [spec.spec]) for one, spec in zip(wished, given.claims, strict=True)]
+    outsides: dict[int, Mapping[DeviceId, str]] = {}
+    misses: list[tuple[str, str]] = []
+    steps, has_given_up = 0, math.prod(len(one) for one in places) > _MOST
+    for chosen in itertools.islice(itertools.product(*places), _MOST):
+        if is_abandoned():
+            return GaveUp(steps)
+        claims = tuple(
+            replace(claim, outside=_outside_of(index, groups, chosen, pools, view.node, outsides))
+            for index, claim in enumerate(given.claims)
+        )
+        outcome = allocate(replace(given, claims=claims, pools=pools), compiler, step_budget=step_budget, is_abandoned=is_abandoned)
+        steps += outcome.steps
+        if isinstance(outcome, Fault):
+            return replace(outcome, steps=steps)
+        key = "; ".join(dict.fromkeys(one.key for one in chosen if one is not None)) or "the whole node"
+        if isinstance(outcome, GaveUp):
+            has_given_up = True
+            misses.append((key, f"gave up after {outcome.steps} steps"))
+        elif isinstance(outcome, NoFit):
+            misses.append((key, summarize(outcome.reasons)))
+        else:
+            objection = _objection(view, wished, outcome.results)
+            if objection is None and pod is not None:
+                objection = objection_of_pod(view, pod, keys, outcome.results)
+            if objection is None:
+                return replace(outcome, steps=steps, results=with_matches(view, outcome.results, groups, [one.wishes for one in wished]))
+            misses.append((key, objection))
+    return GaveUp(steps) if has_given_up else NoFit(_not_met(node, [*(one.wishes for one in wished), _wishes_of(pod)], misses), steps)
+
+
+def _is_ours(driver: str, parameters: Any) -> bool:
+    """Other kinds of parameters for a driver of one class are that driver's own."""
+    if driver == WISHES_DRIVER:
+        return True
+    return class_of_driver(driver) is not None and isinstance(parameters, Mapping) and parameters.get("kind") == PARAMETERS_KIND
+
+
+def _wishes_of(pod: PodRequest | None) -> AlignmentRequest | None:
+    return AlignmentRequest(policy=pod.policy, scope=pod.scope, locality=pod.locality) if pod is not None else None
+
+
+def _outside_of(
+    index: int,
+    groups: Sequence[frozenset[int]],
+    chosen: Sequence[Domain | None],
+    pools: Sequence[Pool],
+    node: str,
+    known: dict[int, Mapping[DeviceId, str]],
+) -> Mapping[DeviceId, str]:
+    """List what a claim must not get: what lies outside of its own place, and what lies outside of that of its group."""
+    mine = [chosen[number] for number, group in enumerate(groups) if index in group] + [chosen[len(groups) + index]]
+    found = [_outside(pools, node, domain, known) for domain in mine if domain is not None]
+    return found[0] if len(found) == 1 else {device: why for one in found for device, why in one.items()}
+
+
+def _places(view: NodeView, wishes: AlignmentRequest | None, specs: Sequence[ClaimSpec]) -> list[Domain | None]:
+    """List where to look, the most local first; None is the whole node."""
+    localities = _localities(wishes) if wishes is not None else ()
+    room = NodeAvailability(view)
+    return [one for tier in tiers(room.places(), _want(view, specs), localities) for one in tier]
+
+
+def _localities(wishes: AlignmentRequest) -> tuple[Locality, ...]:
+    """Say a policy as a locality, too: one NUMA node in any case, or where that can be had."""
+    if wishes.policy in (None, Policy.NONE):
+        return wishes.locality
+    is_hard = wishes.policy is Policy.SINGLE_NUMA_NODE or Locality(level=LocalityLevel.NUMA) in wishes.locality
+    others = tuple(one for one in wishes.locality if one.level is not LocalityLevel.NUMA)
+    return (Locality(level=LocalityLevel.NUMA, is_hard=is_hard), *others)
+
+
+def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
+    """Say which classes the claims are about, which matters for links: those their requests name, or all when a class of somebody's own is among them."""
+    requests = [one for spec in specs for one in spec.devices.requests]
+    exact = [alternative for one in requests for alternative in (one.exactly, *one.first_available) if alternative is not None]
+    named = {class_of_driver(one.device_class_name) for one in exact}
+    known = {*view.devices, CPU_CLASS}
+    classes = {one for one in named if one is not None} if named <= known else known
+    return ContainerDemand(
+        name="",
+        place=0,
+        kind=ContainerKind.APP,
+        cpus=int(CPU_CLASS in classes),
+        devices=tuple(DeviceDemand(device_class=one, any_count=1) for one in sorted(classes - {CPU_CLASS})),
+    )
+
+
+def _outside(pools: Sequence[Pool], node: str, domain: Domain | None, known: dict[int, Mapping[DeviceId, str]]) -> Mapping[DeviceId, str]:
+    """List the devices that do not lie within a domain, with the reason; each domain is looked through once."""
+    if domain is None:
+        return {}
+    if id(domain) not in known:
+        why = f"outside {domain.key}"
+        known[id(domain)] = {one.id: why for pool in pools for one in pool.candidates if not _is_within(one, node, domain)}
+    return known[id(domain)]
+
+
+def _is_within(one: Candidate, node: str, domain: Domain) -> bool:
+    """Say whether a device lies within a domain; what nobody tells of, such as another vendor's device, lies in none."""
+    device_class = class_of_driver(one.id.driver)
+    if device_class is None or one.id.pool != node:
+        return False
+    if device_class == CPU_CLASS:
+        return domain.cpus is None or cpu_of_name(one.id.device) in domain.cpus
+    return device_class not in domain.devices or one.id.device in domain.devices[device_class]
+
+
+def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequence[AllocationResult]) -> str | None:
+    """Say what the engine has against an allocation; None when it admits it."""
+    for one, result in zip(wished, results, strict=True):
+        if one.wishes is None:
+            continue
+        request = placement_request(one.claim, result, view.node, one.wishes)
+        if request is None:
+            continue
+        mine = without_owners(view, frozenset({owner_of(one.claim).key}))
+        if isinstance(plan(mine, request), Placement):
+            continue
+        judged = place(mine, request)  # the same, with its reasons
+        if isinstance(judged, Refusal):
+            return summarize(judged.reasons)
+    return None
+
+
+def _not_met(node: str, wishes: Sequence[AlignmentRequest | None], misses: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
+    """Name what is wished, where it was looked for, and what each place lacks."""
+    asked = dict.fromkeys(text for one in wishes if one is not None for text in _spoken(one))
+    wish = ", ".join(asked)
+    names = tuple(key for key, _ in misses)
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
+        "node": node,
+        "wished": wish,
+        "tried": len(names),
+        "domains": names[:_SHOWN],
+    }
+    if not misses:
+        message = f"node {node}: {wish} cannot be kept: nothing on this node tells what lies in one"
+        return (Reason(code="locality-not-met", message=message, facts=facts),)
+    message = f"node {node}: nothing holds all of it by {wish}; tried {len(names)}: {', '.join(names[:_SHOWN])}"
+    reasons = [Reason(code="locality-not-met", message=message, facts=facts)]
+    reasons += [Reason(code="domain-misses", message=f"{key}: {why}", facts={"node": node, "domain": key}) for key, why in misses[:_SHOWN]]
+    if len(misses) > _SHOWN:
+        count = len(misses) - _SHOWN
+        reasons.append(Reason(code="more-domains", message=f"and {count} more places", facts={"node": node, "count": count}))
+    return tuple(reasons)
+
+
+def _spoken(wishes: AlignmentRequest) -> tuple[str, ...]:
+    policy = (f"policy {wishes.policy.value}",) if wishes.policy not in (None, Policy.NONE) and wishes.policy is not None else ()
+    return (*policy, *(str(one) for one in wishes.locality))

@@ -1,0 +1,390 @@
+"""The decisions of scheduling a pod with claims, by the extension points of kube-scheduler's dynamic-resources plugin.
+
+    PreFilter     which claims the pod has, which are allocated, which are to be allocated, and whether it may go on at all
+    Filter        one node: are the allocated claims usable there, and can the others be allocated there together
+    PostFilter    no node fits: whose allocation is taken back, so that another node becomes possible
+    PreScore, Score   which of the nodes that fit is best
+    Reserve       what each claim gets on the chosen node; Unreserve, the way back; PostBind, the pod's last word
+
+Flows in: frozen values read from the objects. Flows out: frozen values with reasons; the next versions of objects stand in `scheduling_objects`. The search for
+devices is the engine's own, handed in by the caller, who runs it where it wants to. Nothing is read from a clock and nothing is random: where upstream picks at
+random, the first by name is picked. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36; knowledge note dynamic-resource-allocation, 2.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.explanations import explain_nodes
+from topobus.controller.allocation.pools import node_matches
+from topobus.controller.allocation.values import (
+    Allocated,
+    Fault,
+    Node,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.claims.lifecycle import (
+    attempt_of,
+    deallocation_of,
+    read_claim,
+    status_of,
+)
+from topobus.controller.claims.reservations import (
+    MAX_CONSUMERS,
+    AllocationMode,
+    Consumer,
+    PodRef,
+    claim_uses,
+    consumers_of,
+    full_reason,
+    is_made_for,
+    mode_of,
+    node_of_pod,
+    pod_ref,
+    without_reservations,
+)
+from topobus.controller.scheduling.aligned_allocation import read_wishes
+from topobus.domain.errors import ContractError
+from topobus.domain.outcome import Reason
+from topobus.kubernetes.api.alignment_request import AlignmentRequest
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.resource import (
+    AllocationResult,
+    ClaimSpec,
+    NodeRequirement,
+    NodeSelector,
+    NodeSelectorTerm,
+)
+
+__all__ = [
+    "Blocked",
+    "NodeFit",
+    "NodeMiss",
+    "PodClaim",
+    "PodPlan",
+    "Reservation",
+    "TakeBack",
+    "enough_nodes",
+    "explain_misses",
+    "filter_node",
+    "judge_node",
+    "look_at_node",
+    "node_selector",
+    "post_filter",
+    "pre_filter",
+    "reserve",
+    "unreserve",
+]
+
+# Upstream stops looking when so many nodes fit (schedule_one.go, minFeasibleNodesToFind and minFeasibleNodesPercentageToFind).
+_LEAST_NODES = 100
+_LEAST_PERCENT = 5
+
+
+@dataclass(frozen=True)
+class PodClaim:
+    """A claim of a pod as scheduling sees it."""
+
+    entry: str
+    """The name under which the pod's containers know it."""
+    name: str
+    object: ApiObject
+    spec: ClaimSpec
+    allocation: AllocationResult | None = None
+    consumers: tuple[Consumer, ...] = ()
+    wishes: AlignmentRequest | None = None
+
+
+@dataclass(frozen=True)
+class PodPlan:
+    """What PreFilter hands on: the pod's claims in the order of its spec, each one once."""
+
+    pod: PodRef
+    claims: tuple[PodClaim, ...]
+    nodes: frozenset[str] | None = None
+    """The only nodes on which the allocated claims can be used, where they say so by name; None: any node is worth a look."""
+
+    @property
+    def pending(self) -> tuple[PodClaim, ...]:
+        """The claims to allocate, together, on the node chosen."""
+        return tuple(one for one in self.claims if one.allocation is None)
+
+    @property
+    def allocated(self) -> tuple[PodClaim, ...]:
+        """The claims that have their devices."""
+        return tuple(one for one in self.claims if one.allocation is not None)
+
+    @property
+    def is_reserved(self) -> bool:
+        """Say whether all claims are allocated and reserved for the pod."""
+        return all(one.allocation is not None and any(user.uid == self.pod.uid for user in one.consumers) for one in self.claims)
+
+
+@dataclass(frozen=True)
+class Blocked:
+    """The pod cannot be scheduled on any node before something changes: its claims, or somebody else's hold on them."""
+
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True)
+class NodeFit:
+    """The pod can run here: what each pending claim would get, in the order of `PodPlan.pending`."""
+
+    node: str
+    results: tuple[AllocationResult, ...] = ()
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class NodeMiss:
+    """The pod cannot run here."""
+
+    node: str
+    outcome: Outcome
+    unavailable: frozenset[str] = frozenset()
+    """Claims that are allocated elsewhere: what PostFilter may take back."""
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Say whether no other node needs to be tried: what is asked is wrong."""
+        return isinstance(self.outcome, Fault) and not self.outcome.is_local
+
+
+@dataclass(frozen=True)
+class TakeBack:
+    """PostFilter's answer: take this claim's allocation back, and try again."""
+
+    claim: PodClaim
+    why: str
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What one claim is to become on the chosen node."""
+
+    claim: PodClaim
+    allocation: AllocationResult
+    is_new: bool
+    """True: allocated for this pod now. False: it had its devices, only the reservation is new."""
+
+
+def pre_filter(
+    pod: ApiObject,
+    find: Callable[[str], ApiObject | None],
+    *,
+    in_flight: Collection[str] = (),
+    default_mode: AllocationMode = AllocationMode.DELAYED,
+    waits_for_immediate: bool = True,
+) -> PodPlan | Blocked:
+    """Gather the claims of a pod and see whether it may go on to the nodes.
+
+    Shapes:  find — the claim of this name in the pod's namespace; in_flight — uids of claims that somebody else is allocating now; default_mode — when a claim
+             that does not say is allocated; waits_for_immediate — an immediate claim is not allocated for the pod but waited for, as classic DRA has it.
+    Order:   claims as the pod lists them; all that is wrong is told, claim by claim.
+    Errors:  raises ContractError for a pod that nobody can read.
+    """
+    who = pod_ref(pod)
+    reasons: list[Reason] = []
+    claims: dict[str, PodClaim] = {}
+    for use in claim_uses(pod):
+        if not use.claim:
+            message = (
+                f"{who}: resourceClaims {use.entry}: its claim is not made yet from ResourceClaimTemplate {who.namespace}/{use.template}"
+            )
+            reasons.append(Reason(code="claim-not-made", message=message, facts={"entry": use.entry, "template": use.template}))
+            continue
+        found = find(use.claim)
+        if found is None:
+            message = f"{who}: resourceClaims {use.entry}: there is no ResourceClaim {who.namespace}/{use.claim}"
+            reasons.append(Reason(code="claim-missing", message=message, facts={"entry": use.entry, "claim": use.claim}))
+            continue
+        if use.claim in claims:
+            continue  # two entries may name one claim
+        try:
+            one = _read(use.entry, found)
+            mode = mode_of(found) or default_mode
+            is_waited_for = waits_for_immediate and mode is AllocationMode.IMMEDIATE and not use.is_generated
+            problem = _problem(who, one, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for)
+        except ContractError as err:
+            reasons.append(Reason(code="malformed", message=err.message, facts={"claim": use.claim}))
+            continue
+        if problem is not None:
+            reasons.append(problem)
+        claims[use.claim] = one
+    if reasons:
+        return Blocked(tuple(reasons))
+    return PodPlan(who, tuple(claims.values()), _named_nodes(claims.values()))
+
+
+def look_at_node(plan: PodPlan, node: Node, *, refused: Reason | None = None) -> NodeMiss | None:
+    """Do the part of Filter that needs no search: are the allocated claims usable here; None says that a search is worth while.
+
+    Shapes: refused — why this node must not be tried now, when it must not (it refused the pod a moment ago).
+    """
+    away = [one for one in plan.allocated if not _is_usable(one, node)]
+    if away:
+        reasons = tuple(
+            Reason(
+                code="claim-elsewhere",
+                message=f"node {node.name}: {name_of(one.object)} is allocated for {_where(one)}",
+                facts={"node": node.name, "claim": one.name},
+            )
+            for one in away
+        )
+        return NodeMiss(node.name, NoFit(reasons, 0), frozenset(one.name for one in away))
+    return NodeMiss(node.name, NoFit((refused,), 0)) if refused is not None else None
+
+
+def node_selector(pod: ApiObject) -> NodeSelector | None:
+    """Turn a pod's nodeSelector, and the node that its user named, into one selector."""
+    labels = pod.spec.get("nodeSelector")
+    pairs = sorted(labels.items()) if isinstance(labels, dict) else []
+    name = node_of_pod(pod)
+    if not pairs and not name:
+        return None
+    expressions = tuple(NodeRequirement(key=str(key), operator="In", values=(str(value),)) for key, value in pairs)
+    fields = (NodeRequirement(key="metadata.name", operator="In", values=(name,)),) if name else ()
+    return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=expressions, match_fields=fields),))
+
+
+def judge_node(plan: PodPlan, node: str, outcome: Outcome) -> NodeFit | NodeMiss:
+    """Turn what the search said of a node into Filter's answer."""
+    if not isinstance(outcome, Allocated):
+        return NodeMiss(node, outcome)
+    if len(outcome.results) != len(plan.pending):
+        raise ValueError(f"{plan.pod}: {len(outcome.results)} results for {len(plan.pending)} claims")
+    return NodeFit(node, outcome.results, outcome.steps)
+
+
+def filter_node(
+    plan: PodPlan, node: Node, search: Callable[[Node, tuple[PodClaim, ...]], Outcome], *, refused: Reason | None = None
+) -> NodeFit | NodeMiss:
+    """Say whether the pod can run on a node: its allocated claims are usable there and the others can be allocated there together.
+
+    Shapes: search — finds devices for these claims on this node, as `search.allocate` does; not called when nothing is pending.
+    """
+    missed = look_at_node(plan, node, refused=refused)
+    if missed is not None:
+        return missed
+    return judge_node(plan, node.name, search(node, plan.pending)) if plan.pending else NodeFit(node.name)
+
+
+def enough_nodes(nodes: int) -> int:
+    """Say how many nodes that fit are enough to choose among, as kube-scheduler does: all of 100, then ever fewer of a hundred, at least 5.
+
+    >>> enough_nodes(8), enough_nodes(1000), enough_nodes(5000)
+    (8, 420, 500)
+    """
+    if nodes <= _LEAST_NODES:
+        return nodes
+    percent = max(50 - nodes // 125, _LEAST_PERCENT)
+    return max(nodes * percent // 100, _LEAST_NODES)
+
+
+def post_filter(plan: PodPlan, misses: Sequence[NodeMiss]) -> TakeBack | Blocked:
+    """Choose the one allocation to take back when no node fits; Blocked when there is none, with what the nodes said.
+
+    A claim qualifies when some node could not use it and nobody but this pod has reserved it. Exactly one is taken back at a time, as upstream does: the next try
+    may need no more. Order: the first such claim by name (upstream: a random one).
+    """
+    away = frozenset(name for one in misses for name in one.unavailable)
+    for claim in sorted(plan.allocated, key=lambda one: one.name):
+        if claim.name in away and all(user.uid == plan.pod.uid for user in claim.consumers):
+            return TakeBack(claim, f"{plan.pod} fits on no node as long as {name_of(claim.object)} is allocated for {_where(claim)}")
+    return Blocked(explain_misses(misses)[1])
+
+
+def explain_misses(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]:
+    """Name a condition's reason and the reasons behind it: node by node, or the one thing that is wrong everywhere."""
+    return explain_nodes([one.node for one in misses], [one.outcome for one in misses])
+
+
+def reserve(plan: PodPlan, fit: NodeFit) -> tuple[Reservation, ...]:
+    """Say what each claim of the pod becomes on the chosen node, in the order of the pod's spec."""
+    new = iter(fit.results)
+    made: list[Reservation] = []
+    for one in plan.claims:
+        if one.allocation is None:
+            made.append(Reservation(one, next(new), is_new=True))
+        else:
+            made.append(Reservation(one, one.allocation, is_new=False))
+    return tuple(made)
+
+
+def unreserve(pod: PodRef, claims: Mapping[str, ApiObject]) -> dict[str, ApiObject]:
+    """Take the pod's reservation off its claims again; only claims that change are given. Allocations stay: PostFilter takes them back where that helps."""
+    freed = {name: without_reservations(claim, (pod.uid,)) for name, claim in claims.items()}
+    return {name: claim for name, claim in sorted(freed.items()) if claim is not claims[name]}
+
+
+def _read(entry: str, claim: ApiObject) -> PodClaim:
+    spec = read_claim(claim)
+    return PodClaim(
+        entry=entry,
+        name=metadata_of(claim).name,
+        object=claim,
+        spec=spec,
+        allocation=status_of(claim).allocation,
+        consumers=consumers_of(claim),
+        wishes=read_wishes(spec, name_of(claim)),
+    )
+
+
+def _problem(pod: PodRef, one: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool) -> Reason | None:
+    """Say why a pod has to wait because of a claim; None when it may go on."""
+    metadata, name = metadata_of(one.object), name_of(one.object)
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": one.name}
+    is_mine = any(user.uid == pod.uid for user in one.consumers)
+    if is_generated and not is_made_for(one.object, pod):
+        return Reason(code="claim-of-another", message=f"{name} was not made for {pod}: another object of that name exists", facts=facts)
+    if metadata.deletion_timestamp:
+        return Reason(code="claim-deleting", message=f"{name} is being deleted", facts=facts)
+    if deallocation_of(one.object):
+        return Reason(code="claim-taken-back", message=f"the allocation of {name} is being taken back", facts=facts)
+    if one.allocation is not None:
+        return full_reason(one.object, len(one.consumers)) if not is_mine and len(one.consumers) >= MAX_CONSUMERS else None
+    if one.consumers:
+        # Nobody writes this; were it allocated now, the reservations of others would hold for devices that they never saw.
+        users = tuple(str(user) for user in one.consumers)
+        return Reason(code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts)
+    if metadata.uid in in_flight or attempt_of(one.object) is not None:
+        return Reason(code="claim-in-flight", message=f"{name} is being allocated", facts=facts)
+    if is_waited_for:
+        return Reason(code="claim-immediate", message=f"{name} is to be allocated at once, and is not yet", facts=facts)
+    return None
+
+
+def _is_usable(one: PodClaim, node: Node) -> bool:
+    """Say whether an allocated claim can be used on a node: its node selector tells, none means anywhere."""
+    selector = one.allocation.node_selector if one.allocation is not None else None
+    return selector is None or node_matches(node, None, selector, is_everywhere=False)
+
+
+def _named_nodes(claims: Collection[PodClaim]) -> frozenset[str] | None:
+    """Collect the names that the allocated claims are bound to; None as soon as one may be elsewhere, too."""
+    found: frozenset[str] | None = None
+    for one in claims:
+        names = _names(one)
+        if names is not None:
+            found = names if found is None else found & names
+    return found
+
+
+def _names(one: PodClaim) -> frozenset[str] | None:
+    """Give the node names that an allocation is bound to; None when it is not bound by name."""
+    selector = one.allocation.node_selector if one.allocation is not None else None
+    if selector is None or len(selector.node_selector_terms) != 1:
+        return None
+    for field_ in selector.node_selector_terms[0].match_fields:
+        if field_.key == "metadata.name" and field_.operator == "In":
+            return frozenset(field_.values)
+    return None
+
+
+def _where(one: PodClaim) -> str:
+    names = _names(one)
+    return f"node {', '.join(sorted(names))}" if names else "other nodes"

@@ -1,0 +1,188 @@
+"""Whether kube-scheduler would let a pod onto a node, as far as the node's own labels, taints and marks say.
+
+Flows in: a pod and a node as stored. Flows out: a Reason, or nothing in the way, and how much the pod prefers the node. What depends on other pods (room for CPU
+and memory, ports, spreading) is the scheduler's to find out: when it says no, the allocation is taken back.
+Source: kube-scheduler's NodeName, NodeUnschedulable, TaintToleration and NodeAffinity plugins; k8s.io/component-helpers/scheduling/corev1, 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.values import Node
+from topobus.domain.outcome import Reason
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.resource import (
+    NodeRequirement,
+    NodeSelector,
+    NodeSelectorTerm,
+    Taint,
+    Toleration,
+)
+from topobus.kubernetes.api.shape import read_as
+
+__all__ = ["NodeFacts", "Placing", "has_preferences", "node_facts", "preference_of", "read_placing", "why_not"]
+
+_UNSCHEDULABLE = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
+
+
+class _Wire(Struct, frozen=True, kw_only=True, rename="camel"):
+    """Kubernetes' names."""
+
+
+class PreferredTerm(_Wire, frozen=True, kw_only=True):
+    """A term with its weight, 1 to 100."""
+
+    weight: int = 0
+    preference: NodeSelectorTerm = NodeSelectorTerm()
+
+
+class NodeAffinity(_Wire, frozen=True, kw_only=True):
+    """PodSpec.affinity.nodeAffinity."""
+
+    required_during_scheduling_ignored_during_execution: NodeSelector | None = None
+    preferred_during_scheduling_ignored_during_execution: tuple[PreferredTerm, ...] = ()
+
+
+class Affinity(_Wire, frozen=True, kw_only=True):
+    """PodSpec.affinity, as far as nodes alone decide on it."""
+
+    node_affinity: NodeAffinity | None = None
+
+
+class Placing(_Wire, frozen=True, kw_only=True):
+    """What a PodSpec says about nodes."""
+
+    node_name: str = ""
+    node_selector: dict[str, str] = {}
+    affinity: Affinity | None = None
+    tolerations: tuple[Toleration, ...] = ()
+
+
+class _NodeSpec(_Wire, frozen=True, kw_only=True):
+    taints: tuple[Taint, ...] = ()
+    unschedulable: bool = False
+
+
+class NodeFacts(Struct, frozen=True, kw_only=True):
+    """What a Node object says about who may run there."""
+
+    node: Node
+    taints: tuple[Taint, ...] = ()
+
+
+def node_facts(one: ApiObject) -> NodeFacts:
+    """Read a Node.
+
+    Errors: raises ContractError.
+    """
+    spec = read_as(one.spec, _NodeSpec, where=f"{name_of(one)}: spec")
+    metadata = metadata_of(one)
+    taints = spec.taints
+    if spec.unschedulable and not any(taint.key == _UNSCHEDULABLE.key for taint in taints):
+        # The controller manager adds this taint a moment after the mark.
+        taints = (*taints, _UNSCHEDULABLE)
+    return NodeFacts(node=Node(metadata.name, metadata.labels), taints=taints)
+
+
+def read_placing(pod: ApiObject) -> Placing:
+    """Read what a pod says about nodes.
+
+    Errors: raises ContractError.
+    """
+    return read_as(pod.spec, Placing, where=f"{name_of(pod)}: spec")
+
+
+def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
+    """Give the first thing that keeps a pod off a node; None when nothing on the node does."""
+    node = at.node
+    if pod.node_name:
+        # It is bound: nobody asks again whether it may.
+        return None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
+    for taint in at.taints:
+        if taint.effect in ("NoSchedule", "NoExecute") and not any(_tolerates(one, taint) for one in pod.tolerations):
+            shown = f"{taint.key}={taint.value}" if taint.value else taint.key
+            return _reason("node-tainted", node, f"the pod does not tolerate its taint {shown}:{taint.effect}")
+    for key, value in sorted(pod.node_selector.items()):
+        if node.labels.get(key) != value:
+            found = repr(node.labels[key]) if key in node.labels else "no such label"
+            return _reason("node-selector-label", node, f"the pod wants label {key}={value}, it has {found}")
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
+    if required is not None and not any(_term_matches(one, node) for one in required.node_selector_terms):
+        return _reason("node-affinity", node, "it matches none of the terms of the pod's required node affinity")
+    return None
+
+
+def has_preferences(pod: Placing) -> bool:
+    """Say whether a pod prefers some nodes to others."""
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    return affinity is not None and bool(affinity.preferred_during_scheduling_ignored_during_execution)
+
+
+def preference_of(pod: Placing, node: Node) -> int:
+    """Add up the weights of the preferred node affinity terms that a node matches."""
+    affinity = pod.affinity.node_affinity if pod.affinity is not None else None
+    terms = affinity.preferred_during_scheduling_ignored_during_execution if affinity is not None else ()
+    # An empty preferred term matches every node, as upstream has it; an empty required one matches none.
+    return sum(one.weight for one in terms if _is_empty(one.preference) or _term_matches(one.preference, node))
+
+
+def _is_empty(term: NodeSelectorTerm) -> bool:
+    return not term.match_expressions and not term.match_fields
+
+
+def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:
+    if _is_empty(term):
+        return False
+    return all(_holds(one, node.labels) for one in term.match_expressions) and all(
+        one.key == "metadata.name" and _holds(one, {"metadata.name": node.name}) for one in term.match_fields
+    )
+
+
+def _holds(one: NodeRequirement, values: Mapping[str, str]) -> bool:
+    """Evaluate one requirement; an unknown operator never holds. Source: k8s.io/apimachinery/pkg/labels/selector.go."""
+    value = values.get(one.key)
+    match one.operator:
+        case "In":
+            return value in one.values
+        case "NotIn":
+            return value not in one.values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt":
+            if value is None or not _is_number(value) or len(one.values) != 1 or not _is_number(one.values[0]):
+                return False
+            return int(value) > int(one.values[0]) if one.operator == "Gt" else int(value) < int(one.values[0])
+        case _:
+            return False
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.removeprefix("-").isdecimal()
+
+
+def _tolerates(one: Toleration, taint: Taint) -> bool:
+    """Say whether a toleration bears a taint. Source: k8s.io/api/core/v1/toleration.go, ToleratesTaint."""
+    if one.effect and one.effect != taint.effect:
+        return False
+    if one.key and one.key != taint.key:
+        return False
+    match one.operator:
+        case "Exists":
+            return True
+        case "" | "Equal":
+            return bool(one.key) and one.value == taint.value
+        case _:
+            return False
+
+
+def _reason(code: str, node: Node, why: str) -> Reason:
+    facts: dict[str, Any] = {"node": node.name}
+    return Reason(code=code, message=f"node {node.name}: {why}", facts=facts)

@@ -1,0 +1,97 @@
+"""PreScore and Score: which of the nodes that fit is best for a pod.
+
+Upstream scores a node by the alternatives of `firstAvailable` that were taken there, and leaves ties to chance. Here the same score comes first; among nodes of
+the same score the better aligned one wins, then the name. Without alternatives, without devices that lie anywhere and without CPUs of its own the pod goes to the
+first node by name. Source: pkg/scheduler/framework/plugins/dynamicresources (computeScore, NormalizeScore), 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from topobus.controller.allocation.values import DeviceId
+from topobus.controller.scheduling.decisions import NodeFit, PodPlan
+from topobus.controller.scheduling.rank import crossings
+from topobus.domain.idset import NodeSet
+from topobus.domain.outcome import Placement
+from topobus.kubernetes.api.limits import MAX_ALTERNATIVES
+from topobus.kubernetes.api.resource import AllocationResult, ClaimSpec
+
+__all__ = ["MAX_SCORE", "NodeScore", "normalize", "preference", "rank", "score_node"]
+
+MAX_SCORE = 100
+"""What the best node gets after normalizing (framework.MaxNodeScore)."""
+
+
+@dataclass(frozen=True)
+class NodeScore:
+    """How good a node is for a pod; `rank` compares."""
+
+    node: str
+    preference: int = 0
+    """Points for the alternatives taken: 8 for the first of a request's, one less for each that was passed over."""
+    crossed: int = 0
+    """NUMA nodes beyond one that each claim's devices, and each container's own, lie on."""
+    unpreferred: int = 0
+    """Containers whose own resources are not aligned as the policy prefers."""
+
+
+def preference(specs: Sequence[ClaimSpec], results: Sequence[AllocationResult]) -> int:
+    """Count the points of the alternatives that these claims got; a request without alternatives gives none.
+
+    Shapes: results — one a spec.
+    """
+    points = 0
+    for spec, result in zip(specs, results, strict=True):
+        granted = {one.request for one in result.devices.results}
+        for request in spec.devices.requests:
+            for index, sub in enumerate(request.first_available):
+                if f"{request.name}/{sub.name}" in granted:
+                    points += MAX_ALTERNATIVES - index
+                    break
+    return points
+
+
+def score_node(
+    plan: PodPlan,
+    fit: NodeFit,
+    *,
+    placement: Placement | None = None,
+    numa_of: Callable[[DeviceId], NodeSet | None] = lambda _: None,
+) -> NodeScore:
+    """Score one node.
+
+    Shapes: placement — what the node would give the pod's own resources; numa_of — where a device lies, None when nobody knows.
+    """
+    own = crossings(placement) if placement is not None else (0, 0)
+    specs = [one.spec for one in plan.pending]
+    allocated = [one for one in plan.allocated if one.allocation is not None]
+    results = [*fit.results, *(one.allocation for one in allocated if one.allocation is not None)]
+    return NodeScore(
+        node=fit.node,
+        preference=preference([*specs, *(one.spec for one in allocated)], results),
+        crossed=own[0] + sum(_crossed(one, numa_of) for one in fit.results),
+        unpreferred=own[1],
+    )
+
+
+def normalize(scores: Sequence[NodeScore]) -> Mapping[str, int]:
+    """Bring the preferences to 0..100, the best one to 100, as kube-scheduler's default normalizing does."""
+    best = max((one.preference for one in scores), default=0)
+    return {one.node: one.preference * MAX_SCORE // best if best else 0 for one in scores}
+
+
+def rank(scores: Sequence[NodeScore]) -> tuple[str, ...]:
+    """Order nodes, the best first.
+
+    Order: most points for alternatives, fewest NUMA nodes crossed, fewest containers without a preferred alignment, then the name.
+    """
+    return tuple(one.node for one in sorted(scores, key=lambda one: (-one.preference, one.crossed, one.unpreferred, one.node)))
+
+
+def _crossed(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> int:
+    touched: set[int] = set()
+    for one in result.devices.results:
+        touched |= set(numa_of(DeviceId(one.driver, one.pool, one.device)) or ())
+    return max(len(touched) - 1, 0)

@@ -1,0 +1,173 @@
+"""Objects of a cluster as the controller keeps them: in the shape of resource.k8s.io/v1 whatever the server serves, and no more of them than is needed.
+
+Flows in: plain objects of a served version. Flows out: ApiObjects. A cluster has many pods and nodes, and of most of them only a few fields matter; a pod that neither
+has claims nor waits behind our gate is not kept at all.
+Source: k8s.io/api/resource/v1beta1 (requests without `exactly`, devices with `basic`), v1beta2 and v1, 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.objects import Metadata
+
+__all__ = ["GATE", "downgraded_claim", "gates_of", "has_gate", "is_over", "is_path_segment", "read_object", "version_of"]
+
+GATE = "topobus.dev/allocation"
+"""The scheduling gate with which a pod asks for its claims to be allocated here."""
+
+_METADATA = (
+    "name",
+    "namespace",
+    "uid",
+    "resourceVersion",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "generation",
+    "labels",
+    "annotations",
+    "finalizers",
+    "ownerReferences",
+)
+_POD_SPEC = ("schedulingGates", "resourceClaims", "nodeName", "nodeSelector", "tolerations", "affinity", "priority", "overhead")
+_POD_STATUS = ("phase", "resourceClaimStatuses", "conditions")
+_NODE_SPEC = ("taints", "unschedulable")
+# Digits of the largest version that etcd counts to (2^63 - 1); Python refuses to read numbers of more than 4300.
+_LONGEST_VERSION = 19
+# Characters of the longest name of any object (apimachinery, NameMaximumLength is 253).
+_LONGEST_NAME = 253
+
+
+def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject | None:
+    """Read what a server sent, and keep what is needed; None for an object that is of no interest.
+
+    Errors: raises ContractError for what is no object of this kind.
+    """
+    metadata = {key: value for key, value in _part(plain, "metadata", kind).items() if key in _METADATA and value is not None}
+    if not isinstance(metadata.get("name"), str) or not metadata["name"]:
+        raise ContractError(f"{kind}: metadata.name: got {metadata.get('name')!r}, wanted a name")
+    _check_metadata(kind, metadata)
+    for part in ("name", "namespace"):
+        if not is_path_segment(metadata.get(part) or "x"):
+            raise ContractError(f"{kind}: metadata.{part}: got {metadata[part][:100]!r}, wanted a name that can stand in a path")
+    spec, status = _part(plain, "spec", kind), _part(plain, "status", kind)
+    match kind:
+        case "Pod":
+            if not spec.get("resourceClaims") and not spec.get("schedulingGates"):
+                return None
+            waits = not spec.get("nodeName")
+            containers = {
+                key: [_sized(one) for one in _list(spec.get(key))] for key in ("containers", "initContainers") if waits and key in spec
+            }
+            spec = {key: spec[key] for key in _POD_SPEC if key in spec} | containers
+            if "affinity" in spec:
+                affinity = spec["affinity"] if isinstance(spec["affinity"], Mapping) else {}
+                spec["affinity"] = {"nodeAffinity": affinity.get("nodeAffinity") or {}}
+            status = {key: status[key] for key in _POD_STATUS if key in status}
+            metadata.pop("labels", None)
+        case "Node":
+            spec, status = {key: spec[key] for key in _NODE_SPEC if key in spec}, {}
+            metadata.pop("annotations", None)
+        case "ResourceClaim" if version == "v1beta1":
+            spec = {**spec, "devices": _upgraded_claim(spec.get("devices"))}
+        case "ResourceClaimTemplate" if version == "v1beta1":
+            inner = spec.get("spec") if isinstance(spec.get("spec"), Mapping) else {}
+            spec = {**spec, "spec": {**(inner or {}), "devices": _upgraded_claim((inner or {}).get("devices"))}}
+        case "ResourceSlice":
+            metadata = {key: value for key, value in metadata.items() if key in ("name", "uid", "resourceVersion", "ownerReferences")}
+            if version == "v1beta1":
+                spec = {**spec, "devices": [_upgraded_device(one) for one in _list(spec.get("devices"))]}
+    group = "v1" if kind in ("Pod", "Node") else "resource.k8s.io/v1"
+    return ApiObject(api_version=group, kind=kind, metadata=metadata, spec=dict(spec), status=dict(status))
+
+
+def version_of(one: ApiObject) -> int:
+    """Read an object's resource version as a number, for comparison with others of its kind; 0 when it has none."""
+    text = str(one.metadata.get("resourceVersion") or "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_VERSION else 0
+
+
+def is_path_segment(name: str) -> bool:
+    r"""Say whether a name can be a part of an API server's path, which every name of an object can (ValidatePathSegmentName).
+
+    >>> is_path_segment("a.b"), is_path_segment(".."), is_path_segment("a/b"), is_path_segment("a\0")
+    (True, False, False, False)
+    """
+    return name not in (".", "..") and name.isprintable() and not any(mark in name for mark in "/%?# ") and 0 < len(name) <= _LONGEST_NAME
+
+
+def gates_of(pod: ApiObject) -> tuple[str, ...]:
+    """List a pod's scheduling gates."""
+    return tuple(str(one.get("name", "")) for one in _list(pod.spec.get("schedulingGates")) if isinstance(one, Mapping))
+
+
+def has_gate(pod: ApiObject) -> bool:
+    """Say whether a pod waits behind our gate."""
+    return GATE in gates_of(pod)
+
+
+def is_over(pod: ApiObject) -> bool:
+    """Say whether a pod has ended, or was asked to before it had a node: its claims are nobody's then."""
+    is_ending = bool(pod.metadata.get("deletionTimestamp")) and not pod.spec.get("nodeName")
+    return pod.status.get("phase") in ("Succeeded", "Failed") or is_ending
+
+
+def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Write a claim's spec of v1 for a server that serves another version."""
+    if version != "v1beta1":
+        return dict(spec)
+    devices = dict(spec.get("devices") or {})
+    requests = [
+        {"name": one.get("name"), **one["exactly"]} if isinstance(one, Mapping) and isinstance(one.get("exactly"), Mapping) else one
+        for one in _list(devices.get("requests"))
+    ]
+    return {**spec, "devices": {**devices, **({"requests": requests} if requests else {})}}
+
+
+def _sized(container: object) -> dict[str, Any]:
+    """Keep of a container what it asks for."""
+    found = container if isinstance(container, Mapping) else {}
+    return {key: found[key] for key in ("name", "resources", "restartPolicy") if key in found}
+
+
+def _upgraded_claim(devices: object) -> dict[str, Any]:
+    """Show a v1beta1 claim's requests as v1 does: what stood beside the name stands under `exactly`."""
+    found = dict(devices) if isinstance(devices, Mapping) else {}
+    requests = []
+    for one in _list(found.get("requests")):
+        if isinstance(one, Mapping) and "firstAvailable" not in one and "exactly" not in one:
+            requests.append({"name": one.get("name"), "exactly": {key: value for key, value in one.items() if key != "name"}})
+        else:
+            requests.append(one)
+    return {**found, "requests": requests} if requests else found
+
+
+def _upgraded_device(device: object) -> object:
+    """Show a v1beta1 device as v1 does: what stood under `basic` stands beside the name."""
+    if not isinstance(device, Mapping) or not isinstance(device.get("basic"), Mapping):
+        return device
+    return {**{key: value for key, value in device.items() if key != "basic"}, **device["basic"]}
+
+
+def _check_metadata(kind: str, metadata: Mapping[str, Any]) -> None:
+    """Refuse metadata of which a part is not what it should be: read as absent, a malformed annotation of ours would mean that there is none."""
+    try:
+        msgspec.convert(metadata, Metadata)
+    except (msgspec.ValidationError, RecursionError) as err:
+        raise ContractError(f"{kind} {metadata['name']}: metadata: {err}") from err
+
+
+def _part(plain: Mapping[str, Any], name: str, kind: str) -> dict[str, Any]:
+    found = plain.get(name)
+    if found is not None and not isinstance(found, Mapping):
+        raise ContractError(f"{kind}: {name}: got {type(found).__name__}, wanted an object")
+    return dict(found or {})
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

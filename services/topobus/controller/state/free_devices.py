@@ -1,0 +1,254 @@
+"""What is free where: slices, what claims and ledgers hold of them, and what changed since somebody last looked.
+
+Flows in: slices, claims and ledgers as they change. Flows out: a node's devices and what is taken of them, kept per node and made anew only when something of
+that very node changed: the cost of a question does not grow with what is held elsewhere. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.node_table import NodeTable
+from topobus.controller.allocation.values import (
+    DeviceId,
+    Node,
+    Slice,
+    Usage,
+)
+from topobus.controller.state.holdings import ClaimHoldings
+from topobus.controller.state.inventory_slices import holders_from_ledger
+from topobus.controller.state.slice_index import Origin, SliceIndex
+from topobus.domain.device import Device
+from topobus.domain.ledger import Ledger
+from topobus.domain.quantity import Quantity
+from topobus.domain.request import Owner
+
+__all__ = ["Changes", "FreeDevices", "Mark", "NodeState", "node_of"]
+
+# Changes that are remembered for those who ask; who was away for longer looks at all nodes again.
+_REMEMBERED_CHANGES = 20_000
+# Numbers of columns kept, some 100 bytes each; then they are made anew, for they grow with every kind of node that was ever seen.
+_MOST_NUMBERS = 1_000_000
+
+Mark = tuple[int, int]
+"""Up to which change somebody looked; (0, -1) is never."""
+
+
+class NodeState(NamedTuple):
+    """What is taken on a node by anybody: bits over its devices in order, and amounts of those that are shared."""
+
+    taken: int
+    shared: tuple[tuple[int, tuple[tuple[str, int], ...]], ...] = ()
+
+
+class Changes(NamedTuple):
+    """What changed since a mark; `nodes` is None when that is not known any more, or when all did."""
+
+    mark: Mark
+    nodes: tuple[tuple[str, bool], ...] | None
+    """Nodes in order of change, with whether something may have become free there."""
+
+
+class _Taken(NamedTuple):
+    usage: Usage
+    state: NodeState
+
+
+def node_of(name: str) -> Node:
+    """Describe a node as node selectors see it when nothing but its name is known."""
+    return Node(name, {"kubernetes.io/hostname": name})
+
+
+class FreeDevices:
+    """Slices and what is taken of them. `count` grows with every change that may let a waiting claim fit.
+
+    Args: describe — a node as node selectors see it, by its name; who changes the answer calls `outdate`.
+    """
+
+    def __init__(self, describe: Callable[[str], Node] = node_of) -> None:
+        self._describe = describe
+        self.count = 0
+        self.epoch = 0
+        """Grows when everything may be different."""
+        self._book = SliceIndex()
+        self._held = ClaimHoldings()
+        self._ledgers: dict[str, Ledger] = {}
+        self._cpus: dict[str, tuple[Device, ...]] = {}
+        self._holding: dict[str, set[str]] = {}
+        self._in_ledgers: dict[str, dict[DeviceId, Owner]] = {}
+        self._taken: dict[str, _Taken] = {}
+        self._freedom: dict[str, int] = {}
+        self._changes: list[tuple[str, bool]] = []
+        self._forgotten = 0
+
+    def put_slices(self, origin: Origin, slices: tuple[Slice, ...]) -> None:
+        """Take in all slices of an origin; none takes them out."""
+        nodes = self._book.put(origin, slices)
+        if self._book.numbers > _MOST_NUMBERS:
+            self._book.forget_tables()
+            nodes = None
+        if nodes is None:
+            self.free(None)
+            return
+        for node in sorted(nodes):
+            self.free(node)
+
+    def put_cpus(self, node: str, cpus: tuple[Device, ...]) -> None:
+        """Learn the names of a node's CPUs, by which its ledger's CPUs are known to claims."""
+        self._cpus[node] = cpus
+        self._in_ledgers.pop(node, None)
+        self._taken.pop(node, None)
+
+    def put_claim(self, key: Hashable, claim: ApiObject | None) -> None:
+        """Take in a claim, or None for one that is gone."""
+        shift = self._held.put(key, claim)
+        for pool in shift.touched:
+            nodes = self._book.nodes_of(pool)
+            is_freed = pool in shift.freed
+            if nodes is None:
+                # Any node may reach it. What is only taken closes no door that a search would not find closed.
+                self.free(None) if is_freed else self._taken.clear()
+                continue
+            for node in sorted(nodes):
+                self.free(node) if is_freed else self._note(node, is_freed=False)
+
+    def put_ledger(self, node: str, ledger: Ledger | None) -> None:
+        """Take in a node's ledger, or None for one that is gone."""
+        before = self._ledgers.pop(node, None)
+        if ledger is not None:
+            self._ledgers[node] = ledger
+        old, new = before.allocations if before is not None else {}, ledger.allocations if ledger is not None else {}
+        for owner in old.keys() - new.keys():
+            self._holding[owner].discard(node)
+            if not self._holding[owner]:
+                del self._holding[owner]
+        for owner in new.keys() - old.keys():
+            self._holding.setdefault(owner, set()).add(node)
+        self._in_ledgers.pop(node, None)
+        if before is None or ledger is None or not _held_in(before) <= _held_in(ledger):
+            self.free(node)
+        else:
+            self._note(node, is_freed=False)
+
+    def free(self, node: str | None) -> None:
+        """Note that something may be free now: on one node, or (None) on all."""
+        self.count += 1
+        if node is None:
+            self.epoch += 1
+            self._taken.clear()
+            self._forgotten += len(self._changes)
+            self._changes.clear()
+        else:
+            self._freedom[node] = self._freedom.get(node, 0) + 1
+            self._note(node, is_freed=True)
+
+    def freedom_of(self, node: str) -> Hashable:
+        """Tell states of a node apart between which something may have become free; while it is the same, what did not fit does not fit."""
+        return self._freedom.get(node, 0), self.epoch
+
+    def changes_since(self, mark: Mark) -> Changes:
+        """List the nodes that changed since a mark."""
+        now = (self._forgotten + len(self._changes), self.epoch)
+        start = mark[0] - self._forgotten
+        return Changes(now, tuple(self._changes[start:]) if start >= 0 and mark[1] == self.epoch else None)
+
+    def nodes_holding(self, owner: str) -> tuple[str, ...]:
+        """Name the nodes whose ledgers show something of an owner, by its key."""
+        return tuple(sorted(self._holding.get(owner, ())))
+
+    def is_new(self, key: Hashable, owner: Owner) -> bool:
+        """Say whether a claim holds nothing yet, so that it sees of a node what every other such claim sees."""
+        return owner.key not in self._holding and not self._held.holds(key)
+
+    def table_of(self, node: str) -> NodeTable:
+        """Show a node's devices."""
+        return self._book.table(self._describe(node))
+
+    def outdate(self, node: str) -> None:
+        """Look at a node anew: it describes itself differently now."""
+        self._book.forget_table(node)
+        self.free(node)
+
+    def state_of(self, node: str) -> NodeState:
+        """Say what is taken on a node."""
+        return self._taken_on(node).state
+
+    def usage_for(self, node: str, owners: Sequence[Owner], excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> Usage:
+        """Say what is taken on a node as some claims see it: what they hold themselves is theirs.
+
+        A claim that holds devices in the ledger already (a crash came between ledger and status) is to get those or none.
+        Shapes: ignoring — uids of claims whose own word on what they hold counts for nothing here.
+        """
+        mine = self._in_ledger(node)
+        own = {device for device, holder in mine.items() if holder in owners}
+        keys = [("resourceclaim", one.namespace, one.name) for one in owners]
+        if not own and not ignoring and not any(self._held.holds(key) for key in keys):
+            usage = self._taken_on(node).usage
+            return Usage(usage.holders, usage.consumed, excluded) if excluded else usage
+        pools = self.table_of(node).pools
+        names = {one.id.pool for one in pools}
+        uids = frozenset(one.uid for one in owners) | frozenset(ignoring)
+        others = (one.id for pool in pools if pool.id.pool == node for one in pool.candidates if one.id not in own) if own else ()
+        return Usage(
+            self._held.holders(names, except_uids=uids) | {one: str(holder) for one, holder in mine.items() if one not in own},
+            self._held.consumed(names, except_uids=uids),
+            dict.fromkeys(others, f"{owners[0]} holds other devices here already") | dict(excluded),
+        )
+
+    def _note(self, node: str, *, is_freed: bool) -> None:
+        """Remember that a node changed."""
+        self._taken.pop(node, None)
+        self._changes.append((node, is_freed))
+        if len(self._changes) > _REMEMBERED_CHANGES:
+            self._forgotten += _REMEMBERED_CHANGES // 2
+            del self._changes[: _REMEMBERED_CHANGES // 2]
+
+    def _in_ledger(self, node: str) -> dict[DeviceId, Owner]:
+        held = self._in_ledgers.get(node)
+        if held is None:
+            ledger = self._ledgers.get(node)
+            held = self._in_ledgers[node] = holders_from_ledger(ledger, self._cpus.get(node, ())) if ledger is not None else {}
+        return held
+
+    def _taken_on(self, node: str) -> _Taken:
+        known = self._taken.get(node)
+        if known is None:
+            table = self.table_of(node)
+            names = {one.id.pool for one in table.pools}
+            holders = self._held.holders(names, except_uids=()) | {one: str(holder) for one, holder in self._in_ledger(node).items()}
+            consumed = self._held.consumed(names, except_uids=())
+            state = NodeState(_bits(table.places, holders), _amounts(table.places, consumed))
+            known = self._taken[node] = _Taken(Usage(holders, consumed), state)
+        return known
+
+
+def _bits(places: Mapping[DeviceId, int], devices: Iterable[DeviceId]) -> int:
+    found = 0
+    for one in devices:
+        place = places.get(one)
+        if place is not None:
+            found |= 1 << place
+    return found
+
+
+def _amounts(
+    places: Mapping[DeviceId, int], consumed: Mapping[DeviceId, Mapping[str, Quantity]]
+) -> tuple[tuple[int, tuple[tuple[str, int], ...]], ...]:
+    return tuple(
+        (places[device], tuple(sorted((name, amount.nano) for name, amount in amounts.items())))
+        for device, amounts in sorted(consumed.items())
+        if device in places
+    )
+
+
+def _held_in(ledger: Ledger) -> set[tuple[str, str, str]]:
+    """List what a ledger holds, with the holder."""
+    return {
+        (key, device_class, device)
+        for key, allocation in ledger.allocations.items()
+        for holding in allocation.holdings
+        for device_class, devices in (*holding.devices.items(), ("cpu", tuple(str(cpu) for cpu in holding.cpus)))
+        for device in devices
+    }

@@ -1,0 +1,137 @@
+"""Which pods and claims need a look, kept as they change: of a cluster's many, a look at each change may cost only those that matter.
+
+Flows in: pods and claims. Flows out: pods that wait behind the gate or have lost what we allocated for them, pods that have devices and no node, and our notes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.gated_claims import (
+    GateAttempt,
+    gate_attempt_of,
+    holds_what_was_noted,
+    reserved_uids,
+)
+from topobus.controller.state.cluster_objects import has_gate, is_over, version_of
+from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.objects import metadata_of
+
+__all__ = ["GatedPodsIndex"]
+
+Key = tuple[str, str]
+
+
+class _Noted(NamedTuple):
+    """A claim with our note."""
+
+    uid: str
+    version: int
+    note: GateAttempt
+    users: frozenset[str]
+    is_ours: bool
+    """Whether it has the very devices of the note."""
+
+
+class GatedPodsIndex:
+    """Pods behind the gate, and claims with our notes."""
+
+    def __init__(self) -> None:
+        self._uids: dict[Key, str] = {}
+        self._pods: dict[str, Key] = {}
+        self._gated: set[Key] = set()
+        self._unbound: set[str] = set()
+        self._noted: dict[Key, _Noted] = {}
+        self._of_pod: dict[str, set[Key]] = {}
+        self._lost: set[Key] = set()
+        self._unreserved: set[Key] = set()
+        self._pending: set[Key] = set()
+
+    def put_pod(self, key: Key, pod: ApiObject | None) -> None:
+        """Take in a pod, or None for one that is gone."""
+        before = self._uids.pop(key, "")
+        self._pods.pop(before, None)
+        self._unbound.discard(before)
+        self._gated.discard(key)
+        if pod is None:
+            return
+        uid = metadata_of(pod).uid
+        self._uids[key] = uid
+        self._pods[uid] = key
+        if has_gate(pod):
+            self._gated.add(key)
+        if not pod.spec.get("nodeName") and not is_over(pod):
+            self._unbound.add(uid)
+
+    def put_claim(self, key: Key, claim: ApiObject | None) -> None:
+        """Take in a claim, or None for one that is gone."""
+        before = self._noted.pop(key, None)
+        if before is not None:
+            self._of_pod[before.note.pod].discard(key)
+            if not self._of_pod[before.note.pod]:
+                del self._of_pod[before.note.pod]
+        for one in (self._lost, self._unreserved, self._pending):
+            one.discard(key)
+        note = _note(claim) if claim is not None else None
+        if claim is None or note is None:
+            return
+        is_allocated = bool(claim.status.get("allocation"))
+        users = reserved_uids(claim)
+        found = _Noted(metadata_of(claim).uid, version_of(claim), note, users, is_allocated and holds_what_was_noted(claim, note))
+        self._noted[key] = found
+        self._of_pod.setdefault(note.pod, set()).add(key)
+        if not is_allocated:
+            self._lost.add(key)
+            if note.node:
+                self._pending.add(key)
+        elif note.pod not in users:
+            self._unreserved.add(key)
+
+    def note(self, key: Key) -> GateAttempt | None:
+        """Give our note in a claim; None when there is none that can be read."""
+        found = self._noted.get(key)
+        return found.note if found is not None else None
+
+    def users_of_ours(self, key: Key) -> frozenset[str] | None:
+        """Name who has reserved a claim that has the devices of our note; None for any other claim."""
+        found = self._noted.get(key)
+        return found.users if found is not None and found.is_ours else None
+
+    def noted(self) -> tuple[Key, ...]:
+        """List the claims with our notes."""
+        return tuple(sorted(self._noted))
+
+    def unallocated(self) -> tuple[Key, ...]:
+        """List those of them that have no devices."""
+        return tuple(sorted(self._lost))
+
+    def pending(self) -> frozenset[tuple[str, int]]:
+        """Name the intents that are to be made true: the claim's uid and the attempt's number."""
+        return frozenset((self._noted[key].uid, self._noted[key].note.number) for key in self._pending)
+
+    def waiting(self) -> frozenset[Key]:
+        """Name the pods that wait behind our gate, and those for which we allocated a claim that has no devices (any more)."""
+        lost = (self._pods.get(self._noted[key].note.pod) for key in self._lost)
+        return frozenset(self._gated) | frozenset(one for one in lost if one is not None)
+
+    def placeless(self) -> frozenset[Key]:
+        """Name the pods for which we allocated claims and that have no node, and those that have not reserved (any more) what we allocated for them."""
+        found = [self._pods[uid] for uid in self._unbound if uid in self._of_pod]
+        left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
+        return frozenset(found) | frozenset(one for one in left if one is not None)
+
+    def pod_of(self, uid: str) -> Key | None:
+        """Find a pod by its uid."""
+        return self._pods.get(uid)
+
+    def later_intents(self, version: int) -> frozenset[str]:
+        """Name the claims (by uid) with an intent that was written after a version: they must see the ones before, not the other way round."""
+        return frozenset(self._noted[key].uid for key in self._pending if self._noted[key].version > version)
+
+
+def _note(claim: ApiObject) -> GateAttempt | None:
+    try:
+        return gate_attempt_of(claim)
+    except ContractError:
+        return None

@@ -1,0 +1,118 @@
+"""Who holds which devices, from claims and ledgers, ready to be asked for one node at a time.
+
+Flows in: stored claims and ledgers. Flows out: device to holder, and amounts of shared devices. Kept by pool, since a node looks at its own pools only: the cost of
+a question does not grow with the claims of other nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.values import DeviceId, PoolId
+from topobus.controller.claims.lifecycle import ATTEMPT_ANNOTATION, allocation_of, owner_of
+from topobus.domain.errors import ContractError
+from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.classic_handles import as_structured
+from topobus.kubernetes.api.objects import metadata_of
+
+__all__ = ["ClaimHoldings", "Shift"]
+
+
+class Shift(NamedTuple):
+    """What a change of a claim changed."""
+
+    touched: frozenset[PoolId] = frozenset()
+    """Pools in which something is taken or free now that was not."""
+    freed: frozenset[PoolId] = frozenset()
+    """Those in which something is free now that was not."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What one claim holds."""
+
+    uid: str = ""
+    holder: str = ""
+    devices: frozenset[DeviceId] = frozenset()
+    shares: tuple[tuple[DeviceId, tuple[tuple[str, Quantity], ...]], ...] = ()
+
+    @property
+    def pools(self) -> frozenset[str]:
+        return frozenset(one.pool for one in (*self.devices, *(device for device, _ in self.shares)))
+
+
+@dataclass
+class ClaimHoldings:
+    """What all claims hold, allocated or about to be."""
+
+    _claims: dict[Hashable, _Held] = field(default_factory=dict)
+    _by_pool: dict[str, set[Hashable]] = field(default_factory=dict)
+
+    def holds(self, key: Hashable) -> bool:
+        """Say whether a claim holds anything."""
+        return key in self._claims
+
+    def put(self, key: Hashable, claim: ApiObject | None) -> Shift:
+        """Take in a claim, or None for one that is gone; gives the pools that this changes.
+
+        A claim that nobody can read holds nothing here: what it has stands in the ledger.
+        """
+        before = self._claims.pop(key, _Held())
+        for pool in before.pools:
+            self._by_pool[pool].discard(key)
+        after = _read(claim) if claim is not None else _Held()
+        if after.pools:
+            self._claims[key] = after
+            for pool in after.pools:
+                self._by_pool.setdefault(pool, set()).add(key)
+        shared, still_shared = set(before.shares), set(after.shares)
+        freed = [*(before.devices - after.devices), *(device for device, _ in shared - still_shared)]
+        taken = [*(after.devices - before.devices), *(device for device, _ in still_shared - shared)]
+        gave = frozenset([PoolId(one.driver, one.pool) for one in freed])
+        return Shift(gave | frozenset([PoolId(one.driver, one.pool) for one in taken]), gave)
+
+    def holders(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, str]:
+        """Say who holds devices of these pools, some claims left out."""
+        return {device: one.holder for one in self._others(pools, except_uids) for device in one.devices}
+
+    def consumed(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, dict[str, Quantity]]:
+        """Add up the shares taken of devices of these pools, some claims left out."""
+        found: dict[DeviceId, dict[str, Quantity]] = {}
+        for one in self._others(pools, except_uids):
+            for device, amounts in one.shares:
+                used = found.setdefault(device, {})
+                for name, amount in amounts:
+                    used[name] = used.get(name, Quantity(0)) + amount
+        return found
+
+    def _others(self, pools: Iterable[str], except_uids: Collection[str]) -> list[_Held]:
+        keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
+        return [self._claims[key] for key in sorted(keys, key=str) if self._claims[key].uid not in except_uids]
+
+
+def _read(claim: ApiObject) -> _Held:
+    try:
+        claim = as_structured(claim)
+        if not claim.status.get("allocation") and ATTEMPT_ANNOTATION not in metadata_of(claim).annotations:
+            return _Held()  # most of those that come: nothing to read
+        allocation = allocation_of(claim)
+        owner = owner_of(claim)
+        results = allocation.devices.results if allocation is not None else ()
+        return _Held(
+            owner.uid,
+            str(owner),
+            frozenset(DeviceId(one.driver, one.pool, one.device) for one in results if not one.admin_access and one.share_id is None),
+            tuple(
+                (
+                    DeviceId(one.driver, one.pool, one.device),
+                    tuple((name, Quantity.parse(amount)) for name, amount in sorted(one.consumed_capacity.items())),
+                )
+                for one in results
+                if one.share_id is not None
+            ),
+        )
+    except (ContractError, ValueError):
+        return _Held()

@@ -1,0 +1,263 @@
+"""What is known already of a claim's like: the answer on each kind of node, and the nodes that are worth another look.
+
+Claims of one template are alike, and so are most nodes. An answer is remembered under what the claim could tell of the node (`NodeTable.told_by`) and what was
+taken there; on any other node of which the same can be told it is the same answer with that node's names in it. A node on which such a claim did not fit is left
+out until something becomes free there. Flows in: questions, nodes and outcomes. Flows out: outcomes that a search would give, and the nodes to try in order.
+
+Only misses without reasons are remembered: reasons name devices, so whoever wants them searches anew.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import structs
+
+from topobus.cel.seam import Reads, SelectorCompiler, SelectorError
+from topobus.contracts.codec import encode
+from topobus.controller.allocation.bitset_allocator import BitsetPlan, make_sheet
+from topobus.controller.allocation.node_table import NodeTable
+from topobus.controller.allocation.values import (
+    Allocated,
+    DeviceId,
+    GaveUp,
+    Mode,
+    NoFit,
+    Outcome,
+)
+from topobus.controller.state.free_devices import FreeDevices, Mark
+from topobus.kubernetes.api.resource import (
+    AllocationResult,
+    ClaimSpec,
+    DeviceClassSpec,
+    ExactRequest,
+    NodeRequirement,
+    NodeSelector,
+    NodeSelectorTerm,
+    SubRequest,
+)
+
+__all__ = ["CacheKey", "RequestShape", "ResultCache"]
+
+# Different questions remembered; beyond that all is forgotten and found again. Each keeps the list of its nodes: 512 of 5,000 nodes are 20 MB.
+_MOST_QUESTIONS = 512
+# Answers remembered, some 500 bytes each.
+_MOST_ANSWERS = 100_000
+
+
+@dataclass(eq=False)
+class _Frontier:
+    """The nodes that are worth a look, in order."""
+
+    mark: Mark = (0, -1)
+    nodes: tuple[str, ...] = ()
+    open: list[str] = field(default_factory=list)
+    closed: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, eq=False)
+class RequestShape:
+    """Claims to be allocated together, without their names: all that have the same specs are one question."""
+
+    number: int
+    reads: tuple[Reads, ...] | None
+    """What their selectors read; None when that cannot be told, and nothing is shared between nodes then."""
+    attributes: tuple[str, ...]
+    """What their constraints compare."""
+    specs: tuple[ClaimSpec, ...] = ()
+    sheets: dict[int, BitsetPlan | None] = field(default_factory=dict)
+    """By kind of node; None where it takes a search."""
+    samples: list[Allocated] = field(default_factory=list)
+    """An allocation, whichever: where bits say which devices, all else is as in this one."""
+    frontier: _Frontier = field(default_factory=_Frontier)
+
+
+@dataclass(frozen=True, eq=False)
+class CacheKey:
+    """A question about one node as it is now; an answer found meanwhile is remembered for that very state."""
+
+    table: NodeTable
+    key: Hashable = None
+    """None when the answer holds for this node alone."""
+    question: RequestShape | None = None
+    sheet: BitsetPlan | None = None
+    taken: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _CachedResult:
+    outcome: Allocated | NoFit | GaveUp
+    places: tuple[tuple[int, ...], ...] = ()
+    """For each claim, the places of its devices in the node's table."""
+
+
+class ResultCache:
+    """Remembers; decides nothing. One stock, one mode.
+
+    Args: nodes — all nodes by name, the same tuple as long as they are the same; classes — all classes as they are now.
+    """
+
+    def __init__(
+        self,
+        stock: FreeDevices,
+        nodes: Callable[[], tuple[str, ...]],
+        classes: Callable[[], Mapping[str, DeviceClassSpec]],
+        compiler: SelectorCompiler,
+        mode: Mode,
+    ) -> None:
+        self._stock = stock
+        self._nodes = nodes
+        self._classes = classes
+        self._compiler = compiler
+        self._mode = mode
+        self._count = 0
+        self._questions: dict[bytes, RequestShape] = {}
+        self._answers: dict[Hashable, _CachedResult] = {}
+
+    def question(self, specs: Sequence[ClaimSpec]) -> RequestShape:
+        """Tell what is asked; the same question for equal specs as long as their classes are the same."""
+        classes = self._classes()
+        wanted = [one for spec in specs for request in spec.devices.requests for one in (request.exactly, *request.first_available) if one]
+        asked = encode((specs, [classes.get(one.device_class_name) for one in wanted]))
+        known = self._questions.get(asked)
+        if known is None:
+            if len(self._questions) >= _MOST_QUESTIONS:
+                self._questions.clear()
+                self._answers.clear()
+            attributes = {
+                name
+                for spec in specs
+                for one in spec.devices.constraints
+                for name in (one.match_attribute, one.distinct_attribute)
+                if name is not None
+            }
+            self._count += 1
+            known = self._questions[asked] = RequestShape(
+                self._count, self._reads(wanted, classes), tuple(sorted(attributes)), tuple(specs)
+            )
+        return known
+
+    def ticket(self, question: RequestShape, node: str) -> CacheKey:
+        """Take down how a node looks to a question now.
+
+        Errors: raises ValueError for a slice with an amount that is none, as a search would.
+        """
+        table = self._stock.table_of(node)
+        if question.reads is None or not table.is_own:
+            return CacheKey(table)
+        told, state = table.told_by(question.reads, question.attributes), self._stock.state_of(node)
+        if told not in question.sheets:
+            question.sheets[told] = make_sheet(table, question.specs, self._classes(), self._compiler)
+        return CacheKey(table, (question.number, told, state), question, question.sheets[told], state.taken)
+
+    def recall(self, ticket: CacheKey) -> Outcome | None:
+        """Give the answer of a node that looks the same, in this node's names; None when there is none yet."""
+        if ticket.sheet is not None and ticket.question is not None:
+            places = ticket.sheet.solve(ticket.taken)
+            if places is None:
+                return NoFit((), 0)
+            if ticket.question.samples:
+                return _placed(ticket.question.samples[0], places, ticket.table)
+        known = self._answers.get(ticket.key) if ticket.key is not None else None
+        if known is None or not isinstance(known.outcome, Allocated):
+            return known.outcome if known is not None else None
+        return _placed(known.outcome, known.places, ticket.table)
+
+    def remember(self, ticket: CacheKey, outcome: Outcome) -> None:
+        """Keep an answer for all nodes that look the same."""
+        if ticket.key is None:
+            return
+        if len(self._answers) >= _MOST_ANSWERS:
+            self._answers.clear()
+        if isinstance(outcome, Allocated):
+            table = ticket.table
+            ids = [[DeviceId(one.driver, one.pool, one.device) for one in result.devices.results] for result in outcome.results]
+            self._answers[ticket.key] = _CachedResult(outcome, tuple([tuple([table.places[one] for one in found]) for found in ids]))
+            if ticket.sheet is not None and ticket.question is not None and not ticket.question.samples:
+                ticket.question.samples.append(outcome)
+        elif isinstance(outcome, NoFit):
+            self._answers[ticket.key] = _CachedResult(NoFit((), outcome.steps))
+        elif isinstance(outcome, GaveUp):
+            self._answers[ticket.key] = _CachedResult(outcome)
+
+    def look(self, question: RequestShape, node: str, search: Callable[[], Outcome]) -> Outcome:
+        """Answer for a node: what is known, or what a search finds now."""
+        ticket = self.ticket(question, node)
+        outcome = self.recall(ticket)
+        if outcome is None:
+            outcome = search()
+            self.remember(ticket, outcome)
+        return outcome
+
+    def open_nodes(self, question: RequestShape) -> Iterator[str]:
+        """Walk the nodes that are worth a look, by name; `close` may be called for the one at hand.
+
+        Cost: O(nodes that changed since the last walk), not O(nodes).
+        """
+        frontier = question.frontier
+        self._refresh(frontier)
+        place = 0
+        while place < len(frontier.open):
+            node = frontier.open[place]
+            yield node
+            place = bisect_right(frontier.open, node)
+
+    def close(self, question: RequestShape, node: str) -> None:
+        """Leave a node out until something becomes free there: what does not fit does not fit when more is taken.
+
+        In mode `compatible` upstream's defects may make it fit then, so any change opens it.
+        """
+        frontier = question.frontier
+        place = bisect_right(frontier.open, node) - 1
+        if place >= 0 and frontier.open[place] == node:
+            del frontier.open[place]
+            frontier.closed.add(node)
+
+    def _refresh(self, frontier: _Frontier) -> None:
+        mark, changed = self._stock.changes_since(frontier.mark)
+        nodes = self._nodes()
+        frontier.mark = mark
+        for node, is_freed in changed or ():
+            if node in frontier.closed and (is_freed or self._mode is Mode.COMPATIBLE):
+                frontier.closed.remove(node)
+                insort(frontier.open, node)
+        if changed is None:
+            frontier.closed.clear()
+        if changed is None or nodes is not frontier.nodes:
+            frontier.nodes = nodes
+            frontier.open[:] = [one for one in nodes if one not in frontier.closed]
+
+    def _reads(self, wanted: Sequence[ExactRequest | SubRequest], classes: Mapping[str, DeviceClassSpec]) -> tuple[Reads, ...] | None:
+        """Collect what all selectors read."""
+        found: set[Reads] = set()
+        for expression in {expression for one in wanted for expression in _expressions(one, classes)}:
+            selector = self._compiler.compile(expression)
+            if isinstance(selector, SelectorError) or selector.reads is None:
+                return None
+            found.update(selector.reads)
+        return tuple(sorted(found, key=str))
+
+
+def _expressions(one: ExactRequest | SubRequest, classes: Mapping[str, DeviceClassSpec]) -> list[str]:
+    device_class = classes.get(one.device_class_name)
+    selectors = (*(device_class.selectors if device_class is not None else ()), *one.selectors)
+    return [selector.cel.expression if selector.cel is not None else "" for selector in selectors]
+
+
+def _placed(known: Allocated, places: Sequence[tuple[int, ...]], table: NodeTable) -> Allocated:
+    """Give each claim the devices at these places of a node."""
+    return Allocated(tuple([_renamed(result, mine, table) for result, mine in zip(known.results, places, strict=True)]), known.steps)
+
+
+def _renamed(result: AllocationResult, places: tuple[int, ...], table: NodeTable) -> AllocationResult:
+    """Give a node's own names to an allocation that was found on one like it."""
+    devices = []
+    for granted, place in zip(result.devices.results, places, strict=True):
+        device = table.candidates[place].id
+        devices.append(structs.replace(granted, driver=device.driver, pool=device.pool, device=device.device))
+    # All devices are the node's own, so the allocation names the node and nothing else; without a device it names none.
+    only = NodeRequirement(key="metadata.name", operator="In", values=(table.node.name,))
+    selector = NodeSelector(node_selector_terms=(NodeSelectorTerm(match_fields=(only,)),)) if result.node_selector is not None else None
+    return structs.replace(result, devices=structs.replace(result.devices, results=tuple(devices)), node_selector=selector)

@@ -1,0 +1,121 @@
+"""All slices that are known, filed by node and by pool, so that one node's devices are put together from its own alone.
+
+Flows in: slices, by what brought them (an inventory, an object). Flows out: a NodeTable a node, made when it is first asked for and kept until a slice that
+matters there changes. Upstream walks all slices of the cluster for each node; what that would find is found here by looking at the pools concerned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+
+from topobus.controller.allocation.node_table import NodeTable, Numbers
+from topobus.controller.allocation.pools import PoolState, gather_pools
+from topobus.controller.allocation.values import (
+    ALL_GATES,
+    Node,
+    PoolId,
+    Slice,
+)
+
+__all__ = ["Origin", "SliceIndex"]
+
+Origin = tuple[int, Hashable]
+"""What brought slices: a rank, then a name. Slices of one pool with equal names are tried in this order."""
+
+
+class SliceIndex:
+    """Slices, and the tables made of them."""
+
+    def __init__(self) -> None:
+        self._slices: dict[Origin, tuple[Slice, ...]] = {}
+        self._by_node: dict[str, set[Origin]] = {}
+        self._unbound: set[Origin] = set()
+        self._by_pool: dict[PoolId, set[Origin]] = {}
+        self._broken: set[PoolId] = set()
+        self._tables: dict[str, NodeTable] = {}
+        self._numbers = Numbers()
+
+    def put(self, origin: Origin, slices: tuple[Slice, ...]) -> frozenset[str] | None:
+        """Take in all slices of an origin; none takes it out. Gives the nodes that this may concern, None for all."""
+        before = self._slices.pop(origin, ())
+        if slices:
+            self._slices[origin] = slices
+        for one in before:
+            self._file(origin, one, is_there=False)
+        for one in slices:
+            self._file(origin, one, is_there=True)
+        concerned = [self._outdate(pool, (*before, *slices)) for pool in {_pool_of(one) for one in (*before, *slices)}]
+        known = [one for one in concerned if one is not None]
+        return frozenset().union(*known) if len(known) == len(concerned) else None
+
+    def table(self, node: Node) -> NodeTable:
+        """Give a node's devices; made once until a slice changes that matters there."""
+        known = self._tables.get(node.name)
+        if known is None:
+            known = self._tables[node.name] = NodeTable(node, gather_pools(self._relevant(node.name), node, ALL_GATES), self._numbers)
+        return known
+
+    def forget_table(self, node: str) -> None:
+        """Forget what was made of the slices for one node: its labels are others now."""
+        self._tables.pop(node, None)
+
+    def forget_tables(self) -> None:
+        """Forget what was made of the slices, numbers included: they grow with every kind of node that was ever seen."""
+        self._tables.clear()
+        self._numbers = Numbers()
+
+    @property
+    def numbers(self) -> int:
+        """How many different things were numbered."""
+        return len(self._numbers)
+
+    def nodes_of(self, pool: PoolId) -> frozenset[str] | None:
+        """Name the nodes to which a pool belongs; None when it may be reached from any."""
+        nodes = [one.spec.node_name for origin in self._by_pool.get(pool, ()) for one in self._slices[origin] if _pool_of(one) == pool]
+        return frozenset(one for one in nodes if one) if all(nodes) else None
+
+    def _file(self, origin: Origin, one: Slice, *, is_there: bool) -> None:
+        shelves = [self._by_pool.setdefault(_pool_of(one), set())]
+        shelves.append(self._by_node.setdefault(one.spec.node_name, set()) if one.spec.node_name else self._unbound)
+        for shelf in shelves:
+            if is_there:
+                shelf.add(origin)
+            else:
+                shelf.discard(origin)
+
+    def _outdate(self, pool: PoolId, changed: Iterable[Slice]) -> frozenset[str] | None:
+        """Drop the tables that a change in a pool may concern: those of the nodes that its slices name, or all when a slice names none."""
+        slices = [*changed, *(one for origin in self._by_pool[pool] for one in self._slices[origin])]
+        slices = [one for one in slices if _pool_of(one) == pool]
+        was_broken = pool in self._broken
+        self._broken.discard(pool)
+        # Upstream takes counters to concern every node, whatever node they name: all that another node sees of them is whether their pool is whole.
+        if any(one.spec.shared_counters and one.spec.node_name for one in slices) and not self._is_whole(pool):
+            self._broken.add(pool)
+        if was_broken or pool in self._broken or not all(one.spec.node_name for one in slices):
+            self._tables.clear()
+            return None
+        nodes = frozenset([one.spec.node_name or "" for one in slices])
+        for node in nodes:
+            self._tables.pop(node, None)
+        return nodes
+
+    def _is_whole(self, pool: PoolId) -> bool:
+        slices = [one for origin in sorted(self._by_pool[pool], key=str) for one in self._slices[origin]]
+        found = gather_pools(slices, Node(""), ALL_GATES)
+        return all(one.state is PoolState.READY for one in found if one.id == pool)
+
+    def _relevant(self, node: str) -> list[Slice]:
+        """Collect the slices that an allocation on a node may have to look at, in the order in which they would all stand."""
+        origins = self._by_node.get(node, set()) | self._unbound
+        pools = {_pool_of(one) for origin in origins for one in self._slices[origin]} | self._broken
+        origins = origins.union(*(self._by_pool[pool] for pool in pools))
+        return [one for origin in sorted(origins, key=_order) for one in self._slices[origin] if _pool_of(one) in pools]
+
+
+def _pool_of(one: Slice) -> PoolId:
+    return PoolId(one.spec.driver, one.spec.pool.name)
+
+
+def _order(origin: Origin) -> tuple[int, str]:
+    return origin[0], str(origin[1])

@@ -1,0 +1,52 @@
+"""Whether a ResourceSlice that names a driver of ours was published by the node that it speaks of.
+
+Flows in: a slice, who owns it, and what the node says on the bus. Flows out: why it does not count, or nothing. Anybody who may create ResourceSlices may name our drivers
+and a higher generation, which hides the node's own slices from every allocation; kube-apiserver checks neither. Slices of other drivers are theirs to judge.
+Source: k8s.io/dynamic-resource-allocation/structured (only the newest generation of a pool counts), 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from msgspec import structs
+
+from topobus.controller.state.inventory_slices import class_of_driver
+from topobus.kubernetes.api.resource import SliceSpec
+
+__all__ = ["only_known_devices", "why_foreign"]
+
+_SHOWN_DEVICES = 3
+
+
+def why_foreign(spec: SliceSpec, owners: Sequence[Mapping[str, Any]], *, node_uid: str | None, inventory: Collection[str] | None) -> str:
+    """Say why a slice of a driver of ours does not count; empty for one that does, and for any slice of another driver.
+
+    Shapes: owners — metadata.ownerReferences; node_uid — of the Node object of the pool's name, None while that is not known; inventory — names of the node's devices of
+    the class, None when the node has published no inventory of it.
+    """
+    device_class = class_of_driver(spec.driver)
+    if device_class is None:
+        return ""
+    node = spec.pool.name
+    if spec.node_name != node:
+        place = f"node {spec.node_name}" if spec.node_name else "no one node"
+        return f"pool {node} of {spec.driver} is of node {node}, and the slice is of {place}"
+    owner = next((one for one in owners if one.get("kind") == "Node" and one.get("name") == node), None)
+    if owner is None or (node_uid is not None and owner.get("uid") != node_uid):
+        return f"it is not owned by node {node}, as slices of the node's gateway are"
+    if inventory is None:
+        return f"node {node} has published no inventory of class {device_class}"
+    unknown = [device.name for device in spec.devices if device.name not in inventory]
+    if unknown and len(unknown) == len(spec.devices):
+        shown = ", ".join(unknown[:_SHOWN_DEVICES]) + (", ..." if len(unknown) > _SHOWN_DEVICES else "")
+        return f"node {node} has no such device of class {device_class}: {shown}"
+    return ""
+
+
+def only_known_devices(spec: SliceSpec, inventory: Collection[str] | None) -> SliceSpec:
+    """Leave out devices that the node's inventory lacks: the node would refuse them. A device that went stays in its slice until the gateway has written again."""
+    if class_of_driver(spec.driver) is None or inventory is None or all(device.name in inventory for device in spec.devices):
+        return spec
+    return structs.replace(spec, devices=tuple(device for device in spec.devices if device.name in inventory))

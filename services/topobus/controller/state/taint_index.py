@@ -1,0 +1,180 @@
+"""Taints of devices: what slices say, what DeviceTaintRules add, and what a silent service means.
+
+Flows in: slices as published, stored rules. Flows out: the slices as an allocation is to see them, and which devices carry a taint that evicts.
+A rule names driver, pool and device, each of which may be left out; without a selector it taints nothing, with an empty one everything.
+Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.values import DeviceId, Slice
+from topobus.controller.state.slice_index import Origin
+from topobus.domain.errors import ContractError
+from topobus.kubernetes.api import limits
+from topobus.kubernetes.api.objects import metadata_of, name_of
+from topobus.kubernetes.api.resource import (
+    SliceDevice,
+    SliceSpec,
+    Taint,
+    TaintRuleSpec,
+    TaintSelector,
+)
+from topobus.kubernetes.api.shape import read_as
+from topobus.kubernetes.api.tolerations import tolerates
+
+__all__ = ["EXECUTES", "SILENT_TAINT", "RuleTaint", "TaintIndex", "TaintRule", "matches", "read_rule", "silenced", "tainted", "tolerates"]
+
+EXECUTES = "NoExecute"
+SILENT_TAINT = "topobus.dev/service-silent"
+"""On devices whose service does not answer, by the reader: nothing is allocated there, whatever is tolerated, and nothing is let go."""
+
+
+@dataclass(frozen=True)
+class TaintRule:
+    """A stored DeviceTaintRule."""
+
+    name: str
+    selector: TaintSelector | None
+    taint: Taint
+    """With its time: the server's, else that of the rule."""
+
+
+@dataclass(frozen=True)
+class RuleTaint:
+    """A taint on a device, and the rule that put it there; empty for the driver's own word."""
+
+    taint: Taint
+    rule: str = ""
+
+
+def read_rule(one: ApiObject) -> TaintRule:
+    """Read a stored rule.
+
+    Errors: raises ContractError.
+    """
+    spec = read_as(one.spec, TaintRuleSpec, where=name_of(one))
+    problems = limits.check_taint_rule(spec)
+    if problems:
+        raise ContractError(f"{name_of(one)}: " + "; ".join(str(problem) for problem in problems))
+    metadata = metadata_of(one)
+    since = spec.taint.time_added or metadata.creation_timestamp or None
+    return TaintRule(metadata.name, spec.device_selector, msgspec.structs.replace(spec.taint, time_added=since))
+
+
+def matches(selector: TaintSelector | None, device: DeviceId) -> bool:
+    """Say whether a rule means a device."""
+    if selector is None:
+        return False
+    pairs = ((selector.driver, device.driver), (selector.pool, device.pool), (selector.device, device.device))
+    return all(wanted is None or wanted == found for wanted, found in pairs)
+
+
+def tainted(slices: tuple[Slice, ...], rules: Iterable[TaintRule]) -> tuple[Slice, ...]:
+    """Add the rules' taints to the devices that they mean; slices that none means stay the same objects.
+
+    Shapes: rules — in order of name, which is the order of their taints.
+    """
+    mine = tuple(rules)
+    return tuple(_tainted(one, mine) for one in slices) if mine else slices
+
+
+def _tainted(one: Slice, rules: tuple[TaintRule, ...]) -> Slice:
+    def taint(device: SliceDevice) -> SliceDevice:
+        device_id = DeviceId(one.spec.driver, one.spec.pool.name, device.name)
+        added = tuple(rule.taint for rule in rules if matches(rule.selector, device_id))
+        return msgspec.structs.replace(device, taints=(*device.taints, *added)) if added else device
+
+    devices = tuple(map(taint, one.spec.devices))
+    return one if devices == one.spec.devices else replace(one, spec=_with_devices(one.spec, devices))
+
+
+def silenced(slices: tuple[Slice, ...], since: str) -> tuple[Slice, ...]:
+    """Mark the devices of a service that does not answer."""
+    mark = Taint(key=SILENT_TAINT, value=since, effect="NoSchedule", time_added=since or None)
+    return tuple(
+        replace(
+            one,
+            spec=_with_devices(
+                one.spec, tuple(msgspec.structs.replace(device, taints=(mark, *device.taints)) for device in one.spec.devices)
+            ),
+        )
+        for one in slices
+    )
+
+
+def _with_devices(spec: SliceSpec, devices: tuple[SliceDevice, ...]) -> SliceSpec:
+    return msgspec.structs.replace(spec, devices=devices)
+
+
+class TaintIndex:
+    """All slices as published and all rules; one owner, who passes on what each change makes of the slices."""
+
+    def __init__(self) -> None:
+        self._published: dict[Origin, tuple[Slice, ...]] = {}
+        self._rules: dict[Hashable, TaintRule] = {}
+        self._evicting: dict[Origin, dict[DeviceId, tuple[Taint, ...]]] = {}
+        self.has_seen_binding = False
+        """Whether any device with binding conditions was ever published: without one nobody has to look at all claims for them."""
+
+    @property
+    def rules(self) -> Mapping[Hashable, TaintRule]:
+        """The rules, by what stores them."""
+        return self._rules
+
+    def put(self, origin: Origin, slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
+        """Take in the slices of an origin; gives them with the rules' taints."""
+        self._published.pop(origin, None)
+        self._evicting.pop(origin, None)
+        if not slices:
+            return ()
+        self._published[origin] = slices
+        self.has_seen_binding = self.has_seen_binding or any(device.binding_conditions for one in slices for device in one.spec.devices)
+        evicting = {
+            DeviceId(one.spec.driver, one.spec.pool.name, device.name): found
+            for one in slices
+            for device in one.spec.devices
+            if (found := tuple(taint for taint in device.taints if taint.effect == EXECUTES))
+        }
+        if evicting:
+            self._evicting[origin] = evicting
+        return tainted(slices, self._in_order())
+
+    def put_rule(self, key: Hashable, rule: TaintRule | None) -> dict[Origin, tuple[Slice, ...]]:
+        """Take in a rule, or None for one that is gone; gives the slices of the origins that look different now."""
+        before = self._in_order()
+        self._rules.pop(key, None)
+        if rule is not None:
+            self._rules[key] = rule
+        after = self._in_order()
+        if before == after:
+            return {}
+        return {origin: now for origin, slices in self._published.items() if (now := tainted(slices, after)) != tainted(slices, before)}
+
+    def evicting(self, device: DeviceId) -> tuple[RuleTaint, ...]:
+        """List the taints of a device that evict whoever does not tolerate them: the driver's, then the rules'."""
+        own = tuple(RuleTaint(taint) for found in self._evicting.values() for taint in found.get(device, ()))
+        ruled = (one for one in self._in_order() if one.taint.effect == EXECUTES and matches(one.selector, device))
+        return (*own, *(RuleTaint(one.taint, one.name) for one in ruled))
+
+    @property
+    def may_evict(self) -> bool:
+        """Say whether any device may carry a taint that evicts."""
+        return bool(self._evicting) or any(one.taint.effect == EXECUTES for one in self._rules.values())
+
+    def count(self, rule: TaintRule) -> int:
+        """Count the published devices that a rule means."""
+        return sum(
+            matches(rule.selector, DeviceId(one.spec.driver, one.spec.pool.name, device.name))
+            for slices in self._published.values()
+            for one in slices
+            for device in one.spec.devices
+        )
+
+    def _in_order(self) -> tuple[TaintRule, ...]:
+        return tuple(sorted(self._rules.values(), key=lambda one: one.name))

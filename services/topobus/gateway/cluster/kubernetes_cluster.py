@@ -1,0 +1,258 @@
+"""The API server as the gateway uses it: objects in the shape of resource.k8s.io/v1, whichever version the server has, and lasting watches.
+
+Flows in: settings. Flows out: a Cluster. How a server is reached and asked is `topobus.kubernetes`, as in the controller. Which version of resource.k8s.io the server has is
+asked and never assumed; the rest of the gateway sees v1 alone. This module is imported only when a cluster is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from topobus.contracts.messages import ApiObject
+from topobus.domain.errors import PeerUnavailable
+from topobus.gateway.cluster.objects import (
+    ClusterChange,
+    ClusterChangeKind,
+    Rejected,
+    ResourceKind,
+)
+from topobus.gateway.config import ClusterSettings
+from topobus.gateway.core.api_versions import (
+    GROUP,
+    VERSIONS,
+    from_served,
+    to_served,
+)
+from topobus.kubernetes.access import AccessSettings
+from topobus.kubernetes.client import BACKOFF_LIMIT_S, GONE, NOT_FOUND, HistoryLost, KubernetesClient, NotServed, Plain, object_path
+from topobus.runtime.logging import get_logger
+
+__all__ = ["KubernetesCluster"]
+
+_PAGE = 250
+_MOST_DOUBLINGS = 16
+# What a disruption budget answers, too.
+_TOO_MANY_REQUESTS = 429
+_RIGHTS = "check the gateway's rights in the cluster"
+
+
+class KubernetesCluster:
+    """One API server."""
+
+    def __init__(self, settings: ClusterSettings, client: KubernetesClient) -> None:
+        self._settings = settings
+        self._client = client
+        self._version = ""
+        """Of resource.k8s.io; empty: not asked yet, or to be asked again."""
+
+    @classmethod
+    def open(cls, settings: ClusterSettings) -> KubernetesCluster:
+        """Read the configuration; nothing is asked yet.
+
+        Errors: raises ConfigError when there is no configuration where the settings say, or it cannot be used.
+        """
+        access = AccessSettings(
+            kubeconfig="" if settings.mode == "in-cluster" else settings.kubeconfig,
+            context=settings.context,
+            call_s=settings.call_s,
+            setting="gateway: cluster",
+            next_step="set TOPOBUS_GATEWAY__CLUSTER__MODE and TOPOBUS_GATEWAY__CLUSTER__KUBECONFIG",
+        )
+        return cls(settings, KubernetesClient.open(access))
+
+    @property
+    def server(self) -> str:
+        """Where it is."""
+        return self._client.server
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._client.close()
+
+    async def get(self, kind: ResourceKind, name: str, namespace: str = "") -> ApiObject | None:
+        """Read an object; None when there is none."""
+        version = await self._version_of(kind)
+        answer = await self._ask("GET", _path(kind, version, namespace, name))
+        if isinstance(answer, Rejected):
+            if answer.code == NOT_FOUND:
+                return None
+            raise PeerUnavailable(f"API server: {kind.kind} {name}: {answer.message}", next_step=_RIGHTS)
+        return _object(kind, version, answer)
+
+    async def create(self, kind: ResourceKind, one: ApiObject) -> ApiObject | Rejected:
+        """Make an object."""
+        return await self._write("POST", kind, "", one)
+
+    async def update(self, kind: ResourceKind, one: ApiObject) -> ApiObject | Rejected:
+        """Replace an object."""
+        return await self._write("PUT", kind, str(one.metadata.get("name", "")), one)
+
+    async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
+        """Delete exactly this object."""
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": {"uid": uid, "resourceVersion": resource_version}}
+        answer = await self._ask("DELETE", _path(kind, await self._version_of(kind), "", name), body=body)
+        return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
+
+    async def annotate(self, kind: ResourceKind, name: str, namespace: str, *, uid: str, annotations: Mapping[str, str]) -> Rejected | None:
+        """Set annotations of exactly this object, whatever else has changed of it."""
+        # A uid in a patch is a precondition: another object of the name is refused as a conflict.
+        body = {"metadata": {"uid": uid, "annotations": dict(annotations)}}
+        answer = await self._ask("PATCH", _path(kind, await self._version_of(kind), namespace, name), body=body)
+        return answer if isinstance(answer, Rejected) else None
+
+    async def tell(self, namespace: str, event: Mapping[str, Any]) -> Rejected | None:
+        """Make a v1 Event."""
+        answer = await self._ask("POST", object_path("v1", "events", namespace=namespace), body=dict(event))
+        return answer if isinstance(answer, Rejected) else None
+
+    async def evict(self, name: str, namespace: str, *, uid: str) -> Rejected | None:
+        """Ask for a pod's eviction; the no of a disruption budget is a value, too."""
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        try:
+            answer = await self._ask("POST", object_path("v1", "pods", namespace=namespace, name=name, part="eviction"), body=body)
+        except PeerUnavailable as err:
+            if err.facts.get("code") != _TOO_MANY_REQUESTS:
+                raise
+            return Rejected(code=_TOO_MANY_REQUESTS, reason="TooManyRequests", message=err.message)
+        return answer if isinstance(answer, Rejected) and answer.code != NOT_FOUND else None
+
+    async def watch(self, kind: ResourceKind, *, fields: str) -> AsyncGenerator[ClusterChange, None]:
+        """Follow objects for ever; the trouble of a lasting outage is logged once."""
+        version = ""
+        pause_s = self._settings.retry_s
+        is_troubled = False
+        lost = 0
+        while True:
+            try:
+                if not version:
+                    objects, version = await self._list(kind, fields)
+                    yield ClusterChange(kind=ClusterChangeKind.SNAPSHOT, objects=objects)
+                if is_troubled:
+                    get_logger().info("cluster.watch-healed", kind=kind.kind)
+                is_troubled, pause_s = False, self._settings.retry_s
+                async with aclosing(self._stream(kind, fields, version)) as stream:
+                    async for change, newest in stream:
+                        version, lost = newest, 0
+                        if change is not None:
+                            yield change
+            except HistoryLost:
+                get_logger().info("cluster.history-lost", kind=kind.kind, resource_version=version)
+                version = ""
+                # Once is ordinary. A server that loses every version at once must not be asked as fast as it answers.
+                if lost:
+                    await asyncio.sleep(min(self._settings.retry_s * 2 ** (lost - 1), BACKOFF_LIMIT_S))
+                lost = min(lost + 1, _MOST_DOUBLINGS)
+            except PeerUnavailable as err:
+                if not is_troubled:
+                    get_logger().warning("cluster.watch-lost", kind=kind.kind, error=str(err))
+                is_troubled = True
+                # It may come back as another version of itself.
+                self._version = ""
+                await asyncio.sleep(max(pause_s, min(err.retry_after_s, BACKOFF_LIMIT_S)))
+                pause_s = min(pause_s * 2, BACKOFF_LIMIT_S)
+
+    async def _list(self, kind: ResourceKind, fields: str) -> tuple[tuple[ApiObject, ...], str]:
+        found: list[ApiObject] = []
+        params = {"fieldSelector": fields, "limit": str(_PAGE)}
+        served = await self._version_of(kind)
+        while True:
+            answer = await self._ask("GET", _path(kind, served), params=params)
+            if isinstance(answer, Rejected):
+                if answer.code == GONE:
+                    raise HistoryLost
+                raise PeerUnavailable(f"API server: list of {kind.plural}: {answer.message}", next_step=_RIGHTS)
+            # No items are null on the wire.
+            items, metadata = answer.get("items") or [], answer.get("metadata")
+            if not isinstance(items, list) or not isinstance(metadata, dict) or not metadata.get("resourceVersion"):
+                raise PeerUnavailable(f"API server {self.server}: list of {kind.plural}: the answer is no list")
+            found += [_object(kind, served, one) for one in items]
+            if not metadata.get("continue"):
+                return tuple(found), str(metadata.get("resourceVersion", ""))
+            params = {**params, "continue": str(metadata["continue"])}
+
+    async def _stream(self, kind: ResourceKind, fields: str, version: str) -> AsyncGenerator[tuple[ClusterChange | None, str], None]:
+        """Read one watch to its end: changes (None for a bookmark) with the version that they bring."""
+        served = await self._version_of(kind)
+        async with aclosing(self._client.watch(_path(kind, served), version, params={"fieldSelector": fields})) as events:
+            async for change, plain in events:
+                newest = str(plain["metadata"]["resourceVersion"])
+                if change == "BOOKMARK":
+                    yield None, newest
+                    continue
+                kind_of_change = ClusterChangeKind.DELETE if change == "DELETED" else ClusterChangeKind.PUT
+                yield ClusterChange(kind=kind_of_change, objects=(_object(kind, served, plain),)), newest
+
+    async def _write(self, method: str, kind: ResourceKind, name: str, one: ApiObject) -> ApiObject | Rejected:
+        version = await self._version_of(kind)
+        body = {key: value for key, value in msgspec.to_builtins(one).items() if key != "status"}
+        path = _path(kind, version, str(one.metadata.get("namespace", "")), name)
+        answer = await self._ask(method, path, body=to_served(kind.kind, body, version) if version else body)
+        return answer if isinstance(answer, Rejected) else _object(kind, version, answer)
+
+    async def _version_of(self, kind: ResourceKind) -> str:
+        """Find the newest version of resource.k8s.io that the server has and we know; empty for kinds of other groups."""
+        if not kind.api_version.startswith(f"{GROUP}/"):
+            return ""
+        if not self._version:
+            for version in VERSIONS:
+                try:
+                    answer = await self._ask("GET", f"/apis/{GROUP}/{version}")
+                except NotServed:
+                    continue
+                if isinstance(answer, Rejected) and answer.code != NOT_FOUND:
+                    # Discovery is closed to us: the present version is the best guess, and a wrong one answers for itself.
+                    self._version = VERSIONS[0]
+                    break
+                names = {one.get("name") for one in answer.get("resources") or ()} if isinstance(answer, dict) else set()
+                if kind.plural in names:
+                    self._version = version
+                    get_logger().info("cluster.version-chosen", server=self.server, group=GROUP, version=version)
+                    break
+            else:
+                raise PeerUnavailable(
+                    f"API server {self.server} has {kind.plural} in none of {', '.join(f'{GROUP}/{one}' for one in VERSIONS)}",
+                    next_step="Kubernetes 1.34 or newer has them; 1.32 and 1.33 with DynamicResourceAllocation and their beta version switched on",
+                )
+        return self._version
+
+    async def _ask(self, method: str, path: str, *, params: Mapping[str, str] | None = None, body: object = None) -> Plain | Rejected:
+        try:
+            return await self._client.ask(method, path, params=params, body=body)
+        except NotServed:
+            # It may have been upgraded since we asked which versions it has.
+            self._version = ""
+            raise
+
+
+def _path(kind: ResourceKind, version: str, namespace: str = "", name: str = "") -> str:
+    """Path of a kind or an object; `version` of resource.k8s.io, empty for kinds of other groups."""
+    api_version = f"{GROUP}/{version}" if version else kind.api_version
+    return object_path(api_version, kind.plural, namespace=namespace if kind.is_namespaced else "", name=name)
+
+
+def _object(kind: ResourceKind, version: str, plain: object) -> ApiObject:
+    """Read an object in the shape of v1.
+
+    Errors: raises PeerUnavailable for what is no object.
+    """
+    if not isinstance(plain, dict) or not all(isinstance(plain.get(part) or {}, dict) for part in ("metadata", "spec", "status")):
+        raise PeerUnavailable(f"API server: something that is no {kind.kind}: {str(plain)[:80]!r}")
+    seen = from_served(kind.kind, plain, version)
+    # The items of a list carry neither kind nor version.
+    return ApiObject(
+        api_version=kind.api_version,
+        kind=kind.kind,
+        metadata=seen.get("metadata") or {},
+        spec=seen.get("spec") or {},
+        status=seen.get("status") or {},
+    )

@@ -1,0 +1,262 @@
+"""This node's pods that wait for claims: their devices are withheld from the other door, and kubelet looks again when what stood in the way is over.
+
+Flows in: the node's pods from the API server, their claims, the ledger, inventories, how preparations went. Flows out: what is withheld, an annotation on a pod
+(kubelet looks at a pod whose annotations change; by itself it repeats a failed preparation only after 60 to 90 s), events on pod and claim, and where the
+settings say so an eviction. The pods are those bound to this node, by a field selector, so a thousand gateways do not read the claims of all nodes. Without
+the API server, or without the right, nothing is withheld or annotated, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextlib import aclosing
+
+from msgspec import structs
+
+from topobus.domain.errors import TopobusError
+from topobus.domain.request import Owner
+from topobus.gateway.cluster.objects import (
+    CLAIMS,
+    PODS,
+    Cluster,
+    ClusterChangeKind,
+    Rejected,
+)
+from topobus.gateway.cluster.pod_events import PodEvents
+from topobus.gateway.config import ClusterSettings
+from topobus.gateway.core.waiting import (
+    NodePod,
+    PodWait,
+    WaitingClaim,
+    due_at,
+    in_the_way,
+    obstacle_of,
+    pod_of,
+    waiting_claim,
+    withheld_devices,
+)
+from topobus.gateway.dra.attempts import Attempts
+from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.gateway.node_state import Broadcast, NodeState
+from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.logging import get_logger
+
+__all__ = ["ANNOTATION", "PodRetries"]
+
+ANNOTATION = "topobus.dev/prepare-again"
+"""On a pod: when kubelet was last asked to look at it again. Nobody reads it; a change of it is what counts."""
+
+# Between two changes of pods, in seconds: a service that comes back may have kept a hundred pods waiting.
+_BETWEEN_S = 0.05
+# Between two requests for the eviction of one pod; a disruption budget may refuse it for long.
+_EVICT_AGAIN_S = 10.0
+# How often what cannot be waited for by an event is looked at, while a pod waits: an API server that did not answer, a try that becomes due.
+_LOOK_S = 0.5
+
+
+class PodRetries:
+    """Follows the pods of one node."""
+
+    def __init__(
+        self, cluster: Cluster, state: NodeState, attempts: Attempts, checkpoint: Checkpoint, settings: ClusterSettings, clock: Clock
+    ) -> None:
+        self._cluster = cluster
+        self._state = state
+        self._attempts = attempts
+        self._checkpoint = checkpoint
+        self._settings = settings
+        self._clock = clock
+        self._events = PodEvents(cluster, clock, state.node)
+        self._changed = Broadcast()
+        self._pods: dict[str, NodePod] = {}
+        self._claims: dict[tuple[str, str], WaitingClaim | None] = {}
+        """Claims of pods as they were read; absent: to be read."""
+        self._waits: dict[str, PodWait] = {}
+        self._obstacles: dict[str, str] = {}
+        self._blocked_since: dict[str, float] = {}
+        self._evicted_at: dict[str, float] = {}
+        self._failed_calls: dict[str, str] = {}
+
+    async def run(self) -> None:
+        """Follow for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_pods())
+            for source in (self._state.changed, self._state.ledger_changed, self._attempts.changed):
+                group.create_task(self._pass_on(source))
+            while True:
+                ticket = self._changed.ticket()
+                await self._read_claims()
+                self._withhold()
+                is_waiting = await self._look()
+                try:
+                    async with self._clock.timeout(_LOOK_S if is_waiting else None):
+                        await ticket.wait()
+                except TimeoutError:
+                    continue
+
+    async def _pass_on(self, source: Broadcast) -> None:
+        while True:
+            await source.ticket().wait()
+            self._changed.announce()
+
+    async def _follow_pods(self) -> None:
+        async with aclosing(self._cluster.watch(PODS, fields=f"spec.nodeName={self._state.node}")) as changes:
+            async for change in changes:
+                if change.kind is ClusterChangeKind.SNAPSHOT:
+                    self._pods = {pod.uid: pod for pod in map(pod_of, change.objects) if pod is not None}
+                    self._claims.clear()
+                else:
+                    uid = str(change.object.metadata.get("uid", ""))
+                    pod = pod_of(change.object) if change.kind is ClusterChangeKind.PUT else None
+                    if pod == self._pods.get(uid):
+                        # Most changes are of a status that is nothing to us.
+                        continue
+                    if pod is None:
+                        self._pods.pop(uid, None)
+                    else:
+                        self._pods[uid] = pod
+                self._forget()
+                self._changed.announce()
+
+    def _forget(self) -> None:
+        """Drop what belongs to pods that are gone."""
+        wanted = {(pod.namespace, name) for pod in self._pods.values() for name in pod.claims}
+        self._claims = {key: claim for key, claim in self._claims.items() if key in wanted}
+        for known in (self._waits, self._obstacles, self._blocked_since, self._evicted_at):
+            for uid in known.keys() - self._pods.keys():
+                del known[uid]
+        self._attempts.keep({claim.owner.uid for claim in self._claims.values() if claim is not None})
+        self._events.keep({*self._pods, *(claim.owner.uid for claim in self._claims.values() if claim is not None)})
+
+    async def _read_claims(self) -> None:
+        """Read the claims that are not known yet; a claim that is bound with its pod does not change any more."""
+        for pod in tuple(self._pods.values()):
+            for name in pod.claims:
+                key = (pod.namespace, name)
+                if key in self._claims:
+                    continue
+                try:
+                    found = await self._cluster.get(CLAIMS, name, pod.namespace)
+                except TopobusError as err:
+                    self._say_failed("claims", str(err))
+                    return
+                self._claims[key] = waiting_claim(found, self._state.node)
+        self._failed_calls.pop("claims", None)
+
+    def _withhold(self) -> None:
+        self._state.withhold(
+            withheld_devices(claim for claim in self._claims.values() if claim is not None and not self._is_prepared(claim))
+        )
+
+    def _is_prepared(self, claim: WaitingClaim) -> bool:
+        entries = [self._checkpoint.get(claim.owner.uid, device_class) for device_class in claim.classes]
+        return all(entry is not None and entry.is_running for entry in entries)
+
+    def _waiting_claims(self, pod: NodePod) -> tuple[WaitingClaim, ...]:
+        known = (self._claims.get((pod.namespace, name)) for name in pod.claims)
+        return tuple(claim for claim in known if claim is not None and not self._is_prepared(claim))
+
+    async def _look(self) -> bool:
+        """Look at each pod once; True: one waits."""
+        is_waiting = any((pod.namespace, name) not in self._claims for pod in self._pods.values() for name in pod.claims)
+        awaited: set[str] = set()
+        for pod in tuple(self._pods.values()):
+            claims = self._waiting_claims(pod)
+            if not claims:
+                for known in (self._waits, self._obstacles, self._blocked_since):
+                    known.pop(pod.uid, None)
+                continue
+            is_waiting = True
+            awaited |= {holder.key for claim in claims for holder in in_the_way(claim, self._holders_of(claim)).values()}
+            await self._look_at(pod, claims)
+        self._state.awaited = frozenset(awaited)
+        return is_waiting
+
+    async def _look_at(self, pod: NodePod, claims: Iterable[WaitingClaim]) -> None:
+        now_s = self._clock.monotonic()
+        wait = self._waits.setdefault(pod.uid, PodWait(since_s=now_s))
+        failures = [failure for claim in claims if (failure := self._attempts.failure(claim.owner.uid)) is not None]
+        for claim in claims:
+            failure = self._attempts.failure(claim.owner.uid)
+            if failure is not None:
+                await self._events.tell(pod, claim.owner, failure.error, self._users_of(claim))
+        obstacle = next((text for claim in claims if (text := self._obstacle_of(claim))), "")
+        if not obstacle and self._obstacles.get(pod.uid):
+            # What stood in the way is over: the next try is the first one again.
+            wait = structs.replace(wait, nudged_s=None, tries=0, since_s=now_s)
+        self._obstacles[pod.uid] = obstacle
+        if obstacle:
+            self._blocked_since.setdefault(pod.uid, now_s)
+        else:
+            self._blocked_since.pop(pod.uid, None)
+        wait = structs.replace(wait, failed_s=max((failure.at_s for failure in failures), default=None))
+        is_trying = any(self._attempts.is_running(claim.owner.uid) for claim in claims)
+        if self._settings.retries_pods and not obstacle and not is_trying and now_s >= due_at(wait):
+            wait = structs.replace(wait, nudged_s=now_s, tries=wait.tries + 1)
+            await self._annotate(pod)
+        self._waits[pod.uid] = wait
+        if obstacle and failures:
+            await self._evict(pod, obstacle, now_s)
+
+    def _obstacle_of(self, claim: WaitingClaim) -> str:
+        return obstacle_of(
+            claim,
+            holders=self._holders_of(claim),
+            inventories=self._state.inventories(),
+            silent=self._state.silent,
+            is_connected=self._state.is_connected,
+        )
+
+    def _holders_of(self, claim: WaitingClaim) -> dict[str, dict[str, Owner]]:
+        return {device_class: self._state.holders(device_class) for device_class in claim.held}
+
+    def _users_of(self, claim: WaitingClaim) -> dict[str, Owner]:
+        """Find the pods behind device plugin allocations that are in a claim's way, by device."""
+        ledger = self._state.ledger
+        allocations = ledger.allocations if ledger is not None else {}
+        found = {name: allocations.get(holder.key) for name, holder in in_the_way(claim, self._holders_of(claim)).items()}
+        return {name: one.user for name, one in found.items() if one is not None and one.user is not None}
+
+    async def _annotate(self, pod: NodePod) -> None:
+        """Have kubelet look at a pod."""
+        try:
+            annotations = {ANNOTATION: rfc3339(self._clock.now())}
+            rejected = await self._cluster.annotate(PODS, pod.name, pod.namespace, uid=pod.uid, annotations=annotations)
+        except TopobusError as err:
+            self._say_failed(pod.uid, str(err))
+            return
+        if self._is_refused(pod, "annotate", rejected):
+            return
+        get_logger().info("pod.retried", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid)
+        await self._clock.sleep(_BETWEEN_S)
+
+    async def _evict(self, pod: NodePod, obstacle: str, now_s: float) -> None:
+        """Evict a pod that has waited for long enough for what somebody else holds, where something makes it anew."""
+        after_s = self._settings.evict_after_s
+        if not after_s or not pod.has_controller or now_s - self._blocked_since[pod.uid] < after_s:
+            return
+        if now_s - self._evicted_at.get(pod.uid, -_EVICT_AGAIN_S) < _EVICT_AGAIN_S:
+            return
+        self._evicted_at[pod.uid] = now_s
+        try:
+            rejected = await self._cluster.evict(pod.name, pod.namespace, uid=pod.uid)
+        except TopobusError as err:
+            self._say_failed(pod.uid, str(err))
+            return
+        if not self._is_refused(pod, "evict", rejected):
+            get_logger().warning("pod.evicted", pod=f"{pod.namespace}/{pod.name}", pod_uid=pod.uid, why=obstacle)
+
+    def _is_refused(self, pod: NodePod, what: str, rejected: Rejected | None) -> bool:
+        # A pod that is gone or another one by now is no trouble.
+        if rejected is not None and rejected.code not in (404, 409):
+            self._say_failed(what, f"{what} pod {pod.namespace}/{pod.name}: {rejected.message}")
+        elif rejected is None:
+            self._failed_calls.pop(what, None)
+        return rejected is not None
+
+    def _say_failed(self, what: str, why: str) -> None:
+        """Say once what cannot be done; it is tried again."""
+        if self._failed_calls.get(what) != why:
+            self._failed_calls[what] = why
+            get_logger().warning("pods.retry-failed", what=what, error=why, next_step="check the gateway's rights in the cluster")

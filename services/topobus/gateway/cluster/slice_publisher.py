@@ -1,0 +1,347 @@
+"""This node's ResourceSlices, kept as the inventories say: written when something differs, and again when somebody deletes them.
+
+Flows in: inventories and ledger from the node's state, slices from a watch. Flows out: writes by the pure plan. kubelet deletes a node's slices at its
+start and a driver's when it stays away: the watch tells, and they are there again within a second. An API server that is gone costs nothing but the news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from msgspec import structs
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from topobus.contracts.messages import ApiObject
+from topobus.domain.device import Device, Inventory, driver_name
+from topobus.domain.errors import PeerUnavailable
+from topobus.gateway.cluster.objects import (
+    NODES,
+    SLICES,
+    Cluster,
+    ClusterChangeKind,
+    Rejected,
+)
+from topobus.gateway.config import ClusterSettings
+from topobus.gateway.core.slices import (
+    LIST_FIELDS,
+    Deletion,
+    SlicePlan,
+    class_of_slice,
+    dropped_fields,
+    has_lists,
+    pool_devices,
+    publishable,
+    read_slice,
+    shows_silence,
+    silence_taint,
+    slice_plan,
+)
+from topobus.gateway.node_state import Broadcast, NodeState
+from topobus.kubernetes.api.resource import SliceDevice, SliceSpec, Taint
+from topobus.kubernetes.api.slices import slice_device
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+
+__all__ = ["SlicePublisher"]
+
+_PART = "slices"
+_BACKOFF_LIMIT_S = 10.0
+_INVALID = 422
+_GONE = 404
+_CONFLICT = 409
+_OVERTAKEN = "somebody else changed a slice in the meantime"
+
+
+class SliceMetrics:
+    """What the publisher counts."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.slices = Gauge("topobus_gateway_slices", "ResourceSlices of this node in the API server", ["class"], registry=registry)
+        self.writes = Counter("topobus_gateway_slice_writes_total", "Writes of ResourceSlices", ["verb", "outcome"], registry=registry)
+        self.foreign = Counter(
+            "topobus_gateway_foreign_slices_total", "ResourceSlices in this node's pools that no gateway made, deleted", registry=registry
+        )
+        self.dropped = Gauge(
+            "topobus_gateway_slice_fields_dropped", "1: the API server does not keep this field", ["field"], registry=registry
+        )
+
+
+class SlicePublisher:
+    """Publishes one node's slices."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        state: NodeState,
+        *,
+        offers: Callable[[str], bool],
+        shows: Callable[[Device], bool] = lambda _: True,
+        is_judged: Callable[[str], bool],
+        settings: ClusterSettings,
+        readiness: Readiness,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._cluster = cluster
+        self._state = state
+        self._offers = offers
+        self._shows = shows
+        self._settings = settings
+        self._readiness = readiness
+        self._metrics = SliceMetrics(registry)
+        self._wake = Broadcast()
+        self._present: dict[str, ApiObject] | None = None
+        self._generations: dict[str, int] = {}
+        self._node_uid = ""
+        self._dropped: set[str] = set()
+        self._reported: set[str] = set()
+        self._troubles: dict[str, str] = {}
+        self._has_published = False
+        self._is_judged = is_judged
+        self._left_out: dict[str, dict[str, str]] = {}
+        self._shown: dict[str, tuple[Inventory, Inventory, tuple[SliceDevice, ...]]] = {}
+        """By class: the inventory, the part of it that is offered, and how that is shown."""
+        self._settled: dict[str, tuple[object, ...]] = {}
+        """By class: all that decides, when it was last found that there is nothing to write."""
+        self._specs: dict[str, tuple[ApiObject, SliceSpec | None]] = {}
+
+    async def run(self) -> None:
+        """Publish for ever."""
+        self._readiness.set(_PART, is_ready=False, why="waiting for the API server")
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow_slices())
+            group.create_task(self._follow_state())
+            await self._publish()
+
+    async def _follow_slices(self) -> None:
+        async for change in self._cluster.watch(SLICES, fields=f"spec.nodeName={self._state.node}"):
+            if change.kind is ClusterChangeKind.SNAPSHOT:
+                self._present = {_name(one): one for one in change.objects}
+                # After a pause it may be another server, and another node object, too.
+                self._node_uid = ""
+                self._dropped.clear()
+            elif change.kind is ClusterChangeKind.DELETE:
+                self._take(change.object, is_gone=True)
+                # It may have been the garbage collector, because the node is another one now; an old owner would bring it back for ever.
+                self._node_uid = ""
+            else:
+                self._take(change.object)
+            self._wake.announce()
+
+    async def _follow_state(self) -> None:
+        while True:
+            await self._state.changed.ticket().wait()
+            self._wake.announce()
+
+    async def _publish(self) -> None:
+        pause_s = self._settings.retry_s
+        while True:
+            ticket = self._wake.ticket()
+            is_done = True
+            if self._present is not None:
+                is_done = await self._sync()
+                self._tell()
+            pause_s = self._settings.retry_s if is_done else min(pause_s * 2, _BACKOFF_LIMIT_S)
+            try:
+                async with asyncio.timeout(self._settings.resync_s if is_done else pause_s):
+                    await ticket.wait()
+            except TimeoutError:
+                self._node_uid = ""
+            else:
+                # A burst of changes becomes one write.
+                await asyncio.sleep(self._settings.publish_delay_s)
+
+    async def _sync(self) -> bool:
+        """Write what differs; False when something is left for another try. One class's trouble is none of the others'."""
+        inventories = self._state.inventories()
+        classes = {name for name in inventories if self._offers(name)} | {class_of_slice(one, self._state.node) for one in self._all()} - {
+            ""
+        }
+        is_done = True
+        for device_class in sorted(classes):
+            try:
+                trouble = await self._sync_class(device_class)
+            except PeerUnavailable as err:
+                trouble = str(err)
+            is_done = is_done and not trouble
+            if trouble and trouble != _OVERTAKEN and self._troubles.get(device_class) != trouble:
+                get_logger().warning("slices.publish-failed", driver=driver_name(device_class), error=trouble)
+            self._troubles[device_class] = trouble
+            self._metrics.slices.labels(device_class).set(len(self._of(device_class)))
+        self._has_published = self._has_published or is_done
+        return is_done
+
+    async def _sync_class(self, device_class: str) -> str:
+        """Bring one pool up to date; the text is what went wrong."""
+        driver, node = driver_name(device_class), self._state.node
+        present = self._of(device_class)
+        inventory = self._state.inventories().get(device_class)
+        if not self._offers(device_class):
+            plan = SlicePlan(generation=0, deletes=tuple(map(_as_deletion, present)))
+        elif inventory is None:
+            # Silence of a device service is no word about its devices.
+            return ""
+        else:
+            node_uid = await self._uid_of_node()
+            devices = self._devices(device_class, inventory, present)
+            state = (node_uid, devices, present, frozenset(self._dropped))
+            if self._settled.get(device_class) == state:
+                # Most news is of other classes, or of holders who change nothing here.
+                return ""
+            plan = slice_plan(
+                driver,
+                node,
+                node_uid,
+                devices,
+                present,
+                dropped=self._dropped,
+                last_generation=self._generations.get(device_class, 0),
+                read=self._read,
+            )
+            if plan.is_empty:
+                self._settled[device_class] = state
+        if plan.is_empty:
+            return ""
+        self._generations[device_class] = plan.generation
+        trouble = await self._execute(plan)
+        if plan.foreign and not trouble:
+            self._metrics.foreign.inc(len(plan.foreign))
+            get_logger().warning(
+                "slices.foreign-deleted",
+                driver=driver,
+                slices=plan.foreign,
+                next_step="find out who may create ResourceSlices besides this node's gateway (kubectl auth can-i create resourceslices --as ...)",
+            )
+        log = get_logger().bind(driver=driver, generation=plan.generation)
+        counts = {"deleted": len(plan.deletes), "updated": len(plan.updates), "created": len(plan.creates)}
+        if not trouble:
+            log.info("slices.published", devices=len(inventory.devices) if inventory else 0, **counts)
+        return trouble
+
+    def _devices(self, device_class: str, inventory: Inventory, present: Sequence[ApiObject]) -> tuple[SliceDevice, ...]:
+        """Show what a server takes; a device that breaks a limit is left out and told once, for it would cost its neighbours their slice."""
+        known = self._shown.get(device_class)
+        if known is None or known[0] is not inventory:
+            # Devices of a pool that is not offered here are left out, too.
+            kept = structs.replace(inventory, devices=tuple(filter(self._shows, inventory.devices)))
+            good, bad = publishable(map(slice_device, kept.devices))
+            if bad != self._left_out.get(device_class, {}):
+                for name, why in bad.items():
+                    get_logger().warning("slice-device.left-out", driver=driver_name(device_class), device=name, why=why)
+            self._left_out[device_class] = bad
+            known = self._shown[device_class] = (inventory, kept, good)
+        since = self._state.silent_since(device_class)
+        silence: Taint | None = None
+        # Freshly started we know of no silence yet, and must not open what was closed.
+        if since or (not self._is_judged(device_class) and shows_silence(present)):
+            silence = silence_taint(since, self._settings.silence_effect, present)
+        return pool_devices(known[1], self._state.holders(device_class), silence, shown=known[2])
+
+    def _read(self, one: ApiObject) -> SliceSpec | None:
+        """Read a slice once, as long as it is the same object."""
+        name = _name(one)
+        known = self._specs.get(name)
+        if known is None or known[0] is not one:
+            self._specs = {key: value for key, value in self._specs.items() if key in (self._present or {})}
+            known = self._specs[name] = (one, read_slice(one))
+        return known[1]
+
+    async def _execute(self, plan: SlicePlan) -> str:
+        for deletion in plan.deletes:
+            refused = await self._cluster.delete(SLICES, deletion.name, uid=deletion.uid, resource_version=deletion.resource_version)
+            self._count("delete", refused)
+            if refused is not None:
+                return _OVERTAKEN if refused.code == _CONFLICT else refused.message
+            self._forget(deletion)
+        for verb, objects, write in (("update", plan.updates, self._cluster.update), ("create", plan.creates, self._cluster.create)):
+            for one in objects:
+                stored = await write(SLICES, one)
+                self._count(verb, stored)
+                if isinstance(stored, Rejected):
+                    return self._refused(one, stored)
+                self._take(stored)
+                self._notice_dropped(dropped_fields(one, stored))
+        return ""
+
+    def _refused(self, one: ApiObject, answer: Rejected) -> str:
+        if answer.code == _GONE and self._present is not None:
+            self._present.pop(_name(one), None)
+            self._wake.announce()
+        if answer.code == _INVALID and has_lists(one) and not self._dropped.issuperset(LIST_FIELDS):
+            # A server that does not know lists sees an attribute without a value, and refuses the slice as a whole.
+            self._notice_dropped(LIST_FIELDS)
+        return _OVERTAKEN if answer.code in (_GONE, _CONFLICT) else answer.message
+
+    def _notice_dropped(self, fields: Sequence[str]) -> None:
+        """Remember what this server does not keep, and say it once."""
+        if not set(fields) <= self._dropped:
+            self._dropped.update(fields)
+            self._wake.announce()
+        news = sorted(set(fields) - self._reported)
+        if news:
+            self._reported.update(news)
+            get_logger().warning("slice-fields.dropped", fields=news, why="the API server is older, or a feature gate is off")
+
+    async def _uid_of_node(self) -> str:
+        if not self._node_uid:
+            found = await self._cluster.get(NODES, self._state.node)
+            if found is None:
+                raise PeerUnavailable(
+                    f"there is no node {self._state.node} in the cluster",
+                    next_step="set TOPOBUS_ALL__NODE to the node's name in the cluster",
+                )
+            self._node_uid = str(found.metadata.get("uid", ""))
+        return self._node_uid
+
+    def _all(self) -> tuple[ApiObject, ...]:
+        return tuple((self._present or {}).values())
+
+    def _of(self, device_class: str) -> tuple[ApiObject, ...]:
+        return tuple(one for one in self._all() if class_of_slice(one, self._state.node) == device_class)
+
+    def _take(self, one: ApiObject, *, is_gone: bool = False) -> None:
+        """Take a slice as stored or deleted; what is older than what we know is late news of our own writes."""
+        if self._present is None:
+            return
+        known = self._present.get(_name(one))
+        if known is not None and _version(one) < _version(known):
+            return
+        if is_gone:
+            self._present.pop(_name(one), None)
+        else:
+            self._present[_name(one)] = one
+
+    def _forget(self, deletion: Deletion) -> None:
+        if self._present is not None:
+            self._present.pop(deletion.name, None)
+
+    def _count(self, verb: str, answer: object) -> None:
+        self._metrics.writes.labels(verb, answer.reason or str(answer.code) if isinstance(answer, Rejected) else "ok").inc()
+
+    def _tell(self) -> None:
+        """Keep the readiness part: ready once everything was published; trouble afterwards is a remark, for the node plane goes on."""
+        for field in self._reported:
+            self._metrics.dropped.labels(field).set(field in self._dropped)
+        remarks = [f"{driver_name(name)}: {text}" for name, text in sorted(self._troubles.items()) if text]
+        remarks += [
+            f"{driver_name(name)}: {device} is left out: {why}"
+            for name, bad in sorted(self._left_out.items())
+            for device, why in bad.items()
+        ]
+        if self._dropped:
+            remarks.append(f"the API server does not keep {', '.join(sorted(self._dropped))}")
+        self._readiness.set(_PART, is_ready=self._has_published, why="; ".join(remarks))
+
+
+def _name(one: ApiObject) -> str:
+    return str(one.metadata.get("name", ""))
+
+
+def _version(one: ApiObject) -> int:
+    # Since Kubernetes 1.35 versions of one kind may be compared as numbers; before, they were numbers as well.
+    text = str(one.metadata.get("resourceVersion", ""))
+    return int(text) if text.isdecimal() else 0
+
+
+def _as_deletion(one: ApiObject) -> Deletion:
+    return Deletion(name=_name(one), uid=str(one.metadata.get("uid", "")), resource_version=str(one.metadata.get("resourceVersion", "")))

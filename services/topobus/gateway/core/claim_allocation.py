@@ -1,0 +1,312 @@
+"""A claim's allocation as one driver on one node reads it, and the CDI file that comes out.
+
+Flows in: a ResourceClaim in Kubernetes' wire shape (v1, v1beta1 and v1beta2 agree in what is read here). Flows out: the devices of this driver on this
+node, or a Refusal with the place of the first thing that is wrong: an unreadable claim must never prepare something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from topobus.contracts.messages import ApiObject, Prepared
+from topobus.devicekit.cdi import CdiDevice, CdiSpec
+from topobus.domain.device import driver_name
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.names import is_dns_label
+from topobus.domain.outcome import Reason, Refusal
+from topobus.kubernetes.api.resource import Toleration
+from topobus.kubernetes.api.slices import SICK_TAINT
+from topobus.kubernetes.api.tolerations import tolerates
+
+__all__ = [
+    "CDI_VENDOR",
+    "AllocatedDevice",
+    "ClaimAllocation",
+    "allocation_of",
+    "cdi_device_name",
+    "cdi_names",
+    "cdi_request_name",
+    "cdi_spec",
+    "cdi_whole_name",
+    "cdi_whole_names",
+    "class_of_driver",
+    "is_allocated_here",
+]
+
+CDI_VENDOR = "topobus.dev"
+
+
+class AllocatedDevice(Struct, frozen=True, kw_only=True):
+    """One device of the allocation."""
+
+    request: str
+    """The request's name, without the part of an alternative that was chosen."""
+    pool: str
+    device: str
+    is_shared: bool = False
+    """Admin access: looks at the device, holds nothing."""
+    share_id: str = ""
+    """The share that the claim has of a device with consumable capacity; empty: the whole device."""
+
+
+class ClaimAllocation(Struct, frozen=True, kw_only=True):
+    """What one driver must prepare."""
+
+    devices: tuple[AllocatedDevice, ...]
+    held: dict[str, tuple[str, ...]] = {}
+    """Class to devices that the claim holds on this node, of all our drivers: the ledger's entry of a claim is one whole."""
+    by_share: dict[str, tuple[str, ...]] = {}
+    """Those of `held` of which the claim has a share: other claims may have one, too."""
+    config: dict[str, tuple[dict[str, Any], ...]] = {}
+    """Device to its opaque parameters: of the class before those of the claim, only such as mean the request that the device was given for."""
+
+    tolerated: tuple[str, ...] = ()
+    """Devices of this driver that the claim takes also when they are sick: its allocation tolerates the taint that a sick device has."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The devices, each once, sorted."""
+        return tuple(sorted({one.device for one in self.devices}))
+
+    @property
+    def requests(self) -> dict[str, tuple[str, ...]]:
+        """The devices of each request, sorted; requests in the order of the allocation."""
+        found: dict[str, set[str]] = {}
+        for allocated in self.devices:
+            found.setdefault(allocated.request, set()).add(allocated.device)
+        return {request: tuple(sorted(names)) for request, names in found.items()}
+
+
+def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: str, driver: str, node: str) -> ClaimAllocation | Refusal:
+    """Read what a driver must prepare of a claim on this node.
+
+    Errors: raises nothing; Refusal codes claim-missing, claim-replaced, claim-unallocated, claim-malformed, claim-elsewhere.
+    """
+    where = f"claim {namespace}/{name}"
+    if claim is None:
+        return _refuse("claim-missing", f"{where} does not exist")
+    found_uid = claim.metadata.get("uid", "")
+    if found_uid != uid:
+        return _refuse("claim-replaced", f"{where} has uid {found_uid or 'none'}, kubelet asked for {uid}", wanted=uid, got=str(found_uid))
+    results = _results(claim)
+    if results is None:
+        return _refuse("claim-unallocated", f"{where} is not allocated")
+    parameters = _parameters(claim, driver, where)
+    if isinstance(parameters, Refusal):
+        return parameters
+    devices: list[AllocatedDevice] = []
+    config: dict[str, list[dict[str, Any]]] = {}
+    held: dict[str, set[str]] = {}
+    whole: set[tuple[str, str]] = set()
+    untolerated: set[str] = set()
+    for index, result in enumerate(results):
+        fields = [result.get(key) for key in ("request", "driver", "pool", "device")] if isinstance(result, Mapping) else []
+        if not fields or not all(isinstance(one, str) and one for one in fields):
+            text = f"{where}: status.allocation.devices.results[{index}] needs request, driver, pool and device, got {result!r}"
+            return _refuse("claim-malformed", text)
+        request, its_driver, pool, device = (str(one) for one in fields)
+        if not all(map(is_dns_label, request.split("/", 1))):
+            return _refuse(
+                "claim-malformed", f"{where}: status.allocation.devices.results[{index}].request is {request!r}, wanted a DNS label"
+            )
+        is_shared = result.get("adminAccess") is True
+        share_id = result.get("shareID") or ""
+        if not isinstance(share_id, str):
+            return _refuse("claim-malformed", f"{where}: status.allocation.devices.results[{index}].shareID is {share_id!r}, wanted text")
+        device_class = class_of_driver(its_driver)
+        if device_class and pool == node and not is_shared:
+            held.setdefault(device_class, set()).add(device)
+            if not share_id:
+                whole.add((device_class, device))
+        if its_driver != driver:
+            continue
+        if not _tolerates_sickness(result):
+            untolerated.add(device)
+        if pool != node:
+            return _refuse("claim-elsewhere", f"{where}: device {device} is in pool {pool}, this node is {node}", pool=pool, node=node)
+        name = request.partition("/")[0]
+        devices.append(AllocatedDevice(request=name, pool=pool, device=device, is_shared=is_shared, share_id=share_id))
+        mine = config.setdefault(device, [])
+        mine += [one for requests, one in parameters if (not requests or requests & {name, request}) and one not in mine]
+    if not devices:
+        return _refuse("claim-elsewhere", f"{where} has no device of driver {driver}")
+    sorted_held = {device_class: tuple(sorted(names)) for device_class, names in sorted(held.items())}
+    by_share = {
+        device_class: shares
+        for device_class, names in sorted_held.items()
+        if (shares := tuple(name for name in names if (device_class, name) not in whole))
+    }
+    tolerated = tuple(sorted({one.device for one in devices} - untolerated))
+    configured = {device: tuple(found) for device, found in sorted(config.items()) if found}
+    return ClaimAllocation(devices=tuple(devices), held=sorted_held, by_share=by_share, config=configured, tolerated=tolerated)
+
+
+def is_allocated_here(claim: ApiObject | None, uid: str, node: str) -> bool:
+    """Say whether the claim of this uid still has devices on this node: then they stay its own after an unprepare."""
+    if claim is None or claim.metadata.get("uid") != uid:
+        return False
+    return any(isinstance(one, Mapping) and one.get("pool") == node for one in _results(claim) or ())
+
+
+def cdi_device_name(uid: str, device: str) -> str:
+    """Name a claim's device in CDI.
+
+    The claim's uid is in it, since two files that define one name cancel each other out. It begins with a letter, which every CDI version takes.
+
+    >>> cdi_device_name("3cec", "gpu-0")
+    'claim-3cec-gpu-0'
+    """
+    return f"claim-{uid}-{device}"
+
+
+def cdi_request_name(uid: str, request: str) -> str:
+    """Name what the devices of one request have in common; no device has such a name, for those have no '_'.
+
+    >>> cdi_request_name("3cec", "big")
+    'claim-3cec_request-big'
+    """
+    return f"claim-{uid}_request-{request}"
+
+
+def cdi_whole_name(uid: str) -> str:
+    """Name what all devices of a claim have in common, for containers that name no request."""
+    return f"claim-{uid}_whole"
+
+
+def cdi_spec(uid: str, device_class: str, prepared: Prepared, requests: Mapping[str, Prepared] = MappingProxyType({})) -> CdiSpec | None:
+    """Describe a claim's CDI file; None when nothing is to be edited (a runtime refuses an empty file).
+
+    Shapes: requests — what was prepared for each request alone, where the claim has several. Kubelet gives a container the names of the requests that it
+    names, so what lists devices stands with its request, and once more for the whole claim; the file's common edits are what all of them say alike.
+    """
+    common = prepared.common if len(requests) < 2 else _alike((prepared.common, *(one.common for one in requests.values())))
+    own = {name: (edits, prepared.common) for name, edits in prepared.edits.items()}
+    joined: list[tuple[str, ContainerEdits]] = []
+    if len(requests) > 1:
+        # Made for the request alone: it knows of no sibling's device.
+        own = {
+            name: (edits, _without(one.common, common)) for one in reversed(tuple(requests.values())) for name, edits in one.edits.items()
+        }
+        joined = [(cdi_request_name(uid, request), _of_request(device_class, request, one, common)) for request, one in requests.items()]
+        joined.append((cdi_whole_name(uid), _without(prepared.common, common)))
+    devices = [(cdi_device_name(uid, name), _first_to_edit(edits, rest, common)) for name, (edits, rest) in sorted(own.items())]
+    entries = tuple(CdiDevice(name=name, edits=_bound(edits)) for name, edits in (*devices, *joined) if not edits.is_empty)
+    if not entries:
+        return None
+    return CdiSpec(vendor=CDI_VENDOR, device_class=_cdi_class(device_class), devices=entries, common=_bound(_without_annotations(common)))
+
+
+def cdi_names(spec: CdiSpec | None, uid: str, device: str, request: str) -> tuple[str, ...]:
+    """List the names that give a container one device of a request; the device's own first, by which kubelet tells people of its health."""
+    return _defined(spec, cdi_device_name(uid, device), cdi_request_name(uid, request))
+
+
+def cdi_whole_names(spec: CdiSpec | None, uid: str) -> tuple[str, ...]:
+    """List the name that a container gets besides when it names no request; none where the claim has one request."""
+    return _defined(spec, cdi_whole_name(uid))
+
+
+def class_of_driver(driver: str) -> str:
+    """Class of one of our drivers; empty for somebody else's."""
+    suffix = driver_name("")
+    return driver.removesuffix(suffix) if driver.endswith(suffix) else ""
+
+
+def _cdi_class(device_class: str) -> str:
+    # A class made of somebody else's resource may begin with a digit (`10g-nic-acme`), which CDI refuses. A letter of our own keeps them apart.
+    return device_class if device_class[:1].isalpha() else f"c-{device_class}"
+
+
+def _defined(spec: CdiSpec | None, *names: str) -> tuple[str, ...]:
+    known = {device.name for device in spec.devices} if spec is not None else set()
+    return tuple(spec.qualified_name(name) for name in names if name in known) if spec is not None else ()
+
+
+def _first_to_edit(*choices: ContainerEdits) -> ContainerEdits:
+    """Choose edits that are some, for CDI refuses a device without; what a container is given twice alike does it no harm."""
+    return next((edits for edits in choices if not edits.is_empty), ContainerEdits())
+
+
+def _alike(parts: Sequence[ContainerEdits]) -> ContainerEdits:
+    """Find what all parts say alike."""
+    first, *others = parts
+    return ContainerEdits(
+        env={key: value for key, value in first.env.items() if all(one.env.get(key) == value for one in others)},
+        device_nodes=tuple(node for node in first.device_nodes if all(node in one.device_nodes for one in others)),
+        mounts=tuple(mount for mount in first.mounts if all(mount in one.mounts for one in others)),
+    )
+
+
+def _without(edits: ContainerEdits, common: ContainerEdits) -> ContainerEdits:
+    """Leave out what is said for all."""
+    return ContainerEdits(
+        env={key: value for key, value in edits.env.items() if key not in common.env},
+        device_nodes=tuple(node for node in edits.device_nodes if node not in common.device_nodes),
+        mounts=tuple(mount for mount in edits.mounts if mount not in common.mounts),
+    )
+
+
+def _of_request(device_class: str, request: str, prepared: Prepared, common: ContainerEdits) -> ContainerEdits:
+    """Give the edits of one request, with a list under a name of its own: a container that names several requests has each one's."""
+    rest = _without(prepared.common, common)
+    words = f"topobus_{device_class}_devices_{request}".upper().replace("-", "_")
+    return replace(rest, env={**rest.env, words: ",".join(sorted(prepared.edits))})
+
+
+def _bound(edits: ContainerEdits) -> ContainerEdits:
+    """Say of each mount that it is a bind mount: a runtime takes one that does not say so for a file system, and the container does not start."""
+    if all({"bind", "rbind"} & set(one.options) for one in edits.mounts):
+        return edits
+    mounts = [one if {"bind", "rbind"} & set(one.options) else replace(one, options=(*one.options, "rbind")) for one in edits.mounts]
+    return replace(edits, mounts=tuple(mounts))
+
+
+def _without_annotations(edits: ContainerEdits) -> ContainerEdits:
+    return ContainerEdits(env=edits.env, device_nodes=edits.device_nodes, mounts=edits.mounts)
+
+
+def _results(claim: ApiObject) -> list[Any] | None:
+    allocation = claim.status.get("allocation")
+    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
+    results = devices.get("results") if isinstance(devices, Mapping) else None
+    return results if isinstance(results, list) else None
+
+
+def _tolerates_sickness(result: Mapping[str, Any]) -> bool:
+    """Say whether a part of an allocation bears a sick device, for longer than a moment; what cannot be read bears nothing."""
+    try:
+        tolerations = msgspec.convert(result.get("tolerations") or [], tuple[Toleration, ...])
+    except msgspec.ValidationError:
+        return False
+    return any(
+        tolerates(toleration, SICK_TAINT) and (toleration.toleration_seconds is None or toleration.toleration_seconds > 0)
+        for toleration in tolerations
+    )
+
+
+def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozenset[str], dict[str, Any]]] | Refusal:
+    """Read the opaque parameters for a driver with the requests that they mean (none: all), the class's before the claim's."""
+    entries = claim.status["allocation"]["devices"].get("config") or []
+    if not isinstance(entries, list):
+        return _refuse("claim-malformed", f"{where}: status.allocation.devices.config is no list")
+    found: list[tuple[bool, frozenset[str], dict[str, Any]]] = []
+    for index, entry in enumerate(entries):
+        opaque = entry.get("opaque") if isinstance(entry, Mapping) else None
+        if not isinstance(opaque, Mapping) or opaque.get("driver") != driver:
+            continue
+        requests, parameters = entry.get("requests") or [], opaque.get("parameters")
+        if not isinstance(requests, list) or not all(isinstance(one, str) for one in requests) or not isinstance(parameters, dict):
+            text = f"{where}: status.allocation.devices.config[{index}] needs requests as names and opaque.parameters as an object"
+            return _refuse("claim-malformed", text)
+        found.append((entry.get("source") != "FromClass", frozenset(requests), parameters))
+    return [(requests, parameters) for _, requests, parameters in sorted(found, key=lambda one: one[0])]
+
+
+def _refuse(code: str, message: str, **facts: str) -> Refusal:
+    return Refusal(reasons=(Reason(code=code, message=message, facts=dict(facts)),))

@@ -1,0 +1,179 @@
+"""The node checkpoint: which claims this node has begun to prepare or has prepared, on disk before kubelet hears of it.
+
+Flows in: entries by claim and class. Flows out: a versioned JSON file, replaced whole and synced. A file that cannot be read stops the gateway: it is
+never taken for an empty one, since that would forget what containers use. Fields that we do not know are kept with their entry as long as it is the same
+preparation, so a downgrade works, and the upgrade after it, too; another number of `version` means that this would not be enough, and is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.contracts.codec import decode, encode, to_builtins
+from topobus.devicekit.cdi import CdiSpec
+from topobus.devicekit.cdi_files import remove_leftovers, write
+from topobus.domain.errors import ConfigError, ContractError
+from topobus.gateway.core.claim_allocation import AllocatedDevice
+from topobus.gateway.disk import DiskWork
+
+__all__ = ["Checkpoint", "ClaimEntry"]
+
+_VERSION = 1
+
+
+class ClaimEntry(Struct, frozen=True, kw_only=True):
+    """One claim at one driver."""
+
+    namespace: str
+    name: str
+    uid: str
+    device_class: str
+    attempt: str
+    """Part of the operation ids of this preparation: the same on every retry, another one after an unprepare."""
+    devices: tuple[AllocatedDevice, ...] = ()
+    is_prepared: bool = False
+    """False: begun. A retry goes on with the same attempt; an unprepare undoes what may have happened."""
+    is_undoing: bool = False
+    """True: begun to be undone. Whoever asks for it again gets it only after it was undone, and as another attempt."""
+    is_left: bool = False
+    """True: kubelet was told that it is undone, so that its pod ends, while somebody whom it needs was away. The devices stay held until it is."""
+    boot_id: str = ""
+    """The boot of the machine in which its devices were made ready; in another one they are no longer, and may have other numbers."""
+    cdi: CdiSpec | None = None
+    """The CDI file's content, to write it again after a reboot; None when nothing is to be edited."""
+
+    @property
+    def is_running(self) -> bool:
+        """Say whether containers may have its devices, with nothing half done."""
+        return self.is_prepared and not self.is_undoing
+
+    @property
+    def key(self) -> str:
+        """Where it stands in the file."""
+        return f"{self.uid}/{self.device_class}"
+
+
+class _File(Struct, frozen=True, kw_only=True):
+    version: int
+    entries: tuple[ClaimEntry, ...]
+
+
+class _Version(Struct, frozen=True, kw_only=True):
+    version: int
+
+
+class _Unknown:
+    """What a newer gateway wrote and we do not know: of the file, and of each entry with the preparation that it belongs to."""
+
+    def __init__(
+        self, file: dict[str, Any] | None = None, entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] | None = None
+    ) -> None:
+        """Keep it; `entries` have what was written, and what we understood of it."""
+        self._file = file or {}
+        self._entries = entries or {}
+
+    def __bool__(self) -> bool:
+        return bool(self._file or self._entries)
+
+    @classmethod
+    def of(cls, raw: dict[str, Any], file: _File) -> _Unknown:
+        """Find what the structs have no name for, however deep within an entry."""
+        entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
+        for one, plain in zip(file.entries, raw["entries"], strict=True):
+            understood = to_builtins(one)
+            if {**understood, **plain} != understood:
+                entries[one.key, one.attempt] = plain, understood
+        return cls({name: value for name, value in raw.items() if name not in _File.__struct_fields__}, entries)
+
+    def joined(self, file: _File) -> dict[str, Any]:
+        """Write it beside what we know; what we have not changed since stays as it was written, with all that is in it."""
+        return {**self._file, "version": file.version, "entries": [self._entry(one) for one in file.entries]}
+
+    def _entry(self, one: ClaimEntry) -> dict[str, Any]:
+        now = to_builtins(one)
+        raw, understood = self._entries.get((one.key, one.attempt), ({}, {}))
+        return {**raw, **{name: raw[name] if name in raw and value == understood[name] else value for name, value in now.items()}}
+
+
+class Checkpoint:
+    """All entries, in memory and on disk."""
+
+    def __init__(self, path: Path, entries: dict[str, ClaimEntry], unknown: _Unknown | None = None) -> None:
+        self._path = path
+        self._entries = entries
+        self._unknown = unknown or _Unknown()
+        self._disk = DiskWork()
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read the file; one that does not exist is a new node.
+
+        Errors: raises ConfigError when it cannot be read, is corrupt or comes from a newer version, or its folder cannot be written.
+        """
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # A link that leads nowhere is no new node: somebody wanted the file elsewhere, and it is not there.
+            data = path.read_bytes() if path.exists() or path.is_symlink() else None
+        except OSError as err:
+            raise ConfigError(
+                f"gateway: checkpoint_path: cannot use {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
+            ) from err
+        if data is None:
+            return cls(path, {})
+        mend = f"restore {path}, or move it away when no container on this node uses a claim's device any more"
+        try:
+            stated = decode(data, _Version, where=str(path)).version
+            if stated > _VERSION:
+                raise ConfigError(
+                    f"gateway: checkpoint_path: {path} has version {stated}, which a newer gateway wrote; wanted {_VERSION}",
+                    next_step=f"start that gateway again, or {mend}",
+                )
+            file = decode(data, _File, where=str(path))
+        except ContractError as err:
+            raise ConfigError(f"gateway: checkpoint_path: {err.message}", next_step=mend) from err
+        if file.version != _VERSION:
+            raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
+        return cls(path, {one.key: one for one in file.entries}, _Unknown.of(json.loads(data), file))
+
+    def sweep(self) -> None:
+        """Remove what a killed gateway had half written; only for the one that holds the lock."""
+        remove_leftovers(self._path.parent, self._path.name)
+
+    def entries(self) -> tuple[ClaimEntry, ...]:
+        """All entries, by claim and class."""
+        return tuple(self._entries[key] for key in sorted(self._entries))
+
+    def get(self, uid: str, device_class: str) -> ClaimEntry | None:
+        """One claim at one driver."""
+        return self._entries.get(f"{uid}/{device_class}")
+
+    async def put(self, entry: ClaimEntry) -> None:
+        """Store an entry; it is on disk when this returns.
+
+        Errors: raises OSError when the disk refuses; memory then is as before.
+        """
+        await self._disk.do(lambda: self._save(lambda: {**self._entries, entry.key: entry}))
+
+    async def remove(self, uid: str, device_class: str) -> None:
+        """Forget an entry; one that is not there is no error."""
+        key = f"{uid}/{device_class}"
+        await self._disk.do(lambda: self._save(lambda: {other: entry for other, entry in self._entries.items() if other != key}))
+
+    async def finish(self) -> None:
+        """Wait until nothing is being written: then the file may be another process's."""
+        await self._disk.finish()
+
+    async def _save(self, change: Callable[[], dict[str, ClaimEntry]]) -> None:
+        entries = change()
+        if entries == self._entries:
+            return
+        file = _File(version=_VERSION, entries=tuple(entries[key] for key in sorted(entries)))
+        data = encode(self._unknown.joined(file) if self._unknown else file)
+        await asyncio.to_thread(write, self._path.parent, self._path.name, data)
+        self._entries = entries

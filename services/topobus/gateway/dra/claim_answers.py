@@ -1,0 +1,47 @@
+"""What kubelet is told of a prepared claim: its devices, each with the CDI names of its request, and once what containers get that name no request.
+
+Flows in: a claim's entry of the checkpoint. Flows out: devices for kubelet.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec import Struct
+
+from topobus.gateway.core.claim_allocation import cdi_names, cdi_whole_names
+from topobus.gateway.dra.checkpoint import ClaimEntry
+
+__all__ = ["WHOLE_CLAIM", "PreparedDevice", "answer_of"]
+
+WHOLE_CLAIM = "_whole"
+"""Stands for a request in what all requests have in common. No container can name it (it is no DNS label), and kubelet gives it to those that name none:
+pkg/kubelet/cm/dra/claiminfo.go, cdiDevicesAsList."""
+
+
+class PreparedDevice(Struct, frozen=True, kw_only=True):
+    """One device for kubelet."""
+
+    request: str
+    pool: str
+    device: str
+    cdi_devices: tuple[str, ...]
+    share_id: str = ""
+
+
+def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
+    """List the devices of a claim that is prepared, as kubelet is to have them."""
+    devices = [
+        PreparedDevice(
+            request=one.request,
+            pool=one.pool,
+            device=one.device,
+            cdi_devices=cdi_names(entry.cdi, entry.uid, one.device, one.request),
+            share_id=one.share_id,
+        )
+        for one in entry.devices
+    ]
+    whole = cdi_whole_names(entry.cdi, entry.uid)
+    if whole:
+        # Last, so that its lists win over those of the single requests.
+        devices.append(msgspec.structs.replace(devices[-1], request=WHOLE_CLAIM, cdi_devices=whole))
+    return tuple(devices)

@@ -1,0 +1,1 @@
+"""Device plugins of others behind our gateway."""

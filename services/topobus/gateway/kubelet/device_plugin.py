@@ -1,0 +1,334 @@
+"""The device plugin API of one resource (a class, or a pool of one), as kubelet calls it.
+
+Flows in: kubelet's calls. Flows out: lists from memory, the topology service's choice, the ledger's word, the device service's edits. Nothing here
+waits for the cluster plane, and only Allocate and PreStartContainer wait for anybody longer than a moment, within deadlines of our own.
+"""
+
+# ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+import grpc
+import grpc.aio
+
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import PeerUnavailable, TopobusError
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.core.edits import container_edits, differences, foreign_variables
+from topobus.gateway.core.lists import ListEntry, first_that_fit
+from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.sockets import (
+    CallMetrics,
+    CallRefused,
+    answer,
+    refuse,
+    within,
+)
+from topobus.gateway.node_state import Broadcast, NodeState, Offer
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.runtime.logging import get_logger
+
+__all__ = ["LIST_LIMIT_BYTES", "BeforeStart", "DevicePlugin", "plugin_owner"]
+
+BeforeStart = Callable[[list[str]], Awaitable[Refusal | None]]
+"""What else must be done before each start of a container with these devices; None is done."""
+
+LIST_LIMIT_BYTES = 4 * 1024 * 1024
+"""kubelet receives with gRPC's default limit: a message of more bytes ends the stream, and all devices with it. The five bytes that gRPC writes
+before a message do not count (grpc-go rpc_util.go, recvMsg; the C core counts alike)."""
+
+# Between two lists on one stream: a burst of changes (a driver that finds its cards one after the other) becomes one message. A single change goes at once.
+_QUIET_S = 0.02
+
+
+def plugin_owner(resource: str, names: Sequence[str]) -> Owner:
+    """Name the holder of an Allocate call, which tells no pod: the resource and a hash of the devices."""
+    digest = hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:32]
+    return Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name=resource, uid=digest)
+
+
+class DevicePlugin(rpc.DevicePluginServicer):
+    """Serves one resource."""
+
+    def __init__(
+        self,
+        offer: Offer,
+        *,
+        state: NodeState,
+        asks: NodeAsks,
+        given: AllocationRecord,
+        metrics: CallMetrics,
+        variables: dict[str, str],
+        deadlines: DeadlineSettings,
+        before_start: BeforeStart | None = None,
+        is_from_end: bool = False,
+    ) -> None:
+        """Take what it works with; `is_from_end` when claims are given devices of this resource, too: those have the first by name."""
+        self.device_class = offer.device_class
+        self.resource = offer.resource
+        self.streams_changed = Broadcast()
+        self.open_streams = 0
+        self.streams_seen = 0
+        """How many streams were ever opened on this server."""
+        self._label = offer.name
+        self._state = state
+        self._asks = asks
+        self._given = given
+        self._metrics = metrics
+        self._variables = variables
+        self._deadlines = deadlines
+        self._before_start = before_start
+        self._is_from_end = is_from_end
+        self._list: tuple[tuple[ListEntry, ...], pb.ListAndWatchResponse] | None = None
+        self._parts: dict[ListEntry, bytes] = {}
+
+    async def GetDevicePluginOptions(
+        self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.DevicePluginOptions]
+    ) -> pb.DevicePluginOptions:
+        """Tell the options; kubelet asks while our Register call is pending."""
+        return pb.DevicePluginOptions(pre_start_required=True, get_preferred_allocation_available=True)
+
+    async def ListAndWatch(
+        self, request: pb.Empty, context: grpc.aio.ServicerContext[pb.Empty, pb.ListAndWatchResponse]
+    ) -> AsyncIterator[pb.ListAndWatchResponse]:
+        """Send the complete list at once and after every change, to each stream on its own.
+
+        A stream whose reader is slow waits alone, and then gets the newest list, not those in between: nothing piles up.
+        """
+        self._count_streams(1)
+        try:
+            sent: pb.ListAndWatchResponse | None = None
+            while True:
+                ticket = self._state.changed.ticket()
+                message = self._message()
+                if message is not sent:
+                    sent = message
+                    yield message
+                    await asyncio.sleep(_QUIET_S)
+                await ticket.wait()
+        finally:
+            self._count_streams(-1)
+
+    def _message(self) -> pb.ListAndWatchResponse:
+        """Write the present list, once for all streams."""
+        entries = self._state.entries(self.resource)
+        if self._list is not None and self._list[0] is entries:
+            return self._list[1]
+        # One device of a thousand changes; to write the others again would take most of the time.
+        parts = [self._parts.get(one) or _to_wire(one) for one in entries]
+        self._parts = dict(zip(entries, parts, strict=True))
+        size = sum(map(len, parts))
+        left_out = 0
+        if size > LIST_LIMIT_BYTES:
+            kept = first_that_fit(entries, [len(one) for one in parts], LIST_LIMIT_BYTES)
+            left_out = len(entries) - len(kept)
+            get_logger().error(
+                "list.too-large",
+                resource=self.resource,
+                size_bytes=size,
+                limit_bytes=LIST_LIMIT_BYTES,
+                devices=len(entries),
+                left_out=left_out,
+                next_step="split the class into pools: each resource has a list of its own",
+            )
+            parts = [parts[place] for place in kept]
+        message = pb.ListAndWatchResponse.FromString(b"".join(parts))
+        self._metrics.left_out.labels(self.resource).set(left_out)
+        if self._list is not None and self._list[1] == message:
+            # What changed is nothing that kubelet is told.
+            message = self._list[1]
+        self._list = (entries, message)
+        return message
+
+    async def GetPreferredAllocation(
+        self,
+        request: pb.PreferredAllocationRequest,
+        context: grpc.aio.ServicerContext[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse],
+    ) -> pb.PreferredAllocationResponse:
+        """Choose devices; never an error, for an error would fail the pod."""
+        return await answer(context, self._metrics, "GetPreferredAllocation", self._label, self._prefer(request))
+
+    async def Allocate(
+        self, request: pb.AllocateRequest, context: grpc.aio.ServicerContext[pb.AllocateRequest, pb.AllocateResponse]
+    ) -> pb.AllocateResponse:
+        """Write kubelet's choice into the ledger, have the devices prepared, and say what the container gets."""
+        work = within(self._allocate(request), self._deadlines.allocate_s, f"{self.resource}: Allocate")
+        return await answer(context, self._metrics, "Allocate", self._label, work)
+
+    async def PreStartContainer(
+        self,
+        request: pb.PreStartContainerRequest,
+        context: grpc.aio.ServicerContext[pb.PreStartContainerRequest, pb.PreStartContainerResponse],
+    ) -> pb.PreStartContainerResponse:
+        """Look at the devices once more: kubelet starts containers again with what was allocated weeks ago."""
+        work = within(self._pre_start(request), self._deadlines.pre_start_s, f"{self.resource}: PreStartContainer")
+        return await answer(context, self._metrics, "PreStartContainer", self._label, work)
+
+    async def _prefer(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+        withheld = self._state.withheld(self.device_class)
+        chosen = [
+            await self._asks.prefer(
+                self.device_class,
+                wanted.available_deviceIDs,
+                wanted.must_include_deviceIDs,
+                wanted.allocation_size,
+                withheld=withheld.keys(),
+                is_from_end=self._is_from_end,
+            )
+            for wanted in request.container_requests
+        ]
+        return pb.PreferredAllocationResponse(
+            container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=names) for names in chosen]
+        )
+
+    async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
+        # kubelet sends exactly one container a call. Whoever sends more has all of them looked at before the first one takes anything.
+        containers = [sorted(one.devices_ids) for one in request.container_requests]
+        for name, count in Counter(itertools.chain.from_iterable(containers)).items():
+            if count > 1:
+                raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names device {name} {count} times")
+        for names in containers:
+            self._check(names)
+        return pb.AllocateResponse(container_responses=[_response(await self._allocate_container(names)) for names in containers])
+
+    async def _allocate_container(self, names: list[str]) -> ContainerEdits:
+        self._check_is_heard()
+        owner = plugin_owner(self.resource, names)
+        # kubelet's calls carry no identity: each one is an operation of its own, for the same ids may come again after a pod is gone.
+        op_id = f"allocate-{uuid.uuid4().hex}"
+        adopted = await self._asks.adopt(op_id, owner, {self.device_class: tuple(names)})
+        if isinstance(adopted, Refusal):
+            refuse(adopted, f"{self.resource}: cannot take {', '.join(names)}")
+        self._state.hand_out(self.device_class, names, owner, adopted.ledger_sequence)
+        try:
+            edits = await self._prepare(f"{op_id}-prepare", owner, names)
+        except (TopobusError, CallRefused, asyncio.CancelledError):
+            # Cancelled: the deadline, or a kubelet that went away. Either way nobody gets the devices.
+            await self._give_back(op_id, owner, adopted.decision_id)
+            raise
+        self._given.note(owner.key, edits)
+        self._watch_variables(edits)
+        get_logger().info(
+            "devices.allocated",
+            resource=self.resource,
+            devices=names,
+            owner=owner.key,
+            decision_id=adopted.decision_id,
+            displaced=[one.key for one in adopted.displaced],
+        )
+        return edits
+
+    async def _prepare(self, op_id: str, owner: Owner, names: list[str]) -> ContainerEdits:
+        """Have the devices made ready: what the container gets."""
+        prepared = await self._asks.prepare(op_id, owner, self.device_class, names)
+        edits = prepared if isinstance(prepared, Refusal) else container_edits(prepared, names)
+        if isinstance(edits, Refusal):
+            refuse(edits, f"{self.resource}: cannot prepare {', '.join(names)}")
+        return edits
+
+    async def _pre_start(self, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
+        names = sorted(set(request.devices_ids))
+        self._check(names)
+        if self._before_start is None:
+            await self._check_given(names)
+        else:
+            refusal = await self._before_start(names)
+            if refusal is not None:
+                refuse(refusal, f"{self.resource}: cannot start a container with {', '.join(names)}")
+        return pb.PreStartContainerResponse()
+
+    async def _check_given(self, names: list[str]) -> None:
+        """Make the devices ready once more, and refuse the start when what kubelet replays is no longer what they are.
+
+        A service that cannot be asked is no evidence against its devices; but after a reboot, when drivers number devices anew, the start waits for it.
+        """
+        owner = plugin_owner(self.resource, names)
+        given = self._given.of(owner.key)
+        try:
+            self._check_is_heard()
+            edits = await self._prepare(f"start-{uuid.uuid4().hex}", owner, names)
+        except PeerUnavailable as err:
+            if given is not None and not self._given.is_of_this_boot(owner.key):
+                raise
+            get_logger().warning("start.unchecked", resource=self.resource, devices=names, error=str(err))
+            return
+        wrong = differences(given, edits) if given is not None else ()
+        if wrong:
+            text = f"{self.resource}: {', '.join(names)} changed since they were allocated to the container: {'; '.join(wrong)}"
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{text}. Delete the pod, so that a new one is given what is right")
+        try:
+            await self._given.confirm(owner.key, edits if given is None else given)
+        except OSError as err:
+            get_logger().error("given.unwritten", resource=self.resource, error=f"{err.filename}: {err.strerror}")
+
+    def _check_is_heard(self) -> None:
+        """Refuse at once what would only run into a deadline: kubelet admits one pod after the other, and waits."""
+        since = self._state.silent_since(self.device_class)
+        if since:
+            raise PeerUnavailable(
+                f"{self.resource}: the {self.device_class} service has not answered since {since}",
+                next_step=f"see whether topobus-{self.device_class} runs on this node",
+            )
+
+    def _check(self, names: list[str]) -> None:
+        """Refuse ids that are unknown, sick or held elsewhere: kubelet's view may be older than ours."""
+        if not names:
+            raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names no device")
+        for name in names:
+            entry = self._state.entry(self.resource, name)
+            if entry is None:
+                raise CallRefused(grpc.StatusCode.NOT_FOUND, f"{self.resource}: there is no device {name} on this node")
+            if not entry.is_healthy:
+                raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{self.resource}: device {name} cannot be used: {entry.reason}")
+
+    async def _give_back(self, op_id: str, owner: Owner, decision_id: str) -> None:
+        """Undo the adoption after a failed preparation; the reconciliation finds it later when this fails too."""
+        try:
+            await self._asks.release(f"{op_id}-release", owner, only=decision_id)
+        except TopobusError as err:
+            get_logger().warning("release.failed", owner=owner.key, error=str(err))
+
+    def _watch_variables(self, edits: ContainerEdits) -> None:
+        for key in foreign_variables(edits, self.device_class, self._variables):
+            # kubelet keeps the first of two classes' values and says nothing.
+            get_logger().warning("variable.shared", variable=key, device_class=self.device_class, other_class=self._variables[key])
+        for key in edits.env:
+            self._variables.setdefault(key, self.device_class)
+
+    def _count_streams(self, step: int) -> None:
+        self.open_streams += step
+        self.streams_seen += max(step, 0)
+        self.streams_changed.announce()
+
+
+def _to_wire(entry: ListEntry) -> bytes:
+    """Write a list of this one entry: such lists, one after the other, are the list of all of them."""
+    # No topology message at all when the node is unknown: an empty one or -1 would be an opinion.
+    topology = None if entry.nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=one) for one in entry.nodes])
+    device = pb.Device(ID=entry.id, health="Healthy" if entry.is_healthy else "Unhealthy", topology=topology)
+    return pb.ListAndWatchResponse(devices=[device]).SerializeToString()
+
+
+def _response(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
+    return pb.ContainerAllocateResponse(
+        envs=edits.env,
+        annotations=edits.annotations,
+        mounts=[
+            pb.Mount(container_path=one.container_path, host_path=one.host_path, read_only="ro" in one.options) for one in edits.mounts
+        ],
+        devices=[
+            pb.DeviceSpec(container_path=one.path, host_path=one.host_path or one.path, permissions=one.permissions)
+            for one in edits.device_nodes
+        ],
+    )

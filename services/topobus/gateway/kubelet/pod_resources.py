@@ -1,0 +1,143 @@
+"""kubelet's PodResources as values: which container has which of our devices.
+
+Flows in: kubelet's List, never more often than its rate limit allows. Flows out: uses by container, and the ids of every resource.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import grpc
+import grpc.aio
+from msgspec import Struct, structs
+
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.outcome import MemoryBlock
+from topobus.gateway.core.claim_allocation import class_of_driver
+from topobus.gateway.core.exclusive import ExclusiveUse
+from topobus.gateway.core.pods import PodUse
+from topobus.gateway.kubelet.sockets import dialling, identity
+from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Listing", "PodResourcesReader"]
+
+_CALL_LIMIT_S = 5.0
+# kubelet answers ten at once and then a hundred a second, for all its clients together; ours stays far below.
+_BETWEEN_S = 0.1
+
+
+class Listing(Struct, frozen=True, kw_only=True):
+    """One look."""
+
+    in_use: dict[str, frozenset[str]]
+    """Resource to the ids that pods have; other people's resources are in it."""
+    uses: tuple[PodUse, ...]
+    """Our devices by container."""
+    exclusive: tuple[ExclusiveUse, ...] = ()
+    """CPUs and memory that kubelet's own managers gave to containers."""
+
+
+class PodResourcesReader:
+    """Asks kubelet; one look serves for all who had asked before it began, and for nobody who asks later."""
+
+    def __init__(self, socket: Path, node: str, resources: Mapping[str, str]) -> None:
+        self.socket = socket
+        self._node = node
+        self._resources = resources
+        self._lock = asyncio.Lock()
+        self._begun = 0
+        """How many looks have begun."""
+        self._seen: tuple[int, Listing | str] = (0, "")
+        """Which look was the last to end, and what it gave."""
+        self._rests_until = 0.0
+
+    async def read(self) -> Listing | str:
+        """Look; the text says why kubelet does not tell. The answer is no older than the call, which may wait a tenth of a second for its turn."""
+        before = self._begun
+        async with self._lock:
+            if self._seen[0] > before:
+                # Whoever had the lock before this one began to look after this one had asked.
+                return self._seen[1]
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(max(0.0, self._rests_until - loop.time()))
+            self._rests_until = loop.time() + _BETWEEN_S
+            self._begun += 1
+            self._seen = (self._begun, await self._look())
+            return self._seen[1]
+
+    async def _look(self) -> Listing | str:
+        if identity(self.socket) is None:
+            return f"there is no kubelet at {self.socket}"
+        async with dialling(self.socket) as channel:
+            try:
+                answer = await rpc.PodResourcesListerStub(channel).List(pb.ListPodResourcesRequest(), timeout=_CALL_LIMIT_S)
+            except grpc.aio.AioRpcError as err:
+                get_logger().warning("pod-resources.failed", code=err.code().name, error=err.details())
+                return f"kubelet's PodResources failed: {err.code().name}: {err.details()}"
+        return self._to_listing(answer)
+
+    def _to_listing(self, answer: pb.ListPodResourcesResponse) -> Listing:
+        in_use: dict[str, set[str]] = {}
+        found: dict[tuple[str, ...], set[str]] = {}
+        exclusive: list[ExclusiveUse] = []
+        for pod in answer.pod_resources:
+            mine = [_exclusive(pod, container.name, container) for container in pod.containers]
+            exclusive += [_whole(pod, mine), *mine]
+            for container in pod.containers:
+                where = (pod.namespace, pod.name, container.name)
+                # One entry a device and NUMA node: a device with two nodes is there twice.
+                for entry in container.devices:
+                    in_use.setdefault(entry.resource_name, set()).update(entry.device_ids)
+                    device_class = self._resources.get(entry.resource_name)
+                    if device_class is not None:
+                        found.setdefault((*where, entry.resource_name, "", "", device_class), set()).update(entry.device_ids)
+                for claim in container.dynamic_resources:
+                    for one in claim.claim_resources:
+                        device_class = class_of_driver(one.driver_name)
+                        if device_class and one.pool_name == self._node:
+                            key = (*where, "", claim.claim_namespace, claim.claim_name, device_class)
+                            found.setdefault(key, set()).add(one.device_name)
+        return Listing(
+            in_use={resource: frozenset(ids) for resource, ids in in_use.items()},
+            uses=tuple(
+                PodUse(
+                    namespace=key[0],
+                    pod=key[1],
+                    container=key[2],
+                    resource=key[3],
+                    claim_namespace=key[4],
+                    claim=key[5],
+                    device_class=key[6],
+                    devices=tuple(sorted(names)),
+                )
+                for key, names in sorted(found.items())
+            ),
+            exclusive=tuple(one for one in exclusive if one.cpus or one.memory),
+        )
+
+
+def _exclusive(pod: pb.PodResources, container: str, told: pb.PodResources | pb.ContainerResources) -> ExclusiveUse:
+    memory = sorted((_block(one) for one in told.memory if one.size), key=lambda one: (one.kind, one.nodes.ids))
+    return ExclusiveUse(namespace=pod.namespace, pod=pod.name, container=container, cpus=CpuSet.of(told.cpu_ids), memory=tuple(memory))
+
+
+def _whole(pod: pb.PodResources, containers: Sequence[ExclusiveUse]) -> ExclusiveUse:
+    """Give what the pod has as a whole (pod-level resources), without what its containers are told to have of it."""
+    whole = _exclusive(pod, "", pod)
+    left = whole.cpus
+    for one in containers:
+        left -= one.cpus
+    has_memory = any(one.memory for one in containers)
+    return structs.replace(whole, cpus=left, memory=() if has_memory else whole.memory)
+
+
+def _block(told: pb.ContainerMemory) -> MemoryBlock:
+    """Read one entry. Of a group of nodes kubelet tells only the sum: it counts evenly here, the rest on the lowest."""
+    nodes = sorted({one.ID for one in told.topology.nodes})
+    share, rest = divmod(told.size, len(nodes)) if nodes else (0, 0)
+    shares = tuple((node, share + (rest if index == 0 else 0)) for index, node in enumerate(nodes))
+    return MemoryBlock(kind=told.memory_type, nodes=NodeSet.of(nodes), shares=shares)

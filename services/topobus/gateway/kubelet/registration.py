@@ -1,0 +1,216 @@
+"""Registration of one resource as a device plugin, kept up for ever.
+
+Flows in: the state of kubelet's folder and of our own streams. Flows out: a served socket and Register calls. Rules that kubelet forces on us: serve before
+Register; a socket name of our own for each server, since kubelets before 1.36 mix up two of one resource; register again when kubelet.sock is another
+one, when our socket vanished (kubelet deletes all at its start), when the streams ended, or when no stream came at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from topobus.domain.errors import ConfigError
+from topobus.domain.names import is_extended_resource_name, to_dns_label
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.config import SHORT_NAME, DeadlineSettings
+from topobus.gateway.kubelet.allocation_record import AllocationRecord
+from topobus.gateway.kubelet.device_plugin import BeforeStart, DevicePlugin
+from topobus.gateway.kubelet.sockets import (
+    CallMetrics,
+    FolderWatch,
+    dialling,
+    identity,
+    serving,
+)
+from topobus.gateway.node_state import NodeState, Offer
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.runtime.logging import get_logger
+
+__all__ = ["KUBELET_SOCKET", "PluginRegistrar", "short_name", "socket_pattern"]
+
+KUBELET_SOCKET = "kubelet.sock"
+# Long enough that a kubelet that keeps closing its streams is not answered by a busy loop.
+_QUICK_S = 0.05
+# How long a gateway that ends waits for the next one to be registered; stopping must be over within five seconds.
+_HAND_OVER_S = 2.0
+
+
+def socket_pattern() -> str:
+    """Match the sockets that gateways make in kubelet's folder."""
+    return "topobus-*-*.sock"
+
+
+def short_name(name: str) -> str:
+    """Make the name that a socket has for a resource: a unix socket's path has 107 bytes at most.
+
+    >>> short_name("gpu-h100"), short_name("gpu-nvidia-h100-80gb-hbm3")
+    ('gpu-h100', 'gpu-nvidi-9b1fe0')
+    """
+    label = to_dns_label(name)
+    return label if len(label) <= SHORT_NAME else f"{label[: SHORT_NAME - 7]}-{hashlib.sha256(name.encode()).hexdigest()[:6]}"
+
+
+class PluginRegistrar:
+    """Serves one resource and keeps it registered."""
+
+    def __init__(
+        self,
+        offer: Offer,
+        *,
+        watch: FolderWatch,
+        state: NodeState,
+        asks: NodeAsks,
+        given: AllocationRecord,
+        metrics: CallMetrics,
+        variables: dict[str, str],
+        deadlines: DeadlineSettings,
+        before_start: BeforeStart | None = None,
+        is_from_end: bool = False,
+        is_awaited: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.resource = offer.resource
+        self.status = "waiting for kubelet"
+        """`registered`, or what stands in the way."""
+        self._offer = offer
+        self._watch = watch
+        self._state = state
+        self._asks = asks
+        self._given = given
+        self._metrics = metrics
+        self._variables = variables
+        self._deadlines = deadlines
+        self._before_start = before_start
+        self._is_from_end = is_from_end
+        self._is_awaited = is_awaited
+        # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
+        self._token = uuid.uuid4().hex[:8]
+        self._turn = 0
+
+    async def run(self) -> None:
+        """Serve and register, again and again."""
+        while True:
+            await self._watch.until(self._watch.folder.is_dir)
+            try:
+                why, pause_s = await self._one_registration()
+            except (ConfigError, OSError) as err:
+                why, pause_s = str(err), self._deadlines.retry_s
+                if why != self.status:
+                    get_logger().error("plugin.serve-failed", resource=self.resource, error=why)
+            self._say(why)
+            await asyncio.sleep(pause_s)
+
+    async def _one_registration(self) -> tuple[str, float]:
+        """Serve on a new socket until it is of no use any more; the reason why, and how long to wait before the next."""
+        if not is_extended_resource_name(self.resource):
+            raise ConfigError(f"{self.resource} is no name that kubelet takes for a resource", next_step="rename the class or pool")
+        self._turn += 1
+        path = self._watch.folder / f"topobus-{short_name(self._offer.name)}-{self._token}-{self._turn % 100:02d}.sock"
+        plugin = DevicePlugin(
+            self._offer,
+            state=self._state,
+            asks=self._asks,
+            given=self._given,
+            metrics=self._metrics,
+            variables=self._variables,
+            deadlines=self._deadlines,
+            before_start=self._before_start,
+            is_from_end=self._is_from_end,
+        )
+        async with serving(path, lambda server: rpc.add_DevicePluginServicer_to_server(plugin, server)):
+            own, kubelet_path = identity(path), self._watch.folder / KUBELET_SOCKET
+            await self._watch.until(lambda: identity(kubelet_path) is not None or identity(path) != own)
+            if identity(path) != own:
+                return "kubelet removed our socket", _QUICK_S
+            kubelet = identity(kubelet_path)
+            refusal = await self._register(kubelet_path, path)
+            if refusal:
+                return refusal, self._deadlines.retry_s
+            if not await self._wait_for_first_list(plugin):
+                get_logger().warning("plugin.unwatched", resource=self.resource, waited_s=self._deadlines.first_list_s)
+                return f"kubelet did not ask for the list within {self._deadlines.first_list_s} s", _QUICK_S
+            self._say("registered")
+            try:
+                return await self._stay(plugin, path, own, kubelet_path, kubelet), _QUICK_S
+            except asyncio.CancelledError:
+                if self._is_awaited():
+                    await self._hand_over(plugin)
+                raise
+
+    async def _register(self, kubelet_path: Path, path: Path) -> str:
+        """Call Register; the refusal's text, empty when kubelet took it."""
+        request = pb.RegisterRequest(version="v1beta1", endpoint=path.name, resource_name=self.resource)
+        async with dialling(kubelet_path) as channel:
+            try:
+                await rpc.RegistrationStub(channel).Register(request, timeout=self._deadlines.register_s)
+            except grpc.aio.AioRpcError as err:
+                text = err.details() or err.code().name
+                why = f"registration failed: {text}"
+                if why != self.status:
+                    # Said once: a dead kubelet would fill the log otherwise, every second.
+                    get_logger().warning("plugin.register-failed", resource=self.resource, code=err.code().name, error=text)
+                return why
+        get_logger().info("plugin.registered", resource=self.resource, endpoint=path.name, devices=len(self._state.entries(self.resource)))
+        return ""
+
+    async def _wait_for_first_list(self, plugin: DevicePlugin) -> bool:
+        try:
+            async with asyncio.timeout(self._deadlines.first_list_s):
+                while not plugin.streams_seen:
+                    await plugin.streams_changed.ticket().wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def _stay(
+        self,
+        plugin: DevicePlugin,
+        path: Path,
+        own: tuple[int, int, int] | None,
+        kubelet_path: Path,
+        kubelet: tuple[int, int, int] | None,
+    ) -> str:
+        """Wait for whatever ends this registration."""
+
+        async def wake_on_stream_end() -> None:
+            while True:
+                await plugin.streams_changed.ticket().wait()
+                self._watch.wake()
+
+        waker = asyncio.create_task(wake_on_stream_end())
+        try:
+            await self._watch.until(
+                lambda: not plugin.open_streams or identity(path) != own or identity(kubelet_path) not in (kubelet, None)
+            )
+        finally:
+            waker.cancel()
+        if identity(kubelet_path) not in (kubelet, None):
+            why = "kubelet was started again"
+        elif identity(path) != own:
+            why = "kubelet removed our socket"
+        else:
+            why = "kubelet closed its stream"
+        get_logger().info("plugin.lost", resource=self.resource, why=why)
+        return why
+
+    async def _hand_over(self, plugin: DevicePlugin) -> None:
+        """Leave the list up until kubelet has taken the next gateway's: without a list every device would be unhealthy for a moment."""
+        try:
+            async with asyncio.timeout(_HAND_OVER_S):
+                while plugin.open_streams:
+                    await plugin.streams_changed.ticket().wait()
+        except TimeoutError:
+            get_logger().warning("plugin.not-taken-over", resource=self.resource, waited_s=_HAND_OVER_S)
+        else:
+            get_logger().info("plugin.handed-over", resource=self.resource)
+
+    def _say(self, status: str) -> None:
+        self.status = status
+        self._watch.wake()

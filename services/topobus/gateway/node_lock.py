@@ -1,0 +1,119 @@
+"""One gateway a node at a time: whoever holds the lock beside the checkpoint has the node's turn, another one stands by.
+
+Two that worked at the same time would replace each other's checkpoint and forget claims that containers use. The kernel frees the lock when its holder
+ends, however it ends. Who stands by is ready as soon as it could go on: a roll-over that starts the new pod first waits for exactly that before it ends
+the old one. A gateway that ends while another one stands by hands over: it lets the lock go first and leaves kubelet's device lists up until the other
+has registered, so that kubelet sees no device vanish. Nothing that writes the checkpoint runs then any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from topobus.domain.errors import ConfigError
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+
+__all__ = ["NodeLock", "in_line"]
+
+# Claims wait as long as nobody has the turn, so this is what a roll-over costs at most; two system calls each time are nothing.
+_RETRY_S = 0.05
+_LINE_LIMIT_BYTES = 128
+
+
+class NodeLock:
+    """This process's turn as the node's gateway: had, or waited for."""
+
+    def __init__(self, path: Path, lock: int, queue: int, instance: str, readiness: Readiness) -> None:
+        self.instance = instance
+        """The name of this gateway's own sockets; another one than was given when the gateway that has the turn goes by that."""
+        self._path = path
+        self._lock = lock
+        self._queue = queue
+        self._readiness = readiness
+
+    def try_begin(self) -> bool:
+        """Take the turn if nobody has it."""
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if self._holder()[1] == self.instance:
+                # Two of one name would take each other's sockets away, again and again.
+                self.instance = f"{self.instance}-{uuid.uuid4().hex[:8]}".lstrip("-")
+                get_logger().warning(
+                    "instance.renamed", instance=self.instance, why="the gateway that has the turn goes by the name that was set"
+                )
+            return False
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()} {self.instance}".encode(), 0)
+        except OSError as err:
+            # A full disk takes our name from who stands by, and not the turn from us: what is prepared can still be answered and undone.
+            get_logger().error("turn.unnamed", lock=str(self._path), error=str(err), next_step="make room on this disk")
+        return True
+
+    async def begin(self) -> None:
+        """Wait for the turn, saying who has it."""
+        if self.try_begin():
+            return
+        # Whoever waits shares this one, so the holder can tell.
+        fcntl.flock(self._queue, fcntl.LOCK_SH)
+        process = self._holder()[0]
+        self._readiness.set("lock", is_ready=True, why=f"stands by: another gateway runs on this node (process {process})")
+        get_logger().warning("twin.found", lock=str(self._path), process=process, next_step="this one stands by until the other ends")
+        while not self.try_begin():  # noqa: ASYNC110  (the kernel tells nobody that a lock is free)
+            await asyncio.sleep(_RETRY_S)
+        fcntl.flock(self._queue, fcntl.LOCK_UN)
+        get_logger().info("twin.gone", lock=str(self._path))
+        self._readiness.set("lock", is_ready=True)
+
+    def other_instance(self) -> str | None:
+        """The instance that has the turn; None when it says nothing, or is this very one."""
+        process, instance = self._holder()
+        return None if not process or instance == self.instance else instance
+
+    def is_awaited(self) -> bool:
+        """Say whether another process waits for its turn."""
+        try:
+            fcntl.flock(self._queue, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._queue, fcntl.LOCK_UN)
+        return False
+
+    def end(self) -> None:
+        """Let the next one go on; the checkpoint is no longer ours. A second time, or without the turn, it does nothing."""
+        with suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_UN)
+
+    def _holder(self) -> tuple[str, str]:
+        process, _, instance = os.pread(self._lock, _LINE_LIMIT_BYTES, 0).decode("ascii", "replace").partition(" ")
+        return process, instance
+
+
+@contextmanager
+def in_line(checkpoint: Path, instance: str, readiness: Readiness) -> Iterator[NodeLock]:
+    """Stand in line for this node's turn for the length of a block.
+
+    Errors: raises ConfigError when the lock file cannot be made.
+    """
+    path = checkpoint.with_name(checkpoint.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        queue = os.open(path.with_suffix(".queue"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as err:
+        raise ConfigError(
+            f"gateway: checkpoint_path: cannot make {path}: {err.strerror}", next_step="set TOPOBUS_GATEWAY__CHECKPOINT_PATH"
+        ) from err
+    try:
+        yield NodeLock(path, lock, queue, instance, readiness)
+    finally:
+        os.close(lock)
+        os.close(queue)

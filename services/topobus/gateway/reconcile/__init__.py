@@ -1,0 +1,1 @@
+"""The ledger held against kubelet's PodResources, and corrected."""

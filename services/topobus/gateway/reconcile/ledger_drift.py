@@ -1,0 +1,88 @@
+"""Telling everybody where kubelet and the ledger say different things: one event when a disagreement was seen twice, one when it is over.
+
+Flows in: the disagreements of the moment. Flows out: events, in which the newest of a device is its present state, and a log line each. What was told before is
+read from the stream, so a gateway that is started again does not tell it twice, and ends what ended meanwhile.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from topobus.contracts.catalogue import DISAGREEMENT
+from topobus.contracts.messages import Disagreement, DisagreementEvent
+from topobus.domain.errors import TopobusError
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock, SystemClock, rfc3339
+from topobus.runtime.logging import get_logger
+
+__all__ = ["LedgerDrift"]
+
+_Key = tuple[str, str]
+"""Class and device."""
+
+# More devices than a node has; the stream keeps the newest of each in any case.
+_RECALLED = 1024
+
+
+class LedgerDrift:
+    """The node's disagreements, as told."""
+
+    def __init__(self, bus: Bus, node: str, clock: Clock | None = None) -> None:
+        self._bus = bus
+        self._node = node
+        self._clock = clock or SystemClock()
+        self._told: dict[_Key, Disagreement] | None = None
+        self._ending: set[_Key] = set()
+
+    async def tell(self, confirmed: Iterable[Disagreement], seen: Iterable[Disagreement]) -> None:
+        """Tell what is new of that which was seen twice, and what was not seen twice in a row. What could not be told is told next time."""
+        wanted = {(one.device_class, one.device): one for one in confirmed}
+        present = {(one.device_class, one.device) for one in seen}
+        try:
+            told = await self._recall()
+            for key, one in sorted(wanted.items()):
+                if told.get(key) != one:
+                    await self._publish(one, is_over=False)
+                    told[key] = one
+            absent = told.keys() - wanted.keys() - present
+            for key in sorted(absent & self._ending):
+                await self._publish(told[key], is_over=True)
+                del told[key]
+            self._ending = absent
+        except TopobusError as err:
+            # Done or not done is not known: what the stream has decides next time.
+            self._told = None
+            get_logger().warning("disagreement.untold", error=str(err))
+
+    async def _recall(self) -> dict[_Key, Disagreement]:
+        if self._told is None:
+            newest: dict[_Key, DisagreementEvent] = {}
+            for received in await self._bus.last(DISAGREEMENT, limit=_RECALLED, node=self._node):
+                newest[(received.value.device_class, received.value.device)] = received.value
+            self._told = {
+                key: Disagreement(device_class=one.device_class, device=one.device, kubelet=one.kubelet, ledger=one.ledger)
+                for key, one in newest.items()
+                if not one.is_over
+            }
+        return self._told
+
+    async def _publish(self, one: Disagreement, *, is_over: bool) -> None:
+        time = rfc3339(self._clock.now())
+        event = DisagreementEvent(
+            node=self._node,
+            device_class=one.device_class,
+            device=one.device,
+            kubelet=one.kubelet,
+            ledger=one.ledger,
+            is_over=is_over,
+            time=time,
+        )
+        sides = hashlib.sha256(f"{one.kubelet}\n{one.ledger}\n{is_over}\n{time}".encode()).hexdigest()[:16]
+        event_id = f"{self._node}.{one.device_class}.{one.device}.{sides}"
+        await self._bus.publish(DISAGREEMENT, event, event_id=event_id, node=self._node, device_class=one.device_class, device=one.device)
+        facts = {"device_class": one.device_class, "device": one.device, "kubelet": one.kubelet, "ledger": one.ledger}
+        if is_over:
+            get_logger().info("holding.agreed", **facts)
+        else:
+            get_logger().warning("holding.disagreed", **facts)

@@ -1,0 +1,124 @@
+"""Who has which device, as kubelet tells it, beside what the ledger says: for the reconciliation, and for whoever asks.
+
+Flows in: kubelet's PodResources, the ledger, the checkpoint, inventories. Flows out: comparisons, and the answer to `pods`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from msgspec import structs
+
+from topobus.contracts.messages import ContainerDevices, HeldDevice, NodeFolders, PodsReply, PodsRequest
+from topobus.domain.device import Inventory
+from topobus.gateway.boot import boot_id
+from topobus.gateway.config import GatewaySettings
+from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, compare_exclusive
+from topobus.gateway.core.pods import Comparison, PodUse, PreparedHere, compare
+from topobus.gateway.dra.checkpoint import Checkpoint
+from topobus.gateway.dra.claims import ClaimKey
+from topobus.gateway.kubelet.pod_resources import Listing, PodResourcesReader
+from topobus.gateway.node_state import NodeState
+
+__all__ = ["PodLook", "folders_of"]
+
+
+def folders_of(settings: GatewaySettings) -> NodeFolders:
+    """Say which folders of this machine the gateway uses."""
+    return NodeFolders(
+        device_plugins=str(Path(settings.kubelet.device_plugin_dir).absolute()),
+        plugins=str(Path(settings.kubelet.plugins_dir).absolute()),
+        cdi=str(Path(settings.cdi_dir).absolute()),
+        boot_id=boot_id(),
+    )
+
+
+class PodLook:
+    """Looks at kubelet's pods and at the ledger at once."""
+
+    def __init__(self, reader: PodResourcesReader, state: NodeState, checkpoint: Checkpoint, folders: NodeFolders) -> None:
+        self._folders = folders
+        self._reader = reader
+        self._state = state
+        self._checkpoint = checkpoint
+
+    @property
+    def socket(self) -> Path:
+        """Where kubelet tells it."""
+        return self._reader.socket
+
+    async def listing(self) -> Listing | str:
+        """Look at kubelet's pods alone; the text says why kubelet does not tell."""
+        return await self._reader.read()
+
+    async def look(self) -> tuple[Listing, Comparison] | str:
+        """Look; the text says why kubelet does not tell."""
+        listing = await self._reader.read()
+        if isinstance(listing, str):
+            return listing
+        holders = {name: self._state.holders(name) for name in {use.device_class for use in listing.uses}}
+        found = compare(listing.uses, holders, self._prepared())
+        lacking, disagreements = compare_exclusive(listing.exclusive, self._state.ledger)
+        return listing, structs.replace(found, exclusive=lacking, disagreements=(*found.disagreements, *disagreements))
+
+    async def answer(self, request: PodsRequest) -> PodsReply:
+        """Answer `pods`."""
+        seen = await self.look()
+        if isinstance(seen, str):
+            return PodsReply(why=seen, folders=self._folders)
+        listing, comparison = seen
+        inventories = self._state.inventories()
+        uses: list[tuple[PodUse | ExclusiveUse, ContainerDevices]] = [
+            (use, _container(use, inventories.get(use.device_class))) for use in listing.uses
+        ]
+        uses += [(one, _of_its_own(one, inventories.get(CPU_RESOURCE))) for one in listing.exclusive]
+        wanted = [shown for use, shown in uses if request.namespace in ("", use.namespace)]
+        # A container's CPUs stand behind its devices.
+        wanted.sort(key=lambda one: (one.namespace, one.pod, one.container, one.resource == CPU_RESOURCE))
+        return PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements, folders=self._folders)
+
+    def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
+        found: dict[tuple[str, str], PreparedHere] = {}
+        for entry in self._checkpoint.entries():
+            # A claim that is begun may hold its devices already, and its containers may not run yet.
+            known = found.get((entry.namespace, entry.name))
+            held = dict(known.held) if known is not None else {}
+            looked_at = known.looked_at if known is not None else frozenset()
+            if names := tuple(sorted({one.device for one in entry.devices if not one.is_shared})):
+                held[entry.device_class] = names
+            looked_at |= {(entry.device_class, one.device) for one in entry.devices if one.is_shared}
+            owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
+            found[(entry.namespace, entry.name)] = PreparedHere(owner=owner, held=held, looked_at=looked_at)
+        return found
+
+
+def _container(use: PodUse, inventory: Inventory | None) -> ContainerDevices:
+    return ContainerDevices(
+        namespace=use.namespace,
+        pod=use.pod,
+        container=use.container,
+        device_class=use.device_class,
+        resource=use.resource,
+        claim=f"{use.claim_namespace}/{use.claim}" if use.claim else "",
+        devices=tuple(_device(name, inventory) for name in use.devices),
+    )
+
+
+def _of_its_own(use: ExclusiveUse, inventory: Inventory | None) -> ContainerDevices:
+    return ContainerDevices(
+        namespace=use.namespace,
+        pod=use.pod,
+        container=use.container,
+        device_class=CPU_RESOURCE,
+        resource=CPU_RESOURCE,
+        devices=tuple(_device(f"cpu-{cpu}", inventory) for cpu in use.cpus),
+        memory=use.memory,
+    )
+
+
+def _device(name: str, inventory: Inventory | None) -> HeldDevice:
+    found = inventory.device(name) if inventory is not None else None
+    if found is None:
+        return HeldDevice(name=name, reason="not in the inventory")
+    worst = found.health.worst
+    return HeldDevice(name=name, numa_nodes=found.numa_nodes, health=found.health.state, reason=worst.reason if worst else "")

@@ -1,0 +1,192 @@
+"""Keeping the ledger true to kubelet's PodResources: what nobody uses any more is let go, what is in use and nobody's is adopted.
+
+Flows in: the ledger and kubelet's list. Flows out: releases, adoptions, and an event with both sides where the two disagree; everything needs two looks
+in a row that say the same. Exclusive CPUs and aligned memory that kubelet's own managers gave are adopted, too. The device plugin API has no deallocate, so an allocation is let go only when two looks in a row, apart by the period, find none of its
+devices in use and it was in the ledger at both: kubelet lists a pod only some time after it has allocated for it. No answer means no release, and a
+kubelet that has just started is not believed yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from topobus.contracts.messages import Disagreement
+from topobus.domain.errors import TopobusError
+from topobus.domain.ledger import Allocation
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.config import DeadlineSettings
+from topobus.gateway.core.exclusive import CPU_RESOURCE, ExclusiveUse, idle_containers
+from topobus.gateway.core.holdings import idle_allocations
+from topobus.gateway.core.pods import Lacking
+from topobus.gateway.kubelet.device_plugin import plugin_owner
+from topobus.gateway.kubelet.sockets import identity
+from topobus.gateway.node_state import NodeState
+from topobus.gateway.reconcile.pod_usage import PodLook
+from topobus.gateway.reconcile.user_naming import UserNaming
+from topobus.runtime.heartbeat import Heartbeat
+from topobus.runtime.logging import get_logger
+
+__all__ = ["Reconciler"]
+
+# Between two looks while a claim waits, in seconds: two of them and a try of kubelet's are to fit into three seconds.
+_AWAITED_S = 0.5
+
+_Mark = tuple[str, str, int]
+"""Tells an allocation from a later one of the same devices."""
+
+
+class Reconciler:
+    """Looks at PodResources, period after period."""
+
+    def __init__(self, look: PodLook, state: NodeState, asks: NodeAsks, deadlines: DeadlineSettings, users: UserNaming) -> None:
+        self._look = look
+        self._users = users
+        self._socket = look.socket
+        self._doubted: frozenset[Disagreement] = frozenset()
+        self._disagreed: frozenset[Disagreement] = frozenset()
+        self._failed: dict[str, str] = {}
+        self._state = state
+        self._asks = asks
+        self._deadlines = deadlines
+        self._kubelet: tuple[int, int, int] | None = None
+        self._appeared_at = 0.0
+        self._used: set[_Mark] = set()
+        """Allocations that this kubelet has listed."""
+
+    async def run(self, beat: Heartbeat) -> None:
+        """Look for ever. Nothing happens where kubelet has no such socket."""
+        self._kubelet, self._appeared_at = identity(self._socket), asyncio.get_running_loop().time()
+        idle_before: frozenset[_Mark] = frozenset()
+        lacking_before: frozenset[Lacking | ExclusiveUse] = frozenset()
+        while True:
+            beat.rest()
+            await self._pause()
+            beat.turn()
+            self._look_at_kubelet()
+            seen = await self._look.look()
+            if isinstance(seen, str) or self._state.ledger is None or not self._state.is_connected:
+                idle_before, lacking_before = frozenset(), frozenset()
+                continue
+            listing, comparison = seen
+            await self._users.name(listing)
+            await self._report(frozenset(comparison.disagreements))
+            lacking: frozenset[Lacking | ExclusiveUse] = frozenset({*comparison.lacking, *comparison.exclusive})
+            for lack in sorted(lacking & lacking_before, key=lambda one: one.where):
+                await (self._adopt(lack) if isinstance(lack, Lacking) else self._adopt_exclusive(lack))
+            lacking_before = lacking
+            idle = (*idle_allocations(self._state.ledger, listing.in_use), *idle_containers(self._state.ledger, listing.exclusive))
+            for one in idle:
+                mark = self._mark(one)
+                if mark in idle_before and self._is_believed(mark):
+                    await self._release(one)
+            idle_before = frozenset(map(self._mark, idle))
+            self._used = {
+                mark for mark in map(self._mark, self._state.ledger.allocations.values()) if mark in self._used or mark not in idle_before
+            }
+
+    async def _pause(self) -> None:
+        """Wait for the next look; while a claim waits for what a pod of kubelet's holds, see every moment whether that pod is gone."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._deadlines.reconcile_s
+        gone_before: frozenset[_Mark] = frozenset()
+        while (left_s := until - loop.time()) > 0:
+            await asyncio.sleep(min(left_s, _AWAITED_S))
+            gone_before = await self._release_gone(gone_before) if self._state.awaited else frozenset()
+
+    async def _release_gone(self, gone_before: frozenset[_Mark]) -> frozenset[_Mark]:
+        """Let go of awaited allocations whose pod kubelet has listed and lists no more, at two looks in a row; those of this look.
+
+        What no pod was named for may be an allocation whose pod is not listed yet: that is left to the ordinary looks.
+        """
+        self._look_at_kubelet()
+        listing = await self._look.listing()
+        ledger = self._state.ledger
+        if isinstance(listing, str) or ledger is None or not self._state.is_connected:
+            return frozenset()
+        idle = {self._mark(one): one for one in idle_allocations(ledger, listing.in_use)}
+        gone = {mark: one for mark, one in idle.items() if one.user is not None and one.owner.key in self._state.awaited}
+        self._used |= {mark for mark in map(self._mark, ledger.allocations.values()) if mark not in idle}
+        for mark in sorted(gone.keys() & gone_before):
+            if self._is_believed(mark):
+                await self._release(gone[mark])
+        return frozenset(gone)
+
+    def _look_at_kubelet(self) -> None:
+        """See whether kubelet was started again."""
+        if identity(self._socket) != self._kubelet:
+            self._kubelet, self._appeared_at = identity(self._socket), asyncio.get_running_loop().time()
+            self._used.clear()
+
+    def _is_believed(self, mark: _Mark) -> bool:
+        """A kubelet that has just started lists no pods yet: believe it when it has listed this very allocation before, or after a while."""
+        return asyncio.get_running_loop().time() - self._appeared_at >= self._deadlines.kubelet_grace_s or mark in self._used
+
+    def _mark(self, allocation: Allocation) -> _Mark:
+        return (allocation.owner.key, allocation.decision_id, self._state.times_handed_out(allocation.owner))
+
+    async def _adopt(self, lack: Lacking) -> None:
+        """Write down what a container has and nobody holds in the ledger, so that it is given to nobody else."""
+        owner = lack.owner or plugin_owner(lack.resource, lack.devices)
+        try:
+            adopted = await self._asks.adopt(f"reconcile-{uuid.uuid4().hex}", owner, dict(lack.whole), is_prepared=lack.owner is not None)
+        except TopobusError as err:
+            self._say_failed(owner, lack.where, str(err))
+            return
+        if isinstance(adopted, Refusal):
+            why = "; ".join(one.message for one in adopted.reasons)
+            self._say_failed(owner, lack.where, why)
+            return
+        for device_class, names in lack.whole:
+            self._state.hand_out(device_class, names, owner, adopted.ledger_sequence)
+        get_logger().warning(
+            "holding.adopted",
+            owner=owner.key,
+            device_class=lack.device_class,
+            devices=list(lack.devices),
+            kubelet=lack.where,
+            ledger="free",
+        )
+
+    async def _adopt_exclusive(self, use: ExclusiveUse) -> None:
+        """Write down what kubelet's CPU and memory managers gave, so that alignment knows of it."""
+        devices = {CPU_RESOURCE: tuple(f"cpu-{cpu}" for cpu in use.cpus)} if use.cpus else {}
+        try:
+            adopted = await self._asks.adopt(
+                f"reconcile-{uuid.uuid4().hex}", use.owner, devices, memory=use.memory, container=use.container
+            )
+        except TopobusError as err:
+            self._say_failed(use.owner, use.where, str(err))
+            return
+        if isinstance(adopted, Refusal):
+            why = "; ".join(one.message for one in adopted.reasons)
+            self._say_failed(use.owner, use.where, why)
+            return
+        if devices:
+            self._state.hand_out(CPU_RESOURCE, devices[CPU_RESOURCE], use.owner, adopted.ledger_sequence)
+        get_logger().info(
+            "container.adopted", owner=use.owner.key, cpus=str(use.cpus), memory_bytes=sum(one.size_bytes for one in use.memory)
+        )
+
+    def _say_failed(self, owner: Owner, where: str, why: str) -> None:
+        """Say once why something cannot be written down; it is tried again at each look."""
+        if self._failed.get(owner.key) != why:
+            self._failed[owner.key] = why
+            get_logger().warning("holding.adopt-failed", owner=owner.key, kubelet=where, error=why)
+
+    async def _report(self, disagreements: frozenset[Disagreement]) -> None:
+        """Tell each disagreement once, when it is seen at a second look; one that ends and comes again is told again."""
+        self._disagreed = disagreements & (self._doubted | self._disagreed)
+        self._doubted = disagreements
+        await self._asks.disagreements.tell(self._disagreed, disagreements)
+
+    async def _release(self, allocation: Allocation) -> None:
+        try:
+            # Kubelet may allocate the same devices in this very moment, and the same devices have the same owner: only what we looked at is meant.
+            await self._asks.release(f"reconcile-{uuid.uuid4().hex}", allocation.owner, only=allocation.decision_id)
+        except TopobusError as err:
+            get_logger().warning("release.failed", owner=allocation.owner.key, error=str(err))
+        else:
+            get_logger().info("allocation.released", owner=allocation.owner.key, why="kubelet lists no pod that has it")

@@ -1,0 +1,81 @@
+"""Telling the ledger which pod uses what kubelet's Allocate has given out, as soon as kubelet says it.
+
+Flows in: the ledger, kubelet's PodResources. Flows out: the pod of each allocation. kubelet lists a pod a moment after it has allocated for it, so the first
+looks come fast and later ones with the period of the reconciliation; nothing is asked while every allocation has its pod.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from topobus.domain.errors import TopobusError
+from topobus.domain.holdings import names_of
+from topobus.domain.ledger import Allocation
+from topobus.domain.request import Owner
+from topobus.gateway.asks import NodeAsks
+from topobus.gateway.core.users import nameless, unnamed_users
+from topobus.gateway.kubelet.pod_resources import Listing
+from topobus.gateway.node_state import NodeState
+from topobus.gateway.reconcile.pod_usage import PodLook
+from topobus.runtime.logging import get_logger
+
+__all__ = ["UserNaming"]
+
+# The first look after an allocation, in seconds, and what follows, doubled: kubelet lists a pod when all its containers are admitted.
+_FIRST_LOOK_S = 0.1
+
+
+class UserNaming:
+    """Names the pods of one node's device plugin allocations."""
+
+    def __init__(self, look: PodLook, state: NodeState, asks: NodeAsks, longest_pause_s: float) -> None:
+        self._look = look
+        self._state = state
+        self._asks = asks
+        self._longest_pause_s = longest_pause_s
+        self._told: dict[str, tuple[Owner, int, str, int, int]] = {}
+        """By allocation: what was told, and of which ledger. A ledger that has changed since and does not say it was told of an earlier allocation."""
+
+    async def run(self) -> None:
+        """Look for ever, while there is an allocation whose pod nobody has said."""
+        pause_s = _FIRST_LOOK_S
+        known: set[str] = set()
+        while True:
+            ticket = self._state.ledger_changed.ticket()
+            waiting = {allocation.decision_id for allocation in nameless(self._state.ledger)}
+            if not waiting:
+                known, pause_s = set(), _FIRST_LOOK_S
+                await ticket.wait()
+                continue
+            if waiting - known:
+                known, pause_s = waiting, _FIRST_LOOK_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, self._longest_pause_s)
+            listing = await self._look.listing()
+            if not isinstance(listing, str):
+                await self.name(listing)
+
+    async def name(self, listing: Listing) -> None:
+        """Tell the ledger the pods of one listing; what is not heard is told at the next one."""
+        ledger = self._state.ledger
+        if ledger is None:
+            return
+        self._told = {key: told for key, told in self._told.items() if key in ledger.allocations}
+        for allocation, user in unnamed_users(ledger, listing.uses):
+            told = (user, self._state.times_handed_out(allocation.owner), allocation.decision_id, ledger.epoch, ledger.sequence)
+            if self._told.get(allocation.owner.key) != told:
+                self._told[allocation.owner.key] = told
+                await self._tell(allocation, user)
+
+    async def _tell(self, allocation: Allocation, user: Owner) -> None:
+        owner = allocation.owner
+        try:
+            await self._asks.name_user(
+                f"name-{uuid.uuid4().hex}", owner, names_of(allocation), decision_id=allocation.decision_id, user=user
+            )
+        except TopobusError as err:
+            del self._told[owner.key]
+            get_logger().warning("user.untold", owner=owner.key, pod=f"{user.namespace}/{user.name}", error=str(err))
+        else:
+            get_logger().info("user.named", owner=owner.key, pod=f"{user.namespace}/{user.name}", decision_id=allocation.decision_id)

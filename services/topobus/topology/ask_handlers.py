@@ -1,0 +1,394 @@
+"""The five asks that topology answers: place, prefer, adopt, commit, release. Expected answers are values; only a silent peer is an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from msgspec import structs
+
+from topobus.contracts.catalogue import HINTS
+from topobus.contracts.messages import (
+    Adopted,
+    AdoptReply,
+    AdoptRequest,
+    CommitReply,
+    CommitRequest,
+    DecisionEvent,
+    HintsRequest,
+    PlaceReply,
+    PlaceRequest,
+    PreferReply,
+    PreferRequest,
+    ReleaseReply,
+    ReleaseRequest,
+)
+from topobus.domain import transitions
+from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_name, with_devices
+from topobus.domain.alignment.planning.placement import place, prefer
+from topobus.domain.alignment.planning.resource_pools import class_of_resource, named_by_class
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.idset import NodeSet
+from topobus.domain.ledger import AllocationPhase, Ledger, OperationRecord, PendingDecision
+from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.pools import resource_split
+from topobus.domain.request import Owner, PodRequest
+from topobus.domain.transitions import Step
+from topobus.domain.view import NodeView
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.logging import get_logger
+from topobus.topology.announcer import Announcer
+from topobus.topology.core.decisions import decision_id, request_of_devices
+from topobus.topology.core.limits import (
+    complaint_of_devices,
+    complaint_of_memory,
+    complaint_of_operation,
+    complaint_of_owner,
+    complaint_of_pod,
+)
+from topobus.topology.ledger_store import Decide, LedgerStore
+from topobus.topology.metrics import TopologyMetrics
+from topobus.topology.node_inputs import NodeInputs
+
+__all__ = ["AskHandlers"]
+
+
+class AskHandlers:
+    """Handlers of the five asks."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        node: str,
+        facts: NodeInputs,
+        book: LedgerStore,
+        announcer: Announcer,
+        clock: Clock,
+        metrics: TopologyMetrics,
+        hint_timeout_s: float,
+    ) -> None:
+        self._bus = bus
+        self._node = node
+        self._facts = facts
+        self._book = book
+        self._announcer = announcer
+        self._clock = clock
+        self._metrics = metrics
+        self._hint_timeout_s = hint_timeout_s
+
+    async def place(self, asked: PlaceRequest) -> PlaceReply:
+        """Place a pod, or say why not; a dry run writes nothing."""
+        began = self._clock.monotonic()
+        _accept(complaint_of_operation(asked.op_id, asked.pod.owner) or complaint_of_pod(asked.pod) or complaint_of_devices(asked.besides))
+        if asked.is_dry_run:
+            return await self._dry_run(asked, began)
+
+        async def decide(ledger: Ledger) -> Step:
+            view = await self._view(ledger, asked.pod)
+            outcome = await asyncio.to_thread(place, view, asked.pod)
+            made = decision_id(ledger, asked.op_id)
+            pending = self._pending(ledger, asked.pod.owner, asked.pod, view)
+            if isinstance(outcome, Refusal):
+                return transitions.record_refusal(
+                    ledger, op_id=asked.op_id, verb="place", owner=asked.pod.owner, decision_id=made, refusal=outcome, pending=pending
+                )
+            return transitions.reserve(
+                ledger,
+                op_id=asked.op_id,
+                request=asked.pod,
+                placement=outcome,
+                decision_id=made,
+                phase=AllocationPhase.RESERVED if asked.is_reservation else AllocationPhase.COMMITTED,
+                pending=pending,
+            )
+
+        step = await self._change("place", asked.op_id, asked.pod.owner, decide, began)
+        record = step.record
+        reused = _reused(asked.op_id, record, "place", asked.pod.owner)
+        outcome = reused or transitions.placed_by(self._book.ledger, record)
+        return PlaceReply(decision_id=record.decision_id, node=self._node, result=outcome, ledger_sequence=self._book.ledger.sequence)
+
+    async def prefer(self, asked: PreferRequest) -> PreferReply:
+        """Choose the best devices of those available; never refuses."""
+        began = self._clock.monotonic()
+        try:
+            view = self._facts.view(self._book.ledger)
+        except PeerUnavailable:
+            # kubelet treats an error as fatal for the pod, so an uninformed choice is better than none: by name.
+            rest = sorted(set(asked.available) - set(asked.must_include), reverse=asked.is_from_end)
+            rest.sort(key=lambda name: name in asked.withheld)
+            chosen = (*asked.must_include, *rest)[: max(asked.size, len(asked.must_include))]
+            return PreferReply(devices=tuple(chosen), reason="by name: the machine is not known yet")
+        devices, reason = prefer(
+            view,
+            asked.device_class,
+            asked.available,
+            asked.must_include,
+            asked.size,
+            withheld=asked.withheld,
+            is_from_end=asked.is_from_end,
+        )
+        self._count("prefer", "placed", began)
+        get_logger().debug("devices.preferred", device_class=asked.device_class, size=asked.size, devices=devices, reason=reason)
+        return PreferReply(devices=devices, reason=reason)
+
+    async def adopt(self, asked: AdoptRequest) -> AdoptReply:
+        """Write down what kubelet or a claim decided; refused when a live pod or claim holds one of the devices."""
+        began = self._clock.monotonic()
+        _accept(
+            complaint_of_operation(asked.op_id, asked.owner)
+            or complaint_of_devices(asked.devices)
+            or complaint_of_memory(asked.memory)
+            or (complaint_of_owner(asked.user, "user") if asked.user is not None else "")
+        )
+
+        async def decide(ledger: Ledger) -> Step:
+            if asked.user is not None and asked.decision_id:
+                return transitions.name_user(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=asked.decision_id, user=asked.user)
+            made = decision_id(ledger, asked.op_id)
+            request = request_of_devices(asked.owner, asked.devices, is_shared=asked.is_shared)
+            pending = self._pending(ledger, asked.owner, request, None)
+            unknown = self._unknown(self._facts.bare_view(), asked.devices)
+            step: Step | Refusal = unknown or transitions.adopt(
+                ledger,
+                op_id=asked.op_id,
+                owner=asked.owner,
+                devices=asked.devices,
+                decision_id=made,
+                shared=asked.shared,
+                is_shared=asked.is_shared,
+                is_prepared=asked.is_prepared,
+                memory=asked.memory,
+                container=asked.container,
+                user=asked.user,
+                pending=pending,
+            )
+            if isinstance(step, Refusal):
+                return transitions.record_refusal(
+                    ledger, op_id=asked.op_id, verb="adopt", owner=asked.owner, decision_id=made, refusal=step, pending=pending
+                )
+            return step
+
+        record = (await self._change("adopt", asked.op_id, asked.owner, decide, began)).record
+        # Admin access holds nothing, so nothing of it can be lost.
+        held = {} if asked.is_shared else asked.devices
+        refusal = _reused(asked.op_id, record, "adopt", asked.owner) or transitions.adopted_by(self._book.ledger, record, held)
+        if refusal is not None:
+            return AdoptReply(result=refusal)
+        adopted = Adopted(decision_id=record.decision_id, ledger_sequence=self._book.ledger.sequence, displaced=record.displaced)
+        return AdoptReply(result=adopted)
+
+    async def commit(self, asked: CommitRequest) -> CommitReply:
+        """Keep what was reserved; refused when there is no reservation any more."""
+        began = self._clock.monotonic()
+        _accept(complaint_of_operation(asked.op_id, asked.owner))
+
+        async def decide(ledger: Ledger) -> Step:
+            made, pending = decision_id(ledger, asked.op_id), self._pending(ledger, asked.owner, None, None)
+            step = transitions.commit(ledger, op_id=asked.op_id, owner=asked.owner, decision_id=made, pending=pending)
+            if isinstance(step, Refusal):
+                return transitions.record_refusal(
+                    ledger, op_id=asked.op_id, verb="commit", owner=asked.owner, decision_id=made, refusal=step, pending=pending
+                )
+            return step
+
+        record = (await self._change("commit", asked.op_id, asked.owner, decide, began)).record
+        refusal = _reused(asked.op_id, record, "commit", asked.owner)
+        if refusal is None and isinstance(record.outcome, Refusal):
+            refusal = record.outcome
+        return CommitReply(refusal=refusal, ledger_sequence=self._book.ledger.sequence)
+
+    async def release(self, asked: ReleaseRequest) -> ReleaseReply:
+        """Let go of what an owner holds; nothing held is no error, and what is prepared stays."""
+        began = self._clock.monotonic()
+        _accept(complaint_of_operation(asked.op_id, asked.owner))
+
+        async def decide(ledger: Ledger) -> Step:
+            held = ledger.allocations.get(asked.owner.key)
+            pending = structs.replace(self._pending(ledger, asked.owner, None, None), user=held.user if held is not None else None)
+            step = transitions.release(
+                ledger,
+                op_id=asked.op_id,
+                owner=asked.owner,
+                decision_id=decision_id(ledger, asked.op_id),
+                is_undone=asked.is_undone,
+                keeps_devices=asked.keeps_devices,
+                only=asked.decision_id,
+                pending=pending,
+            )
+            if isinstance(step, Refusal):
+                # Not stored: it has no effect, and the same operation goes through as soon as the preparation is undone.
+                return Step(ledger=ledger, record=OperationRecord(verb="release", owner_key=asked.owner.key, outcome=step), is_repeat=True)
+            return step
+
+        record = (await self._change("release", asked.op_id, asked.owner, decide, began)).record
+        reused = _reused(asked.op_id, record, "release", asked.owner)
+        if reused is not None:
+            raise ContractError(reused.reasons[0].message)
+        refusal = record.outcome if isinstance(record.outcome, Refusal) else None
+        return ReleaseReply(refusal=refusal, devices=record.devices, ledger_sequence=self._book.ledger.sequence)
+
+    async def _dry_run(self, asked: PlaceRequest, began: float) -> PlaceReply:
+        ledger = self._book.ledger
+        who = asked.pod.owner
+        view = with_devices(await self._view(ledger, asked.pod), f"claim/{who.namespace}/claims-of-{who.name}/-", asked.besides)
+        outcome = await asyncio.to_thread(place, view, asked.pod)
+        made = decision_id(ledger, asked.op_id, is_dry_run=True)
+        self._announcer.tell_dry_run(
+            DecisionEvent(
+                id=made,
+                verb="place",
+                node=self._node,
+                op_id=asked.op_id,
+                time=rfc3339(self._clock.now()),
+                owner=asked.pod.owner,
+                request=asked.pod,
+                view=view,
+                outcome=outcome,
+                ledger_sequence=ledger.sequence,
+                is_dry_run=True,
+            )
+        )
+        self._count("dry-run", "refused" if isinstance(outcome, Refusal) else "placed", began)
+        return PlaceReply(decision_id=made, node=self._node, result=outcome, ledger_sequence=ledger.sequence)
+
+    async def _change(self, verb: str, op_id: str, owner: Owner, decide: Decide, began: float) -> Step:
+        """Decide and write, unless the operation is known: then its record stands."""
+
+        async def decide_once(ledger: Ledger) -> Step:
+            found = transitions.known(ledger, op_id)
+            return await decide(ledger) if found is None else Step(ledger=ledger, record=found, is_repeat=True)
+
+        step = await self._book.change(decide_once)
+        if step.is_repeat:
+            get_logger().debug("operation.repeated", op_id=op_id, verb=verb)
+            return step
+        self._announcer.wake()
+        self._log(verb, op_id, owner, step.record, began)
+        return step
+
+    def _log(self, verb: str, op_id: str, owner: Owner, record: OperationRecord, began: float) -> None:
+        is_refused = isinstance(record.outcome, Refusal)
+        self._count(verb, "refused" if is_refused else "done", began)
+        facts = {
+            "owner": owner.key,
+            "op_id": op_id,
+            "decision_id": record.decision_id,
+            "elapsed_ms": round((self._clock.monotonic() - began) * 1000, 3),
+        }
+        if isinstance(record.outcome, Refusal):
+            codes = [one.code for one in record.outcome.reasons]
+            self._metrics.refusals.labels(verb, codes[0] if codes else "").inc()
+            get_logger().info(
+                {"place": "pod.refused", "adopt": "adoption.refused"}.get(verb, "reservation.refused"), reasons=codes, **facts
+            )
+        elif isinstance(record.outcome, Placement):
+            placed = [
+                {"container": one.name, "numa_nodes": str(one.numa_nodes), "cpus": str(one.cpus), "devices": one.devices}
+                for one in record.outcome.containers
+            ]
+            get_logger().info("pod.placed", containers=placed, **facts)
+        elif verb == "adopt":
+            get_logger().info("devices.adopted", displaced=[one.key for one in record.displaced], **facts)
+        elif verb == "commit":
+            get_logger().info("reservation.committed", **facts)
+        else:
+            get_logger().info("devices.released", devices=record.devices, **facts)
+
+    def _count(self, verb: str, outcome: str, began: float) -> None:
+        self._metrics.decisions.labels(verb, outcome).inc()
+        self._metrics.decision_s.labels(verb).observe(self._clock.monotonic() - began)
+
+    def _pending(self, ledger: Ledger, owner: Owner, request: PodRequest | None, view: NodeView | None) -> PendingDecision:
+        return PendingDecision(
+            owner=owner, time=rfc3339(self._clock.now()), ledger_sequence=ledger.sequence + 1, request=request, view=view
+        )
+
+    async def _view(self, ledger: Ledger, pod: PodRequest) -> NodeView:
+        """The node as the plan sees it, with the hints of services that have their own."""
+        view = self._facts.view(ledger)
+        pod = named_by_class(view, pod)
+        asks = sorted(
+            {
+                (one.device_class, one.count)
+                for container in pod.containers
+                for one in container.devices
+                if not one.names and one.count > 0 and self._has_custom_hints(class_of_resource(view, one.device_class))
+            }
+        )
+        if not asks:
+            return view
+        async with asyncio.TaskGroup() as group:
+            answers = {ask: group.create_task(self._hints(view, *ask)) for ask in asks}
+        custom: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
+        silent: set[str] = set()
+        for (resource, count), task in answers.items():
+            hints = task.result()
+            if hints is None:
+                silent.add(resource)
+            else:
+                custom[f"{resource}/{count}"] = hints
+        return structs.replace(view, custom_hints=custom, silent_classes=tuple(sorted(silent)))
+
+    def _has_custom_hints(self, device_class: str) -> bool:
+        inventory = self._facts.inventories.get(device_class)
+        return inventory is not None and inventory.has_custom_hints
+
+    async def _hints(self, view: NodeView, resource: str, count: int) -> tuple[tuple[NodeSet | None, bool], ...] | None:
+        """Ask one service; None when it did not answer in time."""
+        device_class = class_of_resource(view, resource)
+        held = view.held_devices.get(device_class, {})
+        offered = resource_split(view.devices.get(device_class, ()), tuple(view.devices)).get(resource, ())
+        available = tuple(one.name for one in offered if one.health.is_allocatable and one.name not in held)
+        try:
+            reply = await self._bus.ask(
+                HINTS,
+                HintsRequest(count=count, available=available),
+                timeout_s=self._hint_timeout_s,
+                node=self._node,
+                device_class=device_class,
+            )
+        except (PeerUnavailable, ContractError) as err:
+            self._metrics.silent_hints.labels(device_class).inc()
+            get_logger().warning("hints.missing", device_class=device_class, error=str(err))
+            return None
+        # "No opinion" is one hint without nodes that everybody can agree with.
+        return ((None, True),) if reply.hints is None else tuple((one.nodes, one.preferred) for one in reply.hints)
+
+    def _unknown(self, view: NodeView, devices: Mapping[str, tuple[str, ...]]) -> Refusal | None:
+        """Refuse what no inventory lists; CPUs are checked against the machine."""
+        reasons: list[Reason] = []
+        for device_class, names in sorted(devices.items()):
+            if device_class != CPU_CLASS and device_class not in view.devices:
+                message = f"no device service on node {self._node} offers class {device_class!r}"
+                reasons.append(Reason(code="unknown-class", message=message, facts={"resource": device_class}))
+                continue
+            if device_class == CPU_CLASS:
+                known = {cpu_name(cpu) for core in view.cores for cpu in core.cpus}
+            else:
+                known = {one.name for one in view.devices[device_class]}
+            reasons += [
+                Reason(
+                    code="unknown-device",
+                    message=f"there is no {device_class} named {name!r} on node {self._node}",
+                    facts={"resource": device_class, "device": name},
+                )
+                for name in names
+                if name not in known
+            ]
+        return Refusal(reasons=tuple(reasons)) if reasons else None
+
+
+def _accept(complaint: str) -> None:
+    if complaint:
+        raise ContractError(complaint)
+
+
+def _reused(op_id: str, record: OperationRecord, verb: str, owner: Owner) -> Refusal | None:
+    """Refuse an operation id that stands for something else already: its stored answer would hand one owner's devices to another."""
+    if (record.verb, record.owner_key) == (verb, owner.key):
+        return None
+    message = f"operation {op_id} was a {record.verb} for {record.owner_key}, not a {verb} for {owner.key}: choose another op_id"
+    return Refusal(reasons=(Reason(code="operation-reused", message=message, facts={"op_id": op_id, "verb": record.verb}),))

@@ -1,0 +1,266 @@
+"""The ledger in memory and in its bucket: loaded at start, changed by compare-and-set alone, one change at a time.
+
+Memory holds exactly what the bucket is known to hold. When a write's fate is unknown, the bucket is read again, and the operation id in it says whether
+the write happened; when somebody else wrote first, the decision is made again on what they wrote.
+
+The store may fail us: be emptied, put back from an old copy, or hold bytes that are no ledger, or a ledger that nobody of us wrote (`core.belief`). What
+memory knows was answered to somebody, so it is written back under a new epoch, at the next decision or by the next look, whichever comes first. An epoch
+and a sequence never go back on their own. At the start memory knows nothing: then the revisions that the bucket has kept are judged one after the other,
+the last that is believed is put back, and without one the service does not start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from msgspec import structs
+
+from topobus.contracts.catalogue import LEDGER
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.ledger import Ledger
+from topobus.domain.transitions import Step, announce, shed
+from topobus.runtime.bus import Bus, Entry
+from topobus.runtime.failures import AmbiguousWrite
+from topobus.runtime.heartbeat import Heartbeat
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.state import Conflict
+from topobus.topology.core.belief import Belief, Doubt, believe, is_plausible
+from topobus.topology.metrics import TopologyMetrics
+
+__all__ = ["Decide", "LedgerStore"]
+
+Decide = Callable[[Ledger], Awaitable[Step]]
+"""Makes a decision on a ledger; called again when the ledger turned out to be another one."""
+
+# Compare-and-sets lost in a row before the asker is told to come again; two instances that run side by side lose one now and then.
+_ROUNDS = 16
+_RETRY_S = 1.0
+# Between two looks at the bucket: a store lost while nothing is decided must be written back before this process, too, ends.
+_LOOK_S = 5.0
+
+
+class LedgerStore:
+    """The only door to the ledger."""
+
+    def __init__(self, bus: Bus, *, node: str, readiness: Readiness, metrics: TopologyMetrics) -> None:
+        self.ledger = Ledger(node=node)
+        self._bus = bus
+        self._node = node
+        self._revision = 0
+        self._is_known = False
+        self._lock = asyncio.Lock()
+        self._readiness = readiness
+        self._metrics = metrics
+        self._announced: set[str] = set()
+        self._held: dict[str, int] = {}
+        readiness.set("ledger", is_ready=False, why="reading the ledger")
+
+    async def open(self) -> None:
+        """Load the ledger, or begin one; waits until the bucket can be read.
+
+        Errors: raises ContractError when what stands there is no ledger, and none of the older revisions is.
+        """
+        while not self._is_known:
+            try:
+                async with self._lock:
+                    await self._reload()
+            except PeerUnavailable as err:
+                get_logger().warning("ledger.waiting", error=str(err))
+                await asyncio.sleep(_RETRY_S)
+        self._readiness.set("ledger", is_ready=True)
+        get_logger().info("ledger.opened", epoch=self.ledger.epoch, sequence=self.ledger.sequence, owners=len(self.ledger.allocations))
+
+    async def change(self, decide: Decide) -> Step:
+        """Decide and write; the answer is in the bucket when this returns. A repeated operation writes nothing.
+
+        Errors: raises PeerUnavailable when the fate of the write is unknown still, or others keep writing; asking again is safe.
+        """
+        async with self._lock:
+            for _ in range(_ROUNDS):
+                if not self._is_known:
+                    await self._reload()
+                step = await decide(self.ledger)
+                if step.is_repeat or await self._write(step.ledger):
+                    return step
+            raise PeerUnavailable(
+                f"ledger of {self._node}: others wrote {_ROUNDS} times in a row", next_step="run one topology service a node"
+            )
+
+    @property
+    def has_marks(self) -> bool:
+        """Say whether decisions are announced and not marked so in the bucket."""
+        return bool(self._announced)
+
+    def mark_announced(self, op_ids: Iterable[str]) -> None:
+        """Remember that these decisions' events are out; written with the next change."""
+        self._announced |= set(op_ids)
+
+    async def write_marks(self) -> None:
+        """Write the marks now, for no change may come for long."""
+        async with self._lock:
+            for _ in range(_ROUNDS):
+                if not self._announced or (self._is_known and await self._write(self.ledger)):
+                    return
+                await self._reload()
+
+    async def look_after(self, beat: Heartbeat) -> None:
+        """Look at the bucket now and then, for ever: what was lost there is written back, what another instance wrote is taken in."""
+        while True:
+            beat.rest()
+            await asyncio.sleep(_LOOK_S)
+            # The lock is every decision's: as long as this loop gets it, decisions are made.
+            beat.turn()
+            try:
+                async with self._lock:
+                    await self._reload()
+            except (PeerUnavailable, ContractError) as err:
+                get_logger().debug("ledger.unseen", error=str(err))
+
+    async def _write(self, ledger: Ledger) -> bool:
+        """Write by compare-and-set, the announcements with it; False when the decision must be made again.
+
+        Errors: raises ContractError for a ledger that is too large even without what only explains.
+        """
+        announced = frozenset(self._announced)
+        new = announce(ledger, announced) if announced else ledger
+        try:
+            try:
+                outcome = await self._bus.compare_and_set(LEDGER, new, self._revision, node=self._node)
+            except ContractError as err:
+                get_logger().warning("ledger.shed", sequence=new.sequence, operations=len(new.operations), why=err.message)
+                new = shed(new)
+                outcome = await self._bus.compare_and_set(LEDGER, new, self._revision, node=self._node)
+        except AmbiguousWrite:
+            # Neither done nor undone. The reload tells; until it has, nothing is decided.
+            self._is_known = False
+            self._metrics.rewrites.labels("ambiguous").inc()
+            get_logger().warning("ledger.write-unconfirmed", sequence=new.sequence)
+            return False
+        if isinstance(outcome, Conflict):
+            self._is_known = False
+            self._metrics.rewrites.labels("conflict").inc()
+            return False
+        self._take(new, outcome.revision)
+        self._announced -= announced
+        return True
+
+    async def _reload(self) -> None:
+        """Read the bucket; write back what is known when what stands there cannot have come from a topology service after us.
+
+        Errors: raises ContractError when nothing is known yet and none of the revisions that the bucket has kept is a ledger.
+        """
+        found: Ledger | None = None
+        trouble: ContractError | None = None
+        try:
+            entry = await self._bus.get(LEDGER, node=self._node)
+            if entry is None:
+                await (self._write_back(0, _next_epoch(self.ledger), why="lost") if self._revision else self._begin())
+                return
+            revision, found = entry.revision, entry.value
+        except ContractError as err:
+            stands_at = err.facts.get("revision")
+            if not isinstance(stands_at, int):
+                raise
+            revision, trouble = stands_at, err
+        if found is not None and revision == self._revision:
+            self._is_known = True
+            return
+        belief = await self._judge(revision, found, trouble)
+        if belief.doubt is None:
+            self._take(belief.ledger, revision)
+            return
+        await self._write_back(revision, belief.ledger, why=str(belief.doubt))
+
+    async def _judge(self, revision: int, found: Ledger | None, trouble: ContractError | None) -> Belief:
+        """Walk from what memory knows to what stands there now, one revision after the other; at the start from the oldest that the bucket has kept.
+
+        Shapes: found — None when what stands at the revision is no ledger, of which `trouble` tells.
+        """
+        kept: tuple[Entry[Ledger], ...] = ()
+        if revision != self._revision + 1:
+            # A store that was put back counts its revisions anew, so all that it has may be new to us.
+            after = self._revision if self._revision < revision else 0
+            kept = await self._bus.history(LEDGER, node=self._node)
+            is_next = any(older.revision == self._revision for older in kept)
+            kept = tuple(older for older in kept if after < older.revision < revision)
+        else:
+            is_next = True
+        held, held_at = (self.ledger, self._revision) if self._revision else (None, 0)
+        refused = {number for older in kept for number in older.value.disbelieved if number < older.revision}
+        for older in kept:
+            is_beginning = held is None and older.revision not in refused and is_plausible(older.value)
+            if is_beginning or (held is not None and believe(held, older.value, is_next=is_next).doubt is None):
+                held, held_at, is_next = older.value, older.revision, True
+        if held is None and found is not None and is_plausible(found):
+            return Belief(ledger=found)
+        if held is None:
+            raise self._unrecallable(revision, trouble)
+        belief = Belief(ledger=_next_epoch(held), doubt=Doubt.UNREADABLE) if found is None else believe(held, found, is_next=is_next)
+        if belief.doubt is not None:
+            get_logger().warning(
+                "ledger.disbelieved" if self._revision else "ledger.recalled",
+                why=str(belief.doubt),
+                revision=held_at,
+                unreadable_revision=revision,
+                epoch=belief.ledger.epoch,
+                sequence=belief.ledger.sequence,
+                owners=len(belief.ledger.allocations),
+                error=trouble.message if trouble is not None else "",
+                next_step="see who writes this bucket besides topology; what was decided after the recalled revision is not known",
+            )
+        return belief
+
+    def _unrecallable(self, revision: int, trouble: ContractError | None) -> ContractError:
+        """Say that a start is impossible. A node whose devices are in use must never begin with an empty ledger."""
+        key = f"{LEDGER.bucket} {self._node}"
+        what = trouble.message if trouble is not None else f"{key}: two owners hold the same, or its epoch or sequence is out of range"
+        return ContractError(
+            f"{what}; none of the bucket's older revisions is a ledger either",
+            next_step=f"put a backup back (nats kv put {key} < FILE); only when nothing runs on the node's devices begin anew (nats kv del {key})",
+            **{**(trouble.facts if trouble is not None else {}), "bucket": LEDGER.bucket, "key": self._node, "revision": revision},
+        )
+
+    async def _begin(self) -> None:
+        """Write the first ledger of this node."""
+        outcome = await self._bus.compare_and_set(LEDGER, self.ledger, 0, node=self._node)
+        if not isinstance(outcome, Conflict):
+            self._take(self.ledger, outcome.revision)
+
+    async def _write_back(self, expected_revision: int, restored: Ledger, *, why: str) -> None:
+        """Write what is known over what the store, or somebody, has made of it; it is of a new epoch."""
+        self._is_known = False
+        self._metrics.rewrites.labels(why).inc()
+        if expected_revision:
+            restored = structs.replace(restored, disbelieved=(*restored.disbelieved, expected_revision)[-LEDGER.history :])
+        outcome = await self._bus.compare_and_set(LEDGER, restored, expected_revision, node=self._node)
+        if isinstance(outcome, Conflict):
+            # Another instance was faster; the next look reads what it wrote.
+            return
+        get_logger().warning(
+            "ledger.written-back", why=why, epoch=restored.epoch, sequence=restored.sequence, owners=len(restored.allocations)
+        )
+        self._take(restored, outcome.revision)
+
+    def _take(self, ledger: Ledger, revision: int) -> None:
+        self.ledger, self._revision, self._is_known = ledger, revision, True
+        self._announced &= ledger.operations.keys()
+        self._metrics.sequence.set(ledger.sequence)
+        held: dict[str, int] = {}
+        for allocation in ledger.allocations.values():
+            for holding in allocation.holdings:
+                for device_class, names in holding.devices.items():
+                    held[device_class] = held.get(device_class, 0) + len(names)
+                if holding.cpus:
+                    held["cpu"] = held.get("cpu", 0) + len(holding.cpus)
+        # Seldom another count: most writes are marks, and devices that go from one pod to the next.
+        if held != self._held:
+            self._held = held
+            self._metrics.held.clear()
+            for device_class, count in held.items():
+                self._metrics.held.labels(device_class).set(count)
+
+
+def _next_epoch(ledger: Ledger) -> Ledger:
+    return structs.replace(ledger, epoch=ledger.epoch + 1)

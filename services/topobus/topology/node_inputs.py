@@ -1,0 +1,146 @@
+"""What this node is, as others publish it: the machine and the inventories, kept in memory by watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import aclosing
+
+from topobus.contracts.catalogue import INVENTORY, MACHINE
+from topobus.domain.alignment.planning.node_view import node_view, with_ledger
+from topobus.domain.device import Inventory
+from topobus.domain.errors import PeerUnavailable
+from topobus.domain.idset import CpuSet
+from topobus.domain.ledger import Ledger
+from topobus.domain.machine import Machine
+from topobus.domain.strays import stray_devices, without_strays
+from topobus.domain.view import AlignmentOptions, NodeView
+from topobus.runtime.bus import Bus
+from topobus.runtime.logging import get_logger
+from topobus.runtime.readiness import Readiness
+from topobus.runtime.state import Change, ChangeKind
+
+__all__ = ["NodeInputs"]
+
+# More names than these say nothing to a person; the count does.
+_SHOWN_STRAYS = 16
+
+
+class NodeInputs:
+    """The machine and the inventories of one node. Watches write it, answers read it."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        node: str,
+        options: AlignmentOptions,
+        reserved_cpus: CpuSet,
+        reserved_memory: Mapping[int, int] | None = None,
+        readiness: Readiness,
+    ) -> None:
+        self.machine: Machine | None = None
+        self.inventories: dict[str, Inventory] = {}
+        self._bus = bus
+        self._node = node
+        self._options = options
+        self._reserved = reserved_cpus
+        self._reserved_memory = reserved_memory
+        self._readiness = readiness
+        self._has_inventories = False
+        self._unheard: Mapping[str, str] = {}
+        self._static: NodeView | None = None
+        self._strays: tuple[str, ...] = ()
+        readiness.set("machine", is_ready=False, why="waiting for discovery")
+        readiness.set("inventories", is_ready=False, why="reading inventories")
+
+    async def watch(self) -> None:
+        """Follow both for ever."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_machine())
+            group.create_task(self._watch_inventories())
+
+    def note_silence(self, unheard_classes: Mapping[str, str]) -> None:
+        """Take over which classes' services are silent, with since when: from now on their devices are Unknown to a plan."""
+        self._unheard, self._static = unheard_classes, None
+
+    def view(self, ledger: Ledger) -> NodeView:
+        """The node as a plan sees it now.
+
+        Errors: raises PeerUnavailable before discovery and the inventories have been heard.
+        """
+        return with_ledger(self.bare_view(), ledger)
+
+    def bare_view(self) -> NodeView:
+        """The node as it would be with nothing held.
+
+        Errors: raises PeerUnavailable as `view` does.
+        """
+        if self.machine is None or not self._has_inventories:
+            what = "the machine" if self.machine is None else "the inventories"
+            raise PeerUnavailable(
+                f"node {self._node}: {what} has not been published yet", next_step="see whether discovery and the device services run"
+            )
+        if self._static is None:
+            self._static = node_view(
+                self.machine,
+                self._without_strays(self.machine),
+                None,
+                self._options,
+                self._reserved,
+                unheard_classes={name: since for name, since in self._unheard.items() if name in self.inventories},
+                reserved_memory=self._reserved_memory,
+            )
+            self._warn_about_reserved(self._static)
+        return self._static
+
+    def _without_strays(self, machine: Machine) -> dict[str, Inventory]:
+        """Set devices aside that name NUMA nodes which the machine lacks, and name them when they are others than before."""
+        strays = tuple(sorted(device.name for inventory in self.inventories.values() for device in stray_devices(inventory, machine)))
+        if strays and strays != self._strays:
+            get_logger().warning(
+                "devices.set-aside",
+                count=len(strays),
+                devices=strays[:_SHOWN_STRAYS],
+                numa_nodes=str(machine.node_set),
+                next_step="they name NUMA nodes that the machine lacks: see their plugin, or whether discovery runs",
+            )
+        self._strays = strays
+        return {name: without_strays(inventory, machine) for name, inventory in self.inventories.items()}
+
+    async def _watch_machine(self) -> None:
+        async with aclosing(self._bus.watch(MACHINE, node=self._node)) as changes:
+            async for change in changes:
+                # A machine that discovery no longer tells stays what it was: silence is not death.
+                if change.kind is ChangeKind.PUT and change.value is not None:
+                    self.machine, self._static = change.value, None
+                    self._readiness.set("machine", is_ready=True)
+                    get_logger().info("machine.heard", generation=change.value.generation, numa_nodes=str(change.value.node_set))
+
+    async def _watch_inventories(self) -> None:
+        async with aclosing(self._bus.watch(INVENTORY, node=self._node)) as changes:
+            async for change in changes:
+                if change.kind is ChangeKind.RESET:
+                    # The store lost its history: that says nothing about devices. What was known stays until its service tells it anew.
+                    get_logger().warning("inventories.reset", kept=sorted(self.inventories))
+                elif change.kind is ChangeKind.SNAPSHOT_END:
+                    self._has_inventories = True
+                    self._readiness.set("inventories", is_ready=True)
+                else:
+                    self.inventories, self._static = self._apply(change), None
+
+    def _apply(self, change: Change[Inventory]) -> dict[str, Inventory]:
+        device_class = change.parts["device_class"]
+        if change.kind is not ChangeKind.PUT or change.value is None:
+            return {name: one for name, one in self.inventories.items() if name != device_class}
+        get_logger().debug(
+            "inventory.heard", device_class=device_class, generation=change.value.generation, devices=len(change.value.devices)
+        )
+        return {**self.inventories, device_class: change.value}
+
+    def _warn_about_reserved(self, view: NodeView) -> None:
+        online = CpuSet()
+        for core in view.cores:
+            online |= core.cpus
+        if not self._reserved <= online:
+            get_logger().warning("reserved-cpus.missing", reserved=str(self._reserved), missing=str(self._reserved - online))

@@ -1,0 +1,26 @@
+"""All functions that an expression over a device may use.
+
+What Kubernetes' base environment has besides, `authorizer` and `image`, speaks of requests and pods: no device needs it.
+"""
+
+from __future__ import annotations
+
+from topobus.cel.formats import FORMATS
+from topobus.cel.kubernetes import KUBERNETES
+from topobus.cel.lists import LISTS
+from topobus.cel.network import NETWORK
+from topobus.cel.registry import Functions
+from topobus.cel.standard import STANDARD
+from topobus.cel.texts import TEXTS
+
+__all__ = ["ENVIRONMENT", "LIBRARIES"]
+
+LIBRARIES = {
+    "standard": STANDARD,
+    "texts": TEXTS,
+    "lists": LISTS,
+    "quantities, versions, patterns, sets, attributes": KUBERNETES,
+    "addresses, networks, URLs": NETWORK,
+    "formats": FORMATS,
+}
+ENVIRONMENT = Functions(*LIBRARIES.values())

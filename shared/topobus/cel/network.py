@@ -1,0 +1,209 @@
+"""Addresses, networks and URLs.
+
+An address is written as one of IPv4 or IPv6, without a zone; IPv4 within IPv6 is refused. Source: k8s.io/apiserver/pkg/cel/library (ip.go, cidr.go, urls.go),
+1.36; Go's net/netip and net/url.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from urllib.parse import parse_qsl, quote, unquote_to_bytes
+
+from topobus.cel.errors import EvaluationError
+from topobus.cel.registry import Library, overload
+from topobus.cel.values import Address, Network, WebAddress
+
+__all__ = ["NETWORK", "problem_of_url"]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_PORT = re.compile(r"(?::[0-9]*)?")
+_BAD_HOST = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}#?/%]")
+_BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def _read_address(text: str) -> Address:
+    try:
+        found = ipaddress.ip_address(text)
+    except ValueError as err:
+        raise EvaluationError(f"IP Address {text[:64]!r} parse error during conversion from string: {err}") from err
+    if isinstance(found, ipaddress.IPv6Address):
+        if found.ipv4_mapped is not None:
+            raise EvaluationError(f"IPv4-mapped IPv6 address {text!r} is not allowed")
+        if found.scope_id is not None or "%" in text:
+            raise EvaluationError(f"IP address {text!r} with zone value is not allowed")
+    return found
+
+
+def _read_network(text: str) -> Network:
+    address, slash, length = text.partition("/")
+    where = f"network address parse error during conversion from string: {text[:64]!r}"
+    if not slash or not re.fullmatch(r"0|[1-9]\d{0,2}", length, re.ASCII):
+        raise EvaluationError(f"{where} has no prefix length")
+    try:
+        found = _read_address(address)
+    except EvaluationError as err:
+        raise EvaluationError(f"{where}: {err}") from err
+    if int(length) > found.max_prefixlen:
+        raise EvaluationError(f"{where}: prefix length out of range")
+    return Network(found, int(length))
+
+
+def _masked(one: Network) -> Network:
+    whole = ipaddress.ip_network((one.address, one.length), strict=False)
+    return Network(whole.network_address, one.length)
+
+
+def _contains_address(one: Network, other: Address) -> bool:
+    return other.version == one.address.version and _masked(Network(other, one.length)) == _masked(one)
+
+
+def _contains_network(one: Network, other: Network) -> bool:
+    if one.address.version != other.address.version:
+        return False
+    return _masked(one) == _masked(Network(other.address, one.length)) and one.length <= other.length
+
+
+def _is(read: Callable[[str], object]) -> Callable[[str], bool]:
+    def check(text: str) -> bool:
+        try:
+            read(text)
+        except EvaluationError:
+            return False
+        return True
+
+    return check
+
+
+def _is_canonical(text: str) -> bool:
+    return str(_read_address(text)) == text
+
+
+def _is_global_unicast(one: Address) -> bool:
+    """As Go: neither unspecified, loopback, multicast, link-local nor the broadcast address; private ones count as global."""
+    is_broadcast = one == ipaddress.IPv4Address("255.255.255.255")
+    return not (one.is_unspecified or one.is_loopback or one.is_multicast or _is_link_local(one) or is_broadcast)
+
+
+def _is_link_local(one: Address) -> bool:
+    return one in ipaddress.ip_network("169.254.0.0/16" if one.version == 4 else "fe80::/10")
+
+
+def _is_link_local_multicast(one: Address) -> bool:
+    if isinstance(one, ipaddress.IPv4Address):
+        return one in ipaddress.ip_network("224.0.0.0/24")
+    return one.packed[0] == 0xFF and one.packed[1] & 0x0F == 0x02
+
+
+def _read_url(text: str) -> WebAddress:
+    """Read an absolute URL or an absolute path, as Go's ParseRequestURI takes it."""
+    where = f"URL parse error during conversion from string: {text[:64]!r}"
+    if not text:
+        raise EvaluationError(f"{where}: empty url")
+    if _CONTROL.search(text):
+        raise EvaluationError(f"{where}: invalid control character in URL")
+    found = _SCHEME.fullmatch(text)
+    scheme, rest = (found[1].lower(), found[2]) if found else ("", text)
+    if not found and (text[0] == ":" or (":" in text.partition("/")[0])):
+        raise EvaluationError(f"{where}: first path segment in URL cannot contain colon")
+    if not rest.startswith("/"):
+        raise EvaluationError(f"{where}: invalid URI for request")
+    rest = rest.partition("#")[0]
+    rest, _, query = rest.partition("?")
+    host = ""
+    if rest.startswith("//") and (scheme or not rest.startswith("///")):
+        host, slash, path = rest[2:].partition("/")
+        rest = slash + path
+    user, at, name = host.rpartition("@")
+    if at and re.search(r"[^A-Za-z0-9\-._~!$&'()*+,;=%:@]", user):
+        raise EvaluationError(f"{where}: invalid userinfo")
+    _check_host(name, where)
+    if _BAD_ESCAPE.search(rest):
+        raise EvaluationError(f"{where}: invalid URL escape")
+    return WebAddress(scheme, name, rest, query, text)
+
+
+def _check_host(host: str, where: str) -> None:
+    if host.startswith("["):
+        inside, bracket, after = host[1:].partition("]")
+        if not bracket or not _PORT.fullmatch(after):
+            raise EvaluationError(f"{where}: missing ']' in host or invalid port")
+        try:
+            ipaddress.IPv6Address(inside.partition("%25")[0])
+        except ValueError as err:
+            raise EvaluationError(f"{where}: invalid host") from err
+        return
+    name, colon, _ = host.partition(":")
+    if colon and not _PORT.fullmatch(host[len(name) :]):
+        raise EvaluationError(f"{where}: invalid port {host[len(name) :]!r} after host")
+    if _BAD_HOST.search(name.replace("%", "") if not _BAD_ESCAPE.search(name) else name):
+        raise EvaluationError(f"{where}: invalid character in host name")
+
+
+def problem_of_url(text: str) -> str:
+    """Say why a text is no URL; empty when it is one."""
+    try:
+        _read_url(text)
+    except EvaluationError as err:
+        return str(err)
+    return ""
+
+
+def _host_name(one: WebAddress) -> str:
+    if one.host.startswith("["):
+        return one.host[1:].partition("]")[0]
+    return one.host.partition(":")[0]
+
+
+def _port(one: WebAddress) -> str:
+    after = one.host.rpartition("]")[2] if one.host.startswith("[") else one.host
+    return after.partition(":")[2]
+
+
+def _escaped_path(one: WebAddress) -> str:
+    return (
+        quote(unquote_to_bytes(one.path), safe="/$&+,;=:@!'()*-._~")
+        if not re.fullmatch(r"[A-Za-z0-9/$&+,;=:@!'()*\-._~\[\]%]*", one.path)
+        else one.path
+    )
+
+
+def _query(one: WebAddress) -> dict[object, object]:
+    found: dict[object, object] = {}
+    for key, value in parse_qsl(one.query, keep_blank_values=True):
+        values = found.setdefault(key, [])
+        if isinstance(values, list):
+            values.append(value)
+    return found
+
+
+NETWORK: Library = (
+    overload("ip(string) -> IP", _read_address),
+    overload("isIP(string) -> bool", _is(_read_address)),
+    overload("ip.isCanonical(string) -> bool", _is_canonical),
+    overload("IP.family() -> int", lambda a: a.version),
+    overload("IP.isUnspecified() -> bool", lambda a: a.is_unspecified),
+    overload("IP.isLoopback() -> bool", lambda a: a.is_loopback),
+    overload("IP.isLinkLocalMulticast() -> bool", _is_link_local_multicast),
+    overload("IP.isLinkLocalUnicast() -> bool", _is_link_local),
+    overload("IP.isGlobalUnicast() -> bool", _is_global_unicast),
+    overload("cidr(string) -> CIDR", _read_network),
+    overload("isCIDR(string) -> bool", _is(_read_network)),
+    overload("CIDR.containsIP(string) -> bool", lambda a, b: _contains_address(a, _read_address(b))),
+    overload("CIDR.containsIP(IP) -> bool", _contains_address),
+    overload("CIDR.containsCIDR(string) -> bool", lambda a, b: _contains_network(a, _read_network(b))),
+    overload("CIDR.containsCIDR(CIDR) -> bool", _contains_network),
+    overload("CIDR.ip() -> IP", lambda a: a.address),
+    overload("CIDR.masked() -> CIDR", _masked),
+    overload("CIDR.prefixLength() -> int", lambda a: a.length),
+    overload("url(string) -> URL", _read_url),
+    overload("isURL(string) -> bool", lambda a: not problem_of_url(a)),
+    overload("URL.getScheme() -> string", lambda a: a.scheme),
+    overload("URL.getHost() -> string", lambda a: a.host),
+    overload("URL.getHostname() -> string", _host_name),
+    overload("URL.getPort() -> string", _port),
+    overload("URL.getEscapedPath() -> string", _escaped_path),
+    overload("URL.getQuery() -> map<string, list<string>>", _query),
+)

@@ -1,0 +1,71 @@
+"""Regular expressions in time linear in the text, whatever the pattern: RE2, which is Go's own syntax.
+
+Python's `re` may search for ever; nobody may stop the controller with a claim. Compiled patterns are cached by the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import re2  # type: ignore[import-untyped]  # the package has no py.typed
+
+from topobus.cel.errors import EvaluationError
+
+__all__ = ["find", "find_all", "is_found", "problem_of"]
+
+_OPTIONS = re2.Options()
+_OPTIONS.log_errors = False
+# What a pattern may take when it is compiled; Go's own limit is of this size.
+_OPTIONS.max_mem = 8 << 20
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re2._Regexp | str:
+    try:
+        return re2.compile(pattern, _OPTIONS)
+    except re2.error as err:
+        detail = err.args[0] if err.args else ""
+        return detail.decode("utf-8", "replace") if isinstance(detail, bytes) else str(detail)
+
+
+def problem_of(pattern: str) -> str:
+    """Say what is wrong with a pattern; empty when it is right."""
+    found = _compiled(pattern)
+    return found if isinstance(found, str) else ""
+
+
+def _use(pattern: str) -> re2._Regexp:
+    found = _compiled(pattern)
+    if isinstance(found, str):
+        raise EvaluationError(f"illegal regex: {found}")
+    return found
+
+
+def is_found(text: str, pattern: str) -> bool:
+    """Say whether the pattern occurs in the text."""
+    return _use(pattern).search(text) is not None
+
+
+def find(text: str, pattern: str) -> str:
+    """Give the first occurrence, empty when there is none."""
+    found = _use(pattern).search(text)
+    return str(found.group(0)) if found is not None else ""
+
+
+def find_all(text: str, pattern: str, limit: int = -1) -> list[str]:
+    """Give all occurrences, or so many."""
+    iterate: Callable[[str], object] = _use(pattern).finditer
+    found: list[str] = []
+    if limit == 0:
+        return found
+    last = -1
+    for one in iterate(text):  # type: ignore[attr-defined]  # untyped library
+        # As Go: an empty match right behind a match is none.
+        if one.start() == one.end() == last:
+            continue
+        last = one.end()
+        found.append(str(one.group(0)))
+        if len(found) == limit:
+            break
+    return found

@@ -1,0 +1,177 @@
+"""What a NATS server must be told: each principal's permissions, from writers and readers, and the server's own configuration.
+
+A principal is a process (or `user`, who follows events). Rights may be narrowed to one node: it stands at one fixed place in every subject.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from topobus.contracts.catalogue import ALL, DEVICE_SERVICES, PREFIX, PROVISIONER, Ask, Event, Noun, State, to_token
+from topobus.contracts.inboxes import connection_name, inbox_branch
+from topobus.contracts.streams import stream_names, total_bytes
+
+__all__ = ["PRINCIPALS", "Rights", "render_permissions", "render_server", "rights"]
+
+PRINCIPALS = ("discovery", *DEVICE_SERVICES, "topology", "gateway", "controller", "cli", "user")
+
+# These speak for the whole cluster: a node in their subjects is always any.
+_CLUSTER_WIDE = ("controller", "cli", "user")
+# Who stands in the catalogue under another name than that of its connection.
+_READER_NAMES = {"user": "users"}
+
+Rights = dict[str, list[str]]
+
+
+def rights(principal: str, *, node: str = "", may_create: bool = True) -> Rights:
+    """Give the subjects that a principal publishes and subscribes, sorted.
+
+    `node` narrows a node's process to its own node. `may_create`: false when the streams are made by somebody else than the controller.
+    """
+    where = "*" if not node or principal in _CLUSTER_WIDE else to_token(node)
+    publish: set[str] = set()
+    subscribe: set[str] = set()
+    # Our inboxes: answers to us, whoever gives them; there we ourselves send only the canary, and answers to twins.
+    name = connection_name(principal)
+    subscribe.add(f"_INBOX.{name}.>")
+    # Users bring clients of their own, which put a random token there.
+    publish.add(f"_INBOX.{name}.>" if principal == "user" else f"{inbox_branch(name, name)}.>")
+    reads = _READER_NAMES.get(principal, principal)
+    for noun in ALL:
+        if principal in noun.writer:
+            _add_writer(noun, principal, where, publish, subscribe)
+        if reads in noun.readers or principal in noun.writer:
+            _add_reader(noun, principal, where, publish, subscribe, is_writer=principal in noun.writer and reads not in noun.readers)
+    if principal != "user":
+        publish.update(f"$JS.API.STREAM.INFO.{stream}" for stream in stream_names())
+    if principal == PROVISIONER and may_create:
+        # A stream made by somebody else may send a copy of each value elsewhere, so one principal alone makes and updates them.
+        publish.update(f"$JS.API.STREAM.{verb}.{stream}" for verb in ("CREATE", "UPDATE") for stream in stream_names())
+        publish.add("$JS.API.STREAM.NAMES")
+    return {"publish": sorted(publish), "subscribe": sorted(subscribe)}
+
+
+def _add_writer(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str]) -> None:
+    if isinstance(noun, State):
+        publish.add(f"$KV.{noun.bucket}.{_tokens(noun, principal, where)}")
+        # A writer reads its own value back before it compares and sets.
+        publish.add(f"$JS.API.STREAM.MSG.GET.KV_{noun.bucket}")
+    elif isinstance(noun, Event):
+        publish.add(f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}")
+    else:
+        subject = f"{PREFIX}.{noun.name}.{_tokens(noun, principal, where)}"
+        subscribe.add(subject)
+        # Our own branch of each asker's inboxes: nobody can answer in our place, nor we in another's.
+        publish.update(f"{inbox_branch(connection_name(reader), connection_name(principal))}.>" for reader in noun.readers)
+        if isinstance(noun, Ask) and not noun.queue_group:
+            # A starting instance asks at its own subject whether another one answers there already, and answers when asked.
+            publish.add(subject)
+
+
+def _add_reader(noun: Noun, principal: str, where: str, publish: set[str], subscribe: set[str], *, is_writer: bool) -> None:
+    if isinstance(noun, Ask):
+        if not is_writer:
+            publish.add(f"{PREFIX}.{noun.name}.{'*.' * (len(noun.parts) - 1)}*".replace(f"{noun.name}.*", f"{noun.name}.{where}", 1))
+        return
+    stream, filter_subject = (
+        (f"KV_{noun.bucket}", f"$KV.{noun.bucket}.>") if isinstance(noun, State) else (_stream(noun), f"{PREFIX}.{noun.name}.>")
+    )
+    publish.add(f"$JS.API.STREAM.MSG.GET.{stream}")
+    publish.add(f"$JS.API.STREAM.INFO.{stream}")
+    publish.add(f"$JS.API.CONSUMER.CREATE.{stream}.*.{filter_subject}")
+    publish.add(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.*")
+    publish.add(f"$JS.API.CONSUMER.DELETE.{stream}.*")
+    if principal == "user":
+        # Users bring clients of their own: these find the stream by its subject, make unnamed push consumers and answer their flow control.
+        publish.update(
+            {"$JS.API.STREAM.NAMES", f"$JS.API.CONSUMER.CREATE.{stream}", f"$JS.API.CONSUMER.INFO.{stream}.*", f"$JS.FC.{stream}.>"}
+        )
+        subscribe.add(filter_subject)
+
+
+def _tokens(noun: Noun, principal: str, where: str) -> str:
+    """Build the tail of a writer's subject: its own node, its own class, anything else."""
+    fixed = {"node": where, "device_class": principal if principal in DEVICE_SERVICES else "*"}
+    return ".".join(fixed.get(part, "*") for part in noun.parts)
+
+
+def _stream(noun: Noun) -> str:
+    return noun.stream if isinstance(noun, Event) else f"KV_{noun.bucket}" if isinstance(noun, State) else ""
+
+
+def render_permissions(*, may_create: bool = True, nodes: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Give deploy/nats/permissions.conf: one user a principal, passwords from the server's environment.
+
+    `nodes` narrows principals to one node each: `{"gpu": "worker-1"}`.
+    """
+    lines = [
+        "# Generated by tools/render-docs from shared/topobus/contracts. Do not edit.",
+        "#",
+        "# One user for each kind of process. Passwords come from the server's environment (TOPOBUS_GPU_PASSWORD=…), which reads them as values of",
+        "# its configuration: begin each with a letter, or one that begins like a number keeps the server from starting. Rights are for any node;",
+        "# topobus.contracts.nats_permissions.rights(principal, node=…) gives them for one node. `user` follows events: inbox prefix _INBOX.user.",
+        "# Rights keep honest processes apart. They do not stop a hostile one in the same account: whoever may publish to any stream can name a",
+        "# bucket's key as the reply subject, and the server writes its acknowledgement there. Distrusted services need an account of their own.",
+        f"# The {PROVISIONER} alone makes the streams that are missing and updates those of older releases; the others wait for it."
+        if may_create
+        else "# Nobody here may make streams: provision them first, as another user.",
+        "authorization {",
+        "  users: [",
+    ]
+    for principal in PRINCIPALS:
+        lines += [f"    {{ user: {principal}, password: $TOPOBUS_{principal.upper()}_PASSWORD, permissions: {{"]
+        for verb, subjects in rights(principal, node=nodes.get(principal, ""), may_create=may_create).items():
+            lines += [f"      {verb}: {{ allow: ["]
+            lines += [f'        "{subject}"' for subject in subjects]
+            lines += ["      ] }"]
+        lines += ["    } }"]
+    return "\n".join([*lines, "  ]", "}"]) + "\n"
+
+
+def render_server(version: tuple[int, int] = (2, 9)) -> str:
+    """Give a server's configuration for one version and later: an option that a server does not know keeps it from starting."""
+    lines: Iterable[str] = (
+        "# Generated by tools/render-docs from shared/topobus/contracts. Do not edit.",
+        f"# For nats-server {version[0]}.{version[1]} and later.",
+        "# With users: add the line `include permissions.conf`.",
+        'listen: "0.0.0.0:4222"',
+        'http: "127.0.0.1:8222"',
+        "# State values may have 900 KiB (the catalogue's limits), and headers come on top.",
+        "max_payload: 1048576",
+        "max_connections: 4096",
+        "# A client that vanished is known as gone within 15 s.",
+        'ping_interval: "5s"',
+        "ping_max: 2",
+        'write_deadline: "2s"',
+        "jetstream {",
+        '  store_dir: "/data"',
+        f"  # All streams have bounds of their own (max_bytes), {total_bytes() // 1024**2} MiB together, so that none starves another. Larger ones (nats.store_mib)",
+        "  # need more here.",
+        "  max_file_store: 4GB",
+        "  max_memory_store: 256MB",
+        *(
+            (
+                "  # An acknowledged write is on the disk. Without this, two minutes of them are lost with the power.",
+                "  sync_interval: always",
+            )
+            if version >= (2, 10)
+            else ("  # This version cannot sync each write: up to 60 s of acknowledged writes are lost with the power. Use 2.10 or later.",)
+        ),
+        "}",
+        *(
+            (
+                "# The newer form of delivery subjects breaks the ordered consumers of nats-py 2.16, which users may run.",
+                "feature_flags { js_ack_fc_v2: false }",
+            )
+            if version >= (2, 14)
+            else ()
+        ),
+    )
+    return "\n".join(lines) + "\n"
+
+
+# A subject that a server would not take must fail here, not at the operator's.
+_SUBJECT = re.compile(r"[$A-Za-z0-9_>*-]+(\.[$A-Za-z0-9_>*-]+)*")
+assert all(_SUBJECT.fullmatch(subject) for one in PRINCIPALS for subjects in rights(one).values() for subject in subjects)

@@ -1,0 +1,30 @@
+"""Which taints a claim bears.
+
+Flows in: a toleration as a claim's request or its allocation has it, a taint as a slice has it. Flows out: whether the one bears the other. Pure.
+Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceclaim, ToleratesTaint, 1.36.
+"""
+
+from __future__ import annotations
+
+from topobus.kubernetes.api.resource import Taint, Toleration
+
+__all__ = ["tolerates"]
+
+
+def tolerates(one: Toleration, taint: Taint) -> bool:
+    """Say whether a toleration bears a taint; for how long is not asked here.
+
+    >>> tolerates(Toleration(key="a", operator="Exists"), Taint(key="a", value="b", effect="NoExecute"))
+    True
+    """
+    if one.effect and one.effect != taint.effect:
+        return False
+    if one.key and one.key != taint.key:
+        return False
+    match one.operator:
+        case "" | "Equal":
+            return one.value == taint.value
+        case "Exists":
+            return True
+        case _:
+            return False

@@ -1,0 +1,92 @@
+"""The roll call: asks the device services of a node again and again whether they are there, and knows which have fallen silent.
+
+Flows in: the classes whose inventories the reader holds, and signs of life over the bus. Flows out: the silent classes with since when, and a call when
+that changes. It changes nothing else: what silence means is the reader's to say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from topobus.contracts.catalogue import Ask
+from topobus.domain.silence import Answered, Silence, SilenceSettings, Silent, next_silence
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.logging import get_logger
+
+__all__ = ["ServiceLiveness"]
+
+
+class ServiceLiveness:
+    """Who of one node's device services is silent. `ask` is any of theirs that the caller may ask."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        ask: Ask[Any, Any],
+        *,
+        node: str,
+        clock: Clock,
+        settings: SilenceSettings,
+        classes: Callable[[], Iterable[str]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._bus = bus
+        self._ask = ask
+        self._node = node
+        self._clock = clock
+        self._settings = settings
+        self._classes = classes
+        self._on_change = on_change
+        self._known: dict[str, Silence] = {}
+        self._silent: dict[str, str] = {}
+
+    @property
+    def silent(self) -> Mapping[str, str]:
+        """Silent class to since when (RFC 3339, UTC)."""
+        return self._silent
+
+    def is_judged(self, device_class: str) -> bool:
+        """Say whether it is known of a class's service that it speaks, or that it is silent; at first neither is."""
+        known = self._known.get(device_class)
+        return known is not None and (known.was_heard or known.is_silent)
+
+    async def run(self) -> None:
+        """Look for ever."""
+        while True:
+            await self.look()
+            await self._clock.sleep(self._settings.every_s)
+
+    async def look(self) -> None:
+        """Look at all classes once, at the same time: a hung one delays no other."""
+        classes = sorted(set(self._classes()))
+        answers = await asyncio.gather(*(self._call(one) for one in classes))
+        at = self._clock.monotonic()
+        judged = {one for one in self._known if self.is_judged(one)}
+        self._known = {
+            one: next_silence(self._known.get(one, Silence(looked_at=at)), answer, at=at, settings=self._settings)
+            for one, answer in zip(classes, answers, strict=True)
+        }
+        silent = {one: self._silent.get(one) or self._since(known, at) for one, known in self._known.items() if known.is_silent}
+        if silent != self._silent:
+            self._tell(self._silent, silent)
+            self._silent = silent
+            self._on_change()
+        elif not {one for one in self._known if self.is_judged(one)} <= judged:
+            self._on_change()
+
+    async def _call(self, device_class: str) -> Answered | Silent:
+        return await self._bus.is_answered(self._ask, timeout_s=self._settings.timeout_s, node=self._node, device_class=device_class)
+
+    def _since(self, known: Silence, at: float) -> str:
+        return rfc3339(self._clock.now() - timedelta(seconds=at - (known.since if known.since is not None else at)))
+
+    def _tell(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        for one in sorted(now.keys() - before.keys()):
+            step = "see whether its service runs on this node: its devices are Unknown until it answers, and what is held stays held"
+            get_logger().warning("class.silent", device_class=one, since=now[one], next_step=step)
+        for one in sorted(before.keys() - now.keys()):
+            get_logger().info("class.heard", device_class=one, silent_since=before[one])

@@ -1,0 +1,54 @@
+"""Errors that nats-py tells only its error callback: counted, logged without flooding, and where they are denials, a reason not to be ready."""
+
+from __future__ import annotations
+
+from topobus.runtime.clock import Clock
+from topobus.runtime.logging import get_logger
+from topobus.runtime.metrics import BusMetrics
+from topobus.runtime.readiness import Readiness
+
+__all__ = ["NatsErrors", "say"]
+
+# A slow consumer reports each message that it drops; one line a kind in so many seconds tells as much.
+_REPORT_EVERY_S = 5.0
+
+
+def say(err: Exception) -> str:
+    """Give an error's text, or its kind: several of nats-py's and asyncio's have no text."""
+    return str(err) or type(err).__name__
+
+
+class NatsErrors:
+    """Takes note of errors."""
+
+    def __init__(self, metrics: BusMetrics, readiness: Readiness, clock: Clock) -> None:
+        self._metrics = metrics
+        self._readiness = readiness
+        self._clock = clock
+        self._reported: dict[str, float] = {}
+        self._is_denied = False
+        self.last = ""
+
+    def note(self, err: Exception, *, is_current: bool) -> None:
+        """Take note of an error; only the current client's is worth a line."""
+        kind = type(err).__name__
+        self.last = say(err)
+        self._metrics.errors.labels(kind).inc()
+        if not is_current:
+            return
+        is_denial = "permissions violation" in self.last.lower()
+        if is_denial:
+            # The server refuses and nats-py goes on: without this the process would wait for ever and call itself ready.
+            self._is_denied = True
+            self._readiness.set("bus-permissions", is_ready=False, why=self.last)
+        now = self._clock.monotonic()
+        if now - self._reported.get(kind, -_REPORT_EVERY_S) >= _REPORT_EVERY_S:
+            self._reported[kind] = now
+            (get_logger().error if is_denial else get_logger().warning)("bus.error-reported", kind=kind, error=self.last)
+
+    def forgive(self) -> None:
+        """Forget denials: a new client may have other rights."""
+        self.last = ""
+        if self._is_denied:
+            self._is_denied = False
+            self._readiness.set("bus-permissions", is_ready=True)

@@ -1,0 +1,135 @@
+"""Answers that are awaited: one subscription a client, one subject an answer, and everybody told at once when the client is lost.
+
+The subject of an answer names who may give it: `_INBOX.<we>.<who answers>.<random>.<random>` (`contracts.inboxes`). All of one client's differ in the third
+and the last token only, so one subscription with two wildcards hears them all. What arrives at another subject than the awaited one is no answer, whatever
+its tokens: neither another's branch, nor a stored message that the server was made to deliver to us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from nats.aio.msg import Msg
+
+from topobus.contracts.inboxes import inbox_branch
+from topobus.runtime.failures import ConnectionLost
+
+__all__ = ["Expectation", "ReplyInbox", "is_nobody", "new_token"]
+
+# How long a genuine answer may still come after the server's word that nobody listens. A forged one comes before it; a service that listens answers a PING in
+# milliseconds, and one that works on longer is asked again.
+_NOBODY_GRACE_S = 0.25
+
+
+def new_token() -> str:
+    """Give a token that nobody can guess: 88 random bits."""
+    return secrets.token_hex(11)
+
+
+class Expectation:
+    """One answer that is awaited at `subject`, and a look-out for another one that says something else."""
+
+    def __init__(self, subject: str, answer: asyncio.Future[Msg]) -> None:
+        self.subject = subject
+        self.answer = answer
+        self.is_genuine: Callable[[Msg], bool] = _any
+        """What is not is as if it had not come."""
+        self.fingerprint: Callable[[Msg], bytes] = _fingerprint
+        """What must be the same in two answers to one question."""
+        self.on_rival: Callable[[], None] = _ignore
+        self.has_rival = False
+        """Another answer came, and it is not the same."""
+        self._first: bytes | None = None
+
+    def take(self, message: Msg) -> None:
+        """Look at what arrived at our subject."""
+        if is_nobody(message):
+            # Where genuine answers are known, anybody may have said this: who is really there is given the time to say so.
+            if self.is_genuine is _any:
+                self._settle(message)
+            else:
+                asyncio.get_running_loop().call_later(_NOBODY_GRACE_S, self._settle, message)
+            return
+        if not self.is_genuine(message):
+            return
+        if not self.answer.done():
+            self._first = self.fingerprint(message)
+            self.answer.set_result(message)
+        elif self._first is not None and not self.has_rival and self.fingerprint(message) != self._first:
+            self.has_rival = True
+            self.on_rival()
+
+    def _settle(self, message: Msg) -> None:
+        if not self.answer.done():
+            self.answer.set_result(message)
+
+
+def is_nobody(message: Msg) -> bool:
+    """Say whether this is the server's word that nobody listens there."""
+    return (message.headers or {}).get("Status") == "503" and not message.data
+
+
+def _any(_: Msg) -> bool:
+    return True
+
+
+def _ignore() -> None:
+    return
+
+
+def _fingerprint(message: Msg) -> bytes:
+    return hashlib.sha256(message.data).digest()
+
+
+class ReplyInbox:
+    """Matches what arrives with who waits for it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._waiting: dict[str, Expectation] = {}
+        self._random = new_token()
+
+    @property
+    def pattern(self) -> str:
+        """What to subscribe to: all subjects that `expect` gives until `renew`."""
+        return f"{inbox_branch(self._name, '*')}.{self._random}.*"
+
+    def renew(self) -> None:
+        """Take another subject: what the lost client was to receive can no longer come in."""
+        self._random = new_token()
+
+    @contextmanager
+    def expect(self, answerer: str, *, linger_s: float = 0.0) -> Iterator[Expectation]:
+        """Await one answer of somebody (by connection name); giving up is leaving the block.
+
+        `linger_s`: for so long after the block it is still noticed when another answer says something else.
+        """
+        subject = f"{inbox_branch(self._name, answerer)}.{self._random}.{new_token()}"
+        expected = Expectation(subject, asyncio.get_running_loop().create_future())
+        self._waiting[subject] = expected
+        try:
+            yield expected
+        finally:
+            if linger_s and expected.answer.done() and not expected.answer.cancelled() and expected.answer.exception() is None:
+                asyncio.get_running_loop().call_later(linger_s, self._waiting.pop, subject, None)
+            else:
+                self._waiting.pop(subject, None)
+            if expected.answer.done() and not expected.answer.cancelled():
+                # Looked at, even when nobody waits any more: otherwise asyncio complains of an error that nobody took.
+                expected.answer.exception()
+
+    async def on_message(self, message: Msg) -> None:
+        """Hand an answer to who waits for it; one that nobody waits for is dropped."""
+        expected = self._waiting.get(message.subject)
+        if expected is not None:
+            expected.take(message)
+
+    def fail_all(self) -> None:
+        """Tell everybody that the connection is gone."""
+        for expected in list(self._waiting.values()):
+            if not expected.answer.done():
+                expected.answer.set_exception(ConnectionLost("the connection to NATS went away before the answer came"))

@@ -1,0 +1,199 @@
+"""kubelet's device manager as a value store: which devices exist, who holds them, which would be taken. No sockets, no calls.
+
+Flows in: ListAndWatch lists, affinities, holdings. Flows out: capacity, hints, the split of free devices. Where kubelet picks at random out of
+a set, this picks in the order of ids, so a test sees the same answer every time.
+Source: kubelet 1.36 cm/devicemanager/{manager,topology_hints,pod_devices}.go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from topobus.domain.alignment.devices.device_hints import device_hints
+from topobus.domain.device import Device
+from topobus.domain.hint import Hint
+from topobus.domain.idset import NodeSet
+from topobus.simulation.kubelet.checkpoint import Holding, read_checkpoint, write_checkpoint
+from topobus.simulation.kubelet.values import Capacity
+
+__all__ = ["NO_SUCH_NODE", "AffinitySplit", "DeviceStore", "PluginDevice", "split_by_affinity"]
+
+NO_SUCH_NODE = 64
+"""Stands for a NUMA node that no machine has, as the -1 that some plugins send: kubelet's masks hold 0 to 63. Such a device fits no hint."""
+
+
+class PluginDevice(Struct, frozen=True, kw_only=True):
+    """One entry of a plugin's list. `nodes` None: no topology sent."""
+
+    id: str
+    is_healthy: bool
+    nodes: NodeSet | None = None
+
+
+class AffinitySplit(Struct, frozen=True, kw_only=True):
+    """Free devices by how they sit to the merged hint; each sorted by id."""
+
+    aligned: tuple[str, ...] = ()
+    unaligned: tuple[str, ...] = ()
+    no_topology: tuple[str, ...] = ()
+
+
+def split_by_affinity(devices: Mapping[str, PluginDevice], available: Iterable[str], affinity: NodeSet | None) -> AffinitySplit:
+    """Split free devices: aligned touch the affinity, unaligned do not, the rest have no topology. No affinity: all count as without topology.
+
+    >>> gpu = PluginDevice(id="a", is_healthy=True, nodes=NodeSet(1))
+    >>> split_by_affinity({"a": gpu}, ["a"], NodeSet(0)).unaligned
+    ('a',)
+    """
+    free = sorted(available)
+    if affinity is None:
+        return AffinitySplit(no_topology=tuple(free))
+    aligned: list[str] = []
+    unaligned: list[str] = []
+    without: list[str] = []
+    for one in free:
+        nodes = devices[one].nodes
+        if not nodes:
+            without.append(one)
+        elif nodes & affinity:
+            aligned.append(one)
+        else:
+            unaligned.append(one)
+    return AffinitySplit(aligned=tuple(aligned), unaligned=tuple(unaligned), no_topology=tuple(without))
+
+
+class _Resource:
+    """One resource's devices. `stopped_at` is set while no plugin serves it."""
+
+    def __init__(self) -> None:
+        self.devices: dict[str, PluginDevice] = {}
+        self.stopped_at: float | None = None
+
+
+class DeviceStore:
+    """All resources' devices and who holds which."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._resources: dict[str, _Resource] = {}
+        self._held: dict[tuple[str, str, str], tuple[str, ...]] = {}
+        self._answers: dict[tuple[str, str, str], bytes] = {}
+
+    def replace(self, resource: str, devices: Iterable[PluginDevice]) -> None:
+        """Take a complete list: what it lacks is gone."""
+        entry = self._resources.setdefault(resource, _Resource())
+        entry.devices = {one.id: one for one in devices}
+        entry.stopped_at = None
+
+    def stop(self, resource: str, now: float) -> None:
+        """The plugin is gone: all its devices are unhealthy, and stay in the capacity for the grace time."""
+        # kubelet knows the resource from now on, even when no list came: a stream that ended before its first one leaves a capacity of 0.
+        entry = self._resources.setdefault(resource, _Resource())
+        entry.devices = {key: PluginDevice(id=key, is_healthy=False, nodes=one.nodes) for key, one in entry.devices.items()}
+        entry.stopped_at = now
+
+    def restart(self) -> None:
+        """Start over as a restarted kubelet: resources are known from its checkpoint, without devices until their plugins come back; holdings stay."""
+        for entry in self._resources.values():
+            entry.devices = {}
+            entry.stopped_at = None
+
+    def capacity(self, now: float) -> dict[str, Capacity]:
+        """What the node would report; a plugin gone for longer than the grace time leaves zeros."""
+        answer: dict[str, Capacity] = {}
+        for name, entry in sorted(self._resources.items()):
+            if entry.stopped_at is not None and now - entry.stopped_at > self._grace_s:
+                entry.devices = {}
+            healthy = sum(1 for one in entry.devices.values() if one.is_healthy)
+            answer[name] = Capacity(capacity=len(entry.devices), allocatable=healthy)
+        return answer
+
+    def knows(self, resource: str) -> bool:
+        """Say whether a plugin ever sent a list for it."""
+        return resource in self._resources
+
+    def devices(self, resource: str) -> dict[str, PluginDevice]:
+        """Present list of a resource."""
+        entry = self._resources.get(resource)
+        return dict(entry.devices) if entry else {}
+
+    def healthy(self, resource: str) -> set[str]:
+        """Ids of healthy devices, held ones included."""
+        return {one.id for one in self.devices(resource).values() if one.is_healthy}
+
+    def available(self, resource: str) -> set[str]:
+        """Ids that are healthy and free."""
+        return self.healthy(resource) - self.in_use(resource)
+
+    def hints(
+        self, resource: str, count: int, nodes: NodeSet, reusable: Iterable[str], *, held: Iterable[str] = ()
+    ) -> tuple[Hint, ...] | None:
+        """Give kubelet's hints for `count` devices of a resource; a container that holds some already can only have these again."""
+        mine = set(held)
+        if mine and len(mine) != count:
+            return ()
+        known = [
+            Device(name=one.id, device_class="plugin", numa_nodes=one.nodes or None)
+            for one in sorted(self.devices(resource).values(), key=lambda one: one.id)
+        ]
+        return device_hints(known, mine or self.available(resource), count, nodes, reusable=set() if mine else set(reusable))
+
+    def in_use(self, resource: str) -> set[str]:
+        """Ids that some container holds."""
+        return {device for (_, _, name), ids in self._held.items() if name == resource for device in ids}
+
+    def hold(self, pod_uid: str, container: str, resource: str, ids: Iterable[str]) -> None:
+        """Write down who has what."""
+        self._held[(pod_uid, container, resource)] = tuple(sorted(ids))
+
+    def remember(self, pod_uid: str, container: str, resource: str, answer: bytes) -> None:
+        """Keep what the plugin answered for a holding."""
+        self._answers[(pod_uid, container, resource)] = answer
+
+    def answer(self, pod_uid: str, container: str, resource: str) -> bytes | None:
+        """What the plugin answered for a holding; None when it has not."""
+        return self._answers.get((pod_uid, container, resource))
+
+    def held(self, pod_uid: str, container: str, resource: str) -> tuple[str, ...]:
+        """Ids of one resource that a container holds."""
+        return self._held.get((pod_uid, container, resource), ())
+
+    def checkpoint(self) -> bytes:
+        """Render what a restarted kubelet needs."""
+        holdings = tuple(
+            Holding(pod_uid=key[0], container=key[1], resource=key[2], ids=ids, response=self._answers.get(key, b""))
+            for key, ids in sorted(self._held.items())
+        )
+        return write_checkpoint(holdings, {name: tuple(sorted(self.healthy(name))) for name in self._resources})
+
+    def load(self, data: bytes) -> frozenset[str]:
+        """Take over a checkpoint; the uids of the pods that hold something by it.
+
+        Errors: raises ValueError for what is no checkpoint.
+        """
+        remembered = read_checkpoint(data)
+        for name in remembered.registered:
+            self._resources.setdefault(name, _Resource())
+        for one in remembered.holdings:
+            key = (one.pod_uid, one.container, one.resource)
+            self._held[key] = one.ids
+            if one.response:
+                self._answers[key] = one.response
+        return frozenset(one.pod_uid for one in remembered.holdings)
+
+    def drop(self, pod_uid: str, container: str, resource: str) -> None:
+        """Forget one container's devices of one resource."""
+        self._held.pop((pod_uid, container, resource), None)
+        self._answers.pop((pod_uid, container, resource), None)
+
+    def keep_only(self, pod_uids: Iterable[str]) -> None:
+        """Free what pods that are no longer active hold: kubelet does this lazily, before an allocation or a PodResources call."""
+        active = set(pod_uids)
+        self._held = {key: ids for key, ids in self._held.items() if key[0] in active}
+        self._answers = {key: answer for key, answer in self._answers.items() if key in self._held}
+
+    def held_by(self, pod_uid: str, container: str) -> dict[str, tuple[str, ...]]:
+        """Resource to ids of one container."""
+        return {name: ids for (uid, holder, name), ids in sorted(self._held.items()) if (uid, holder) == (pod_uid, container)}

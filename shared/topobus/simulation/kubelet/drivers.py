@@ -1,0 +1,371 @@
+"""kubelet's side of DRA: the plugin watcher, prepare and unprepare of claims, and the health stream.
+
+Flows in: sockets under plugins_registry, claims. Flows out: calls to each driver, prepared claims, device health, events. Order and deadlines follow
+the recorded transcript of kubelet 1.36: GetInfo (1 s), NotifyRegistrationStatus (5 s), then the health stream; Node(Un)PrepareResources (45 s).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+from msgspec import Struct
+from watchfiles import awatch
+
+from topobus.kubeletpb.dra.v1 import api_pb2 as dra
+from topobus.kubeletpb.drahealth.v1 import api_pb2 as health
+from topobus.kubeletpb.pluginregistration.v1 import api_pb2 as registration
+from topobus.kubeletpb.pluginregistration.v1 import api_pb2_grpc as registration_rpc
+from topobus.simulation.kubelet.driver import PLUGIN_PACKAGES, Driver
+from topobus.simulation.kubelet.endpoints import DevicePlugins
+from topobus.simulation.kubelet.values import (
+    ClaimDevice,
+    ClaimReference,
+    EventLog,
+    KubeletTimings,
+    PreparedClaim,
+)
+from topobus.simulation.kubelet.wire import (
+    DialError,
+    Tasks,
+    dial,
+    go_error,
+    is_socket,
+    to_plain,
+)
+
+__all__ = ["DriverHealth", "Drivers"]
+
+# Pod workers ask a moment after the registration; in the recording it is 28 ms.
+_OWED_AFTER_S = 0.03
+_RETRY_FIRST_S = 0.1
+_RETRY_LIMIT_S = 2.0
+
+
+class DriverHealth(Struct, frozen=True, kw_only=True):
+    """What a driver last said of one device, as kubelet keeps it."""
+
+    state: str
+    """`Healthy`, `Unhealthy` or `Unknown`."""
+    message: str = ""
+    expires_at: float = 0.0
+
+
+class Drivers:
+    """All DRA drivers that the plugin watcher registered."""
+
+    def __init__(
+        self,
+        folder: Path,
+        log: EventLog,
+        timings: KubeletTimings,
+        monotonic: Callable[[], float],
+        *,
+        health_api: str,
+        wipe_slices: Callable[[str], object] | None = None,
+        device_plugins: DevicePlugins | None = None,
+    ) -> None:
+        self._folder = folder
+        self._log = log
+        self._timings = timings
+        self._monotonic = monotonic
+        self._health_api = health_api
+        self._wipe_slices = wipe_slices
+        self._device_plugins = device_plugins
+        self._tasks = Tasks()
+        self._watchers: dict[Path, asyncio.Task[None]] = {}
+        self._drivers: dict[str, list[Driver]] = {}
+        self._health: dict[tuple[str, str, str], DriverHealth] = {}
+        self._absent: dict[str, asyncio.Task[None]] = {}
+        self._owed: dict[tuple[str, str], ClaimReference] = {}
+        self._asked: Counter[tuple[str, str]] = Counter()
+        """Of what is owed, for what a call runs now."""
+        self._stopping = asyncio.Event()
+
+    async def start(self) -> None:
+        """Watch the folder; sockets that are there already are registered too."""
+        self._stopping = asyncio.Event()
+        self._wipe("")
+        is_watching = asyncio.Event()
+        self._tasks.spawn(self._watch_folder(is_watching))
+        self._tasks.spawn(self._repeat_owed())
+        await is_watching.wait()
+
+    async def stop(self) -> None:
+        """Stop watching and close all connections."""
+        self._stopping.set()
+        await self._tasks.close()
+        self._watchers.clear()
+        self._absent.clear()
+        for driver in [one for instances in self._drivers.values() for one in instances]:
+            await driver.channel.close()
+        self._drivers.clear()
+        self._health.clear()
+
+    def names(self) -> tuple[str, ...]:
+        """Drivers registered now."""
+        return tuple(sorted(self._drivers))
+
+    def _driver(self, name: str) -> Driver | None:
+        """The instance to call: of those that are connected the newest, else the newest of all."""
+        instances = self._drivers.get(name, [])
+        return next((one for one in reversed(instances) if one.is_connected), instances[-1] if instances else None)
+
+    def device_health(self, driver: str, pool: str, device: str) -> DriverHealth:
+        """What pod status would show for a device; Unknown when nothing was said or it is too old."""
+        known = self._health.get((driver, pool, device))
+        if known is None:
+            return DriverHealth(state="Unknown")
+        return known if self._monotonic() <= known.expires_at else DriverHealth(state="Unknown", message=known.message)
+
+    async def prepare(self, claims: Iterable[ClaimReference]) -> tuple[PreparedClaim, ...]:
+        """Prepare claims, one call a driver with all its claims; nothing is rolled back when another driver fails."""
+        wanted = tuple(claims)
+        devices: dict[str, list[ClaimDevice]] = {one.uid: [] for one in wanted}
+        errors: dict[str, str] = {}
+        for name in sorted({driver for one in wanted for driver in one.drivers}):
+            batch = [one for one in wanted if name in one.drivers]
+            answers, failure = await self._prepare_one(name, batch)
+            for one in batch:
+                answer = answers.get(one.uid)
+                if failure or answer is None or answer.error:
+                    detail = failure or (answer.error if answer else f"NodePrepareResources left out claim {one.namespace}/{one.name}")
+                    errors.setdefault(one.uid, detail)
+                    continue
+                devices[one.uid].extend(_claim_device(name, device) for device in answer.devices)
+        return tuple(PreparedClaim(uid=one.uid, devices=tuple(devices[one.uid]), error=errors.get(one.uid, "")) for one in wanted)
+
+    async def unprepare(self, claims: Iterable[ClaimReference]) -> dict[str, str]:
+        """Unprepare claims; uid to error text. What fails is owed and repeated when its driver registers again."""
+        wanted = tuple(claims)
+        errors: dict[str, str] = {}
+        for name in sorted({driver for one in wanted for driver in one.drivers}):
+            for one in (one for one in wanted if name in one.drivers):
+                self._owed[(name, one.uid)] = one
+            errors |= await self._pay(name, {one.uid for one in wanted})
+        return errors
+
+    async def _prepare_one(self, name: str, claims: list[ClaimReference]) -> tuple[dict[str, dra.NodePrepareResourceResponse], str]:
+        driver = self._driver(name)
+        if driver is None:
+            return {}, f"DRA driver {name} is not registered"
+        answer = await driver.prepare(claims)
+        return ({}, answer) if isinstance(answer, str) else (answer, "")
+
+    async def _pay(self, name: str, uids: Collection[str] = ()) -> dict[str, str]:
+        """Call NodeUnprepareResources for all that is owed to one driver, but not for what a call runs already, save for `uids`.
+
+        One pod worker asks for a claim, and it waits for the answer before it asks again.
+        """
+        claims = [
+            claim
+            for (driver, uid), claim in sorted(self._owed.items())
+            if driver == name and (uid in uids or not self._asked[(driver, uid)])
+        ]
+        driver = self._driver(name)
+        if not claims:
+            return {}
+        if driver is None:
+            return {one.uid: f"DRA driver {name} is not registered" for one in claims}
+        keys = [(name, claim.uid) for claim in claims]
+        self._asked.update(keys)
+        try:
+            answer = await driver.unprepare(claims)
+        finally:
+            self._asked.subtract(keys)
+            self._asked = +self._asked
+        if isinstance(answer, str):
+            return {one.uid: answer for one in claims}
+        errors: dict[str, str] = {}
+        for one in claims:
+            if one.uid not in answer:
+                errors[one.uid] = f"NodeUnprepareResources left out claim {one.namespace}/{one.name}"
+            elif answer[one.uid].error:
+                errors[one.uid] = answer[one.uid].error
+            else:
+                self._owed.pop((name, one.uid), None)
+        self._log.add("NodeUnprepareResources.answered", name, {"errors": errors})
+        return errors
+
+    async def _repeat_owed(self) -> None:
+        """Ask again for what could not be undone, period after period."""
+        while True:
+            await asyncio.sleep(self._timings.reconcile_s)
+            for name in sorted({driver for driver, _ in self._owed}):
+                if name in self._drivers:
+                    await self._pay(name)
+
+    async def _watch_folder(self, is_watching: asyncio.Event) -> None:
+        """Keep one task a socket: names that begin with a dot and files that are no sockets are none of ours."""
+        self._look()
+        is_watching.set()
+        # yield_on_timeout: a socket made between the look above and the start of the watch is found at the next turn.
+        async for _ in awatch(self._folder, stop_event=self._stopping, debounce=100, step=20, rust_timeout=500, yield_on_timeout=True):
+            self._look()
+
+    def _look(self) -> None:
+        present = {path for path in self._folder.rglob("*") if not path.name.startswith(".") and is_socket(path)}
+        for path in self._watchers.keys() - present:
+            self._watchers.pop(path).cancel()
+        for path in sorted(present - self._watchers.keys()):
+            self._watchers[path] = self._tasks.spawn(self._serve_socket(path))
+
+    async def _serve_socket(self, path: Path) -> None:
+        """Register the plugin behind one socket, with back-off, then hold its connection; removal of the socket cancels this."""
+        pause_s = _RETRY_FIRST_S
+        driver: Driver | None = None
+        leave: Callable[[], object] | None = None
+        try:
+            while driver is None and leave is None:
+                found = await self._register(path)
+                if isinstance(found, Driver):
+                    driver = found
+                elif found is not None:
+                    leave = found
+                else:
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(pause_s * 2, _RETRY_LIMIT_S)
+            if driver is not None:
+                await self._hold(driver)
+            else:
+                await asyncio.Event().wait()
+        finally:
+            if leave is not None:
+                leave()
+            if driver is not None:
+                instances = self._drivers.get(driver.name, [])
+                if driver in instances:
+                    instances.remove(driver)
+                if not instances:
+                    self._drivers.pop(driver.name, None)
+                self._log.add("Deregistered", driver.name)
+                self._watch_absence(driver)
+                await driver.channel.close()
+
+    async def _hold(self, driver: Driver) -> None:
+        """Keep what belongs to a registered driver until this is cancelled."""
+
+        async def pay() -> None:
+            await asyncio.sleep(_OWED_AFTER_S)
+            await self._pay(driver.name)
+
+        def forget(gone: str) -> None:
+            self._health = {key: value for key, value in self._health.items() if key[0] != gone}
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(driver.follow_health(self._health_api, self._take, forget))
+            group.create_task(pay())
+            group.create_task(driver.follow_connection(self._watch_absence))
+
+    def _watch_absence(self, driver: Driver) -> None:
+        """Begin to wait for a driver that has no connected instance any more, or stop waiting because it has one."""
+        name = driver.name
+        if any(one.is_connected for one in self._drivers.get(name, [])):
+            if name in self._absent:
+                self._absent.pop(name).cancel()
+        elif name not in self._absent and not self._stopping.is_set():
+            self._absent[name] = self._tasks.spawn(self._wipe_later(name))
+
+    async def _wipe_later(self, driver: str) -> None:
+        """Delete the slices of a driver that stayed away."""
+        await asyncio.sleep(self._timings.wipe_s)
+        self._absent.pop(driver, None)
+        self._wipe(driver)
+
+    def _wipe(self, driver: str) -> None:
+        if self._wipe_slices is not None:
+            self._wipe_slices(driver)
+            self._log.add("WipeSlices", driver)
+
+    async def _register(self, path: Path) -> Driver | Callable[[], object] | None:
+        """Ask who is there, connect to its service, and tell it the outcome; None when it must be tried again.
+
+        A device plugin that comes this way is taken over by kubelet's device manager; the answer is how to let it go.
+        """
+        try:
+            channel = await dial(path, self._timings.dial_s)
+        except DialError as err:
+            self._log.add("GetInfo.failed", path.name, {"error": f"RegisterPlugin error -- dial failed at socket {path}, err: {err}"})
+            return None
+        taken: Driver | Callable[[], object] | None = None
+        has_info = False
+        try:
+            stub = registration_rpc.RegistrationStub(channel)
+            self._log.add("GetInfo", path.name, deadline_s=self._timings.get_info_s)
+            info = await stub.GetInfo(registration.InfoRequest(), timeout=self._timings.get_info_s)
+            has_info = True
+            taken_or_error = await self._take_plugin(info, Path(info.endpoint) if info.endpoint else path)
+            error = taken_or_error if isinstance(taken_or_error, str) else ""
+            taken = None if isinstance(taken_or_error, str) else taken_or_error
+            status = registration.RegistrationStatus(plugin_registered=not error, error=error)
+            self._log.add("NotifyRegistrationStatus", info.name, to_plain(status), self._timings.notify_s)
+            await stub.NotifyRegistrationStatus(status, timeout=self._timings.notify_s)
+        except (grpc.aio.AioRpcError, asyncio.CancelledError) as err:
+            if isinstance(err, grpc.aio.AioRpcError):
+                asked = "NotifyRegistrationStatus" if has_info else "GetInfo"
+                self._log.add(
+                    f"{asked}.failed", path.name, {"error": f"RegisterPlugin error -- {asked} at socket {path}, err: {go_error(err)}"}
+                )
+            if isinstance(taken, Driver):
+                await taken.channel.close()
+            elif taken is not None:
+                taken()
+            if isinstance(err, asyncio.CancelledError):
+                raise
+            return None
+        finally:
+            await channel.close()
+        if isinstance(taken, Driver):
+            self._drivers.setdefault(taken.name, []).append(taken)
+            self._watch_absence(taken)
+            self._log.wake()
+        return taken
+
+    async def _take_plugin(self, info: registration.PluginInfo, socket: Path) -> Driver | Callable[[], object] | str:
+        """Validate and connect by the plugin's type; the text is why not."""
+        if info.type == "DevicePlugin" and self._device_plugins is not None:
+            return await self._device_plugins.connect_watched(info.name, socket, tuple(info.supported_versions))
+        error = _validate(info)
+        if error:
+            return error
+        if any(one.socket == socket for one in self._drivers.get(info.name, [])):
+            return f"RegisterPlugin error -- plugin registration failed with err: endpoint {socket} already registered for DRA driver plugin {info.name}"
+        try:
+            service = await dial(socket, self._timings.dial_s)
+        except DialError as err:
+            return f"RegisterPlugin error -- dial {socket} failed with err: {err}"
+        return Driver(info.name, socket, service, tuple(info.supported_versions), self._log, self._timings)
+
+    def _take(self, driver: str, message: health.NodeWatchResourcesResponse, plain: dict[str, Any]) -> None:
+        for one in message.devices:
+            state = {health.HEALTHY: "Healthy", health.UNHEALTHY: "Unhealthy"}.get(one.health, "Unknown")
+            allowed_s = one.health_check_timeout_seconds if one.health_check_timeout_seconds > 0 else self._timings.health_timeout_s
+            self._health[(driver, one.device.pool_name, one.device.device_name)] = DriverHealth(
+                state=state, message=one.message, expires_at=self._monotonic() + allowed_s
+            )
+        self._log.add("NodeWatchResources.send", driver, plain)
+
+
+def _validate(info: registration.PluginInfo) -> str:
+    if info.type != "DRAPlugin":
+        return f"RegisterPlugin error -- no handler registered for plugin type: {info.type}"
+    if not any(label in PLUGIN_PACKAGES for label in info.supported_versions):
+        offered = " ".join(info.supported_versions)
+        return f"RegisterPlugin error -- plugin validation failed with err: none of the DRA gRPC services are supported: [{offered}]"
+    return ""
+
+
+def _claim_device(driver: str, one: dra.Device) -> ClaimDevice:
+    return ClaimDevice(
+        driver=driver,
+        pool=one.pool_name,
+        device=one.device_name,
+        requests=tuple(one.request_names),
+        cdi_devices=tuple(one.cdi_device_ids),
+        share_id=one.share_id,
+    )

@@ -1,0 +1,254 @@
+"""kubelet's side of the device plugin API: the Registration service, and one endpoint for each resource that registered.
+
+Flows in: Register calls on kubelet.sock. Flows out: lists in the device store, calls to the plugin's own socket, events. Order and texts follow the
+recorded transcript of kubelet 1.36: version, name, dial, options, and only then the answer; ListAndWatch runs in the background.
+"""
+
+# ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from topobus.domain.idset import NodeSet
+from topobus.domain.names import is_extended_resource_name
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
+from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.simulation.kubelet.devices import NO_SUCH_NODE, DeviceStore, PluginDevice
+from topobus.simulation.kubelet.values import EventLog, KubeletTimings
+from topobus.simulation.kubelet.wire import (
+    DialError,
+    Tasks,
+    deadline_of,
+    dial,
+    go_error,
+    is_socket,
+    outcome_of,
+    shown,
+    to_plain,
+)
+
+__all__ = ["CallFailed", "DevicePlugins", "Endpoint", "list_doubts"]
+
+_VERSION = "v1beta1"
+_ID_LIMIT = 63
+_HEALTH = ("Healthy", "Unhealthy")
+KUBELET_SOCKET = "kubelet.sock"
+
+
+class CallFailed(Exception):
+    """Raised when a plugin answered a call with an error; the text is Go's."""
+
+
+class Endpoint:
+    """A connected plugin for one resource."""
+
+    def __init__(
+        self, resource: str, channel: grpc.aio.Channel, options: pb.DevicePluginOptions, log: EventLog, pre_start_s: float
+    ) -> None:
+        self.resource = resource
+        self.channel = channel
+        self.options = options
+        self.stub = rpc.DevicePluginStub(channel)
+        self.watch: asyncio.Task[None] | None = None
+        self._log = log
+        self._pre_start_s = pre_start_s
+
+    async def preferred(self, available: set[str], must_include: set[str], size: int) -> set[str]:
+        """Ask GetPreferredAllocation, which has no deadline; nothing when the plugin does not offer it."""
+        if not self.options.get_preferred_allocation_available:
+            return set()
+        wanted = pb.ContainerPreferredAllocationRequest(
+            available_deviceIDs=sorted(available), must_include_deviceIDs=sorted(must_include), allocation_size=size
+        )
+        request = pb.PreferredAllocationRequest(container_requests=[wanted])
+        self._log.add("GetPreferredAllocation", self.resource, to_plain(request))
+        try:
+            answer = await outcome_of(self.stub.GetPreferredAllocation(request))
+        except grpc.aio.AioRpcError as err:
+            raise CallFailed(f"device plugin GetPreferredAllocation rpc failed with err: {go_error(err)}") from err
+        return set(answer.container_responses[0].deviceIDs) if answer.container_responses else set()
+
+    async def allocate(self, ids: set[str]) -> pb.ContainerAllocateResponse:
+        """Call Allocate for one container, without a deadline."""
+        request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=sorted(ids))])
+        self._log.add("Allocate", self.resource, to_plain(request))
+        try:
+            answer = await outcome_of(self.stub.Allocate(request))
+        except grpc.aio.AioRpcError as err:
+            raise CallFailed(go_error(err)) from err
+        if not answer.container_responses:
+            raise CallFailed(f"no containers return in allocation response {answer}")
+        return answer.container_responses[0]
+
+    async def pre_start(self, ids: tuple[str, ...]) -> None:
+        """Call PreStartContainer when the plugin asked for it."""
+        if not self.options.pre_start_required:
+            return
+        request = pb.PreStartContainerRequest(devices_ids=sorted(ids))
+        self._log.add("PreStartContainer", self.resource, to_plain(request), self._pre_start_s)
+        try:
+            await outcome_of(self.stub.PreStartContainer(request, timeout=self._pre_start_s))
+        except grpc.aio.AioRpcError as err:
+            raise CallFailed(f"device plugin PreStartContainer rpc failed with err: {go_error(err)}") from err
+
+
+class DevicePlugins(rpc.RegistrationServicer):
+    """The Registration service and all endpoints."""
+
+    def __init__(
+        self,
+        folder: Path,
+        store: DeviceStore,
+        log: EventLog,
+        timings: KubeletTimings,
+        monotonic: Callable[[], float],
+        *,
+        has_reregister_race: bool,
+    ) -> None:
+        self._folder = folder
+        self._store = store
+        self._log = log
+        self._timings = timings
+        self._monotonic = monotonic
+        self._has_race = has_reregister_race
+        self._endpoints: dict[str, Endpoint] = {}
+        self._server: grpc.aio.Server | None = None
+        self._tasks = Tasks()
+
+    async def start(self) -> None:
+        """Delete every socket in the folder, as kubelet does, then serve kubelet.sock."""
+        for path in sorted(self._folder.iterdir()):
+            if is_socket(path):
+                # Its owner may be faster: the removal of one socket lets a plugin remove its others.
+                path.unlink(missing_ok=True)
+        self._server = grpc.aio.server()
+        rpc.add_RegistrationServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self._folder / KUBELET_SOCKET}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Close all plugin connections and the server."""
+        await self._tasks.close()
+        for endpoint in self._endpoints.values():
+            await endpoint.channel.close()
+        self._endpoints.clear()
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    def endpoint(self, resource: str) -> Endpoint | None:
+        """The plugin that serves a resource now."""
+        return self._endpoints.get(resource)
+
+    async def Register(self, request: pb.RegisterRequest, context: grpc.aio.ServicerContext[pb.RegisterRequest, pb.Empty]) -> pb.Empty:
+        """Take a registration: the newest one of a resource wins."""
+        name = request.resource_name
+        refusal = await self._connect(request, deadline_of(context))
+        if refusal:
+            self._log.add("Register.refused", name, {"req": to_plain(request), "code": "StatusCode.UNKNOWN", "details": refusal})
+            await context.abort(grpc.StatusCode.UNKNOWN, refusal)
+        self._log.add("Register.ok", name, {"req": to_plain(request)})
+        return pb.Empty()
+
+    async def _connect(self, request: pb.RegisterRequest, deadline_s: float | None) -> str:
+        """Check, dial, ask for the options, start watching; an empty text is success."""
+        if request.version != _VERSION:
+            return f'requested API version "{request.version}" is not supported by kubelet. Supported version is ["{_VERSION}"]'
+        if not is_extended_resource_name(request.resource_name):
+            return f'the ResourceName "{request.resource_name}" is invalid'
+        # The deadline is what is left of the plugin's own Register call: kubelet hands its context on.
+        # A file name: Go joins a whole path below the folder too, where no socket is.
+        answer = await self._open(request.resource_name, self._folder / request.endpoint.lstrip("/"), deadline_s)
+        return answer if isinstance(answer, str) else ""
+
+    async def connect_watched(self, resource: str, socket: Path, versions: tuple[str, ...]) -> Callable[[], object] | str:
+        """Take a device plugin that the plugin watcher found; the answer lets it go again, a text says why it is refused."""
+        refusal = f"RegisterPlugin error -- plugin validation failed with err: manager version, {_VERSION}, is not among plugin supported versions"
+        if _VERSION not in versions:
+            return f"{refusal} [{' '.join(versions)}]"
+        if not is_extended_resource_name(resource):
+            return f'RegisterPlugin error -- plugin validation failed with err: invalid name of device plugin socket: the ResourceName "{resource}" is invalid'
+        answer = await self._open(resource, socket, None)
+        if isinstance(answer, str):
+            return f"RegisterPlugin error -- plugin registration failed with err: {answer}"
+        return answer.cancel
+
+    async def _open(self, resource: str, socket: Path, deadline_s: float | None) -> asyncio.Task[None] | str:
+        try:
+            channel = await dial(socket, self._timings.dial_s)
+        except DialError as err:
+            return f"failed to dial device plugin: {err}"
+        stub = rpc.DevicePluginStub(channel)
+        self._log.add("GetDevicePluginOptions", resource, deadline_s=deadline_s)
+        try:
+            options = await stub.GetDevicePluginOptions(pb.Empty(), timeout=deadline_s)
+        except grpc.aio.AioRpcError as err:
+            await channel.close()
+            return f"failed to get device plugin options: {go_error(err)}"
+        endpoint = Endpoint(resource, channel, options, self._log, self._timings.pre_start_s)
+        old = self._endpoints.get(resource)
+        self._endpoints[resource] = endpoint
+        if old is not None and old.watch is not None:
+            old.watch.cancel()
+        endpoint.watch = self._tasks.spawn(self._watch(endpoint))
+        return endpoint.watch
+
+    async def _watch(self, endpoint: Endpoint) -> None:
+        """Read lists until the stream ends; then all devices of the resource are unhealthy, unless a newer plugin serves it."""
+        name = endpoint.resource
+        self._log.add("ListAndWatch.open", name)
+        ended: dict[str, str] = {}
+        try:
+            async for message in endpoint.stub.ListAndWatch(pb.Empty()):
+                plain = await shown(message)
+                self._store.replace(name, (_device(one) for one in message.devices))
+                self._log.add("ListAndWatch.send", name, plain)
+                if doubts := list_doubts(message):
+                    self._log.add("ListAndWatch.doubtful", name, {"doubts": doubts})
+        except grpc.aio.AioRpcError as err:
+            # Whatever ended it, kubelet treats it the same; a plugin's author wants to know.
+            ended = {"error": go_error(err)}
+        finally:
+            if self._endpoints.get(name) is endpoint or (self._has_race and name in self._endpoints):
+                # Before kubernetes PR 135437 clients were keyed by resource alone: the end of the old stream cut off the new plugin.
+                del self._endpoints[name]
+                self._store.stop(name, self._monotonic())
+            self._log.add("ListAndWatch.closed", name, ended)
+            await endpoint.channel.close()
+
+
+def _device(one: pb.Device) -> PluginDevice:
+    nodes = None
+    if one.HasField("topology"):
+        nodes = NodeSet.of(node.ID if 0 <= node.ID < NO_SUCH_NODE else NO_SUCH_NODE for node in one.topology.nodes)
+    return PluginDevice(id=one.ID, is_healthy=one.health == "Healthy", nodes=nodes)
+
+
+def list_doubts(message: pb.ListAndWatchResponse) -> list[str]:
+    """Say what kubelet takes without a word although it is hardly meant.
+
+    >>> list_doubts(pb.ListAndWatchResponse(devices=[pb.Device(ID="a", health="healthy")]))
+    ["a: health 'healthy' counts as unhealthy: only 'Healthy' is healthy"]
+    """
+    doubts: list[str] = []
+    seen: set[str] = set()
+    for one in message.devices:
+        if one.ID in seen:
+            doubts.append(f"{one.ID}: stands twice in the list; the last entry counts")
+        seen.add(one.ID)
+        if not 1 <= len(one.ID) <= _ID_LIMIT:
+            doubts.append(f"{one.ID!r}: {len(one.ID)} characters; the API promises 1 to {_ID_LIMIT}")
+        if one.health not in _HEALTH:
+            doubts.append(f"{one.ID}: health {one.health!r} counts as unhealthy: only 'Healthy' is healthy")
+        doubts += [
+            f"{one.ID}: NUMA node {node.ID}: send no topology when the node is not known; this device fits no hint"
+            for node in one.topology.nodes
+            if not 0 <= node.ID < NO_SUCH_NODE
+        ]
+    return doubts

@@ -1,0 +1,159 @@
+"""kubelet's PodResources service: which active pod holds which devices, and what there is. Limited as kubelet limits it.
+
+Source: kubelet 1.36 apis/podresources/server_v1.go: 100 calls a second, bursts of 10, RESOURCE_EXHAUSTED beyond.
+"""
+
+# ruff: noqa: N802  (gRPC calls its methods by their names in the proto)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+from topobus.domain.request import ContainerKind
+from topobus.kubeletpb.podresources.v1 import api_pb2 as pb
+from topobus.kubeletpb.podresources.v1 import api_pb2_grpc as rpc
+from topobus.simulation.kubelet.admission import Admitter
+from topobus.simulation.kubelet.devices import NO_SUCH_NODE, DeviceStore
+from topobus.simulation.kubelet.values import EventLog, Pod, PreparedClaim
+
+__all__ = ["PodResources"]
+
+_CALLS_PER_S = 100.0
+_BURST = 10.0
+SOCKET = "kubelet.sock"
+
+Context = grpc.aio.ServicerContext
+
+
+class PodResources(rpc.PodResourcesListerServicer):
+    """List, Get and GetAllocatableResources on pod-resources/kubelet.sock."""
+
+    def __init__(self, folder: Path, store: DeviceStore, admitter: Admitter, log: EventLog, monotonic: Callable[[], float]) -> None:
+        self._folder = folder
+        self._store = store
+        self._admitter = admitter
+        self._log = log
+        self._monotonic = monotonic
+        self._tokens = _BURST
+        self._counted_at = monotonic()
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self) -> None:
+        """Serve the socket."""
+        self._server = grpc.aio.server()
+        rpc.add_PodResourcesListerServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self._folder / SOCKET}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Stop serving."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+    async def List(
+        self, request: pb.ListPodResourcesRequest, context: Context[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse]
+    ) -> pb.ListPodResourcesResponse:
+        """All active pods."""
+        if not self._is_allowed():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._admitter.collect()
+        active = self._admitter.active()
+        self._log.add("PodResources.List", "podresources", {"pods": [pod.name for pod in active]})
+        return pb.ListPodResourcesResponse(pod_resources=[self._describe(pod) for pod in active])
+
+    async def Get(
+        self, request: pb.GetPodResourcesRequest, context: Context[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse]
+    ) -> pb.GetPodResourcesResponse:
+        """One active pod by name."""
+        if not self._is_allowed():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        self._admitter.collect()
+        wanted = (request.pod_namespace, request.pod_name)
+        found = next((pod for pod in self._admitter.active() if (pod.namespace, pod.name) == wanted), None)
+        if found is None:
+            await context.abort(grpc.StatusCode.UNKNOWN, f"pod {request.pod_name} in namespace {request.pod_namespace} not found")
+        return pb.GetPodResourcesResponse(pod_resources=self._describe(found))
+
+    async def GetAllocatableResources(
+        self, request: pb.AllocatableResourcesRequest, context: Context[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse]
+    ) -> pb.AllocatableResourcesResponse:
+        """Healthy devices, held ones included."""
+        if not self._is_allowed():
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+        entries = [
+            entry
+            for resource in self._store.capacity(self._monotonic())
+            for entry in self._entries(resource, sorted(self._store.healthy(resource)))
+        ]
+        return pb.AllocatableResourcesResponse(devices=entries)
+
+    def _describe(self, pod: Pod) -> pb.PodResources:
+        containers = []
+        for one in pod.containers:
+            # Init containers that have ended are left out; those that go on (sidecars) are not.
+            grant = self._admitter.grant(pod.uid, one.name)
+            if one.kind is ContainerKind.INIT or grant is None:
+                continue
+            devices = [entry for name, ids in sorted(grant.devices.items()) for entry in self._entries(name, ids)]
+            containers.append(
+                pb.ContainerResources(
+                    name=one.name,
+                    devices=devices,
+                    cpu_ids=grant.cpus.ids,
+                    memory=[
+                        pb.ContainerMemory(memory_type="memory", size=size, topology=_on(node)) for node, size in sorted(one.memory.items())
+                    ],
+                    dynamic_resources=_dynamic(pod, self._admitter.claims(pod.uid)),
+                )
+            )
+        return pb.PodResources(name=pod.name, namespace=pod.namespace, containers=containers)
+
+    def _entries(self, resource: str, ids: Iterable[str]) -> list[pb.ContainerDevices]:
+        """One entry a device and NUMA node; a device without topology has one entry without."""
+        known = self._store.devices(resource)
+        entries: list[pb.ContainerDevices] = []
+        for one in ids:
+            nodes = known[one].nodes if one in known else None
+            if not nodes:
+                entries.append(pb.ContainerDevices(resource_name=resource, device_ids=[one]))
+                continue
+            entries.extend(pb.ContainerDevices(resource_name=resource, device_ids=[one], topology=_on(node)) for node in nodes)
+        return entries
+
+    def _is_allowed(self) -> bool:
+        now = self._monotonic()
+        self._tokens = min(_BURST, self._tokens + (now - self._counted_at) * _CALLS_PER_S)
+        self._counted_at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+def _on(node: int) -> pb.TopologyInfo:
+    return pb.TopologyInfo(nodes=[pb.NUMANode(ID=-1 if node == NO_SUCH_NODE else node)])
+
+
+def _dynamic(pod: Pod, prepared: Iterable[PreparedClaim]) -> list[pb.DynamicResource]:
+    names = {one.uid: one for one in pod.claims}
+    return [
+        pb.DynamicResource(
+            claim_name=names[claim.uid].name,
+            claim_namespace=names[claim.uid].namespace,
+            claim_resources=[
+                pb.ClaimResource(
+                    cdi_devices=[pb.CDIDevice(name=name) for name in one.cdi_devices],
+                    driver_name=one.driver,
+                    pool_name=one.pool,
+                    device_name=one.device,
+                )
+                for one in claim.devices
+            ],
+        )
+        for claim in prepared
+    ]

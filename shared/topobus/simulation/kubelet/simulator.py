@@ -1,0 +1,269 @@
+"""A kubelet for tests of device plugins and DRA drivers: real gRPC on real unix sockets, kubelet 1.36's order, limits and wording. No cluster.
+
+For plugin authors: start it over a temporary folder, point the plugin's kubelet directories there, and ask it what a node would ask.
+
+    async with KubeletSimulator(root, numa_nodes=NodeSet(0, 1)) as kubelet:
+        plugin = start_my_plugin(kubelet.device_plugin_dir)
+        await kubelet.wait_for_resource("example.com/gpu", allocatable=8)
+        answer = await kubelet.admit(Pod(name="p", uid="u", containers=(Container(name="c", resources={"example.com/gpu": 2}),)))
+        assert isinstance(answer, Admission), answer
+        print(answer.container("c").edits)
+
+What it does: Registration on device-plugins/kubelet.sock, ListAndWatch, capacity, Topology Manager policies and scopes, GetPreferredAllocation,
+Allocate, PreStartContainer; the plugin watcher over plugins_registry, NodePrepareResources, NodeUnprepareResources, the DRA health stream;
+PodResources on pod-resources/kubelet.sock; restarts. `events` is the ordered log of every call, named as in kubelet's recorded transcript.
+What it does not: CPU packing (exclusive CPUs are taken by id), memory manager, the node object, container runtimes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from topobus.domain.idset import CpuSet, NodeSet
+from topobus.domain.view import AlignmentOptions
+from topobus.simulation.kubelet.admission import Admitter
+from topobus.simulation.kubelet.checkpoint import CHECKPOINT_FILE
+from topobus.simulation.kubelet.devices import DeviceStore, PluginDevice
+from topobus.simulation.kubelet.drivers import DriverHealth, Drivers
+from topobus.simulation.kubelet.endpoints import DevicePlugins
+from topobus.simulation.kubelet.podresources import PodResources
+from topobus.simulation.kubelet.values import (
+    Admission,
+    Capacity,
+    ClaimDevice,
+    ClaimReference,
+    Container,
+    ContainerGrant,
+    EventLog,
+    KubeletDirectories,
+    KubeletEvent,
+    KubeletTimings,
+    Pod,
+    PreparedClaim,
+    Rejection,
+)
+
+__all__ = [
+    "Admission",
+    "Capacity",
+    "ClaimDevice",
+    "ClaimReference",
+    "Container",
+    "ContainerGrant",
+    "KubeletDirectories",
+    "KubeletEvent",
+    "KubeletSimulator",
+    "KubeletTimings",
+    "Pod",
+    "PreparedClaim",
+    "Rejection",
+]
+
+
+class KubeletSimulator:
+    """One node's kubelet over the folder `root`.
+
+    Args:
+        root: stands for /var/lib/kubelet; keep it short, since a unix socket's path ends at 107 bytes.
+        numa_nodes: the machine's NUMA nodes, memory-only ones included.
+        options: Topology Manager policy and scope by kubelet's names; best-effort per container unless given.
+        distances: SLIT rows, for prefer-closest-numa-nodes.
+        cpus: online CPUs by NUMA node, for containers that ask exclusive CPUs.
+        has_reregister_race: behave as kubelets before 1.36, where the end of an old stream cuts off the plugin that replaced it.
+        health_api: which DRA health version to open first; 1.36 opens v1alpha1 although v1 is offered.
+        wipe_slices: called with a driver's name to delete its ResourceSlices of this node, and with "" at kubelet's start to delete all of them:
+            `lambda driver: server.wipe_slices("n1", driver)` with an ApiServerSimulator. None: a kubelet without an API server.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        numa_nodes: NodeSet = NodeSet(0),  # noqa: B008  (immutable)
+        options: AlignmentOptions = AlignmentOptions(),  # noqa: B008  (immutable)
+        distances: Sequence[Sequence[int]] = (),
+        cpus: Mapping[int, CpuSet] | None = None,
+        directories: KubeletDirectories = KubeletDirectories(),  # noqa: B008  (immutable)
+        timings: KubeletTimings = KubeletTimings(),  # noqa: B008  (immutable)
+        monotonic: Callable[[], float] = time.monotonic,
+        has_reregister_race: bool = False,
+        health_api: str = "v1alpha1",
+        wipe_slices: Callable[[str], object] | None = None,
+    ) -> None:
+        self.root = root
+        self.directories = directories
+        self._monotonic = monotonic
+        self._log = EventLog(monotonic)
+        self._store = DeviceStore(timings.grace_s)
+        directories.create(root)
+        self._plugins = DevicePlugins(
+            self.device_plugin_dir, self._store, self._log, timings, monotonic, has_reregister_race=has_reregister_race
+        )
+        self._timings = timings
+        self._drivers = Drivers(
+            self.plugins_registry_dir,
+            self._log,
+            timings,
+            monotonic,
+            health_api=health_api,
+            wipe_slices=wipe_slices,
+            device_plugins=self._plugins,
+        )
+        self._admitter = Admitter(
+            self._store,
+            self._plugins,
+            self._drivers,
+            nodes=numa_nodes,
+            options=options,
+            distances=distances,
+            cpus=cpus or {},
+            checkpoint=self.device_plugin_dir / CHECKPOINT_FILE,
+        )
+        self._pod_resources = PodResources(root / directories.pod_resources, self._store, self._admitter, self._log, monotonic)
+
+    @property
+    def device_plugin_dir(self) -> Path:
+        """Where plugins put their sockets and kubelet.sock stands."""
+        return self.root / self.directories.device_plugins
+
+    @property
+    def plugins_registry_dir(self) -> Path:
+        """Where registration sockets of DRA drivers go."""
+        return self.root / self.directories.plugins_registry
+
+    @property
+    def plugins_dir(self) -> Path:
+        """Where DRA drivers keep their service sockets, a folder each."""
+        return self.root / self.directories.plugins
+
+    @property
+    def pod_resources_socket(self) -> Path:
+        """The PodResources socket."""
+        return self.root / self.directories.pod_resources / "kubelet.sock"
+
+    @property
+    def events(self) -> tuple[KubeletEvent, ...]:
+        """Every call so far, in order."""
+        return self._log.all()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.stop()
+
+    async def start(self, *, is_restart: bool = False) -> None:
+        """Start as kubelet starts: its checkpoint is read, sockets in the device plugin folder are deleted, then served anew.
+
+        Errors: raises ValueError for a checkpoint that cannot be read.
+        """
+        if is_restart:
+            self._store.restart()
+        self._admitter.load()
+        await self._plugins.start()
+        await self._pod_resources.start()
+        await self._drivers.start()
+
+    async def stop(self) -> None:
+        """Stop: every stream closes; sockets of kubelet's own go away, holdings and claims stay."""
+        await self._drivers.stop()
+        await self._pod_resources.stop()
+        await self._plugins.stop()
+
+    async def restart(self) -> None:
+        """Stop and start: resources come back with capacity 0 until their plugins register again; running pods keep what they hold."""
+        await self.stop()
+        await self.start(is_restart=True)
+
+    async def admit(self, pod: Pod) -> Admission | Rejection:
+        """Admit a pod, prepare its claims and start its containers. Asked again after a rejection that is not final, it goes on."""
+        return (await self._admitter.admit(pod))[0]
+
+    async def admit_together(self, pods: Iterable[Pod]) -> list[Admission | Rejection]:
+        """Admit pods that were bound at once: first all are admitted, then all claims prepared, then all containers started."""
+        return await self._admitter.admit(*pods)
+
+    async def admit_with_retries(self, pod: Pod, *, attempts: int = 5) -> Admission | Rejection:
+        """Admit a pod and try again what can be tried again, as kubelet's pod workers do, each `pod_retry_s`."""
+        for _ in range(attempts - 1):
+            answer = await self.admit(pod)
+            if isinstance(answer, Admission) or answer.is_final:
+                return answer
+            await asyncio.sleep(self._timings.pod_retry_s)
+        return await self.admit(pod)
+
+    def sources_ready(self) -> None:
+        """Say that all pods are known: what an earlier kubelet's checkpoint gives to others is free from the next look on."""
+        self._admitter.sources_ready()
+
+    async def restart_container(self, pod: Pod, container: str) -> str:
+        """Start a container again: PreStartContainer, no new Allocate. An empty text is success."""
+        return await self._admitter.start(pod.uid, container)
+
+    async def remove(self, pod: Pod) -> dict[str, str]:
+        """Delete a pod: its claims are unprepared (claim uid to error text), its devices are free at the next look."""
+        return await self._admitter.remove(pod.uid)
+
+    async def prepare_claims(self, claims: Iterable[ClaimReference]) -> tuple[PreparedClaim, ...]:
+        """Prepare claims without a pod."""
+        return await self._drivers.prepare(claims)
+
+    async def unprepare_claims(self, claims: Iterable[ClaimReference]) -> dict[str, str]:
+        """Unprepare claims without a pod; claim uid to error text, empty when all went well."""
+        return await self._drivers.unprepare(claims)
+
+    def capacity(self) -> dict[str, Capacity]:
+        """What the node would report, by resource."""
+        return self._store.capacity(self._monotonic())
+
+    def devices(self, resource: str) -> dict[str, PluginDevice]:
+        """The present list of a resource."""
+        return self._store.devices(resource)
+
+    def drivers(self) -> tuple[str, ...]:
+        """DRA drivers registered now."""
+        return self._drivers.names()
+
+    def device_health(self, driver: str, pool: str, device: str) -> DriverHealth:
+        """What pod status would show for a DRA device."""
+        return self._drivers.device_health(driver, pool, device)
+
+    async def wait_for_more(self, count: int) -> tuple[KubeletEvent, ...]:
+        """Wait for as long as it takes until there are more events than `count`; all of them."""
+        return await self._log.more_than(count)
+
+    async def wait_for_event(self, event: str, *, subject: str = "", count: int = 1, timeout_s: float = 10.0) -> KubeletEvent:
+        """Wait until an event of that name (and subject, when given) came `count` times; the last of them."""
+
+        def found() -> list[KubeletEvent]:
+            return [one for one in self._log.all() if one.event == event and subject in ("", one.subject)]
+
+        await self._log.until(lambda: len(found()) >= count, timeout_s, f"{event}({subject or 'anything'}) x {count}")
+        return found()[count - 1]
+
+    async def wait_for_resource(self, resource: str, *, allocatable: int, timeout_s: float = 10.0) -> Capacity:
+        """Wait until a resource has so many allocatable devices."""
+
+        def holds() -> bool:
+            known = self.capacity().get(resource)
+            return known is not None and known.allocatable == allocatable
+
+        await self._log.until(holds, timeout_s, f"{allocatable} allocatable {resource}, now {self.capacity().get(resource)}")
+        return self.capacity()[resource]
+
+    async def wait_for_driver(self, driver: str, *, timeout_s: float = 10.0) -> None:
+        """Wait until a DRA driver is registered."""
+        await self._log.until(lambda: driver in self.drivers(), timeout_s, f"driver {driver}")
+
+    async def wait_for_health(self, driver: str, pool: str, device: str, state: str, *, timeout_s: float = 10.0) -> DriverHealth:
+        """Wait until a DRA device's health is `Healthy`, `Unhealthy` or `Unknown`."""
+        await self._log.until(
+            lambda: self.device_health(driver, pool, device).state == state, timeout_s, f"{driver}/{pool}/{device} to be {state}"
+        )
+        return self.device_health(driver, pool, device)

@@ -1,0 +1,11 @@
+"""Recorded machines: sysfs and procfs trees on disk, made from readable profiles, that change and fail on demand."""
+
+from topobus.simulation.machines.profile import (
+    PROFILES,
+    Fault,
+    Profile,
+    load_profile,
+)
+from topobus.simulation.machines.recorded import RecordedMachine, build
+
+__all__ = ["PROFILES", "Fault", "Profile", "RecordedMachine", "build", "load_profile"]

@@ -1,0 +1,66 @@
+"""`python -m topobus.simulation.machines`: build, list and play recorded machines, and change one by hand."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from topobus.domain.errors import ConfigError
+from topobus.simulation.machines.profile import PROFILES, load_profile
+from topobus.simulation.machines.recorded import RecordedMachine, build
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; 0 when done, 78 for what the caller must correct."""
+    parser = argparse.ArgumentParser(prog="python -m topobus.simulation.machines", description="Recorded machines on disk.")
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verbs.add_parser("list", help="name the profiles")
+    one = verbs.add_parser("build", help="write a profile's machine into a folder")
+    one.add_argument("profile", help=f"one of {', '.join(PROFILES)}, or a TOML file")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--if-absent", action="store_true", help="leave a machine that is there already as it is")
+    one.add_argument("--device-nodes", action="store_true", help="real device nodes below dev, for a container runtime (root)")
+    one = verbs.add_parser("play", help="play the faults that the profile scripts")
+    one.add_argument("folder", type=Path)
+    one.add_argument("--speed", type=float, default=1.0)
+    for verb, what in (("remove", "take a PCI function away"), ("restore", "bring it back"), ("offline", "a CPU"), ("online", "a CPU")):
+        one = verbs.add_parser(verb, help=what)
+        one.add_argument("folder", type=Path)
+        one.add_argument("target")
+    chosen = parser.parse_args(argv)
+    try:
+        for line in _run(chosen):
+            print(line)  # noqa: T201 - this is a command
+    except (ConfigError, ValueError) as err:
+        print(err, file=sys.stderr)  # noqa: T201
+        return 78
+    return 0
+
+
+def _run(chosen: argparse.Namespace) -> Sequence[str]:
+    if chosen.verb == "list":
+        return [f"{name:12} {load_profile(name).title}" for name in PROFILES]
+    if chosen.verb == "build":
+        if chosen.if_absent and (chosen.folder / "sys").is_dir():
+            return [f"{chosen.folder}: there is a machine already"]
+        made = build(chosen.profile, chosen.folder, has_device_nodes=chosen.device_nodes)
+        return [f"{made.root}: {made.profile.title}"]
+    machine = RecordedMachine.open(chosen.folder)
+    if chosen.verb == "play":
+        return asyncio.run(machine.play(speed=chosen.speed))
+    if chosen.verb == "remove":
+        machine.remove_pci(chosen.target)
+    elif chosen.verb == "restore":
+        machine.restore_pci(chosen.target)
+    else:
+        machine.set_cpu_online(int(chosen.target), chosen.verb == "online")
+    return []
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,377 @@
+"""Files of PCI functions, and what network, RDMA, graphics and FPGA drivers show for them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import uuid
+from collections.abc import Iterable
+
+from topobus.domain.idset import CpuSet
+from topobus.domain.pci import PciAddress
+from topobus.simulation.machines.content import Content
+from topobus.simulation.machines.layout import PlacedFunction, PortKind
+from topobus.simulation.machines.processors import cpus_of_node, mask
+from topobus.simulation.machines.profile import Profile
+
+__all__ = ["function_contents", "locality_content"]
+
+_AER = {
+    "correctable": ("RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr", "CorrIntErr", "HeaderOF", "TOTAL_ERR_COR"),
+    "fatal": ("Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt", "UnxCmplt", "RxOF", "MalfTLP", "ECRC", "TOTAL_ERR_FATAL"),
+    "nonfatal": (
+        "Undefined",
+        "DLP",
+        "SDES",
+        "TLP",
+        "FCP",
+        "CmpltTO",
+        "CmpltAbrt",
+        "UnxCmplt",
+        "RxOF",
+        "MalfTLP",
+        "ECRC",
+        "TOTAL_ERR_NONFATAL",
+    ),
+}
+# First render node (Linux drm: DRM_MINOR_RENDER 128) and InfiniBand character major.
+_FIRST_RENDER = 128
+_UVERBS_MAJOR = 231
+
+
+class _Counters:
+    """Numbers that drivers hand out in the order of probing: here, of addresses."""
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+
+    def take(self, kind: str, first: int = 0) -> int:
+        number = self._next.get(kind, first)
+        self._next[kind] = number + 1
+        return number
+
+
+def function_contents(profile: Profile, placed: Iterable[PlacedFunction]) -> dict[PciAddress, Content]:
+    """Give the files of each function by address, those outside its folder (links, /proc, /dev) included; CPU lists are `locality_content`'s."""
+    counters = _Counters()
+    groups: dict[PciAddress, int] = {}
+    contents: dict[PciAddress, Content] = {}
+    for one in placed:
+        content = Content()
+        group = groups.setdefault(one.group, len(groups))
+        _add_pci(content, one, group)
+        if one.function.nic is not None:
+            _add_nic(content, profile, one, counters)
+        if one.function.gpu is not None:
+            _add_gpu(content, profile, one, counters)
+        if one.function.fpga is not None:
+            _add_fpga(content, profile, one, counters)
+        if one.function.files or one.function.nodes:
+            _add_own(content, one, counters)
+        contents[one.address] = content
+    return contents
+
+
+def locality_content(profile: Profile, placed: Iterable[PlacedFunction], online: CpuSet) -> dict[PciAddress, Content]:
+    """Give the files that depend on which CPUs are online."""
+    near = {node: cpus_of_node(profile, node, online) for node in {one.numa_node for one in placed}}
+    contents = {one.address: Content() for one in placed}
+    for one in placed:
+        cpus = near[one.numa_node]
+        contents[one.address].attributes(one.folder, {"local_cpulist": cpus, "local_cpus": mask(cpus)})
+    return contents
+
+
+def _add_pci(content: Content, one: PlacedFunction, group: int) -> None:
+    function, folder = one.function, one.folder
+    content.attributes(
+        folder,
+        {
+            "vendor": f"0x{function.vendor:04x}",
+            "device": f"0x{function.device:04x}",
+            "subsystem_vendor": f"0x{function.subsystem_vendor:04x}",
+            "subsystem_device": f"0x{function.subsystem_device:04x}",
+            "class": f"0x{function.class_code:06x}",
+            "revision": f"0x{function.revision:02x}",
+            "numa_node": one.numa_node,
+            "enable": 1,
+            "modalias": f"pci:v{function.vendor:08X}d{function.device:08X}",
+            "config": _config(one),
+            "resource": "\n".join(_resource(function.bars_bytes)),
+        },
+    )
+    if function.width:
+        speed = f"{function.speed_gts:.1f} GT/s PCIe"
+        content.attributes(
+            folder,
+            {
+                "current_link_speed": speed,
+                "max_link_speed": speed,
+                "current_link_width": function.width,
+                "max_link_width": function.width,
+            },
+        )
+    if one.physfn is None and one.port is not PortKind.INTEGRATED:
+        for kind, names in _AER.items():
+            content.text(f"{folder}/aer_dev_{kind}", "\n".join(f"{name} 0" for name in names))
+    content.text(f"{folder}/uevent", "\n".join(_uevent(one)))
+    content.link(f"sys/bus/pci/devices/{one.address}", folder)
+    content.link(f"{folder}/subsystem", "sys/bus/pci")
+    content.link(f"{folder}/iommu_group", f"sys/kernel/iommu_groups/{group}")
+    content.link(f"sys/kernel/iommu_groups/{group}/devices/{one.address}", folder)
+    if function.driver:
+        content.link(f"{folder}/driver", f"sys/bus/pci/drivers/{function.driver}")
+        content.link(f"sys/bus/pci/drivers/{function.driver}/{one.address}", folder)
+    parent = folder.rpartition("/")[0]
+    if one.physfn is not None:
+        content.link(f"{folder}/physfn", f"{parent}/{one.physfn}")
+        content.link(f"{parent}/{one.physfn}/virtfn{one.vf_index}", folder)
+    if function.nic is not None and function.nic.total_vfs:
+        content.attributes(
+            folder, {"sriov_totalvfs": function.nic.total_vfs, "sriov_numvfs": function.nic.num_vfs, "sriov_drivers_autoprobe": 1}
+        )
+
+
+def _add_nic(content: Content, profile: Profile, one: PlacedFunction, counters: _Counters) -> None:
+    nic = one.function.nic
+    assert nic is not None
+    address = one.address
+    # As systemd names them (predictable names): domain when not 0, bus, slot, function when there are several.
+    prefix = "wlp" if nic.is_wireless else "enp"
+    domain = f"P{address.domain}" if address.domain else ""
+    name = prefix.replace("p", f"{domain}p") + f"{address.bus}s{address.device}" + (f"f{address.function}" if address.function else "")
+    mac = _digest(profile, address)[:5]
+    folder = f"{one.folder}/net/{name}"
+    content.attributes(
+        folder,
+        {
+            "address": "02:" + ":".join(f"{byte:02x}" for byte in mac),
+            "operstate": "up" if nic.has_carrier else "down",
+            "carrier": int(nic.has_carrier),
+            "carrier_changes": 1,
+            "speed": nic.speed_mbps if nic.has_carrier else -1,
+            "duplex": "full",
+            "mtu": nic.mtu,
+            "type": 1,
+            "ifindex": counters.take("ifindex", 2),
+            "dev_id": "0x0",
+            "dev_port": 0,
+            "flags": "0x1003",
+        },
+    )
+    content.link(f"{folder}/device", one.folder)
+    content.link(f"{folder}/subsystem", "sys/class/net")
+    content.link(f"sys/class/net/{name}", folder)
+    if nic.is_wireless:
+        content.text(f"{folder}/wireless/status", "0x0")
+    if nic.rdma:
+        _add_rdma(content, one, name, mac, counters)
+
+
+def _add_rdma(content: Content, one: PlacedFunction, netdev: str, mac: bytes, counters: _Counters) -> None:
+    nic = one.function.nic
+    assert nic is not None
+    name = f"{nic.rdma}_{counters.take(f'rdma/{nic.rdma}')}"
+    number = counters.take("uverbs")
+    folder = f"{one.folder}/infiniband/{name}"
+    guid = f"02{mac[0]:02x}:{mac[1]:02x}03:00{mac[2]:02x}:{mac[3]:02x}{mac[4]:02x}"
+    content.attributes(
+        folder,
+        {
+            "node_guid": guid,
+            "sys_image_guid": guid,
+            "fw_ver": nic.firmware,
+            "hca_type": f"MT{one.function.device & 0xFFFF}" if nic.rdma == "mlx5" else "irdma",
+            "node_type": "1: CA",
+        },
+    )
+    content.attributes(
+        f"{folder}/ports/1",
+        {
+            "state": "4: ACTIVE" if nic.has_carrier else "1: DOWN",
+            "phys_state": "5: LinkUp" if nic.has_carrier else "3: Disabled",
+            "rate": nic.rdma_rate,
+            "link_layer": "Ethernet",
+            "lid": "0x0",
+        },
+    )
+    content.text(f"{folder}/ports/1/gid_attrs/ndevs/0", netdev)
+    content.text(f"{folder}/ports/1/gid_attrs/types/0", "RoCE v2")
+    content.text(f"{folder}/ports/1/gids/0", f"fe80:0000:0000:0000:{guid}")
+    content.link(f"{folder}/device", one.folder)
+    content.link(f"sys/class/infiniband/{name}", folder)
+    verbs = f"{one.folder}/infiniband_verbs/uverbs{number}"
+    content.attributes(verbs, {"ibdev": name, "dev": f"{_UVERBS_MAJOR}:{192 + number}", "abi_version": 1})
+    content.link(f"{verbs}/device", one.folder)
+    content.link(f"sys/class/infiniband_verbs/uverbs{number}", verbs)
+    content.text(f"dev/infiniband/uverbs{number}", "")
+
+
+def _add_gpu(content: Content, profile: Profile, one: PlacedFunction, counters: _Counters) -> None:
+    gpu = one.function.gpu
+    assert gpu is not None
+    render = _add_drm(content, one, counters, has_card=True, has_render=gpu.has_render)
+    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"topobus/{profile.name}/{one.address}")
+    if gpu.kind == "nvidia":
+        minor = counters.take("nvidia")
+        content.text(
+            f"proc/driver/nvidia/gpus/{one.address}/information",
+            f"Model: \t\t {gpu.model}\nIRQ:   \t\t 18\nGPU UUID: \t GPU-{identity}\nVideo BIOS: \t 96.00.74.00.01\n"
+            f"Bus Type: \t PCIe\nDMA Size: \t 52 bits\nBus Location: \t {one.address}\nDevice Minor: \t {minor}\n"
+            "GPU Firmware: \t 550.90.07\nGPU Excluded:\t No",
+        )
+        content.text(f"dev/nvidia{minor}", "")
+    elif gpu.kind == "amd":
+        unique = f"{identity.int >> 64:016x}"
+        content.attributes(
+            one.folder,
+            {
+                "mem_info_vram_total": gpu.memory_bytes,
+                "mem_info_vram_used": 10854400,
+                "mem_info_vram_vendor": "samsung",
+                "unique_id": unique,
+                "product_name": gpu.model,
+                "gpu_busy_percent": 0,
+            },
+        )
+        number = profile.cpu.sockets * profile.numa.nodes_per_socket + counters.take("kfd")
+        node = f"sys/devices/virtual/kfd/kfd/topology/nodes/{number}"
+        location = one.address.bus << 8 | one.address.device << 3 | one.address.function
+        content.text(f"{node}/gpu_id", int(unique[:4], 16))
+        content.text(f"{node}/name", "aldebaran")
+        content.text(
+            f"{node}/properties",
+            f"cpu_cores_count 0\nsimd_count 416\nmem_banks_count 1\nvendor_id {one.function.vendor}\ndevice_id {one.function.device}\n"
+            f"location_id {location}\ndomain {one.address.domain}\ndrm_render_minor {render}\nunique_id {int(unique, 16)}",
+        )
+
+
+def _add_drm(content: Content, one: PlacedFunction, counters: _Counters, *, has_card: bool, has_render: bool) -> int:
+    if has_card:
+        card = counters.take("card")
+        _add_drm_node(content, one, f"card{card}", card)
+    if not has_render:
+        return -1
+    render = counters.take("render", _FIRST_RENDER)
+    _add_drm_node(content, one, f"renderD{render}", render)
+    return render
+
+
+def _add_drm_node(content: Content, one: PlacedFunction, name: str, minor: int) -> None:
+    folder = f"{one.folder}/drm/{name}"
+    content.text(f"{folder}/dev", f"226:{minor}")
+    content.link(f"{folder}/device", one.folder)
+    content.link(f"sys/class/drm/{name}", folder)
+    content.text(f"dev/dri/{name}", "")
+
+
+def _add_fpga(content: Content, profile: Profile, one: PlacedFunction, counters: _Counters) -> None:
+    fpga = one.function.fpga
+    assert fpga is not None
+    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"topobus/{profile.name}/{one.address}")
+    if fpga.kind == "xilinx-management":
+        instance = one.address.bus << 8 | one.address.device << 3 | one.address.function
+        content.attributes(
+            one.folder, {"instance": instance, "mgmt_pf": "", "ready": "0x1", "dev_offline": 0, "interface_uuids": identity.hex}
+        )
+        content.attributes(f"{one.folder}/rom.m.{instance}", {"VBNV": fpga.model, "uuid": identity.hex})
+        content.text(f"{one.folder}/xmc.m.{instance}/serial_num", f"XFL1{identity.int % 10**8:08d}")
+        content.text(f"dev/xclmgmt{instance}", "")
+    elif fpga.kind == "xilinx-user":
+        instance = one.address.bus << 8 | one.address.device << 3 | one.address.function
+        content.attributes(
+            one.folder,
+            {"user_pf": "", "ready": "0x1", "dev_offline": 0, "logic_uuids": identity.hex, "xclbinuuid": "", "mig_calibration": 1},
+        )
+        content.attributes(f"{one.folder}/rom.u.{instance}", {"VBNV": fpga.model})
+        _add_drm(content, one, counters, has_card=False, has_render=True)
+    else:
+        _add_dfl(content, one, fpga.model, identity, counters)
+
+
+def _add_dfl(content: Content, one: PlacedFunction, model: str, identity: uuid.UUID, counters: _Counters) -> None:
+    number = counters.take("dfl")
+    region = f"{one.folder}/fpga_region/region{number}"
+    content.link(f"sys/class/fpga_region/region{number}", region)
+    content.link(f"{region}/device", one.folder)
+    fme = f"{region}/dfl-fme.{number}"
+    content.attributes(
+        fme,
+        {
+            "bitstream_id": f"0x{identity.int >> 64:x}",
+            "bitstream_metadata": "0x2204081",
+            "ports_num": 1,
+            "fabric_version": 0,
+            "dev": f"238:{number}",
+        },
+    )
+    content.attributes(f"{fme}/errors", {"fme_errors": "0x0", "pcie0_errors": "0x0", "catfatal_errors": "0x0", "nonfatal_errors": "0x0"})
+    manager = f"{fme}/dfl-fme-mgr.{number}/fpga_manager/fpga{number}"
+    content.attributes(manager, {"name": "DFL FPGA FME Manager", "state": "operating", "status": ""})
+    content.link(f"sys/class/fpga_manager/fpga{number}", manager)
+    port = f"{region}/dfl-port.{number}"
+    content.attributes(port, {"id": 0, "afu_id": identity.hex, "power_state": "0x0", "dev": f"238:{128 + number}"})
+    content.attributes(f"{port}/errors", {"errors": "0x0", "first_error": "0x0"})
+    device = f"{fme}/dfl_dev.{number}"
+    content.attributes(device, {"type": "0x0", "feature_id": "0x12", "modalias": f"dfl:t0000f0012 {model}"})
+    content.link(f"sys/bus/dfl/devices/dfl_dev.{number}", device)
+    content.text(f"dev/dfl-fme.{number}", "")
+    content.text(f"dev/dfl-port.{number}", "")
+
+
+def _add_own(content: Content, one: PlacedFunction, counters: _Counters) -> None:
+    number = str(counters.take(f"driver/{one.function.driver}"))
+    for path, text in one.function.files.items():
+        content.text(f"{one.folder}/{path}", text.replace("{number}", number))
+    for node in one.function.nodes:
+        content.text(f"dev/{node.replace('{number}', number)}", "")
+
+
+def _config(one: PlacedFunction) -> bytes:
+    """Build 256 bytes of configuration space: header, and a PCI Express capability that tells what kind of port this is."""
+    function = one.function
+    is_bridge = one.secondary_bus > 0
+    space = bytearray(256)
+    struct.pack_into("<HHHH", space, 0x00, function.vendor, function.device, 0x0406, 0x0010)
+    space[0x08] = function.revision
+    space[0x09:0x0C] = function.class_code.to_bytes(3, "little")
+    space[0x0E] = 1 if is_bridge else 0
+    if is_bridge:
+        space[0x18:0x1B] = bytes((one.address.bus, one.secondary_bus, one.last_bus))
+    else:
+        struct.pack_into("<HH", space, 0x2C, function.subsystem_vendor, function.subsystem_device)
+    if function.class_code == 0x060000:
+        # A host bridge is conventional PCI: no capability list.
+        struct.pack_into("<H", space, 0x06, 0)
+        return bytes(space)
+    space[0x34] = 0x40
+    # Capability 0x10, no next one, version 2, device/port type in bits 7:4.
+    struct.pack_into("<BBH", space, 0x40, 0x10, 0, 2 | one.port.value << 4)
+    code = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}.get(function.speed_gts, 0)
+    struct.pack_into("<I", space, 0x4C, code | function.width << 4)
+    struct.pack_into("<H", space, 0x52, code | function.width << 4)
+    return bytes(space)
+
+
+def _resource(bars_bytes: tuple[int, ...]) -> Iterable[str]:
+    start = 0x200000000000
+    for index in range(7):
+        size = bars_bytes[index] if index < len(bars_bytes) else 0
+        if size:
+            yield f"0x{start:016x} 0x{start + size - 1:016x} 0x000000000014220c"
+            start += size
+        else:
+            yield "0x0000000000000000 0x0000000000000000 0x0000000000000000"
+
+
+def _uevent(one: PlacedFunction) -> Iterable[str]:
+    function = one.function
+    if function.driver:
+        yield f"DRIVER={function.driver}"
+    yield f"PCI_CLASS={function.class_code:X}"
+    yield f"PCI_ID={function.vendor:04X}:{function.device:04X}"
+    yield f"PCI_SLOT_NAME={one.address}"
+
+
+def _digest(profile: Profile, address: PciAddress) -> bytes:
+    return hashlib.sha256(f"{profile.name}/{address}".encode()).digest()

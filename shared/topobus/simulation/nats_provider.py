@@ -1,0 +1,108 @@
+"""A nats-server wherever one can be had: on PATH, else from the system's package manager when root, else by Docker, else a clear message.
+
+Flows out: how to run it. Never runs it itself; `topobus up` and the demo do.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from topobus.domain.errors import ConfigError
+from topobus.simulation.nats_server import find_nats_server
+
+__all__ = ["IMAGE_VARIABLE", "NatsProgram", "provide_nats_server"]
+
+IMAGE_VARIABLE = "TOPOBUS_NATS_IMAGE"
+"""Environment variable that names the container image of NATS."""
+_DEFAULT_IMAGE = "nats:2"
+# Debian puts servers where a user's PATH does not look.
+_SYSTEM_PLACES = (Path("/usr/sbin/nats-server"), Path("/usr/local/bin/nats-server"), Path("/usr/local/sbin/nats-server"))
+_INSTALL_TIMEOUT_S = 300.0
+_DOCKER_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NatsProgram:
+    """How to run a NATS server: a program of this machine, or an image when `program` is Docker's."""
+
+    program: Path
+    image: str = ""
+
+    def command(self, *, port: int, store: Path, monitor_port: int = 0, config: str = "") -> tuple[str, ...]:
+        """Build the command of a server with JetStream that listens on loopback alone; 0: no monitoring. `config` is a file's name in the store."""
+        if not self.image:
+            more = (("-m", str(monitor_port)) if monitor_port else ()) + (("-c", str(store / config)) if config else ())
+            return (str(self.program), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(store), *more)
+        published: tuple[str, ...] = ("-p", f"127.0.0.1:{port}:4222", "-v", f"{store}:/data")
+        more = ("-c", f"/data/{config}") if config else ()
+        if monitor_port:
+            published += ("-p", f"127.0.0.1:{monitor_port}:8222")
+            more = ("-m", "8222", *more)
+        return (str(self.program), "run", "--rm", "--name", _container(port), *published, self.image, "-js", "-sd", "/data", *more)
+
+    def cleanup(self, *, port: int) -> tuple[str, ...]:
+        """Build the command that removes what a killed run left; empty when nothing can be left."""
+        return (str(self.program), "rm", "-f", _container(port)) if self.image else ()
+
+
+def provide_nats_server(say: Callable[[str], None] = lambda _: None) -> NatsProgram:
+    """Find or install a server; `say` hears of everything that takes time or changes the machine.
+
+    Errors: raises ConfigError with what to do when there is no way, or when TOPOBUS_NATS_SERVER names nothing that runs.
+    """
+    found = _find()
+    if found is not None:
+        return NatsProgram(program=found)
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        say("no nats-server on PATH: installing Debian's package nats-server with apt-get")
+        found = _install()
+        if found is not None:
+            return NatsProgram(program=found)
+        say("apt-get could not install nats-server")
+    docker = shutil.which("docker")
+    if docker is not None and _succeeds([docker, "version"], _DOCKER_TIMEOUT_S):
+        image = os.environ.get(IMAGE_VARIABLE, _DEFAULT_IMAGE)
+        say(f"no nats-server on PATH: running the image {image} by Docker")
+        return NatsProgram(program=Path(docker), image=image)
+    raise ConfigError(
+        "no NATS server: there is no nats-server on PATH, none could be installed, and Docker does not answer",
+        next_step="install nats-server (Debian, Ubuntu: apt-get install nats-server), or set TOPOBUS_NATS_SERVER to its path, "
+        "or name a running server with --nats URL",
+    )
+
+
+def _find() -> Path | None:
+    try:
+        return find_nats_server()
+    except ConfigError:
+        # A path that somebody set and that does not work is a mistake to report, not one to work around.
+        if os.environ.get("TOPOBUS_NATS_SERVER"):
+            raise
+    return next((place for place in _SYSTEM_PLACES if os.access(place, os.X_OK)), None)
+
+
+def _install() -> Path | None:
+    install = ["apt-get", "install", "-y", "-q", "--no-install-recommends", "nats-server"]
+    if not _succeeds(install, _INSTALL_TIMEOUT_S):
+        _succeeds(["apt-get", "update", "-q"], _INSTALL_TIMEOUT_S)
+        if not _succeeds(install, _INSTALL_TIMEOUT_S):
+            return None
+    return _find()
+
+
+def _succeeds(command: list[str], timeout_s: float) -> bool:
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=timeout_s, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _container(port: int) -> str:
+    return f"topobus-nats-{port}"

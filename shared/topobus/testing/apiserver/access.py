@@ -1,0 +1,168 @@
+"""Who may do what at the API server simulator: users with tokens, and the Role objects that the server holds, judged as RBAC judges them.
+
+Flows in: requests as verb, resource, name. Flows out: nothing, or a 403 in Kubernetes' words; and afterwards which granted rights somebody used and which he
+never did, so that a test can hold a least-rights manifest against what a program really calls.
+Source: k8s.io/kubernetes plugin/pkg/auth/authorizer/rbac, and registry/resource/resourceclaim (granular status authorization), 1.36.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.testing.apiserver.values import (
+    ApiError,
+    Object,
+    Resource,
+    forbidden,
+)
+
+__all__ = ["ADMIN", "Access", "Right", "verb_of"]
+
+ADMIN = "system:admin"
+_SERVICE_ACCOUNT = "system:serviceaccount:"
+
+
+class Right(Struct, frozen=True, kw_only=True, order=True):
+    """One verb on one resource (with its part, as in `pods/status`), in one namespace; an empty namespace is all of them."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        where = f" in {self.namespace}" if self.namespace else ""
+        return f"{self.verb} {self.resource}{'.' if self.group else ''}{self.group}{where}"
+
+
+class Access:
+    """Users, their tokens, and their rights.
+
+    Args:
+        token: the administrator's; empty: whoever brings no token is the administrator.
+        objects: reads the role and binding objects, by kind.
+    """
+
+    def __init__(self, token: str, objects: Callable[[str], list[Object]]) -> None:
+        self._objects = objects
+        self._users = {token: ADMIN}
+        self._used: dict[str, set[Right]] = {}
+
+    def add_user(self, user: str) -> str:
+        """Make a user and give its token; the same one when asked again."""
+        for token, known in self._users.items():
+            if known == user:
+                return token
+        token = f"token-of-{user}"
+        self._users[token] = user
+        return token
+
+    def user_of(self, authorization: str) -> str:
+        """Name the user of an Authorization header.
+
+        Errors: raises ApiError 401 for a token that nobody has.
+        """
+        token = authorization.removeprefix("Bearer ")
+        if token in self._users:
+            return self._users[token]
+        if "" in self._users:
+            return ADMIN
+        raise ApiError(401, "Unauthorized", "Unauthorized")
+
+    def check(self, user: str, verb: str, resource: Resource, *, namespace: str = "", name: str = "", part: str = "") -> None:
+        """Let it pass, or raise ApiError 403."""
+        if user == ADMIN:
+            return
+        plural = f"{resource.plural}/{part}" if part else resource.plural
+        self._used.setdefault(user, set()).add(Right(verb=verb, group=resource.group, resource=plural, namespace=namespace))
+        for rule, scope in self._rules(user):
+            if scope in ("", namespace) and _grants(rule, verb, resource.group, plural, name):
+                return
+        where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+        why = f'User "{user}" cannot {verb} resource "{plural}" in API group "{resource.group}" {where}'
+        raise forbidden(resource, name, why)
+
+    def check_claim_status(self, user: str, verb: str, resource: Resource, before: Object, after: Object, *, namespace: str) -> None:
+        """Judge a write of a claim's status by its parts: the allocation's right is `binding`, a driver's word on its devices `driver`."""
+        old, new = before.get("status") or {}, after.get("status") or {}
+        name = str(before["metadata"]["name"])
+        if any(old.get(field) != new.get(field) for field in ("allocation", "reservedFor")):
+            self.check(user, verb, resource, namespace=namespace, name=name, part="binding")
+        if old.get("devices") != new.get("devices"):
+            try:
+                self.check(user, f"associated-node:{verb}", resource, namespace=namespace, part="driver")
+            except ApiError:
+                self.check(user, f"arbitrary-node:{verb}", resource, namespace=namespace, part="driver")
+
+    def used(self, user: str) -> frozenset[Right]:
+        """What a user asked for, granted or not."""
+        return frozenset(self._used.get(user, ()))
+
+    def unused(self, user: str) -> frozenset[Right]:
+        """What a user's roles grant and it never asked for; `*` is reported as it stands."""
+        granted = {
+            Right(verb=verb, group=group, resource=resource, namespace=scope)
+            for rule, scope in self._rules(user)
+            for verb in rule.get("verbs") or ()
+            for group in rule.get("apiGroups") or ()
+            for resource in rule.get("resources") or ()
+        }
+        return frozenset(
+            one
+            for one in granted
+            if not any(
+                (used.verb, used.group, used.resource) == (one.verb, one.group, one.resource) and one.namespace in ("", used.namespace)
+                for used in self._used.get(user, ())
+            )
+        )
+
+    def _rules(self, user: str) -> Iterator[tuple[Mapping[str, Any], str]]:
+        """Give each rule that binds a user, with the namespace in which it does; empty: everywhere."""
+        cluster_roles = {one["metadata"]["name"]: one for one in self._objects("ClusterRole")}
+        roles = {(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in self._objects("Role")}
+        for kind in ("ClusterRoleBinding", "RoleBinding"):
+            for binding in self._objects(kind):
+                scope = binding["metadata"].get("namespace", "")
+                if not any(_is_user(subject, user, scope) for subject in binding.get("subjects") or ()):
+                    continue
+                reference = binding.get("roleRef") or {}
+                found = roles.get((scope, reference["name"])) if reference.get("kind") == "Role" else cluster_roles.get(reference["name"])
+                for rule in (found or {}).get("rules") or ():
+                    yield rule, scope
+
+
+def verb_of(method: str, name: str, *, is_watch: bool) -> str:
+    """Name what a request does, as RBAC does."""
+    if method == "GET":
+        return "watch" if is_watch else "get" if name else "list"
+    if method == "DELETE":
+        return "delete" if name else "deletecollection"
+    return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(method, method.lower())
+
+
+def _grants(rule: Mapping[str, Any], verb: str, group: str, plural: str, name: str) -> bool:
+    names = rule.get("resourceNames") or ()
+    return (
+        _holds(rule.get("verbs"), verb)
+        and _holds(rule.get("apiGroups"), group)
+        and (_holds(rule.get("resources"), plural) or f"*/{plural.partition('/')[2]}" in (rule.get("resources") or ()))
+        and (not names or name in names)
+    )
+
+
+def _holds(granted: list[str] | None, wanted: str) -> bool:
+    return granted is not None and (wanted in granted or "*" in granted)
+
+
+def _is_user(subject: Mapping[str, Any], user: str, scope: str) -> bool:
+    match subject.get("kind"):
+        case "ServiceAccount":
+            return user == f"{_SERVICE_ACCOUNT}{subject.get('namespace', scope)}:{subject.get('name')}"
+        case "Group":
+            return subject.get("name") == "system:authenticated" or (
+                subject.get("name") == "system:serviceaccounts" and user.startswith(_SERVICE_ACCOUNT)
+            )
+    return subject.get("name") == user

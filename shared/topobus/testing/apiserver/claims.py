@@ -1,0 +1,82 @@
+"""What kube-controller-manager does for claims, for the API server simulator: a claim for each template that a pod names, and its end with the pod.
+
+Flows in: the store's pods, templates and claims. Flows out: new claims owned by their pods, the pods' status that names them, reservations of pods that are
+gone taken back. Source: k8s.io/kubernetes pkg/controller/resourceclaim, 1.36.
+"""
+
+from __future__ import annotations
+
+import copy
+
+from topobus.testing.apiserver.store import Store
+from topobus.testing.apiserver.values import ApiError, Object, Resource
+
+__all__ = ["release_claims", "serve_templates"]
+
+_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
+_FINISHED = ("Succeeded", "Failed")
+
+
+def serve_templates(store: Store, pods: Resource, templates: Resource, claims: Resource) -> list[str]:
+    """Make the claims that pods want of templates and do not have yet; their names. A template that is not there is waited for."""
+    made: list[str] = []
+    for pod in store.select(pods):
+        metadata = pod["metadata"]
+        namespace = metadata["namespace"]
+        known = {one["name"] for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+        wanted = [
+            (one["name"], one["resourceClaimTemplateName"])
+            for one in (pod.get("spec") or {}).get("resourceClaims") or ()
+            if one.get("resourceClaimTemplateName") and one["name"] not in known
+        ]
+        if metadata.get("deletionTimestamp") or not wanted:
+            continue
+        statuses: list[Object] = list((pod.get("status") or {}).get("resourceClaimStatuses") or ())
+        for name, template_name in wanted:
+            try:
+                template = store.get(templates, namespace, template_name)
+            except ApiError:
+                continue
+            claim = store.create(claims, namespace, _claim_of(pod, name, template))
+            made.append(claim["metadata"]["name"])
+            statuses.append({"name": name, "resourceClaimName": claim["metadata"]["name"]})
+        status = {**(pod.get("status") or {}), "resourceClaimStatuses": statuses}
+        store.update(pods, namespace, metadata["name"], {"status": status}, subresource="status")
+    return made
+
+
+def release_claims(store: Store, pods: Resource, claims: Resource) -> list[str]:
+    """Take reservations of pods that have ended or are gone off their claims, and the allocation with the last one; the names of these claims."""
+    living = {one["metadata"]["uid"] for one in store.select(pods) if (one.get("status") or {}).get("phase") not in _FINISHED}
+    released: list[str] = []
+    for claim in store.select(claims):
+        status = claim.get("status") or {}
+        reserved = status.get("reservedFor") or ()
+        kept = [one for one in reserved if one.get("resource") != "pods" or one.get("uid") in living]
+        if len(kept) == len(reserved):
+            continue
+        after = {key: value for key, value in status.items() if key != "reservedFor"}
+        if kept:
+            after["reservedFor"] = kept
+        else:
+            after.pop("allocation", None)
+        name, namespace = claim["metadata"]["name"], claim["metadata"]["namespace"]
+        store.update(claims, namespace, name, {"status": after}, subresource="status")
+        released.append(name)
+    return released
+
+
+def _claim_of(pod: Object, name: str, template: Object) -> Object:
+    metadata = pod["metadata"]
+    spec = copy.deepcopy(template["spec"])
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"], "controller": True}
+    given = spec.get("metadata") or {}
+    return {
+        "metadata": {
+            **{key: given[key] for key in ("labels",) if key in given},
+            "annotations": {**(given.get("annotations") or {}), _ANNOTATION: name},
+            "generateName": f"{metadata['name']}-{name}-",
+            "ownerReferences": [{**owner, "blockOwnerDeletion": True}],
+        },
+        "spec": spec.get("spec") or {},
+    }

@@ -1,0 +1,162 @@
+"""Which object a path means, and what the API server simulator tells of itself.
+
+Flows in: paths and queries. Flows out: targets, discovery documents, lists. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import Struct
+
+from topobus.testing.apiserver.values import (
+    RESOURCES,
+    NotServed,
+    Object,
+    Resource,
+    bad_request,
+)
+
+__all__ = ["Target", "as_list", "discovery", "of_kind", "place_of", "target_of", "version_of"]
+
+
+class Target(Struct, frozen=True, kw_only=True):
+    """What a path means: a kind, perhaps within a namespace, perhaps one object of it, perhaps a part of that."""
+
+    resource: Resource
+    namespace: str = ""
+    name: str = ""
+    subresource: str = ""
+
+
+def target_of(path: str) -> Target | None:
+    """Read a path; None when it is no resource's.
+
+    >>> target_of("/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/c/status").subresource
+    'status'
+    """
+    head, *parts = path.strip("/").split("/")
+    if head == "api" and len(parts) >= 2:
+        group, version, rest = "", parts[0], parts[1:]
+    elif head == "apis" and len(parts) >= 3:
+        group, version, rest = parts[0], parts[1], parts[2:]
+    else:
+        return None
+    namespace = ""
+    if rest[0] == "namespaces" and len(rest) >= 3:
+        namespace, rest = rest[1], rest[2:]
+    found = next((one for one in RESOURCES if (one.group, one.version, one.plural) == (group, version, rest[0])), None)
+    name, subresource = (*rest[1:], "", "")[:2]
+    if found is None or (namespace and not found.is_namespaced) or (found.is_namespaced and name and not namespace) or len(rest) > 3:
+        return None
+    if (
+        subresource
+        and not (subresource == "status" and found.has_status)
+        and (found.kind, subresource) not in (("Pod", "binding"), ("Pod", "eviction"))
+    ):
+        return None
+    return Target(resource=found, namespace=namespace, name=name, subresource=subresource)
+
+
+def discovery(path: str) -> Object:
+    """Tell what is served.
+
+    Errors: raises NotServed for a path that means nothing.
+    """
+    groups = sorted({one.group for one in RESOURCES if one.group})
+    match path.strip("/").split("/"):
+        case ["healthz" | "readyz" | "livez"]:
+            return {"status": "ok"}
+        case ["version"]:
+            return {"major": "1", "minor": "36", "gitVersion": "v1.36.0-simulator", "platform": "linux/amd64"}
+        case ["api"]:
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        case ["apis"]:
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(one) for one in groups]}
+        case ["apis", group] if group in groups:
+            return {"kind": "APIGroup", "apiVersion": "v1", **_group(group)}
+        case ["openapi", "v3"]:
+            return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in sorted({_root(one) for one in RESOURCES})}}
+        case ["openapi", "v3", *root] if "/".join(root) in {_root(one) for one in RESOURCES}:
+            return _openapi("/".join(root))
+        case ["api", version]:
+            return _resources("", version)
+        case ["apis", group, version]:
+            return _resources(group, version)
+    raise NotServed
+
+
+def of_kind(kind: str) -> Resource:
+    """Find what serves a kind; KeyError when nothing does."""
+    found = next((one for one in RESOURCES if one.kind == kind), None)
+    if found is None:
+        raise KeyError(f"the API server simulator has no kind {kind!r}: it has {sorted({one.kind for one in RESOURCES})}")
+    return found
+
+
+def as_list(resource: Resource, items: Iterable[Object], version: int) -> Object:
+    """Wrap objects as a list; as in a real server, the items do not repeat kind and version."""
+    shown = [{key: value for key, value in one.items() if key not in ("kind", "apiVersion")} for one in items]
+    return {
+        "kind": f"{resource.kind}List",
+        "apiVersion": resource.api_version,
+        "metadata": {"resourceVersion": str(version)},
+        "items": shown,
+    }
+
+
+def version_of(query: Mapping[str, str]) -> int | None:
+    """Read the version from which to go on; None is from whatever there is.
+
+    Errors: raises ApiError 400 for what is no version.
+    """
+    text = query.get("resourceVersion", "")
+    if text in ("", "0"):
+        return None
+    if not text.isdecimal():
+        raise bad_request(f"Invalid value: {text!r}: strconv.ParseUint: parsing {text!r}: invalid syntax")
+    return int(text)
+
+
+def place_of(one: Object) -> str:
+    """Order objects as a list does."""
+    return f"{one['metadata'].get('namespace', '')}/{one['metadata']['name']}"
+
+
+def _root(one: Resource) -> str:
+    return f"apis/{one.api_version}" if one.group else f"api/{one.api_version}"
+
+
+def _openapi(root: str) -> Object:
+    """Say no more than what kubectl looks for before it applies: that a server checks the fields itself (`fieldValidation`), and dry runs."""
+    paths: Object = {}
+    for one in RESOURCES:
+        if _root(one) == root:
+            middle = "/namespaces/{namespace}" if one.is_namespaced else ""
+            parameters = [{"name": name, "in": "query", "schema": {"type": "string"}} for name in ("dryRun", "fieldValidation")]
+            kind = {"group": one.group, "version": one.version, "kind": one.kind}
+            paths[f"/{root}{middle}/{one.plural}/{{name}}"] = {
+                "patch": {"parameters": parameters, "x-kubernetes-action": "patch", "x-kubernetes-group-version-kind": kind}
+            }
+    return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.0-simulator"}, "paths": paths}
+
+
+def _group(group: str) -> Object:
+    versions = [
+        {"groupVersion": f"{group}/{one}", "version": one} for one in dict.fromkeys(it.version for it in RESOURCES if it.group == group)
+    ]
+    return {"name": group, "versions": versions, "preferredVersion": versions[0]}
+
+
+def _resources(group: str, version: str) -> Object:
+    served = [one for one in RESOURCES if (one.group, one.version) == (group, version)]
+    if not served:
+        raise NotServed
+    verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
+    entries: list[Object] = []
+    for one in served:
+        entry: Object = {"name": one.plural, "singularName": one.kind.lower(), "namespaced": one.is_namespaced, "kind": one.kind}
+        entries.append({**entry, "verbs": verbs, "shortNames": list(one.short_names)})
+        if one.has_status:
+            entries.append({**entry, "name": f"{one.plural}/status", "singularName": "", "verbs": ["get", "patch", "update"]})
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": served[0].api_version, "resources": entries}

@@ -1,0 +1,273 @@
+"""What the API server simulator does to objects as values: selectors, patches, dropped fields, normal forms, and the rules of each kind.
+
+Pure. Sources: apimachinery fields and labels selectors, RFC 7386 (merge patch), KEP-555 (server-side apply; lists are atomic but for those that
+`apiserver_lists` knows).
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from topobus.contracts.messages import ApiObject
+from topobus.domain.quantity import Quantity
+from topobus.kubernetes.api.limits import check_object
+from topobus.testing.apiserver.lists import from_keyed, to_keyed
+from topobus.testing.apiserver.values import (
+    ApiError,
+    Object,
+    Resource,
+    bad_request,
+)
+
+__all__ = ["Applied", "Selector", "apply", "drop_fields", "find", "merge", "normalise", "problems_of", "problems_of_change"]
+
+Applied = dict[tuple[str, ...], Any]
+"""What one field manager has applied: path of a leaf to its value."""
+
+# Fields of a pod's spec that may change after its creation; what may change in them is not looked at, but for gates.
+_POD_MAY_CHANGE = frozenset(
+    {
+        "activeDeadlineSeconds",
+        "affinity",
+        "containers",
+        "initContainers",
+        "nodeName",
+        "nodeSelector",
+        "schedulingGates",
+        "terminationGracePeriodSeconds",
+        "tolerations",
+    }
+)
+
+_TERM = re.compile(r"\s*(?P<key>[^\s=!,()]+)\s*(?:(?P<op>==|=|!=)\s*(?P<value>[^,()]*)|(?P<set>in|notin)\s*\((?P<values>[^)]*)\))?\s*")
+
+
+class Selector:
+    """A field selector and a label selector as one question.
+
+    >>> Selector("spec.nodeName=n1", "", ("spec.nodeName",)).matches({"spec": {"nodeName": "n1"}})
+    True
+    """
+
+    def __init__(self, fields: str, labels: str, known: Sequence[str]) -> None:
+        self._fields = _terms(fields)
+        self._labels = _terms(labels)
+        for key, operator, _ in self._fields:
+            if key not in (*known, "metadata.name", "metadata.namespace"):
+                raise bad_request(f"field label not supported: {key}")
+            if operator not in ("=", "!="):
+                raise bad_request(f"invalid field selector: {fields}")
+
+    def matches(self, one: Object) -> bool:
+        """Say whether an object is meant."""
+        labels = find(one, "metadata.labels") or {}
+        return all(_holds(operator, values, _text(find(one, key))) for key, operator, values in self._fields) and all(
+            _holds(operator, values, labels.get(key)) for key, operator, values in self._labels
+        )
+
+
+def find(one: Any, path: str) -> Any:
+    """Read what stands at a path; None when nothing does.
+
+    >>> find({"spec": {"pool": {"name": "n1"}}}, "spec.pool.name")
+    'n1'
+    """
+    for key in path.split("."):
+        if not isinstance(one, Mapping):
+            return None
+        one = one.get(key)
+    return one
+
+
+def merge(target: Any, patch: Any) -> Any:
+    """Apply a merge patch (RFC 7386).
+
+    >>> merge({"a": 1, "b": {"c": 2}}, {"a": None, "b": {"d": 3}})
+    {'b': {'c': 2, 'd': 3}}
+    """
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge(result.get(key), value)
+    return result
+
+
+def apply(present: Object, wanted: Object, mine: Applied, others: Mapping[str, Applied], *, is_forced: bool) -> tuple[Object, Applied]:
+    """Apply server-side: set what is wanted, remove what this manager set before and wants no more.
+
+    Errors: raises ApiError 409 when another manager has applied another value there and `is_forced` is not set.
+    """
+    wanted, present = to_keyed(wanted), to_keyed(present)
+    leaves = _leaves({key: value for key, value in wanted.items() if key not in ("apiVersion", "kind")})
+    leaves = {path: value for path, value in leaves.items() if path not in (("metadata", "name"), ("metadata", "namespace"))}
+    contested = sorted(
+        f'conflict with "{manager}": .{".".join(path)}'
+        for manager, theirs in others.items()
+        for path, value in leaves.items()
+        if path in theirs and theirs[path] != value
+    )
+    if contested and not is_forced:
+        causes = [{"reason": "FieldManagerConflict", "message": one} for one in contested]
+        raise ApiError(
+            409, "Conflict", f"Apply failed with {len(contested)} conflict(s): {'; '.join(contested)}", details={"causes": causes}
+        )
+    result = copy.deepcopy(present)
+    for path in mine.keys() - leaves.keys():
+        if not any(path in theirs for theirs in others.values()):
+            _remove(result, path)
+    return from_keyed(merge(result, wanted)), leaves
+
+
+def drop_fields(one: Object, paths: Iterable[str]) -> None:
+    """Remove fields as a server does that does not know them; `*` stands for every element of a list or map.
+
+    >>> one = {"spec": {"devices": [{"name": "a", "taints": [1]}]}}
+    >>> drop_fields(one, ["spec.devices.*.taints"]); one
+    {'spec': {'devices': [{'name': 'a'}]}}
+    """
+    for path in paths:
+        _drop(one, path.split("."))
+
+
+def normalise(resource: Resource, one: Object, now: datetime) -> Object:
+    """Bring an object into the form in which a server would give it back: no nulls, no empty lists in spec, times in seconds, quantities in short."""
+    result: Object = _without_nulls(one)
+    if resource.kind == "ResourceSlice" and isinstance(result.get("spec"), dict):
+        result["spec"] = {key: value for key, value in result["spec"].items() if value not in ([], {})}
+        for device in result["spec"].get("devices", ()):
+            for taint in device.get("taints", ()):
+                taint["timeAdded"] = _seconds(str(taint.get("timeAdded") or now.isoformat()))
+            for capacity in device.get("capacity", {}).values():
+                capacity["value"] = _short(capacity.get("value"))
+    return result
+
+
+def problems_of(resource: Resource, one: Object) -> list[tuple[str, str]]:
+    """List what validation refuses: field and message."""
+    if resource.group != "resource.k8s.io":
+        return []
+    body = {key: one.get(key) or {} for key in ("metadata", "spec", "status")}
+    found = check_object(ApiObject(api_version=resource.api_version, kind=resource.kind, **body))
+    return [(problem.path, problem.message) for problem in found]
+
+
+def problems_of_change(resource: Resource, before: Object, after: Object) -> list[tuple[str, str]]:
+    """List what validation refuses in a change although both objects are valid: an allocation that moves, a gate that is added.
+
+    Source: k8s.io/kubernetes pkg/apis/resource/validation (ValidateResourceClaimStatusUpdate), pkg/apis/core/validation (ValidatePodUpdate), 1.36.
+    >>> problems_of_change(Resource(version="v1", plural="pods", kind="Pod"), {"spec": {}}, {"spec": {"schedulingGates": [{"name": "g"}]}})
+    [('spec.schedulingGates', "Forbidden: only deletion is allowed, but found new scheduling gate 'g'")]
+    """
+    if resource.kind == "ResourceClaim":
+        old, new = before.get("status") or {}, after.get("status") or {}
+        if old.get("allocation") and new.get("allocation") and old["allocation"] != new["allocation"]:
+            return [("status.allocation", "Invalid value: field is immutable")]
+        users = {one.get("uid") for one in new.get("reservedFor") or ()}
+        if users and not new.get("allocation"):
+            return [("status.reservedFor", "Forbidden: may not be specified when `allocated` is not set")]
+        if after.get("metadata", {}).get("deletionTimestamp") and users - {one.get("uid") for one in old.get("reservedFor") or ()}:
+            return [("status.reservedFor", "Forbidden: new entries may not be added while `deletionTimestamp` is set")]
+    if resource.kind == "Pod":
+        gates = [{one.get("name") for one in (find(one, "spec.schedulingGates") or ())} for one in (before, after)]
+        if gates[1] - gates[0]:
+            return [
+                ("spec.schedulingGates", f"Forbidden: only deletion is allowed, but found new scheduling gate '{min(gates[1] - gates[0])}'")
+            ]
+        specs = [{key: value for key, value in (one.get("spec") or {}).items() if key not in _POD_MAY_CHANGE} for one in (before, after)]
+        if specs[0] != specs[1]:
+            return [("spec", "Forbidden: pod updates may not change fields other than some; see the validation of pods")]
+    return []
+
+
+def _terms(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
+    """Split a selector into key, operator (=, !=, in, notin, exists, absent) and values."""
+    terms: list[tuple[str, str, tuple[str, ...]]] = []
+    position = 0
+    while position < len(text):
+        is_absent = text[position] == "!"
+        match = _TERM.match(text, position + is_absent)
+        if match is None or (match.end() < len(text) and text[match.end()] != ","):
+            raise bad_request(f"unable to parse requirement: {text!r}")
+        if match["set"]:
+            terms.append((match["key"], match["set"], tuple(one.strip() for one in match["values"].split(","))))
+        elif match["op"]:
+            terms.append((match["key"], "!=" if match["op"] == "!=" else "=", (match["value"].strip(),)))
+        else:
+            terms.append((match["key"], "absent" if is_absent else "exists", ()))
+        position = match.end() + 1
+    return terms
+
+
+def _holds(operator: str, values: tuple[str, ...], found: str | None) -> bool:
+    if operator == "exists":
+        return found is not None
+    if operator == "absent":
+        return found is None
+    return (found in values) == (operator in ("=", "in"))
+
+
+def _text(value: Any) -> str:
+    # An absent field reads as the empty text: `spec.nodeName=` finds unbound pods.
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+def _leaves(value: Any, path: tuple[str, ...] = ()) -> Applied:
+    if isinstance(value, dict) and value:
+        return {leaf: found for key, inner in value.items() for leaf, found in _leaves(inner, (*path, key)).items()}
+    return {path: value}
+
+
+def _remove(one: Any, path: tuple[str, ...], *, depth: int = 0) -> None:
+    """Remove a leaf, and with it whatever held nothing else, but for the object's own parts."""
+    head, *rest = path
+    if not isinstance(one, dict) or head not in one:
+        return
+    if rest:
+        _remove(one[head], tuple(rest), depth=depth + 1)
+    if not rest or (depth and one[head] == {}):
+        del one[head]
+
+
+def _drop(one: Any, path: list[str]) -> None:
+    head, *rest = path
+    if head == "*":
+        for inner in one.values() if isinstance(one, dict) else one if isinstance(one, list) else ():
+            _drop(inner, rest)
+    elif isinstance(one, dict) and head in one:
+        if rest:
+            _drop(one[head], rest)
+        else:
+            del one[head]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
+    return value
+
+
+def _seconds(text: str) -> str:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as err:
+        raise bad_request(f'parsing time "{text}" as RFC 3339: {err}') from err
+    return moment.astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+
+
+def _short(value: Any) -> Any:
+    try:
+        return str(Quantity.parse(value))
+    except (ValueError, TypeError):
+        return value

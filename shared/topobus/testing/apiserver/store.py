@@ -1,0 +1,388 @@
+"""The API server simulator's objects: created, changed, deleted, listed and watched by etcd's rules, without HTTP.
+
+Flows in: objects as dicts. Flows out: objects, events, or an ApiError. Every change takes the next resource version of one counter for all kinds. An update
+that changes nothing takes none and tells nobody, as in a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+
+from topobus.testing.apiserver.shapes import (
+    Applied,
+    Selector,
+    apply,
+    drop_fields,
+    find,
+    normalise,
+    problems_of,
+    problems_of_change,
+)
+from topobus.testing.apiserver.values import (
+    RESOURCES,
+    Object,
+    Resource,
+    already_exists,
+    bad_request,
+    conflict,
+    expired,
+    invalid,
+    not_found,
+)
+
+__all__ = ["Event", "Store"]
+
+# names.SimpleNameGenerator: five characters of chance behind at most 58 of ours, without vowels so that no words come out.
+_NAME_LIMIT = 58
+_NAME_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+
+_Key = tuple[str, str, str, str]
+"""Group, plural, namespace, name."""
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """One line of a watch."""
+
+    type: str
+    """`ADDED`, `MODIFIED`, `DELETED` or `BOOKMARK`."""
+    object: Object
+
+
+class _Change(Struct, frozen=True, kw_only=True):
+    version: int
+    key: _Key
+    before: Object | None
+    after: Object | None
+    """None: deleted."""
+    last: Object
+    """The object as the event shows it."""
+
+
+class Store:
+    """All objects of one cluster."""
+
+    def __init__(
+        self, drops: Mapping[str, Iterable[str]], clock: Callable[[], datetime] = lambda: datetime.now(UTC), *, is_collecting: bool = False
+    ) -> None:
+        self.drops = {kind: tuple(paths) for kind, paths in drops.items()}
+        """Kind to paths of fields that this server does not know."""
+        self._clock = clock
+        self._is_collecting = is_collecting
+        self._objects: dict[_Key, Object] = {}
+        self._applied: dict[_Key, dict[str, Applied]] = {}
+        self._history: list[_Change] = []
+        self._version = 1
+        self._compacted = 0
+        self._grown = asyncio.Event()
+
+    @property
+    def version(self) -> int:
+        """The newest resource version."""
+        return self._version
+
+    def wake(self) -> None:
+        """Let all watchers and waiters look again."""
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+    async def until(self, holds: Callable[[], bool], timeout_s: float, what: str) -> None:
+        """Wait until something is true; TimeoutError says what was awaited."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not holds():
+                    await self._grown.wait()
+        except TimeoutError as err:
+            raise TimeoutError(f"API server simulator: waited {timeout_s} s for {what}") from err
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Let a block do what it does and take all of it back: a dry run, of which no watcher hears."""
+        kept = (dict(self._objects), dict(self._applied), len(self._history), self._version)
+        try:
+            yield
+        finally:
+            self._objects, self._applied, count, self._version = kept
+            del self._history[count:]
+
+    def compact(self) -> None:
+        """Forget the history, as etcd does every five minutes: a watch or a list that begins before now is answered with 410."""
+        # The changes themselves stay: a watch that is open has them before it already.
+        self._compacted = self._version
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Object:
+        """Read one object."""
+        found = self._objects.get(_key(resource, namespace, name))
+        if found is None:
+            raise not_found(resource, name)
+        return self._show(resource, found)
+
+    def select(self, resource: Resource, namespace: str = "", selector: Selector | None = None) -> list[Object]:
+        """Read all objects of a kind, by namespace and name; an empty namespace is all of them."""
+        found = [self._objects[key] for key in sorted(self._objects) if _is_of(key, resource, namespace)]
+        return [self._show(resource, one) for one in found if selector is None or selector.matches(one)]
+
+    def create(self, resource: Resource, namespace: str, wanted: Object) -> Object:
+        """Make an object: name, uid, times and version are the server's."""
+        one = self._admit(resource, wanted)
+        metadata = one["metadata"]
+        name = str(metadata.get("name") or "")
+        if not name:
+            if not metadata.get("generateName"):
+                raise invalid(resource, "", [("metadata.name", "Required value: name or generateName is required")])
+            tail = "".join(secrets.choice(_NAME_LETTERS) for _ in range(5))
+            name = str(metadata["generateName"])[:_NAME_LIMIT] + tail
+        if resource.is_namespaced and metadata.get("namespace", namespace) != namespace:
+            raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
+        if metadata.get("resourceVersion"):
+            raise bad_request("resourceVersion should not be set on objects to be created")
+        key = _key(resource, namespace, name)
+        if key in self._objects:
+            raise already_exists(resource, name)
+        metadata |= {"name": name, "uid": str(uuid.uuid4()), "creationTimestamp": self._now(), "generation": 1}
+        if resource.is_namespaced:
+            metadata["namespace"] = namespace
+        if resource.has_status and resource.group:
+            # What an author writes into status at creation is not believed; pods and nodes are created with theirs by kubelet's mirror and tests.
+            one.pop("status", None)
+        self._validate(resource, name, one)
+        return self._store(resource, key, one)
+
+    def update(
+        self, resource: Resource, namespace: str, name: str, wanted: Object, *, subresource: str = "", is_trusted: bool = False
+    ) -> Object:
+        """Replace an object, or its status alone; an update that carries an older resource version is refused.
+
+        Shapes: is_trusted — leave out what a server allows only in small steps (`problems_of_change`), for tests that set a stage.
+        """
+        key = _key(resource, namespace, name)
+        before = self._objects.get(key)
+        if before is None:
+            raise not_found(resource, name)
+        one = self._admit(resource, wanted)
+        metadata, present = one["metadata"], before["metadata"]
+        if metadata.get("name", name) != name:
+            raise bad_request(f"the name of the object ({metadata['name']}) does not match the name on the URL ({name})")
+        if metadata.get("uid", present["uid"]) != present["uid"]:
+            raise conflict(
+                resource, name, f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: {present['uid']}"
+            )
+        if metadata.get("resourceVersion", present["resourceVersion"]) != present["resourceVersion"]:
+            raise conflict(resource, name, "the object has been modified; please apply your changes to the latest version and try again")
+        after = self._merge_update(resource, before, one, subresource)
+        self._validate(resource, name, after)
+        problems = [] if is_trusted else problems_of_change(resource, before, after)
+        if problems:
+            raise invalid(resource, name, problems)
+        if not subresource:
+            changed = [path for path in resource.immutable if find(after, path) != find(before, path)]
+            if changed:
+                raise invalid(resource, name, [(path, "Invalid value: field is immutable") for path in changed])
+        is_ending = after["metadata"].get("deletionTimestamp") and not after["metadata"].get("finalizers")
+        # A pod in its grace period is kubelet's to end: no update, of an annotation say, removes it.
+        if is_ending and not after["metadata"].get("deletionGracePeriodSeconds") and not subresource:
+            return self._remove(resource, key)
+        return self._store(resource, key, after)
+
+    def apply(
+        self, resource: Resource, namespace: str, name: str, wanted: Object, *, manager: str, is_forced: bool, subresource: str = ""
+    ) -> tuple[Object, bool]:
+        """Apply server-side; True when the object was made by this. Field managers are kept beside the object, not in managedFields."""
+        key = _key(resource, namespace, name)
+        before = self._objects.get(key)
+        managers = self._applied.get(key, {}) if before else {}
+        owner = f"{manager}/{subresource}" if subresource else manager
+        others = {other: leaves for other, leaves in managers.items() if other != owner}
+        merged, mine = apply(before or {}, wanted, managers.get(owner, {}), others, is_forced=is_forced)
+        if is_forced:
+            others = {other: {path: value for path, value in leaves.items() if path not in mine} for other, leaves in others.items()}
+        merged.setdefault("metadata", {})["name"] = name
+        if before is None:
+            result = self.create(resource, namespace, merged)
+        else:
+            result = self.update(resource, namespace, name, merged, subresource=subresource)
+        self._applied[key] = {**others, owner: mine}
+        return result, before is None
+
+    def delete(self, resource: Resource, namespace: str, name: str, options: Object | None = None) -> tuple[Object, bool]:
+        """Delete an object; False when it only begins to end: finalizers hold it, or it is a bound pod that kubelet ends first."""
+        options = options or {}
+        key = _key(resource, namespace, name)
+        before = self._objects.get(key)
+        if before is None:
+            raise not_found(resource, name)
+        metadata = before["metadata"]
+        wanted = options.get("preconditions") or {}
+        if wanted.get("uid", metadata["uid"]) != metadata["uid"]:
+            raise conflict(
+                resource, name, f"Precondition failed: UID in precondition: {wanted['uid']}, UID in object meta: {metadata['uid']}"
+            )
+        if wanted.get("resourceVersion", metadata["resourceVersion"]) != metadata["resourceVersion"]:
+            text = f"the ResourceVersion in the precondition ({wanted['resourceVersion']}) does not match the ResourceVersion in record"
+            raise conflict(resource, name, f"{text} ({metadata['resourceVersion']}). The object might have been modified")
+        grace_s = 0
+        if resource.kind == "Pod" and find(before, "spec.nodeName"):
+            grace_s = int(options.get("gracePeriodSeconds", find(before, "spec.terminationGracePeriodSeconds") or 30))
+        if metadata.get("finalizers") or grace_s > 0:
+            after = copy.deepcopy(before)
+            after["metadata"].setdefault("deletionTimestamp", self._now())
+            after["metadata"]["deletionGracePeriodSeconds"] = grace_s
+            return self._store(resource, key, after), False
+        return self._remove(resource, key), True
+
+    def bind(self, resource: Resource, namespace: str, name: str, node: str) -> None:
+        """Bind a pod to a node, once."""
+        key = _key(resource, namespace, name)
+        before = self._objects.get(key)
+        if before is None:
+            raise not_found(resource, name)
+        bound_to = find(before, "spec.nodeName")
+        if bound_to:
+            raise conflict(resource, name, f"pod {name} is already assigned to node {bound_to!r}")
+        self._store(resource, key, {**before, "spec": {**before.get("spec", {}), "nodeName": node}})
+
+    def collect_garbage(self, resources: Iterable[Resource]) -> list[str]:
+        """Delete objects all of whose owners are gone, as the garbage collector would some time later; their names."""
+        living = {one["metadata"]["uid"] for one in self._objects.values()}
+        removed: list[str] = []
+        for resource in resources:
+            for one in self.select(resource):
+                owners = [owner.get("uid") for owner in one["metadata"].get("ownerReferences", ())]
+                if owners and not living & set(owners) and not one["metadata"].get("deletionTimestamp"):
+                    self.delete(resource, one["metadata"].get("namespace", ""), one["metadata"]["name"])
+                    removed.append(one["metadata"]["name"])
+        return removed
+
+    async def watch(self, resource: Resource, namespace: str, selector: Selector, since: int | None) -> AsyncIterator[Event | None]:
+        """Follow changes after a version; None as version begins with everything there is. None as event: nothing more for now.
+
+        Errors: raises ApiError 410 when the history after `since` is gone.
+        """
+        if since is None:
+            # What there is, and the version of that very moment: changes that come while it is read follow as changes.
+            since = self._version
+            for one in self.select(resource, namespace, selector):
+                yield Event(type="ADDED", object=one)
+        elif since < self._compacted:
+            raise expired(since, self._compacted)
+        while True:
+            grown, newest = self._grown, self._version
+            for change in [one for one in self._history if one.version > since]:
+                event = self._event(change, resource, namespace, selector)
+                if event is not None:
+                    yield event
+            # Not the present version: while the reader took its time over these, more may have come.
+            since = newest
+            yield None
+            await grown.wait()
+
+    def bookmark(self, resource: Resource) -> Event:
+        """Tell the newest version without an object."""
+        metadata: Object = {"resourceVersion": str(self._version)}
+        return Event(type="BOOKMARK", object={"kind": resource.kind, "apiVersion": resource.api_version, "metadata": metadata})
+
+    def check_version(self, since: int) -> None:
+        """Refuse a version whose history is gone."""
+        if since < self._compacted:
+            raise expired(since, self._compacted)
+
+    def _event(self, change: _Change, resource: Resource, namespace: str, selector: Selector) -> Event | None:
+        """Show a change through a selector: an object that stops matching is deleted for this watcher, one that starts is added."""
+        if not _is_of(change.key, resource, namespace):
+            return None
+        was = change.before is not None and selector.matches(change.before)
+        is_now = change.after is not None and selector.matches(change.after)
+        kind = {(False, True): "ADDED", (True, True): "MODIFIED", (True, False): "DELETED"}.get((was, is_now))
+        return Event(type=kind, object=self._show(resource, change.last)) if kind else None
+
+    def _admit(self, resource: Resource, wanted: Any) -> Object:
+        if not isinstance(wanted, dict) or not isinstance(wanted.get("metadata", {}), dict):
+            raise bad_request("the object provided is unrecognized: wanted a JSON object with metadata")
+        for field, expected in (("kind", resource.kind), ("apiVersion", resource.api_version)):
+            if wanted.get(field, expected) != expected:
+                raise bad_request(f"{field} in the object ({wanted[field]}) does not match the expected {expected}")
+        one = copy.deepcopy(wanted)
+        one.setdefault("metadata", {})
+        drop_fields(one, self.drops.get(resource.kind, ()))
+        return normalise(resource, one, self._clock())
+
+    def _merge_update(self, resource: Resource, before: Object, wanted: Object, subresource: str) -> Object:
+        # The status door changes nothing but status, the other door everything but status.
+        after = copy.deepcopy(before if subresource else wanted)
+        if subresource:
+            after["status"] = wanted.get("status", {})
+        elif resource.has_status:
+            after.pop("status", None)
+            if "status" in before:
+                after["status"] = copy.deepcopy(before["status"])
+        kept = (
+            "name",
+            "namespace",
+            "uid",
+            "creationTimestamp",
+            "generation",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+            "generateName",
+        )
+        metadata = {key: value for key, value in after["metadata"].items() if key not in kept}
+        metadata |= {key: before["metadata"][key] for key in kept if key in before["metadata"]}
+        if after.get("spec") != before.get("spec"):
+            metadata["generation"] = before["metadata"].get("generation", 0) + 1
+        after["metadata"] = metadata
+        return after
+
+    def _validate(self, resource: Resource, name: str, one: Object) -> None:
+        problems = problems_of(resource, one)
+        if problems:
+            raise invalid(resource, name, problems)
+
+    def _store(self, resource: Resource, key: _Key, after: Object) -> Object:
+        after = {name: value for name, value in after.items() if name not in ("kind", "apiVersion")}
+        before = self._objects.get(key)
+        if before is not None and _without_version(before) == _without_version(after):
+            return self._show(resource, before)
+        self._version += 1
+        after["metadata"] = {**after["metadata"], "resourceVersion": str(self._version)}
+        self._objects[key] = after
+        self._history.append(_Change(version=self._version, key=key, before=before, after=after, last=after))
+        self.wake()
+        return self._show(resource, after)
+
+    def _remove(self, resource: Resource, key: _Key) -> Object:
+        before = self._objects.pop(key)
+        self._applied.pop(key, None)
+        self._version += 1
+        last = {**before, "metadata": {**before["metadata"], "resourceVersion": str(self._version)}}
+        self._history.append(_Change(version=self._version, key=key, before=before, after=None, last=last))
+        self.wake()
+        if self._is_collecting:
+            self.collect_garbage(RESOURCES)
+        return self._show(resource, last)
+
+    def _show(self, resource: Resource, one: Object) -> Object:
+        return {"kind": resource.kind, "apiVersion": resource.api_version, **copy.deepcopy(one)}
+
+    def _now(self) -> str:
+        return self._clock().astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
+
+
+def _key(resource: Resource, namespace: str, name: str) -> _Key:
+    return (resource.group, resource.plural, namespace if resource.is_namespaced else "", name)
+
+
+def _is_of(key: _Key, resource: Resource, namespace: str) -> bool:
+    return key[:2] == (resource.group, resource.plural) and namespace in ("", key[2])
+
+
+def _without_version(one: Object) -> Object:
+    metadata = {key: value for key, value in one["metadata"].items() if key != "resourceVersion"}
+    return {**one, "metadata": metadata}

@@ -1,0 +1,324 @@
+"""The contract of a driver as a test suite: subclass `DriverContract`, say how to make the driver and its machine, and run pytest.
+
+    class TestAcme(DriverContract):
+        def make_driver(self) -> DeviceDriver:
+            return AcmeDriver()
+
+        def record(self, into: Path) -> RecordedMachine:
+            return build("profile.toml", into)
+
+Every promise that the device service relies on has a test here. A driver that passes runs in the service; one that does not would harm its users.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from topobus.devicekit.driver import DeviceDriver, PrepareContext
+from topobus.devicekit.registry import unserved
+from topobus.domain.device import Device
+from topobus.domain.edits import ContainerEdits
+from topobus.domain.errors import HardwareError
+from topobus.domain.health import HealthState, Observation
+from topobus.domain.idset import NodeSet
+from topobus.domain.machine import Machine
+from topobus.domain.names import is_dns_label
+from topobus.domain.outcome import Refusal
+from topobus.domain.request import Owner, OwnerKind
+from topobus.simulation.machines import RecordedMachine
+from topobus.sysfs.machine import read_machine
+from topobus.sysfs.tree import HardwareSettings, Tree
+
+__all__ = ["DriverContract"]
+
+_NODE = "contract-node"
+_CONTEXT = PrepareContext(owner=Owner(kind=OwnerKind.CLAIM, name="contract", uid="contract-uid"))
+
+
+class DriverContract:
+    """The suite. Override `make_driver` and `record`; `vanish` only when removing a PCI function (or a CPU) is not the way."""
+
+    def make_driver(self) -> DeviceDriver:
+        """Make a new driver, as its entry point does."""
+        raise NotImplementedError("make_driver: return a new instance of your driver")
+
+    def record(self, into: Path) -> RecordedMachine:
+        """Write a machine with at least two healthy devices of this driver below `into` (one will do when there cannot be two)."""
+        raise NotImplementedError("record: build a recorded machine that holds your devices")
+
+    def vanish(self, recorded: RecordedMachine, device: Device) -> None:
+        """Take a device away, as the hardware would."""
+        if device.pci is not None:
+            recorded.remove_pci(str(device.pci))
+        elif device.cpu is not None:
+            recorded.set_cpu_online(device.cpu, False)  # noqa: FBT003 - the machine's own verb
+        else:
+            raise NotImplementedError("vanish: say how a device of this driver disappears")
+
+    @pytest.fixture
+    def driver(self) -> DeviceDriver:
+        """Give a new driver."""
+        return self.make_driver()
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> RecordedMachine:
+        """Give the recorded machine, one for all tests that leave it as it is."""
+        return cls().record(tmp_path_factory.mktemp("recorded") / "machine")
+
+    @pytest.fixture
+    def doomed(self, tmp_path: Path) -> RecordedMachine:
+        """Give a recorded machine of one test's own, to take devices away from."""
+        return self.record(tmp_path / "machine")
+
+    @pytest.fixture
+    def tree(self, recorded: RecordedMachine) -> Tree:
+        """Give the machine's tree."""
+        return Tree(HardwareSettings(root=str(recorded.root)))
+
+    @pytest.fixture
+    def machine(self, tree: Tree) -> Machine:
+        """Give the machine as discovery reads it."""
+        return read_machine(tree, _NODE)
+
+    @pytest.fixture
+    def devices(self, driver: DeviceDriver, tree: Tree, machine: Machine) -> tuple[Device, ...]:
+        """Give what the driver finds."""
+        return tuple(driver.discover(tree, machine))
+
+    def test_driver_is_one_when_the_service_loads_it(self, driver: DeviceDriver) -> None:
+        """A driver has all methods of the protocol, a DNS label for its name, and a class that some service runs."""
+        assert isinstance(driver, DeviceDriver), f"{driver!r} lacks a method of DeviceDriver"
+        assert is_dns_label(driver.name), f"name {driver.name!r} is no DNS label"
+        assert is_dns_label(driver.device_class), f"device_class {driver.device_class!r} is no DNS label"
+        complaint = unserved(driver.device_class)
+        assert not complaint, f"{complaint}: no service would load driver {driver.name}"
+
+    def test_discover_gives_usable_devices_when_they_are_there(self, driver: DeviceDriver, devices: tuple[Device, ...]) -> None:
+        """Devices are found; their names are DNS labels and unique; their class is the driver's."""
+        names = [one.name for one in devices]
+
+        assert names, "the recorded machine holds no device of this driver"
+        assert [one for one in names if not is_dns_label(one)] == [], "names that are no DNS labels"
+        assert len(set(names)) == len(names), f"names that stand twice: {sorted(names)}"
+        assert {one.device_class for one in devices} == {driver.device_class}
+
+    def test_discover_answers_the_same_when_asked_again(
+        self, driver: DeviceDriver, tree: Tree, machine: Machine, devices: tuple[Device, ...]
+    ) -> None:
+        """The same tree gives the same devices: from the same driver, and from one of another process."""
+        assert _sorted(driver.discover(tree, machine)) == _sorted(devices), "the second answer of one driver differs"
+        assert _sorted(self.make_driver().discover(tree, machine)) == _sorted(devices), (
+            "a new driver answers otherwise: names must be stable"
+        )
+
+    def test_discover_answers_the_same_when_the_machine_lists_its_parts_otherwise(
+        self, driver: DeviceDriver, tree: Tree, machine: Machine, devices: tuple[Device, ...]
+    ) -> None:
+        """Names come from where or what a device is, never from the order of discovery."""
+        reversed_machine = msgspec.structs.replace(machine, pci_devices=machine.pci_devices[::-1], cpus=machine.cpus[::-1])
+
+        assert _sorted(driver.discover(tree, reversed_machine)) == _sorted(devices)
+
+    def test_discover_keeps_names_when_another_device_vanishes(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
+        """A neighbour's absence renames nobody."""
+        tree = Tree(HardwareSettings(root=str(doomed.root)))
+        first, *others = _sorted(driver.discover(tree, read_machine(tree, _NODE)))
+        self.vanish(doomed, first)
+
+        left = {one.name for one in driver.discover(tree, read_machine(tree, _NODE))}
+
+        assert left == {one.name for one in others if one.parent != first.name}
+
+    def test_discover_places_devices_as_the_machine_does_when_they_have_a_place(
+        self, machine: Machine, devices: tuple[Device, ...]
+    ) -> None:
+        """NUMA node, root complex, path and switch are the machine's own; an unknown NUMA node stays unknown."""
+        functions = {one.address: one for one in machine.pci_devices}
+        cpus = {one.id: one for one in machine.cpus}
+        for device in devices:
+            if device.pci is not None:
+                function = functions[device.pci]
+                numa_node = function.numa_node
+                assert (device.pcie_root, device.pcie_path, device.pcie_switch) == (function.root, function.path, function.switch), (
+                    device.name
+                )
+            elif device.cpu is not None:
+                numa_node = cpus[device.cpu].numa_node
+            else:
+                continue
+            assert device.numa_nodes == (None if numa_node is None else NodeSet(numa_node)), f"{device.name}: NUMA node"
+
+    def test_driver_reads_inside_the_tree_when_it_looks(self, driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
+        """No method opens a file of this very machine: a recorded tree is all there is."""
+        with _opened_files() as opened:
+            _use_all(driver, tree, machine)
+
+        outside = [one for one in opened if one.startswith(("/sys/", "/proc/", "/dev/")) and not one.startswith(f"{tree.root}/")]
+        assert outside == [], "absolute paths were read; use the Tree"
+
+    def test_discover_finds_nothing_when_the_tree_is_empty(self, driver: DeviceDriver, tmp_path: Path) -> None:
+        """A machine without this hardware is an ordinary one: no devices, no error."""
+        empty = tmp_path / "empty"
+        empty.mkdir()
+
+        assert tuple(driver.discover(Tree(HardwareSettings(root=str(empty))), Machine(node=_NODE, numa_nodes=(), cpus=()))) == ()
+
+    def test_observe_speaks_of_its_devices_only_when_it_looks(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
+        """Observations carry the names of devices that were asked about, and a healthy machine has no sick device."""
+        seen = driver.observe(tree, devices[:1])
+
+        assert set(seen) <= {devices[0].name}
+        assert [one.reason for one in _all(driver.observe(tree, devices)) if one.state is HealthState.UNHEALTHY] == []
+
+    def test_prepare_gives_edits_of_each_device_when_asked(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
+        """Each device has an entry with at least one edit (CDI refuses a device without), and only devices asked for have one."""
+        edits = _prepared(driver, tree, devices)
+
+        assert {one.name for one in devices} == set(edits) - {""}
+        assert [name for name, one in edits.items() if name and one.is_empty] == [], "devices without any edit"
+
+    def test_prepare_answers_the_same_when_asked_again(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
+        """Prepare is idempotent, also for a driver that was restarted in between."""
+        first = _prepared(driver, tree, devices)
+
+        assert _prepared(driver, tree, devices) == first
+        assert _prepared(self.make_driver(), tree, devices) == first
+
+    def test_prepare_uses_each_variable_once_when_devices_share_a_container(
+        self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
+    ) -> None:
+        """No two devices set one variable: kubelet and CDI keep one of the two and tell nobody."""
+        edits = _prepared(driver, tree, devices)
+        keys = [key for one in edits.values() for key in one.env]
+
+        assert sorted(keys) == sorted(set(keys))
+
+    def test_prepare_gives_paths_of_the_host_when_the_tree_is_recorded(
+        self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]
+    ) -> None:
+        """Container paths are absolute and never name the folder of a recorded tree."""
+        edits = _prepared(driver, tree, devices)
+        paths = [node.path for one in edits.values() for node in one.device_nodes]
+        paths += [mount.container_path for one in edits.values() for mount in one.mounts]
+
+        assert [one for one in paths if not one.startswith("/") or one.startswith(str(tree.root))] == []
+
+    def test_unprepare_is_fine_when_repeated_or_never_prepared(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
+        """Undoing twice, or what was never done, is no error."""
+        driver.unprepare(tree, devices, _CONTEXT)
+        _prepared(driver, tree, devices)
+        driver.unprepare(tree, devices, _CONTEXT)
+        driver.unprepare(tree, devices, _CONTEXT)
+
+        assert _prepared(driver, tree, devices), "prepare works again after unprepare"
+
+    def test_driver_copes_when_a_device_vanishes(self, driver: DeviceDriver, doomed: RecordedMachine) -> None:
+        """Of a device that is gone, observe and unprepare say so without failing, prepare refuses, discover (on an older machine, too) goes on."""
+        tree = Tree(HardwareSettings(root=str(doomed.root)))
+        machine = read_machine(tree, _NODE)
+        devices = driver.discover(tree, machine)
+        gone = _sorted(devices)[0]
+        driver.observe(tree, devices)
+        self.vanish(doomed, gone)
+
+        driver.discover(tree, machine)
+        seen = driver.observe(tree, devices)
+        driver.unprepare(tree, [gone], _CONTEXT)
+
+        assert any(one.state is HealthState.UNHEALTHY for one in seen.get(gone.name, ())), "observe does not tell that the device is gone"
+        assert _refuses(driver, tree, gone), "prepare must refuse a device that is gone"
+
+    @pytest.mark.parametrize("harm", ["unreadable", "garbage", "empty"])
+    def test_driver_raises_nothing_but_hardware_errors_when_a_file_is_bad(
+        self, harm: str, driver: DeviceDriver, recorded: RecordedMachine, tree: Tree, machine: Machine
+    ) -> None:
+        """For each kind of file that the driver reads: when it cannot be read or holds nonsense, the answer is devices, observations or HardwareError."""
+        with _opened_files() as opened:
+            _use_all(driver, tree, machine)
+        # One file of each name stands for all of that name: the files of a card's neighbours are read by the same code.
+        kinds = {Path(one).name: Path(one) for one in reversed(opened) if one.startswith(f"{recorded.root}/") and Path(one).is_file()}
+        failures: dict[str, str] = {}
+        for name, path in sorted(kinds.items()):
+            content = path.read_bytes()
+            _harm(path, harm)
+            try:
+                _use_all(self.make_driver(), tree, machine)
+            except HardwareError:
+                pass
+            except Exception as err:  # noqa: BLE001 - boundary: any error of a driver under test is the finding
+                failures[name] = repr(err)
+            finally:
+                path.unlink()
+                path.write_bytes(content)
+
+        assert failures == {}, "files whose harm made the driver fail with something else than HardwareError"
+
+
+def _use_all(driver: DeviceDriver, tree: Tree, machine: Machine) -> None:
+    """Call every method once, as the service does."""
+    devices = driver.discover(tree, machine)
+    driver.observe(tree, devices)
+    driver.prepare(tree, devices, _CONTEXT)
+    driver.unprepare(tree, devices, _CONTEXT)
+
+
+def _prepared(driver: DeviceDriver, tree: Tree, devices: Sequence[Device]) -> Mapping[str, ContainerEdits]:
+    answer = driver.prepare(tree, devices, _CONTEXT)
+    assert not isinstance(answer, Refusal), f"prepare refuses healthy devices: {answer}"
+    return answer
+
+
+def _refuses(driver: DeviceDriver, tree: Tree, device: Device) -> bool:
+    try:
+        return isinstance(driver.prepare(tree, [device], _CONTEXT), Refusal)
+    except HardwareError:
+        return True
+
+
+def _sorted(devices: Sequence[Device]) -> list[Device]:
+    return sorted(devices, key=lambda one: one.name)
+
+
+def _all(seen: Mapping[str, Sequence[Observation]]) -> list[Observation]:
+    return [one for observations in seen.values() for one in observations]
+
+
+def _harm(path: Path, harm: str) -> None:
+    if harm == "unreadable":
+        # A link to itself: nobody can follow it, not even root, whom file permissions do not stop.
+        path.unlink()
+        path.symlink_to(path.name)
+    else:
+        path.write_bytes(b"\xff\xfe not what you want \x00\n" if harm == "garbage" else b"")
+
+
+_watchers: list[list[str]] = []
+_hooks: list[bool] = []
+
+
+@contextmanager
+def _opened_files() -> Iterator[list[str]]:
+    """Collect every path that Python opens or lists meanwhile."""
+    if not _hooks:
+        # An audit hook cannot be taken back: one for the process, which does nothing while nobody watches.
+        sys.addaudithook(_audit)
+        _hooks.append(True)
+    opened: list[str] = []
+    _watchers.append(opened)
+    try:
+        yield opened
+    finally:
+        _watchers.remove(opened)
+
+
+def _audit(event: str, arguments: tuple[object, ...]) -> None:
+    if _watchers and event in ("open", "os.listdir", "os.scandir") and isinstance(arguments[0], str | Path):
+        for watcher in _watchers:
+            watcher.append(str(arguments[0]))

@@ -1,0 +1,37 @@
+"""A kubelet for tests of device plugins and DRA drivers: no cluster, real gRPC on real unix sockets, kubelet 1.36's order, limits and wording.
+
+`topobus.simulation.kubelet.simulator` says what it does and what it does not. Beside it stand what only tests need: a plugin and a driver
+that write down each call, recorded conversations of a real kubelet, and their replay. `python -m topobus.testing.kubelet` serves or replays.
+"""
+
+from topobus.simulation.kubelet.simulator import (
+    Admission,
+    Capacity,
+    ClaimDevice,
+    ClaimReference,
+    Container,
+    ContainerGrant,
+    KubeletDirectories,
+    KubeletEvent,
+    KubeletSimulator,
+    KubeletTimings,
+    Pod,
+    PreparedClaim,
+    Rejection,
+)
+
+__all__ = [
+    "Admission",
+    "Capacity",
+    "ClaimDevice",
+    "ClaimReference",
+    "Container",
+    "ContainerGrant",
+    "KubeletDirectories",
+    "KubeletEvent",
+    "KubeletSimulator",
+    "KubeletTimings",
+    "Pod",
+    "PreparedClaim",
+    "Rejection",
+]

@@ -1,0 +1,1 @@
+"""Several real nats-servers that are one cluster."""
