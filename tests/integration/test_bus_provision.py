@@ -57,6 +57,20 @@ async def test_provision_names_the_difference_when_a_stream_has_drifted(bus: Bus
         await bus.provision()
 
 
+async def test_provision_makes_the_others_and_names_the_first_when_two_streams_have_drifted(nats_server: NatsServer) -> None:
+    """Streams are made at the same time: one that is refused keeps no other from being made, and the error does not depend on which answer came first."""
+    spoilt = {config["name"]: config for config in wanted_streams(1) if config["name"] in (stream_names()[1], stream_names()[-1])}
+    async with Bus.session(NatsSettings(url=nats_server.url), name="test") as bus:
+        for name, config in spoilt.items():
+            await bus._states._jetstream.call(f"STREAM.CREATE.{name}", {**config, "max_msgs_per_subject": 3})
+
+        with pytest.raises(ConfigError, match=stream_names()[1]):
+            await bus.provision()
+        wrong = {name for name, text in (await bus.inspect()).items() if text}
+
+    assert wrong == set(spoilt)
+
+
 async def test_provision_refuses_when_replicas_are_wanted_of_an_old_server(nats_server: NatsServer) -> None:
     """Before 2.10 a replicated compare-and-set lets several writers win; a newer single server cannot replicate at all: both are said."""
     async with Bus.session(NatsSettings(url=nats_server.url, replicas=3, timeout_s=1.0), name="test") as bus:

@@ -1,11 +1,12 @@
 """Provisioning: every stream and bucket of the catalogue, made when absent, brought up to date when an older release made it, compared when present.
 
-Idempotent, and safe when eight services do it at once. A difference that nobody here made is never repaired in silence: ConfigError names stream, field,
+Idempotent, and safe when eight services do it at once; the streams are looked at and made at the same time. A difference that nobody here made is never repaired in silence: ConfigError names stream, field,
 got, wanted. Who may not make streams waits for who may.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from topobus.contracts.catalogue import PROVISIONER, State
@@ -37,8 +38,16 @@ async def provision(jetstream: JetStream, replicas: int, *, may_create: bool = T
             f"nats.replicas is {replicas} and the server is {'.'.join(map(str, version))}: before 2.10 a replicated compare-and-set lets several writers win",
             next_step="use nats-server 2.10 or later, or replicas = 1",
         )
-    for config in wanted_streams(replicas, store_bytes=store_bytes):
-        await _provision_one(jetstream, config, may_create=may_create)
+    # All at once: each costs a round trip or two, and over a leaf node or in a cluster a start would wait for their sum.
+    async with asyncio.TaskGroup() as group:
+        attempts = [
+            group.create_task(_attempt(jetstream, config, may_create=may_create), name=f"provision-{config['name']}")
+            for config in wanted_streams(replicas, store_bytes=store_bytes)
+        ]
+    # The first in the catalogue's order, whichever failed first.
+    for attempt in attempts:
+        if (failure := attempt.result()) is not None:
+            raise failure
 
 
 async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) -> dict[str, str]:
@@ -70,6 +79,17 @@ def _exhausted(info: StreamInfo) -> list[str]:
     if 0 < readers <= info.consumer_count:
         found.append(f"it has {info.consumer_count} readers, all that it may have: more cannot follow it")
     return found
+
+
+async def _attempt(
+    jetstream: JetStream, config: dict[str, Any], *, may_create: bool
+) -> ConfigError | PeerUnavailable | JetStreamError | None:
+    """Provision one stream; a failure is given back, so that it leaves the others alone."""
+    try:
+        await _provision_one(jetstream, config, may_create=may_create)
+    except (ConfigError, PeerUnavailable, JetStreamError) as err:
+        return err
+    return None
 
 
 async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_create: bool) -> None:
