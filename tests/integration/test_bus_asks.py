@@ -43,7 +43,7 @@ async def test_ask_gives_up_when_the_answer_does_not_come_in_time(bus: Bus) -> N
 
 
 async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_of_life(
-    nats_server: NatsServer, bus: Bus, capsys: pytest.CaptureFixture[str]
+    own_nats_server: NatsServer, own_bus: Bus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A sign of life runs no handler, warns of no twin, and tells nobody there, no answer and no server apart."""
     asked: list[ReleaseRequest] = []
@@ -52,12 +52,12 @@ async def test_peer_is_answered_without_being_asked_when_somebody_wants_a_sign_o
         asked.append(request)
         return released()
 
-    async with Bus.session(NatsSettings(url=nats_server.url), name="gateway") as asker:
+    async with Bus.session(NatsSettings(url=own_nats_server.url), name="gateway") as asker:
         nobody = await asker.is_answered(RELEASE, timeout_s=600, node="n1")
-        await bus.answer(RELEASE, handle, node="n1")
+        await own_bus.answer(RELEASE, handle, node="n1")
         answered = await asker.is_answered(RELEASE, timeout_s=30, node="n1")
         hung = await asker.is_answered(RELEASE, timeout_s=1e-9, node="n1")
-        await nats_server.stop()
+        await own_nats_server.stop()
         away = await asker.is_answered(RELEASE, timeout_s=30, node="n1")
 
     assert isinstance(answered, Answered)

@@ -52,28 +52,28 @@ async def _answer(bus: Bus) -> None:
     await bus.answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
 
 
-async def test_bus_talks_again_when_the_server_froze_for_longer_than_the_canary(nats_server: NatsServer, bus: Bus) -> None:
+async def test_bus_talks_again_when_the_server_froze_for_longer_than_the_canary(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B1: a server that is frozen and thawed leaves no deaf client: the canary notices, a new client asks and answers."""
-    await _answer(bus)
-    nats_server.pause()
+    await _answer(own_bus)
+    own_nats_server.pause()
     # The canary needs 6 s; without it nats-py's own pings would notice after 15.
-    await _until_lost(bus, limit_s=10)
-    nats_server.resume()
-    await _until_up(bus)
+    await _until_lost(own_bus, limit_s=10)
+    own_nats_server.resume()
+    await _until_up(own_bus)
 
-    assert await bus.ask(RELEASE, release(), node="n1") == released()
+    assert await own_bus.ask(RELEASE, release(), node="n1") == released()
 
 
-async def test_barrier_leaves_the_client_alive_when_it_was_given_up(nats_server: NatsServer, bus: Bus) -> None:
+async def test_barrier_leaves_the_client_alive_when_it_was_given_up(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B1: giving a barrier up, and its echo coming late, must not kill the read loop as a timed-out flush of nats-py does."""
-    generation = _connection(bus).generation
-    nats_server.pause()
+    generation = _connection(own_bus).generation
+    own_nats_server.pause()
     with pytest.raises(TimeoutError):
-        await _connection(bus).barrier(timeout_s=0.2)
-    nats_server.resume()
+        await _connection(own_bus).barrier(timeout_s=0.2)
+    own_nats_server.resume()
 
-    await _connection(bus).barrier(timeout_s=_LIMIT_S)
-    assert _connection(bus).generation == generation
+    await _connection(own_bus).barrier(timeout_s=_LIMIT_S)
+    assert _connection(own_bus).generation == generation
 
 
 async def test_answer_is_heard_when_another_client_asks_at_once(nats_server: NatsServer, bus: Bus) -> None:
@@ -131,7 +131,7 @@ async def test_put_refuses_and_stays_connected_when_the_value_is_larger_than_the
     assert await bus.put(INVENTORY, inventory(1, padding_bytes=INVENTORY.max_value_bytes - 300), node="n1", device_class="gpu") == 1
 
 
-async def test_ask_is_never_made_later_when_it_failed_during_an_outage(nats_server: NatsServer, bus: Bus) -> None:
+async def test_ask_is_never_made_later_when_it_failed_during_an_outage(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B5: an ask that failed while the server was away fails at once and is not replayed after the reconnect."""
     handled: list[object] = []
 
@@ -139,19 +139,19 @@ async def test_ask_is_never_made_later_when_it_failed_during_an_outage(nats_serv
         handled.append(request)
         return released()
 
-    await bus.answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
-    await nats_server.stop()
-    await _until_lost(bus)
+    await own_bus.answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
+    await own_nats_server.stop()
+    await _until_lost(own_bus)
     with pytest.raises(PeerUnavailable, match="not connected"):
-        await bus.ask(RELEASE, release("lost"), node="n1")
-    await nats_server.start()
-    await _until_up(bus)
+        await own_bus.ask(RELEASE, release("lost"), node="n1")
+    await own_nats_server.start()
+    await _until_up(own_bus)
 
-    await bus.ask(RELEASE, release("later"), node="n1")
+    await own_bus.ask(RELEASE, release("later"), node="n1")
     assert handled == [release("later")]
 
 
-async def test_ask_fails_at_once_when_the_connection_is_lost_while_it_waits(nats_server: NatsServer, bus: Bus) -> None:
+async def test_ask_fails_at_once_when_the_connection_is_lost_while_it_waits(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """Whoever waits for an answer learns within moments that the connection is gone, not after its whole timeout."""
     is_asked = asyncio.Event()
 
@@ -160,10 +160,10 @@ async def test_ask_fails_at_once_when_the_connection_is_lost_while_it_waits(nats
         await asyncio.Event().wait()
         raise AssertionError("unreachable")
 
-    await bus.answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
-    asking = asyncio.create_task(bus.ask(RELEASE, release(), node="n1", timeout_s=600))
+    await own_bus.answer(RELEASE, handle, node="n1")  # type: ignore[arg-type]  # a handler for any request
+    asking = asyncio.create_task(own_bus.ask(RELEASE, release(), node="n1", timeout_s=600))
     await asyncio.wait_for(is_asked.wait(), _LIMIT_S)
-    await nats_server.kill()
+    await own_nats_server.kill()
 
     with pytest.raises(PeerUnavailable, match="went away"):
         await asyncio.wait_for(asking, _LIMIT_S)
@@ -186,14 +186,14 @@ async def test_connect_waits_when_the_server_starts_later(nats_binary: Path) -> 
     assert str(port) in report
 
 
-async def test_write_is_ambiguous_when_the_server_freezes(nats_server: NatsServer) -> None:
+async def test_write_is_ambiguous_when_the_server_freezes(own_nats_server: NatsServer) -> None:
     """A write that was sent and not confirmed is neither done nor undone, and is called so."""
-    async with Bus.session(NatsSettings(url=nats_server.url, timeout_s=0.5), name="test") as bus:
+    async with Bus.session(NatsSettings(url=own_nats_server.url, timeout_s=0.5), name="test") as bus:
         await bus.provision()
-        nats_server.pause()
+        own_nats_server.pause()
         with pytest.raises(AmbiguousWrite):
             await bus.compare_and_set(INVENTORY, inventory(1), 0, node="n1", device_class="gpu")
-        nats_server.resume()
+        own_nats_server.resume()
 
 
 async def test_readiness_fails_when_the_server_denies_a_subject(nats_binary: Path, tmp_path: Path) -> None:

@@ -97,32 +97,32 @@ async def test_watch_skips_the_value_when_it_is_malformed(bus: Bus) -> None:
     assert _generations(items) == [2]
 
 
-async def test_watch_goes_on_within_seconds_when_the_server_restarts(nats_server: NatsServer, bus: Bus) -> None:
+async def test_watch_goes_on_within_seconds_when_the_server_restarts(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B7: after a restart the stock watcher is blind for 19 s; ours gives the next change within a few, and no value again."""
-    await _put(bus, 1)
-    async with Reader(bus.watch(INVENTORY)) as reader:
+    await _put(own_bus, 1)
+    async with Reader(own_bus.watch(INVENTORY)) as reader:
         await reader.until(lambda items: len(items) == 2)
-        await _restart(nats_server, bus)
-        await _put(bus, 2)
+        await _restart(own_nats_server, own_bus)
+        await _put(own_bus, 2)
         items = await reader.until(lambda items: len(items) == 3, timeout_s=8)
 
     assert _kinds(items) == [ChangeKind.PUT, ChangeKind.SNAPSHOT_END, ChangeKind.PUT]
     assert _generations(items) == [1, 2]
 
 
-async def test_watch_goes_on_when_the_server_froze(nats_server: NatsServer, bus: Bus) -> None:
+async def test_watch_goes_on_when_the_server_froze(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """A server frozen for longer than the watchdog allows costs no change and repeats none."""
-    async with Reader(bus.watch(INVENTORY)) as reader:
+    async with Reader(own_bus.watch(INVENTORY)) as reader:
         await reader.until(lambda items: len(items) == 1)
         lost = asyncio.Event()
-        forget = bus._connection.on_change(lost.set)
-        nats_server.pause()
+        forget = own_bus._connection.on_change(lost.set)
+        own_nats_server.pause()
         await asyncio.wait_for(lost.wait(), 30)
         forget()
-        nats_server.resume()
+        own_nats_server.resume()
         async with asyncio.timeout(30):
-            await bus.wait_connected()
-        await _put(bus, 1)
+            await own_bus.wait_connected()
+        await _put(own_bus, 1)
         items = await reader.until(lambda items: len(items) == 2)
 
     assert _generations(items) == [1]
@@ -193,23 +193,23 @@ async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, mon
     assert resyncs > 0
 
 
-async def test_watch_starts_anew_when_an_older_store_was_put_back(nats_server: NatsServer, bus: Bus) -> None:
+async def test_watch_starts_anew_when_an_older_store_was_put_back(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B9: revisions that go backwards make a stock watcher blind; ours says RESET and tells the other history from its start."""
-    await _put(bus, 1)
-    await nats_server.stop()
-    shutil.copytree(nats_server.store, nats_server.folder / "old")
-    await nats_server.start()
-    await asyncio.wait_for(bus.wait_connected(), 30)
+    await _put(own_bus, 1)
+    await own_nats_server.stop()
+    shutil.copytree(own_nats_server.store, own_nats_server.folder / "old")
+    await own_nats_server.start()
+    await asyncio.wait_for(own_bus.wait_connected(), 30)
     for generation in range(2, 12):
-        await _put(bus, generation)
-    async with Reader(bus.watch(INVENTORY)) as reader:
+        await _put(own_bus, generation)
+    async with Reader(own_bus.watch(INVENTORY)) as reader:
         await reader.until(lambda items: ChangeKind.SNAPSHOT_END in _kinds(items))
-        await nats_server.stop()
-        shutil.rmtree(nats_server.store)
-        shutil.copytree(nats_server.folder / "old", nats_server.store)
-        await nats_server.start()
+        await own_nats_server.stop()
+        shutil.rmtree(own_nats_server.store)
+        shutil.copytree(own_nats_server.folder / "old", own_nats_server.store)
+        await own_nats_server.start()
         await reader.until(lambda items: _kinds(items).count(ChangeKind.SNAPSHOT_END) == 2)
-        await _put(bus, 99)
+        await _put(own_bus, 99)
         items = await reader.until(lambda items: 99 in _generations(items))
 
     kinds = _kinds(items)
@@ -217,48 +217,48 @@ async def test_watch_starts_anew_when_an_older_store_was_put_back(nats_server: N
     assert kinds == [ChangeKind.PUT, ChangeKind.SNAPSHOT_END, ChangeKind.RESET, ChangeKind.PUT, ChangeKind.SNAPSHOT_END, ChangeKind.PUT]
 
 
-async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_position(nats_server: NatsServer, bus: Bus) -> None:
+async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_position(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B9, the hidden case: the numbers look right again, but what stands at our position is another message."""
-    await _put(bus, 1)
-    await nats_server.stop()
-    shutil.copytree(nats_server.store, nats_server.folder / "old")
-    await nats_server.start()
-    await asyncio.wait_for(bus.wait_connected(), 30)
-    await _put(bus, 2)
-    async with Reader(bus.watch(INVENTORY)) as reader:
+    await _put(own_bus, 1)
+    await own_nats_server.stop()
+    shutil.copytree(own_nats_server.store, own_nats_server.folder / "old")
+    await own_nats_server.start()
+    await asyncio.wait_for(own_bus.wait_connected(), 30)
+    await _put(own_bus, 2)
+    async with Reader(own_bus.watch(INVENTORY)) as reader:
         await reader.until(lambda items: ChangeKind.SNAPSHOT_END in _kinds(items))
-        await nats_server.stop()
-        shutil.rmtree(nats_server.store)
-        shutil.copytree(nats_server.folder / "old", nats_server.store)
+        await own_nats_server.stop()
+        shutil.rmtree(own_nats_server.store)
+        shutil.copytree(own_nats_server.folder / "old", own_nats_server.store)
         # Written while our bus cannot look: on another port, by somebody else.
-        async with NatsServer(binary=nats_server.binary) as other:
+        async with NatsServer(binary=own_nats_server.binary) as other:
             await other.stop()
             shutil.rmtree(other.store, ignore_errors=True)
-            shutil.copytree(nats_server.store, other.store)
+            shutil.copytree(own_nats_server.store, other.store)
             await other.start()
             async with Bus.session(NatsSettings(url=other.url), name="other") as writer:
                 await _put(writer, 50)
                 await _put(writer, 51)
             await other.stop()
-            shutil.rmtree(nats_server.store)
-            shutil.copytree(other.store, nats_server.store)
-        await nats_server.start()
+            shutil.rmtree(own_nats_server.store)
+            shutil.copytree(other.store, own_nats_server.store)
+        await own_nats_server.start()
         items = await reader.until(lambda items: 51 in _generations(items))
 
     assert ChangeKind.RESET in _kinds(items)
     assert _generations(items)[-1] == 51
 
 
-async def test_watch_starts_anew_when_the_whole_store_was_lost(nats_server: NatsServer, bus: Bus) -> None:
+async def test_watch_starts_anew_when_the_whole_store_was_lost(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """A server that comes back empty gets its buckets again from us, and the watch says that all it told is void."""
-    await _put(bus, 1)
-    async with Reader(bus.watch(INVENTORY)) as reader:
+    await _put(own_bus, 1)
+    async with Reader(own_bus.watch(INVENTORY)) as reader:
         await reader.until(lambda items: len(items) == 2)
-        await nats_server.stop()
-        shutil.rmtree(nats_server.store)
-        await nats_server.start()
+        await own_nats_server.stop()
+        shutil.rmtree(own_nats_server.store)
+        await own_nats_server.start()
         await reader.until(lambda items: _kinds(items).count(ChangeKind.SNAPSHOT_END) == 2)
-        await _put(bus, 2)
+        await _put(own_bus, 2)
         items = await reader.until(lambda items: 2 in _generations(items))
 
     assert _kinds(items)[2] is ChangeKind.RESET
@@ -281,7 +281,7 @@ async def test_follow_gives_the_newest_of_each_then_changes_when_it_starts_late(
     ]
 
 
-async def test_follow_has_no_gap_and_no_duplicate_when_the_server_restarts_under_it(nats_server: NatsServer, bus: Bus) -> None:
+async def test_follow_has_no_gap_and_no_duplicate_when_the_server_restarts_under_it(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """Two restarts while events are published: every event arrives once, in order."""
     published: list[int] = []
 
@@ -289,35 +289,35 @@ async def test_follow_has_no_gap_and_no_duplicate_when_the_server_restarts_under
         for generation in range(first, last):
             while True:
                 try:
-                    await _publish(bus, generation)
+                    await _publish(own_bus, generation)
                     break
                 except PeerUnavailable:
-                    await bus.wait_connected()
+                    await own_bus.wait_connected()
             published.append(generation)
 
-    async with Reader(bus.follow(HEALTH, start=Start.ALL)) as reader:
+    async with Reader(own_bus.follow(HEALTH, start=Start.ALL)) as reader:
         await publish(0, 20)
         for first in (20, 40):
             publishing = asyncio.create_task(publish(first, first + 20))
-            await _restart(nats_server, bus)
+            await _restart(own_nats_server, own_bus)
             await asyncio.wait_for(publishing, 30)
         items = await reader.until(lambda items: len(items) >= 60)
 
     assert _events(items) == published == list(range(60))
 
 
-async def test_follow_starts_with_the_next_event_when_asked_for_new_ones(nats_server: NatsServer, bus: Bus) -> None:
+async def test_follow_starts_with_the_next_event_when_asked_for_new_ones(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """Start.NEW skips what was there, and from then on nothing, a restart included."""
-    await _publish(bus, 1)
-    async with Reader(bus.follow(HEALTH, start=Start.NEW)) as reader:
-        api = bus._events._jetstream
+    await _publish(own_bus, 1)
+    async with Reader(own_bus.follow(HEALTH, start=Start.NEW)) as reader:
+        api = own_bus._events._jetstream
         async with asyncio.timeout(20):
             # The follower has begun when its consumer exists; each look is a round trip.
             while not (await api.call("CONSUMER.NAMES.TOPOBUS_HEALTH"))["consumers"]:
                 pass
-        await _publish(bus, 2)
-        await _restart(nats_server, bus)
-        await _publish(bus, 3)
+        await _publish(own_bus, 2)
+        await _restart(own_nats_server, own_bus)
+        await _publish(own_bus, 3)
         items = await reader.until(lambda items: len(items) == 2)
 
     assert _events(items) == [2, 3]

@@ -155,6 +155,12 @@ def bench(bus: Bus, nats_server: NatsServer, tmp_path: Path) -> _Bench:
 
 
 @pytest.fixture
+def own_bench(own_bus: Bus, own_nats_server: NatsServer, tmp_path: Path) -> _Bench:
+    """The same on a server whose store can be lost."""
+    return _Bench(own_bus, own_nats_server.url, build(_PROFILES / "h100-pair.toml", tmp_path / "machine"))
+
+
+@pytest.fixture
 def gpus(bench: _Bench) -> tuple[str, str]:
     """Give the names of the bench's GPUs."""
     first, second = (f"gpu-{one.replace(':', '-').replace('.', '-')}" for one in bench.recorded.pci("h100"))
@@ -404,20 +410,20 @@ async def test_sticky_fault_heals_when_the_operator_forgives_it(bench: _Bench) -
     ]
 
 
-async def test_inventory_comes_back_when_the_store_is_lost(bench: _Bench, nats_server: NatsServer) -> None:
+async def test_inventory_comes_back_when_the_store_is_lost(own_bench: _Bench, own_nats_server: NatsServer) -> None:
     """A server that comes back with an empty store gets inventory and events again, without a restart of the service."""
     toy = ToyDriver("acme", count=1)
-    await bench.publish_machine()
+    await own_bench.publish_machine()
 
-    async with bench.service(toy):
-        await bench.event(lambda one: one.device == "acme-0")
-        await nats_server.stop()
-        shutil.rmtree(nats_server.store)
-        await nats_server.start()
-        await bench.bus.provision()
-        await bench.publish_machine()
-        inventory = await bench.inventory(lambda one: len(one.devices) == 1)
-        event = await bench.event(lambda one: one.device == "acme-0")
+    async with own_bench.service(toy):
+        await own_bench.event(lambda one: one.device == "acme-0")
+        await own_nats_server.stop()
+        shutil.rmtree(own_nats_server.store)
+        await own_nats_server.start()
+        await own_bench.bus.provision()
+        await own_bench.publish_machine()
+        inventory = await own_bench.inventory(lambda one: len(one.devices) == 1)
+        event = await own_bench.event(lambda one: one.device == "acme-0")
 
     assert _states(inventory) == {"acme-0": HealthState.HEALTHY}
     assert event.generation == 1

@@ -181,13 +181,13 @@ async def test_discovery_publishes_again_when_the_entry_is_lost(nats_server: Nat
     assert again == first
 
 
-async def test_discovery_waits_and_stops_when_there_is_no_server(nats_server: NatsServer, laptop: RecordedMachine) -> None:
+async def test_discovery_waits_and_stops_when_there_is_no_server(own_nats_server: NatsServer, laptop: RecordedMachine) -> None:
     """Started before NATS it says that it waits, publishes once NATS is there, and ends within five seconds of SIGTERM."""
-    await nats_server.stop()
-    async with discovery(nats_server.url, laptop.root) as process:
+    await own_nats_server.stop()
+    async with discovery(own_nats_server.url, laptop.root) as process:
         await logged(process, "bus.waiting")
-        await nats_server.start()
-        async with Bus.session(NatsSettings(url=nats_server.url), name="late") as bus:
+        await own_nats_server.start()
+        async with Bus.session(NatsSettings(url=own_nats_server.url), name="late") as bus:
             await bus.provision()
             await machine_when(bus, lambda machine: True)
 

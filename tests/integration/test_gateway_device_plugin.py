@@ -290,18 +290,25 @@ async def test_gateway_refuses_a_container_start_when_its_device_has_become_sick
     assert "device gpu-0 cannot be used: it is unhealthy: ecc" in bad
 
 
-async def test_gateway_keeps_lists_and_sockets_when_nats_goes_away(rig: Rig, nats_server: NatsServer) -> None:
+@pytest_asyncio.fixture
+async def own_rig(own_nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """The same on a server that can be stopped."""
+    async with make_rig(own_nats_server.url) as made:
+        yield made
+
+
+async def test_gateway_keeps_lists_and_sockets_when_nats_goes_away(own_rig: Rig, own_nats_server: NatsServer) -> None:
     """With the bus gone kubelet sees no change at all; what changed meanwhile arrives when the bus is back."""
-    await rig.plane.show("gpu", *GPUS)
-    async with rig.kubelet, rig.gateway():
-        await rig.kubelet.wait_for_resource(GPU, allocatable=3)
-        await nats_server.stop()
-        refused = await rejected(rig, pod(gpu=1))
-        during = rig.kubelet.capacity()[GPU]
-        closed_by_then = [one for one in rig.kubelet.events if one.event == "ListAndWatch.closed"]
-        await nats_server.start()
-        await rig.plane.show("gpu", *GPUS, device("gpu-3"))
-        after = await rig.kubelet.wait_for_resource(GPU, allocatable=4, timeout_s=30.0)
+    await own_rig.plane.show("gpu", *GPUS)
+    async with own_rig.kubelet, own_rig.gateway():
+        await own_rig.kubelet.wait_for_resource(GPU, allocatable=3)
+        await own_nats_server.stop()
+        refused = await rejected(own_rig, pod(gpu=1))
+        during = own_rig.kubelet.capacity()[GPU]
+        closed_by_then = [one for one in own_rig.kubelet.events if one.event == "ListAndWatch.closed"]
+        await own_nats_server.start()
+        await own_rig.plane.show("gpu", *GPUS, device("gpu-3"))
+        after = await own_rig.kubelet.wait_for_resource(GPU, allocatable=4, timeout_s=30.0)
 
     assert during == Capacity(capacity=3, allocatable=3)
     assert after.capacity == 4

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,20 @@ BOTH = ClaimReference(name="both", uid="u-both", drivers=(DRIVER, "nic.topobus.d
 @pytest_asyncio.fixture
 async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
     """Two GPUs and two NICs, a claim for both GPUs; kubelet and gateway are started by the test."""
-    async with make_rig(nats_server.url) as made:
+    async with _make_rig(nats_server) as made:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def own_rig(own_nats_server: NatsServer) -> AsyncIterator[Rig]:
+    """The same on a server that can be stopped."""
+    async with _make_rig(own_nats_server) as made:
+        yield made
+
+
+@asynccontextmanager
+async def _make_rig(server: NatsServer) -> AsyncIterator[Rig]:
+    async with make_rig(server.url) as made:
         await made.plane.show("gpu", device("gpu-0", 0), device("gpu-1", 1))
         await made.plane.show("nic", device("nic-0", 0), device("nic-1", 1))
         await made.plane.store(claim("training", UID, "gpu-0", "gpu-1"))
@@ -453,19 +467,19 @@ async def test_gateway_waits_for_a_device_service_that_restarts_when_a_claim_nee
     assert len({one.op_id for one in rig.plane.requests("adopt")}) == 1
 
 
-async def test_claims_go_on_when_nats_is_away_for_a_moment(rig: Rig, nats_server: NatsServer) -> None:
+async def test_claims_go_on_when_nats_is_away_for_a_moment(own_rig: Rig, own_nats_server: NatsServer) -> None:
     """What is prepared is answered without NATS; a new claim waits within kubelet's call and is prepared when NATS is back; health stays as it was."""
-    await rig.plane.store(claim("net", "u-net", "nic-0"))
+    await own_rig.plane.store(claim("net", "u-net", "nic-0"))
     net = ClaimReference(name="net", uid="u-net", drivers=("nic.topobus.dev",))
-    patient = msgspec.structs.replace(rig.settings.deadlines, claim_retry_s=30.0)
-    async with rig.kubelet, rig.gateway(deadlines=patient):
-        await rig.kubelet.wait_for_driver("nic.topobus.dev")
-        before = await prepare(rig)
-        await nats_server.stop()
-        again = await prepare(rig)
-        waiting = asyncio.create_task(prepare(rig, net))
-        health = rig.kubelet.device_health(DRIVER, NODE, "gpu-0").state
-        await nats_server.start()
+    patient = msgspec.structs.replace(own_rig.settings.deadlines, claim_retry_s=30.0)
+    async with own_rig.kubelet, own_rig.gateway(deadlines=patient):
+        await own_rig.kubelet.wait_for_driver("nic.topobus.dev")
+        before = await prepare(own_rig)
+        await own_nats_server.stop()
+        again = await prepare(own_rig)
+        waiting = asyncio.create_task(prepare(own_rig, net))
+        health = own_rig.kubelet.device_health(DRIVER, NODE, "gpu-0").state
+        await own_nats_server.start()
         late = await waiting
 
     assert again == before

@@ -53,7 +53,7 @@ class Node:
 
 
 @pytest_asyncio.fixture
-async def node(nats_server: NatsServer) -> AsyncIterator[Node]:
+async def node(own_nats_server: NatsServer) -> AsyncIterator[Node]:
     """Discovery, two device services, topology and gateway on a recorded machine, with kubelet; all devices are offered."""
     with tempfile.TemporaryDirectory(prefix="ne", dir="/tmp") as name:
         folder = Path(name)
@@ -62,13 +62,13 @@ async def node(nats_server: NatsServer) -> AsyncIterator[Node]:
         async with AsyncExitStack() as stack:
             kubelet = await stack.enter_async_context(KubeletSimulator(folder / "k", numa_nodes=NodeSet(0, 1)))
             running = {
-                one: await stack.enter_async_context(service(one, nats_server.url, settings))
+                one: await stack.enter_async_context(service(one, own_nats_server.url, settings))
                 for one in ("discovery", "gpu", "nic", "topology", "gateway")
             }
             await until_all_ready(running)
             for resource in (GPU, NIC):
                 await kubelet.wait_for_resource(resource, allocatable=8, timeout_s=30.0)
-            yield Node(kubelet, nats_server, running)
+            yield Node(kubelet, own_nats_server, running)
 
 
 def closed(node: Node) -> int:

@@ -52,24 +52,24 @@ async def _read(process: asyncio.subprocess.Process, count: int, *, limit_s: flo
     return found
 
 
-async def test_example_shows_present_then_changes_once_each_when_it_starts_late(nats_server: NatsServer, bus: Bus) -> None:
+async def test_example_shows_present_then_changes_once_each_when_it_starts_late(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """Events before its start: the newest of each device. Later ones, and those after a restart of the server: every one, once, in order."""
     for generation in (1, 2, 3):
-        await _publish(bus, "gpu-0", generation)
-    await _publish(bus, "gpu-1", 1)
-    process = await _start(nats_server.url)
+        await _publish(own_bus, "gpu-0", generation)
+    await _publish(own_bus, "gpu-1", 1)
+    process = await _start(own_nats_server.url)
     try:
         present = await _read(process, 2)
         for generation in (4, 5):
-            await _publish(bus, "gpu-0", generation)
+            await _publish(own_bus, "gpu-0", generation)
         changes = await _read(process, 2)
-        await nats_server.stop()
-        await nats_server.start()
+        await own_nats_server.stop()
+        await own_nats_server.start()
         for generation in (6, 7):
-            await _publish(bus, "gpu-0", generation)
-        await _publish(bus, "gpu-1", 2)
+            await _publish(own_bus, "gpu-0", generation)
+        await _publish(own_bus, "gpu-1", 2)
         after = await _read(process, 3)
-        await _publish(bus, "gpu-2", 1)
+        await _publish(own_bus, "gpu-2", 1)
         last = await _read(process, 1)
     finally:
         process.kill()

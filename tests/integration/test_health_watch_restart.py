@@ -111,24 +111,26 @@ def reached(last: int) -> Callable[[dict[str, list[int]]], bool]:
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middle(nats_server: NatsServer, bus: Bus, how: str) -> None:
+async def test_watchers_see_each_generation_once_when_nats_restarts_in_the_middle(
+    own_nats_server: NatsServer, own_bus: Bus, how: str
+) -> None:
     """One watcher from the start, one from the middle; the server ends between two events, in order or by a crash, and comes back: no gap, no repeat."""
-    await tell(bus, 1)
-    async with watching(nats_server.url) as early:
+    await tell(own_bus, 1)
+    async with watching(own_nats_server.url) as early:
         await early.until(reached(1))
         for generation in range(2, ROUNDS // 2):
-            await tell(bus, generation)
-        async with watching(nats_server.url) as late:
+            await tell(own_bus, generation)
+        async with watching(own_nats_server.url) as late:
             began = await late.until(lambda found: len(found) == len(DEVICES))
             # Frozen, so that the first event is surely on its way, and unanswered, when the server ends.
-            nats_server.pause()
-            telling = asyncio.create_task(tell_all(bus, ROUNDS // 2, ROUNDS))
+            own_nats_server.pause()
+            telling = asyncio.create_task(tell_all(own_bus, ROUNDS // 2, ROUNDS))
             await asyncio.wait({telling}, timeout=0.1)
             is_interrupted = not telling.done()
-            await (nats_server.stop() if how == "stop" else nats_server.kill())
-            await nats_server.start()
+            await (own_nats_server.stop() if how == "stop" else own_nats_server.kill())
+            await own_nats_server.start()
             await telling
-            await tell_all(bus, ROUNDS + 1, LAST)
+            await tell_all(own_bus, ROUNDS + 1, LAST)
             seen = await early.until(reached(LAST))
             seen_late = await late.until(reached(LAST))
 

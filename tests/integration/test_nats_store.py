@@ -98,13 +98,13 @@ async def _is_stored(bus: Bus) -> bool:
     return True
 
 
-async def test_probe_fails_when_the_server_greets_and_does_not_answer(nats_server: NatsServer) -> None:
+async def test_probe_fails_when_the_server_greets_and_does_not_answer(own_nats_server: NatsServer) -> None:
     """A greeting is no answer: a server that stands still, has no JetStream or no monitoring does not store."""
-    assert not await probe_jetstream("127.0.0.1", nats_server.port, free_port())
+    assert not await probe_jetstream("127.0.0.1", own_nats_server.port, free_port())
 
-    nats_server.pause()
-    is_storing = await probe_jetstream("127.0.0.1", nats_server.port, free_port())
-    nats_server.resume()
+    own_nats_server.pause()
+    is_storing = await probe_jetstream("127.0.0.1", own_nats_server.port, free_port())
+    own_nats_server.resume()
 
     assert not is_storing
 

@@ -61,15 +61,27 @@ class NatsServer:
     """
 
     def __init__(
-        self, *, binary: Path | None = None, config: str = "", port: int = 0, environment: Mapping[str, str] = MappingProxyType({})
+        self,
+        *,
+        binary: Path | None = None,
+        config: str = "",
+        port: int = 0,
+        environment: Mapping[str, str] = MappingProxyType({}),
+        parent: Path | None = None,
+        store_limit: str = "",
     ) -> None:
-        """Prepare a server; `environment` comes on top of our own: `config` may name its variables, as passwords do."""
+        """Prepare a server; `environment` comes on top of our own: `config` may name its variables, as passwords do.
+
+        Shapes: parent — where its folder is made; None: the system's temporary folder. store_limit — how much all streams together may reserve, as in
+        `64GB`; empty: the server's own choice, three quarters of what the disk has left.
+        """
         self.binary = binary or find_nats_server()
         self.port = port or free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix="topobus-nats-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="topobus-nats-", dir=parent))
         self.store = self.folder / "store"
         self.log = self.folder / "nats.log"
         self._config = config
+        self._store_limit = f", max_file_store: {store_limit}" if store_limit else ""
         self._environment = {**os.environ, **environment}
         self._process: asyncio.subprocess.Process | None = None
 
@@ -87,7 +99,7 @@ class NatsServer:
 
     async def start(self) -> None:
         """Start on the same port and store; returns when a client would be served."""
-        file = self._write_config()
+        file = self.write_config()
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 str(self.binary), "-c", str(file), stdout=log, stderr=log, env=self._environment
@@ -122,7 +134,7 @@ class NatsServer:
     def reload(self, config: str) -> None:
         """Make a running server read other configuration (SIGHUP)."""
         self._config = config
-        self._write_config()
+        self.write_config()
         os.kill(self.pid, signal.SIGHUP)
 
     def read_log(self) -> str:
@@ -145,9 +157,11 @@ class NatsServer:
             # Kept for whoever looks at the failure.
             print(f"nats-server's log: {self.log}\n{self.read_log()[-2000:]}")  # noqa: T201 - pytest shows it with the failure
 
-    def _write_config(self) -> Path:
+    def write_config(self) -> Path:
+        """Write the file that the server is started with."""
         file = self.folder / "nats.conf"
-        file.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{self.store}" }}\n{self._config}\n', encoding="utf-8")
+        jetstream = f'jetstream {{ store_dir: "{self.store}"{self._store_limit} }}'
+        file.write_text(f'listen: "127.0.0.1:{self.port}"\n{jetstream}\n{self._config}\n', encoding="utf-8")
         return file
 
     async def _end(self, how: signal.Signals) -> None:

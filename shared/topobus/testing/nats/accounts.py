@@ -1,0 +1,211 @@
+"""One nats-server for many tests: each borrows an account of its own, which has its own subjects, streams and connections.
+
+A server's start costs more than most tests do. What one account holds no other account sees, so a test cannot tell the shared server from one of its own as long
+as it does not stop, freeze or configure it; a `BorrowedServer` refuses that. An account is lent once: what a test left behind, as a late message or a consumer,
+meets nobody. When all accounts of a server have been lent, another server takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn, Self
+
+import msgspec
+from nats.aio.client import Client
+
+from topobus.simulation.nats_server import NatsServer
+
+__all__ = ["BorrowedServer", "NatsAccounts", "cheap_folder"]
+
+_ACCOUNTS = 64
+_START_LIMIT_S = 20.0
+_STOP_LIMIT_S = 5.0
+# The streams of one account reserve some GiB; 64 accounts must not be refused for a disk that none of them fills.
+_STORE_LIMIT = "64TB"
+_MEMORY_DISK = Path("/dev/shm")
+# A tmpfs of a container has 64 MiB often, which a test that fills streams would use up.
+_MEMORY_DISK_LEAST_BYTES = 2 * 1024**3
+
+
+def cheap_folder() -> Path | None:
+    """Give a folder in memory where a synced write costs nothing; None (the temporary folder) where there is none with room.
+
+    Sound for tests that kill the server: what a killed process has written stays in a tmpfs as in a page cache. Not for a test of a machine that loses its power.
+    """
+    try:
+        room = os.statvfs(_MEMORY_DISK)
+    except OSError:
+        return None
+    is_fit = os.access(_MEMORY_DISK, os.W_OK) and room.f_bavail * room.f_frsize >= _MEMORY_DISK_LEAST_BYTES
+    return _MEMORY_DISK if is_fit else None
+
+
+class BorrowedServer(NatsServer):
+    """An account of a shared server, with the interface of a server of one's own where that makes sense.
+
+    Errors: RuntimeError for all that would be felt by others: start, stop, kill, pause, resume, reload, and a look at process, store or port.
+    """
+
+    def __init__(self, shared: NatsServer, account: str) -> None:
+        # Not the parent's: nothing is made here, neither folder nor port.
+        self.binary = shared.binary
+        self.log = shared.log
+        self._address = f"127.0.0.1:{shared.port}"
+        self._account = account
+        self._log_begin = shared.log.stat().st_size if shared.log.exists() else 0
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, and as whom."""
+        return f"nats://{self._account}:{self._account}@{self._address}"
+
+    def read_log(self) -> str:
+        """Give what the server wrote since the account was borrowed; lines of other accounts are among them."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_begin)
+            return log.read().decode("utf-8", errors="replace")
+
+    @property
+    def pid(self) -> int:
+        """Refuse: the process is not ours alone."""
+        self._refuse("pid")
+
+    async def start(self) -> None:
+        """Refuse."""
+        self._refuse("start")
+
+    async def stop(self) -> None:
+        """Refuse."""
+        self._refuse("stop")
+
+    async def kill(self) -> None:
+        """Refuse."""
+        self._refuse("kill")
+
+    def pause(self) -> None:
+        """Refuse."""
+        self._refuse("pause")
+
+    def resume(self) -> None:
+        """Refuse."""
+        self._refuse("resume")
+
+    def reload(self, config: str) -> None:
+        """Refuse."""
+        self._refuse(f"reload({config[:20]!r}…)")
+
+    async def __aenter__(self) -> Self:
+        self._refuse("async with")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # Attributes of a server of one's own that this one lacks: port, store, folder.
+        if name.startswith("_"):
+            raise AttributeError(name)
+        self._refuse(name)
+
+    def _refuse(self, what: str) -> NoReturn:
+        raise RuntimeError(f"{what}: this nats-server is shared with other tests: take the fixture own_nats_server")
+
+
+class NatsAccounts:
+    """Lends accounts of one running server, and starts the next server when they are used up. Use as `with NatsAccounts() as accounts: …`.
+
+    Its process belongs to no event loop, since each test has a loop of its own.
+    """
+
+    def __init__(self, *, binary: Path | None = None, size: int = _ACCOUNTS, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._binary = binary
+        self._names = [f"test{number}" for number in range(size)]
+        self._environment = {**os.environ, **environment}
+        self._server: NatsServer | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unused: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    @asynccontextmanager
+    async def borrow(self) -> AsyncIterator[BorrowedServer]:
+        """Lend an account that nobody had before; its streams are deleted afterwards."""
+        if not self._unused or self._process is None or self._process.poll() is not None:
+            await asyncio.to_thread(self._begin)
+        assert self._server is not None
+        lent = BorrowedServer(self._server, self._unused.pop())
+        try:
+            yield lent
+        except BaseException:
+            print(f"nats-server's log: {lent.log}\n{lent.read_log()[-2000:]}")  # noqa: T201 - pytest shows it with the failure
+            raise
+        finally:
+            await _delete_streams(lent.url)
+
+    def _begin(self) -> None:
+        self._end()
+        server = NatsServer(binary=self._binary, config=_configuration(self._names), parent=cheap_folder(), store_limit=_STORE_LIMIT)
+        self._server = server
+        with server.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [str(server.binary), "-c", str(server.write_config())], stdout=log, stderr=log, env=self._environment
+            )
+        deadline = time.monotonic() + _START_LIMIT_S
+        while not _is_listening(server.port):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"nats-server did not start:\n{server.read_log()}")
+            time.sleep(0.01)
+        self._unused = list(reversed(self._names))
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if self._server is not None:
+            shutil.rmtree(self._server.folder, ignore_errors=True)
+            self._server = None
+
+
+def _configuration(names: list[str]) -> str:
+    """Write the accounts; one listens to nobody but its own user, whose password is its name."""
+    accounts = ",\n".join(f"{name}: {{ jetstream: enabled, users: [ {{ user: {name}, password: {name} }} ] }}" for name in names)
+    return f"accounts {{ {accounts} }}"
+
+
+def _is_listening(port: int) -> bool:
+    """Say whether the server's greeting comes."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+            return connection.recv(4) == b"INFO"
+    except OSError:
+        return False
+
+
+async def _delete_streams(url: str) -> None:
+    """Give an account's disk and memory back; a server that does not answer has other troubles, which a test has told."""
+    client = Client()
+    await client.connect(url, allow_reconnect=False, connect_timeout=2)
+    try:
+        while True:
+            answer = await client.request("$JS.API.STREAM.NAMES", b"{}", timeout=5.0)
+            names = msgspec.json.decode(answer.data).get("streams") or []
+            if not names:
+                return
+            await asyncio.gather(*(client.request(f"$JS.API.STREAM.DELETE.{name}", b"", timeout=5.0) for name in names))
+    finally:
+        await client.close()
