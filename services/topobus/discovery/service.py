@@ -58,7 +58,7 @@ async def serve(settings: DiscoverySettings, runtime: Runtime) -> None:
 
 class _Publisher:
     def __init__(self, settings: DiscoverySettings, runtime: Runtime) -> None:
-        self._tree = Tree(settings.hardware)
+        self._tree = Tree(settings.hardware, is_revisited=True)
         self._runtime = runtime
         self._node = runtime.node
         self._last: Machine | None = None
@@ -145,7 +145,7 @@ class _Publisher:
     async def _read_once(self) -> Machine:
         read: Callable[[Tree, str], Machine] = read_machine
         with self._seconds.time():
-            return await asyncio.to_thread(read, self._tree, self._node)
+            return await asyncio.to_thread(read, Tree(self._tree.settings), self._node)
 
     async def _publish(self, found: Machine) -> None:
         bus = self._runtime.bus

@@ -80,7 +80,7 @@ class _DeviceHost:
         self._node = runtime.node
         self._class = device_class
         self._log = get_logger()
-        self._tree = Tree(settings.hardware)
+        self._tree = Tree(settings.hardware, is_revisited=True)
         self._skipped = registry.skipped
         self._ignored = registry.ignored
         self._drivers = {one.name: IsolatedDriver(one, timeout_s=settings.drivers.timeout_s) for one in registry.drivers}

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import os
 import re
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, Struct
 
 from topobus.domain.errors import HardwareError
-from topobus.sysfs.filesystem import is_sysfs
+from topobus.sysfs.answers import OpenFiles, StampedAnswers
+from topobus.sysfs.filesystem import is_kernels
 
 __all__ = ["HardwareSettings", "Tree", "natural_key"]
 
+T = TypeVar("T")
+
 # Linux gives up after as many links (MAXSYMLINKS, include/linux/namei.h).
 _MAX_LINKS = 40
+_READ_BYTES = 64 * 1024
 _BLANK = " \t\r\n\x00"
 
 
@@ -57,20 +63,27 @@ class Tree:
     Errors: what is absent is None or empty; what exists and cannot be read raises HardwareError with the path.
     """
 
-    def __init__(self, settings: HardwareSettings | None = None) -> None:
+    def __init__(self, settings: HardwareSettings | None = None, *, is_revisited: bool = False) -> None:
+        """Make a tree; `is_revisited`: the same files will be asked for again and again, so answers are kept as long as they hold."""
         self.settings = settings or HardwareSettings()
         self.root = Path(self.settings.root)
         self._tops = {top: self.root / str(getattr(self.settings, top)) for top in ("sys", "proc", "dev")}
         # Text, for a path is resolved step by step and a Path object for each step costs more than the system call.
         self._top_texts = {top: str(folder) for top, folder in self._tops.items()}
         self._is_live = self._tops["sys"] == Path("/sys")
-        self._is_sysfs = is_sysfs(self._top_texts["sys"])
+        # Links of the kernel's own files are relative and lead nowhere else, so the kernel may follow them itself. Those of a device folder may not.
+        self._kernels = {top: top != "dev" and is_kernels(self._top_texts[top]) for top in self._tops}
         self._folders: dict[str, list[str]] | None = None
+        self._answers = StampedAnswers() if is_revisited else None
+        self._open_files = OpenFiles() if is_revisited else None
+        self._listed: dict[str, tuple[Sequence[str], tuple[str, ...]]] = {}
+        """Names as the system listed them last, and in order: to order them costs ten times what it costs to list them."""
 
     def for_scan(self) -> Tree:
         """Give a tree for one look at many files: it resolves each folder's links once, so it must not be kept (folders come and go)."""
         tree = Tree(self.settings)
         tree._folders = {}
+        tree._answers, tree._open_files, tree._listed = self._answers, self._open_files, self._listed
         return tree
 
     @property
@@ -80,30 +93,11 @@ class Tree:
 
     def path(self, path: str) -> Path:
         """Give the file's real path, every link resolved inside the tree (a missing tail stays as it is)."""
-        return Path(self._text(path))
-
-    def _text(self, path: str) -> str:
-        parts = self._split(path)
-        if self._folders is None or len(parts) == 1 or ".." in parts:
-            return self._real_path(self._resolve(parts))
-        key = "/".join(parts[:-1])
-        folder = self._folders.get(key)
-        if folder is None:
-            folder = self._folders[key] = self._resolve(parts[:-1])
-        return self._real_path(self._resolve([parts[-1]], folder))
+        return Path(self._real_path(self._resolve(self._split(path))))
 
     def read(self, path: str) -> str | None:
         """Read a text file, stripped; None when it is absent (or a read says ENODEV: the device went away meanwhile)."""
-        try:
-            # Some kernels end a list with a NUL.
-            return self.path(path).read_text(encoding="utf-8", errors="replace").strip(_BLANK)
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except OSError as err:
-            # Linux answers ENODEV, ENXIO or EINVAL for attributes that the device does not back (speed of a downed link).
-            if err.errno in (6, 19, 22):
-                return None
-            raise HardwareError(f"cannot read {path} under {self.root}: {err.strerror}", path=path) from err
+        return self._ask("read", path, self._read)
 
     def read_bytes(self, path: str, limit: int = 4096) -> bytes | None:
         """Read the beginning of a binary file (PCI configuration space); None when it is absent or unreadable for us."""
@@ -135,46 +129,140 @@ class Tree:
 
     def names(self, path: str) -> tuple[str, ...]:
         """List a folder's names in natural order; empty when absent."""
-        try:
-            return tuple(sorted(os.listdir(self._text(path)), key=natural_key))  # noqa: PTH208 - names only, no Path objects per entry
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
-        except OSError as err:
-            raise HardwareError(f"cannot list {path} under {self.root}: {err.strerror}", path=path) from err
+        return self._ask("names", path, self._list) or ()
 
     def exists(self, path: str) -> bool:
         """Say whether the file or folder is there."""
-        return os.path.exists(self._text(path))  # noqa: PTH110 - asked for many files at each look
+        return self._ask("exists", path, lambda text, _: os.path.exists(text) or None) is not None  # noqa: PTH110 - asked for many files at each look
 
     def is_link(self, path: str) -> bool:
         """Say whether the last part of the path is a link, dangling ones included."""
         folder, _, name = path.rpartition("/")
-        return self.path(folder).joinpath(name).is_symlink()
+        return os.path.islink(f"{self._text(folder)}/{name}")  # noqa: PTH114 - asked for many files at each look
 
     def link_name(self, path: str) -> str:
         """Give the last part of what a link leads to; empty when there is no such link (the target itself may be missing in a recording)."""
-        return self.path(path).name if self.is_link(path) else ""
+        return self._ask("link", path, self._link, of_folder=True) or ""
 
     def identity(self, path: str) -> str:
         """Tell a folder from every other that has stood at its path; empty when there is none.
 
         In a recorded tree it also changes with each file that comes, goes or is replaced in it; sysfs keeps no such time.
         """
-        try:
-            found = os.stat(self._text(path))  # noqa: PTH116 - asked for many folders at each look
-        except OSError:
-            return ""
-        return f"{found.st_dev}:{found.st_ino}" if self._is_sysfs else f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"
+        return self._ask("identity", path, self._identify) or ""
 
     def real(self, path: str) -> str | None:
         """Resolve all links and give the path relative to the tree (`sys/devices/pci0000:17/…`); None when absent."""
-        found = self.path(path)
-        if not found.exists():
+        return self._ask("real", path, self._real)
+
+    def _ask(self, kind: str, path: str, ask: Callable[[str, str], T | None], *, of_folder: bool = False) -> T | None:
+        """Ask a question of a path, unless its last answer still holds; None is the answer for what is absent.
+
+        `of_folder`: the answer is about the name in its folder (a link), not about what stands there.
+        """
+        answers = self._answers
+        if answers is None:
+            return ask(self._text(path), path)
+        kept = answers.find(kind, path)
+        if kept is not None:
+            found: T | None = kept.value
+            return found
+        began_ns = time.time_ns()
+        text = self._text(path)
+        value = ask(text, path)
+        parts = self._split(path)
+        if not self._kernels[parts[0]]:
+            at = self._real_path(parts)
+            if of_folder:
+                at, text = at.rpartition("/")[0], self._text(path.rpartition("/")[0])
+            elif value is None:
+                # What is absent has no times; the folder that lacks it has.
+                at, text = at.rpartition("/")[0], text.rpartition("/")[0]
+            answers.keep(kind, path, value, at=at, real=text, began_ns=began_ns)
+        return value
+
+    def _read(self, text: str, path: str) -> str | None:
+        try:
+            data = self._open_files.read(text) if self._open_files is not None else None
+            if data is None:
+                data = self._read_whole(text)
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None
-        for top, folder in self._tops.items():
-            if found == folder or folder in found.parents:
-                return str(Path(top) / found.relative_to(folder))
-        return None
+        except OSError as err:
+            # Linux answers ENODEV, ENXIO or EINVAL for attributes that the device does not back (speed of a downed link).
+            if err.errno in (6, 19, 22):
+                return None
+            raise HardwareError(f"cannot read {path} under {self.root}: {err.strerror}", path=path) from err
+        # Some kernels end a list with a NUL.
+        return data.decode("utf-8", errors="replace").strip(_BLANK)
+
+    def _read_whole(self, text: str) -> bytes:
+        descriptor = os.open(text, os.O_RDONLY | os.O_CLOEXEC)
+        is_kept = False
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+            while more := os.read(descriptor, _READ_BYTES):
+                data += more
+            is_kept = self._open_files is not None and self._is_of_a_device(text) and self._open_files.keep(text, descriptor)
+            return data
+        finally:
+            if not is_kept:
+                os.close(descriptor)
+
+    def _is_of_a_device(self, text: str) -> bool:
+        """Say whether a file lies in a device's own folder of sysfs: no link after the one that names the device, so that its name always means this file."""
+        top = self._top_texts["sys"]
+        if not self._kernels["sys"] or not text.startswith((f"{top}/devices/", f"{top}/bus/pci/devices/")):
+            return False
+        inside = text.removeprefix(f"{top}/bus/pci/devices/") if text.startswith(f"{top}/bus/") else text.removeprefix(f"{top}/devices/")
+        return os.path.realpath(text).endswith(f"/{inside}")
+
+    def _list(self, text: str, path: str) -> tuple[str, ...] | None:
+        try:
+            names = os.listdir(text)  # noqa: PTH208 - names only, no Path objects per entry
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as err:
+            raise HardwareError(f"cannot list {path} under {self.root}: {err.strerror}", path=path) from err
+        before, ordered = self._listed.get(text, ((), ()))
+        if names != before:
+            ordered = tuple(sorted(names, key=natural_key))
+            if self._open_files is not None:
+                self._listed[text] = (names, ordered)
+        return ordered
+
+    def _link(self, _: str, path: str) -> str | None:
+        folder, _, name = path.rpartition("/")
+        try:
+            return os.readlink(f"{self._text(folder)}/{name}").rpartition("/")[2]
+        except OSError:
+            return None
+
+    def _real(self, _: str, path: str) -> str | None:
+        parts = self._resolve(self._split(path))
+        return "/".join(parts) if os.path.exists(self._real_path(parts)) else None  # noqa: PTH110
+
+    def _identify(self, text: str, path: str) -> str | None:
+        try:
+            found = os.stat(text)  # noqa: PTH116 - asked for many folders at each look
+        except OSError:
+            return None
+        is_kernels = self._kernels[path.partition("/")[0]]
+        return f"{found.st_dev}:{found.st_ino}" if is_kernels else f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"
+
+    def _text(self, path: str) -> str:
+        parts = self._split(path)
+        if ".." in parts or len(parts) == 1:
+            return self._real_path(self._resolve(parts))
+        if self._kernels[parts[0]]:
+            return self._real_path(parts)
+        if self._folders is None:
+            return self._real_path(self._resolve(parts))
+        key = "/".join(parts[:-1])
+        folder = self._folders.get(key)
+        if folder is None:
+            folder = self._folders[key] = self._resolve(parts[:-1])
+        return self._real_path(self._resolve([parts[-1]], folder))
 
     def _split(self, path: str) -> list[str]:
         parts = [part for part in path.split("/") if part not in ("", ".")]

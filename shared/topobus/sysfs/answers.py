@@ -1,0 +1,108 @@
+"""Answers about a tree that still hold, so that a look each second does not pay for what nobody touched.
+
+A recorded tree has times: an answer holds while the file (for what is absent, and for links: the folder) has the same inode, size and times. The
+kernel's own files have none that mean anything: there a file is kept open and read from its beginning again, which the kernel answers anew each time,
+or with ENODEV once the device is gone. Source: Documentation/filesystems/sysfs.rst ("the buffer will always be refreshed"), stat(2), racy-git.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from msgspec import Struct
+
+__all__ = ["OpenFiles", "StampedAnswers"]
+
+# A file system's clock ticks at most every 10 ms (CONFIG_HZ 100): what changed so shortly before it was read may change again under the same time.
+_FRESH_NS = 50_000_000
+# Well below the 1,024 descriptors that a process may have by default, and more than the cards of a large node have files that tell of their health.
+_MOST_FILES = 384
+# A name may lead to another file by now without the old one being gone: an interface that moved into a pod's network and one that came in its place.
+_OPEN_FOR_S = 60.0
+_READ_BYTES = 64 * 1024
+
+
+class _Answer(Struct, frozen=True):
+    at: str
+    stamp: tuple[int, ...]
+    value: Any
+
+
+class StampedAnswers:
+    """Answers by kind of question and path."""
+
+    def __init__(self) -> None:
+        self._answers: dict[tuple[str, str], _Answer] = {}
+
+    def find(self, kind: str, path: str) -> _Answer | None:
+        """Give the answer if it still holds. Cost: one stat."""
+        answer = self._answers.get((kind, path))
+        if answer is None:
+            return None
+        try:
+            if _stamp(os.stat(answer.at)) == answer.stamp:  # noqa: PTH116 - asked for hundreds of files a second
+                return answer
+        except OSError:
+            pass
+        self._answers.pop((kind, path), None)
+        return None
+
+    def keep(self, kind: str, path: str, value: object, *, at: str, real: str, began_ns: int) -> None:
+        """Keep an answer, unless its file is too fresh to tell a next change from this one.
+
+        `at`: the file or folder whose times vouch for it, by the path that is asked for; `real`: the same with all links resolved inside the tree. Where the
+        two are not the same file, a link leads out of the tree as the system sees it, and the answer is not kept. `began_ns`: when it was asked, by the
+        system's clock.
+        """
+        try:
+            found, resolved = os.stat(at), os.stat(real)  # noqa: PTH116
+        except OSError:
+            return
+        if (found.st_dev, found.st_ino) != (resolved.st_dev, resolved.st_ino):
+            return
+        if max(found.st_mtime_ns, found.st_ctime_ns) < began_ns - _FRESH_NS:
+            self._answers[kind, path] = _Answer(at, _stamp(found), value)
+
+
+class OpenFiles:
+    """Files of the kernel's that stay open between two looks."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _OpenFile] = {}
+
+    def read(self, path: str) -> bytes | None:
+        """Read a kept file anew; None when it is not kept (any more): then it is to be opened by its name, which says why."""
+        file = self._files.get(path)
+        if file is None:
+            return None
+        if time.monotonic() < file.until_s:
+            try:
+                return os.pread(file.descriptor, _READ_BYTES, 0)
+            except OSError:
+                pass
+        self._files.pop(path, None)
+        return None
+
+    def keep(self, path: str, descriptor: int) -> bool:
+        """Take a descriptor over; False when there are too many: it stays the caller's."""
+        if len(self._files) >= _MOST_FILES:
+            return False
+        self._files[path] = _OpenFile(descriptor, time.monotonic() + _OPEN_FOR_S)
+        return True
+
+
+class _OpenFile:
+    """Closes its descriptor when nobody uses it any more: another thread may be reading when it is given up."""
+
+    def __init__(self, descriptor: int, until_s: float) -> None:
+        self.descriptor = descriptor
+        self.until_s = until_s
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
+    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
