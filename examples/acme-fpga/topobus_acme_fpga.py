@@ -47,14 +47,14 @@ class AcmeDriver:
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """Pick our functions out of the machine; the kit fills in NUMA node, root, switch and name."""
-        found = []
+        devices = []
         for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=(_CLASS,)):
             try:
                 serial = tree.read(f"{pci_folder(function.address)}/acme/serial") or ""
             except HardwareError:
                 # Still a card, and its neighbours are fine: `observe` tells what is wrong with it.
                 serial = ""
-            found.append(
+            devices.append(
                 pci_device(
                     function,
                     device_class=self.device_class,
@@ -66,11 +66,11 @@ class AcmeDriver:
                     capacity={"logicElements": 1_100_000},
                 )
             )
-        return found
+        return devices
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at what every PCI card tells, and at our own two files."""
-        return {one.name: self._observe_one(tree, one.pci) for one in devices if one.pci is not None}
+        return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each card's node; the number is read anew, for it may change with a reboot."""
@@ -90,7 +90,7 @@ class AcmeDriver:
         folder = pci_folder(address)
         try:
             seen = self._pci_health.observe(tree, address)
-            if any(one.dimension is Dimension.PRESENCE for one in seen):
+            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
                 return seen
             seen += observe_kernel_driver(tree, address)
             state = tree.read(f"{folder}/acme/state")

@@ -70,10 +70,10 @@ def test_registry_makes_drivers_and_skips_what_is_none() -> None:
         _line("support.nowhere:Driver", "nowhere"),
     ]
 
-    found = load_classic_drivers(SceneContext(SCENE), entry_points=lines)
+    classic_drivers = load_classic_drivers(SceneContext(SCENE), entry_points=lines)
 
-    assert [one.name for one in found.drivers] == [GROUP]
-    why = {one.name: one.why for one in found.skipped}
+    assert [driver.name for driver in classic_drivers.drivers] == [GROUP]
+    why = {skipped_plugin.name: skipped_plugin.why for skipped_plugin in classic_drivers.skipped}
     assert "no licence file" in why["broken"]
     assert "it lacks get_class_parameters" in why["half"]
     assert "drivers of topobus.dev are Topobus' own" in why["ours"]

@@ -81,7 +81,7 @@ def _taker(case: dict[str, Any]) -> ApiObject:
 
 def _rule(case: dict[str, Any], random: Random) -> ApiObject:
     """A rule that taints all devices of a driver, of a pool, or one device."""
-    specs = [one["spec"] for one in case.get("slices") or ()]
+    specs = [resource_slice["spec"] for resource_slice in case.get("slices") or ()]
     chosen = random.choice(specs) if specs else {"driver": "gpu.example.com", "pool": {"name": "p"}}
     selector: dict[str, str] = {"driver": chosen["driver"]}
     if random.random() < 0.5:
@@ -97,13 +97,13 @@ def _situation(case: dict[str, Any], random: Random | None) -> tuple[Situation, 
     """Read a case as objects; with `random` also with a taint rule, and admin access with or without the namespace's label."""
     node = ((case.get("node") or {}).get("metadata") or {}).get("name") or "node"
     labels = ((case.get("node") or {}).get("metadata") or {}).get("labels") or {}
-    claims = [_object("ResourceClaim", one) for one in case.get("claims") or ()]
+    claims = [_object("ResourceClaim", claim) for claim in case.get("claims") or ()]
     objects = [_object("Node", {"metadata": {"name": node, "labels": labels}}), _taker(case)]
-    objects += [_object("DeviceClass", one) for one in case.get("classes") or ()]
-    objects += [_object("ResourceSlice", one) for one in case.get("slices") or ()]
+    objects += [_object("DeviceClass", device_class) for device_class in case.get("classes") or ()]
+    objects += [_object("ResourceSlice", resource_slice) for resource_slice in case.get("slices") or ()]
     claims = [
-        msgspec.structs.replace(one, metadata={"namespace": "default", **one.metadata, "uid": f"uid-{number}"}, status={})
-        for number, one in enumerate(claims)
+        msgspec.structs.replace(claim, metadata={"namespace": "default", **claim.metadata, "uid": f"uid-{number}"}, status={})
+        for number, claim in enumerate(claims)
     ]
     if random is not None:
         if random.random() < 0.6:
@@ -116,8 +116,8 @@ def _situation(case: dict[str, Any], random: Random | None) -> tuple[Situation, 
         if claims and random.random() < 0.4:
             claims[0] = _with_admin_access(claims[0])
     # A case is about one node, though its slices may name more.
-    claims = [msgspec.structs.replace(one, metadata={**one.metadata, "annotations": {NODE_ANNOTATION: node}}) for one in claims]
-    names = [one.metadata["name"] for one in claims]
+    claims = [msgspec.structs.replace(claim, metadata={**claim.metadata, "annotations": {NODE_ANNOTATION: node}}) for claim in claims]
+    names = [claim.metadata["name"] for claim in claims]
     namespace = claims[0].metadata["namespace"] if claims else "default"
     uses = [{"name": f"e{number}", "resourceClaimName": name} for number, name in enumerate(names)]
     pod = ApiObject(
@@ -156,14 +156,16 @@ def _controller(situation: Situation, node: str, claims: list[ApiObject], compil
         world.put_ledger(ledger)
     for alignment in situation.alignments:
         world.put_alignment(alignment.node, alignment)
-    world.note_silence({(one.node, one.device_class): one.since for one in situation.silences})
-    for one in (*situation.objects, *claims):
+    world.note_silence({(silence.node, silence.device_class): silence.since for silence in situation.silences})
+    for api_object in (*situation.objects, *claims):
         try:
-            world.put_object(ObjectKey(**object_parts(one)), Stored(1, one))
+            world.put_object(ObjectKey(**object_parts(api_object)), Stored(1, api_object))
         except ContractError:
             continue
     try:
-        members = [member(ObjectKey(**object_parts(one)), world.objects[ObjectKey(**object_parts(one))], world.classes) for one in claims]
+        members = [
+            member(ObjectKey(**object_parts(claim)), world.objects[ObjectKey(**object_parts(claim))], world.classes) for claim in claims
+        ]
         return asyncio.run(_finder(world, compiler).search(node, members))
     except ContractError as err:
         return err.message
@@ -173,16 +175,16 @@ def _differs(situation: Situation, node: str, claims: list[ApiObject], compiler:
     """Compare both; empty when they say the same."""
     theirs = _controller(situation, node, claims, compiler)
     try:
-        (mine,) = dry_run(situation, compiler)
+        (own_dry_answer,) = dry_run(situation, compiler)
     except ContractError as err:
         return None if isinstance(theirs, str) else (str(err), theirs)
-    return None if _said(mine) == _expected(node, theirs) else (_said(mine), _expected(node, theirs))
+    return None if _said(own_dry_answer) == _expected(node, theirs) else (_said(own_dry_answer), _expected(node, theirs))
 
 
 def _said(answer: DryAnswer) -> tuple[str, object]:
     if answer.condition == "Allocated":
         return answer.condition, SHARE.sub("", encode(list(answer.allocations.values())).decode())
-    return answer.condition, tuple(one.message for one in answer.reasons if one.code not in ("nearest-miss", "would-fit"))
+    return answer.condition, tuple(reason.message for reason in answer.reasons if reason.code not in ("nearest-miss", "would-fit"))
 
 
 def _expected(node: str, outcome: Outcome | str) -> tuple[str, object]:
@@ -191,7 +193,7 @@ def _expected(node: str, outcome: Outcome | str) -> tuple[str, object]:
     if isinstance(outcome, Allocated):
         return "Allocated", SHARE.sub("", encode(list(outcome.results)).decode())
     condition, reasons = explain_nodes([node], [outcome])
-    return condition, tuple(one.message for one in reasons)
+    return condition, tuple(reason.message for reason in reasons)
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

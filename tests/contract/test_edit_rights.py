@@ -47,7 +47,7 @@ def test_shipped_drivers_stay_within_the_rights_of_their_class(profile: str, tmp
         devices = driver.discover(tree, machine)
         edits = driver.prepare(tree, devices, PrepareContext(owner=OWNER)) if devices else {}
         assert not isinstance(edits, Refusal)
-        answer = Prepared(edits={name: one for name, one in edits.items() if name}, common=edits.get("", ContainerEdits()))
+        answer = Prepared(edits={name: edit for name, edit in edits.items() if name}, common=edits.get("", ContainerEdits()))
         prepared += len(devices)
 
         assert refuse_forbidden(driver.device_class, answer, rights_of(driver.device_class, NO_RIGHTS, is_foreign=False)) is None

@@ -65,13 +65,15 @@ def _contains(larger: Any, smaller: Any) -> bool:
 
 def _from_the_future(value: Any, hint: object) -> Any:
     """Put a field that no contract knows into every object that is a message (not into maps, whose keys mean something)."""
-    origin, arguments = typing.get_origin(hint), [one for one in typing.get_args(hint) if one not in (type(None), Ellipsis)]
+    origin, arguments = typing.get_origin(hint), [argument for argument in typing.get_args(hint) if argument not in (type(None), Ellipsis)]
     if is_struct(hint) and isinstance(value, dict):
-        hints = {one.encode_name: typing.get_type_hints(hint)[one.name] for one in msgspec.structs.fields(hint)}
+        hints = {field.encode_name: typing.get_type_hints(hint)[field.name] for field in msgspec.structs.fields(hint)}
         return {"field_from_the_future": {"x": 1}, **{key: _from_the_future(inner, hints.get(key)) for key, inner in value.items()}}
     if origin in (typing.Union, types.UnionType):
         tagged = [
-            one for one in arguments if is_struct(one) and isinstance(value, dict) and one.__struct_config__.tag == value.get("outcome")
+            argument
+            for argument in arguments
+            if is_struct(argument) and isinstance(value, dict) and argument.__struct_config__.tag == value.get("outcome")
         ]
         return _from_the_future(value, (tagged or arguments)[0])
     if origin is tuple and isinstance(value, list):
@@ -104,7 +106,7 @@ def test_message_is_read_the_same_when_it_has_unknown_fields(file: Path) -> None
 @pytest.mark.parametrize(
     ("kind", "variant"),
     [(kind, variant) for kind in MESSAGES for variant in variants(kind)],
-    ids=lambda one: one if isinstance(one, str) else file_stem(one),
+    ids=lambda kind: kind if isinstance(kind, str) else file_stem(kind),
 )
 def test_message_has_a_golden_file_that_is_complete_when_it_is_in_the_catalogue(kind: type[Struct], variant: str) -> None:
     """Every form of every message has a golden file, and the newest one has every field of today."""

@@ -88,9 +88,9 @@ def test_kubeletpb_loads_all_seven_apis_when_one_process_needs_them(suffix: str)
 )
 def test_message_keeps_kubelets_field_numbers_when_encoded(api: str, message: str, fields: dict[str, int]) -> None:
     """A field's number is what crosses the wire: it never moves."""
-    found = _descriptor(api).message_types_by_name[message].fields
+    field_descriptors = _descriptor(api).message_types_by_name[message].fields
 
-    assert {one.name: one.number for one in found} == fields
+    assert {field_descriptor.name: field_descriptor.number for field_descriptor in field_descriptors} == fields
 
 
 def test_project_requires_the_runtimes_that_made_the_code_when_installed() -> None:

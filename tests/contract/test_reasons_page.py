@@ -15,12 +15,12 @@ CODE = re.compile(r"[a-z0-9]+(-([a-z0-9]+|\*))*")
 
 def modules() -> dict[Path, ast.Module]:
     """All our modules that can make a Reason; generated code and the test kit make none for users."""
-    found = {}
+    found_modules = {}
     for room in ("shared", "services"):
         for path in sorted((ROOT / room).rglob("*.py")):
             if not {"kubeletpb", "testing"} & set(path.parts):
-                found[path] = ast.parse(path.read_text(encoding="utf-8"))
-    return found
+                found_modules[path] = ast.parse(path.read_text(encoding="utf-8"))
+    return found_modules
 
 
 def name_of(call: ast.Call) -> str:
@@ -30,7 +30,7 @@ def name_of(call: ast.Call) -> str:
 
 def argument(call: ast.Call, position: int, keyword: str) -> ast.expr | None:
     """The argument that stands at a position or under a keyword."""
-    named = next((one.value for one in call.keywords if one.arg == keyword), None)
+    named = next((other_keyword.value for other_keyword in call.keywords if other_keyword.arg == keyword), None)
     return named if named is not None else call.args[position] if 0 <= position < len(call.args) else None
 
 
@@ -43,7 +43,7 @@ def texts(node: ast.expr, assigned: dict[str, list[ast.expr]]) -> Iterator[str |
         yield from texts(node.orelse, assigned)
     elif isinstance(node, ast.JoinedStr):
         # Put together of a fixed and a telling part: the page says `pool-*` and what may stand there.
-        yield "".join(str(one.value) if isinstance(one, ast.Constant) else "*" for one in node.values)
+        yield "".join(str(expression.value) if isinstance(expression, ast.Constant) else "*" for expression in node.values)
     elif isinstance(node, ast.Attribute) and node.attr == "code":
         # Handed on from another Reason, which was made somewhere, too.
         return
@@ -56,7 +56,7 @@ def texts(node: ast.expr, assigned: dict[str, list[ast.expr]]) -> Iterator[str |
 
 def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
     """Names that are set to something in a function, loops over pairs of constants included."""
-    found: dict[str, list[ast.expr]] = {}
+    expressions: dict[str, list[ast.expr]] = {}
     for node in ast.walk(function):
         pairs: list[tuple[ast.expr, ast.expr]] = []
         if isinstance(node, ast.Assign):
@@ -65,12 +65,12 @@ def assignments(function: ast.AST) -> dict[str, list[ast.expr]]:
             pairs = [(node.target, value) for value in node.iter.elts]
         for target, value in pairs:
             if isinstance(target, ast.Name):
-                found.setdefault(target.id, []).append(value)
+                expressions.setdefault(target.id, []).append(value)
             elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
-                for one, inner in zip(target.elts, value.elts, strict=False):
-                    if isinstance(one, ast.Name):
-                        found.setdefault(one.id, []).append(inner)
-    return found
+                for expression, inner in zip(target.elts, value.elts, strict=False):
+                    if isinstance(expression, ast.Name):
+                        expressions.setdefault(expression.id, []).append(inner)
+    return expressions
 
 
 @cache
@@ -88,21 +88,21 @@ def codes_in_source() -> dict[str, set[str]]:
         for path, tree in trees.items():
             if home not in (None, path):
                 continue
-            functions = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
-            for call in (one for one in ast.walk(tree) if isinstance(one, ast.Call) and name_of(one) == maker):
+            functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+            for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call) and name_of(node) == maker):
                 value = argument(call, position, keyword)
                 # The innermost function around the call: its parameters make it a helper, its assignments say what a name can be.
-                around = [one for one in functions if one.lineno <= call.lineno <= (one.end_lineno or 0)]
+                around = [function for function in functions if function.lineno <= call.lineno <= (function.end_lineno or 0)]
                 inner = max(around, key=lambda one: one.lineno, default=None)
                 if value is None or inner is None:
                     continue
-                parameters = [one.arg for one in (*inner.args.posonlyargs, *inner.args.args)]
-                if isinstance(value, ast.Name) and value.id in (*parameters, *(one.arg for one in inner.args.kwonlyargs)):
+                parameters = [arg.arg for arg in (*inner.args.posonlyargs, *inner.args.args)]
+                if isinstance(value, ast.Name) and value.id in (*parameters, *(arg.arg for arg in inner.args.kwonlyargs)):
                     place = parameters.index(value.id) if value.id in parameters else -1
                     makers[inner.name, path] = (place - (parameters[:1] == ["self"]) if place >= 0 else -1, value.id)
                     continue
-                known = assignments(inner)
-                for text in texts(value, known):
+                expressions = assignments(inner)
+                for text in texts(value, expressions):
                     where = f"{path.relative_to(ROOT)}:{call.lineno}"
                     found.setdefault(text if text is not None else f"<{ast.unparse(value)}>", set()).add(where)
     return found

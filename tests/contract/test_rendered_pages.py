@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 def _references(value: Any) -> list[str]:
     if isinstance(value, dict):
         own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-        return own + [one for inner in value.values() for one in _references(inner)]
-    return [one for inner in value for one in _references(inner)] if isinstance(value, list) else []
+        return own + [reference for inner in value.values() for reference in _references(inner)]
+    return [reference for inner in value for reference in _references(inner)] if isinstance(value, list) else []
 
 
 def test_pages_are_current_when_the_code_has_changed() -> None:
@@ -41,7 +41,7 @@ def test_asyncapi_references_exist_when_the_document_is_rendered() -> None:
             here = here[step]
 
         assert here, reference
-    assert {one.name for one in ALL} <= document["channels"].keys()
+    assert {noun.name for noun in ALL} <= document["channels"].keys()
     assert yaml.safe_load((ROOT / "docs/reference/asyncapi.yaml").read_text(encoding="utf-8"))["asyncapi"] == "3.0.0"
 
 
@@ -60,12 +60,17 @@ def test_rights_never_reach_everything_when_they_are_rendered(principal: str) ->
 
 def test_rights_are_one_nodes_and_one_classs_when_a_node_is_given() -> None:
     """A device service of one node writes its own class's inventory there, and nobody else's."""
-    for one in DEVICE_SERVICES:
+    for device_service in DEVICE_SERVICES:
         written = [
-            subject for subject in rights(one, node="n1.example.com")["publish"] if subject.startswith(("$KV.", "topobus.v1.health"))
+            subject
+            for subject in rights(device_service, node="n1.example.com")["publish"]
+            if subject.startswith(("$KV.", "topobus.v1.health"))
         ]
 
-        assert written == [f"$KV.topobus_inventories.n1_example_com.{one}", f"topobus.v1.health.n1_example_com.{one}.*"]
+        assert written == [
+            f"$KV.topobus_inventories.n1_example_com.{device_service}",
+            f"topobus.v1.health.n1_example_com.{device_service}.*",
+        ]
 
 
 def test_rights_let_askers_ask_and_answerers_answer_when_the_catalogue_says_so() -> None:

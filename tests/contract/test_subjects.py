@@ -33,8 +33,8 @@ def test_code_writes_no_subject_when_it_is_outside_the_catalogue_and_runtime() -
 
 def test_nouns_are_unique_when_the_catalogue_is_read() -> None:
     """One noun is one message type; streams and buckets are not shared."""
-    names = [one.name for one in ALL]
-    stores = [one.bucket for one in STATES] + [one.stream for one in EVENTS]
+    names = [noun.name for noun in ALL]
+    stores = [state.bucket for state in STATES] + [event.stream for event in EVENTS]
 
     assert len(set(names)) == len(names) == len(STATES) + len(EVENTS) + len(ASKS)
     assert len(set(stores)) == len(stores)

@@ -87,10 +87,10 @@ class System:
 
     async def assert_well(self) -> None:
         """Check that each service runs still as the same process, is ready, has no traceback in its log, and that good requests are answered."""
-        for name, one in self.services.items():
-            assert one.process.returncode is None, f"{name} ended with {one.process.returncode}: {one.raw[-3:]}"
-            await one.until_ready()
-            assert not [line for line in one.raw if any(trace in line for trace in _TRACES)], name
+        for name, service in self.services.items():
+            assert service.process.returncode is None, f"{name} ended with {service.process.returncode}: {service.raw[-3:]}"
+            await service.until_ready()
+            assert not [line for line in service.raw if any(trace in line for trace in _TRACES)], name
         small = pod("well", container(cpus=1))
         placed = await self.bus.ask(PLACE, PlaceRequest(op_id=_op_id(), pod=small), node=NODE)
         released = await self.bus.ask(RELEASE, ReleaseRequest(op_id=_op_id(), owner=small.owner), node=NODE)
@@ -167,7 +167,7 @@ def subjects(ask: Ask[Any, Any]) -> list[str]:
     """Where an ask is answered: at the node, for each class; the cluster's asks at the cluster."""
     node = CLUSTER if ask.writer == ("controller",) else NODE
     classes = DEVICE_SERVICES if "device_class" in ask.parts else ("",)
-    return [ask.subject(node=node, **({"device_class": one} if one else {})) for one in classes]
+    return [ask.subject(node=node, **({"device_class": device_class} if device_class else {})) for device_class in classes]
 
 
 def judged(ask: Ask[Any, Any], answer: Msg | None) -> str:
@@ -242,7 +242,7 @@ async def test_ask_finds_nobody_when_node_or_class_is_unknown(system: System) ->
 
 async def revisions(bus: Bus) -> list[int]:
     """Revisions of all objects and inventories."""
-    return [one.revision for one in await bus.list(OBJECT)] + [one.revision for one in await bus.list(INVENTORY)]
+    return [entry.revision for entry in await bus.list(OBJECT)] + [entry.revision for entry in await bus.list(INVENTORY)]
 
 
 @pytest.mark.parametrize("ask", ASKS, ids=lambda ask: ask.name)
@@ -393,8 +393,8 @@ async def test_system_starts_when_buckets_and_streams_are_full_of_garbage(system
         if state.name != "ledger":
             for key in bucket_keys(state):
                 await system.store(f"$KV.{state.bucket}.{key}", b'{"node": 5}')
-    for one in system.services.values():
-        assert await one.stop() == 0
+    for service in system.services.values():
+        assert await service.stop() == 0
     shutil.rmtree(system.folder / "k", ignore_errors=True)
     async with started(system.server, system.folder) as again:
         await again.assert_well()

@@ -70,7 +70,7 @@ async def test_ledger_is_written_back_when_the_store_was_emptied(server: NatsSer
     await server.stop()
     shutil.rmtree(server.store)
     await server.start()
-    written = await ledger_that(bus, lambda one: one.epoch > 1)
+    written = await ledger_that(bus, lambda ledger: ledger.epoch > 1)
     second = await place(bus, "op-2", GREEDY)
 
     assert written.allocations.keys() == {TRAINER.owner.key}
@@ -91,7 +91,7 @@ async def test_ledger_is_written_back_when_the_store_was_put_back_from_a_copy(se
     shutil.rmtree(server.store)
     shutil.move(copy, server.store)
     await server.start()
-    written = await ledger_that(bus, lambda one: one.epoch > 1)
+    written = await ledger_that(bus, lambda ledger: ledger.epoch > 1)
     last = await place(bus, "op-3", pod("last", container(gpu=1)))
 
     assert written.allocations.keys() == {TRAINER.owner.key, third.owner.key}
@@ -146,8 +146,8 @@ async def garbage(server: NatsServer, *data: bytes) -> None:
     import nats
 
     client = await nats.connect(server.url)
-    for one in data:
-        await client.jetstream().publish(f"$KV.{LEDGER.bucket}.{NODE}", one)
+    for payload in data:
+        await client.jetstream().publish(f"$KV.{LEDGER.bucket}.{NODE}", payload)
     await client.close()
 
 

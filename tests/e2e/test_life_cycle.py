@@ -45,8 +45,8 @@ async def health_events(bus: Bus) -> dict[str, list[int]]:
     """Generations of all health events in the stream, by device, in order."""
     found: dict[str, list[int]] = {}
     async with asyncio.timeout(LIMIT_S), aclosing(bus.follow(HEALTH, start=Start.ALL, node=NODE)) as events:
-        async for one in events:
-            value: HealthEvent = one.value
+        async for received_event in events:
+            value: HealthEvent = received_event.value
             found.setdefault(f"{value.device_class}/{value.device}", []).append(value.generation)
             if len(found) == sum(DEVICES.values()):
                 return found
@@ -79,8 +79,8 @@ async def test_system_becomes_ready_when_started_in_any_order_before_nats(
     """Eight services that were there before NATS find it, and each other, and are ready without help."""
     await server.stop()
     async with all_services(server.url, short_folder, order=order) as running:
-        for one in running.values():
-            await one.logged("bus.waiting")
+        for each_service in running.values():
+            await each_service.logged("bus.waiting")
         await server.start()
 
         await until_all_ready(running)
@@ -115,9 +115,9 @@ async def test_system_loses_and_repeats_nothing_when_each_service_is_killed(serv
         await until_inventories(client)
         await place(client, "op-1", pod("a", container(cpus=4, gpu=6)))
         before = await health_events(client)
-        for one in running.values():
-            one.process.kill()
-            await one.process.wait()
+        for each_service in running.values():
+            each_service.process.kill()
+            await each_service.process.wait()
         async with all_services(server.url, short_folder) as again:
             await until_all_ready(again)
             second = await place(client, "op-2", pod("b", container(gpu=3)))
@@ -151,7 +151,7 @@ async def test_gateway_waits_when_another_one_runs_on_the_node(server: NatsServe
         async with service("gateway", server.url, system_settings(short_folder)) as second:
             told = await second.logged("twin.found")
             await second.until_ready()
-            has_begun = [one for one in second.lines if one.get("event") == "twin.gone"]
+            has_begun = [line for line in second.lines if line.get("event") == "twin.gone"]
             running["gateway"].process.kill()
             await second.logged("twin.gone")
             await second.until_ready()

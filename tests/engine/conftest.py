@@ -34,10 +34,10 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
             if certificate is not None:
                 undo.callback(certificate.unlink, missing_ok=True)
             base = base_image(scratch)
-            found = Images(base=base, nats=nats_image(base, scratch))
+            found_images = Images(base=base, nats=nats_image(base, scratch))
         except EngineUnavailable as err:
             trouble = str(err)
         if trouble:
             # Outside of the handler: what the engine said stands once in the report, without our own frames.
             pytest.fail(trouble, pytrace=False)
-        yield found
+        yield found_images

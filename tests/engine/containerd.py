@@ -116,16 +116,21 @@ class Containerd:
             command=["/bin/sh", "-c", script],
             envs=[self._new("KeyValue", key=key, value=value.encode()) for key, value in sorted(given.env.items())],
             mounts=[
-                self._new("Mount", container_path=one.container_path, host_path=one.host_path, readonly="ro" in one.options)
-                for one in given.mounts
+                self._new("Mount", container_path=mount.container_path, host_path=mount.host_path, readonly="ro" in mount.options)
+                for mount in given.mounts
             ],
             devices=[
-                self._new("Device", container_path=one.path, host_path=one.host_path or one.path, permissions=one.permissions)
-                for one in given.device_nodes
+                self._new(
+                    "Device",
+                    container_path=device_node.path,
+                    host_path=device_node.host_path or device_node.path,
+                    permissions=device_node.permissions,
+                )
+                for device_node in given.device_nodes
             ],
             log_path=f"{name}.log",
             linux=self._new("ContainerLinux", security_context=self._new("ContainerSecurityContext", namespace_options=options)),
-            CDI_devices=[self._new("CdiDevice", name=one) for one in cdi_devices],
+            CDI_devices=[self._new("CdiDevice", name=cdi_device) for cdi_device in cdi_devices],
         )
 
     def _new(self, kind: str, **fields: Any) -> Any:
@@ -192,8 +197,8 @@ def _programs() -> Path:
 
 def _major(program: Path) -> int:
     done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
-    found = re.search(r"\bv?(\d+)\.\d+\.\d+", done.stdout)
-    return int(found[1]) if found else 0
+    match = re.search(r"\bv?(\d+)\.\d+\.\d+", done.stdout)
+    return int(match[1]) if match else 0
 
 
 def _types(folder: Path) -> dict[str, Any]:
@@ -208,9 +213,9 @@ def _types(folder: Path) -> dict[str, Any]:
     for file in files.file:
         pool.Add(file)
     return {
-        one.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"runtime.v1.{one.name}"))
+        descriptor_proto.name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"runtime.v1.{descriptor_proto.name}"))
         for file in files.file
-        for one in file.message_type
+        for descriptor_proto in file.message_type
     }
 
 

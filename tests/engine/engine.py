@@ -212,9 +212,9 @@ class Compose:
 
 def lay_certificates() -> Path | None:
     """Put the certificates that pip trusts here where the image builds look; the file to remove afterwards, or None."""
-    for one in _CA_FILES:
-        if one and Path(one).is_file():
+    for ca_file in _CA_FILES:
+        if ca_file and Path(ca_file).is_file():
             target = CERTIFICATES / "machine.crt"
-            shutil.copy(one, target)
+            shutil.copy(ca_file, target)
             return target
     return None

@@ -94,7 +94,7 @@ def containerd(folder: Path) -> Iterator[Containerd]:
 async def kubelet(folder: Path) -> AsyncIterator[KubeletSimulator]:
     """All services on a recorded machine with real device nodes, an allocated claim, and a kubelet."""
     build("dgx", folder / "machine", has_device_nodes=True)
-    results = [{"request": one, "driver": f"{one}.topobus.dev", "pool": NODE, "device": name} for one, name in DEVICES.items()]
+    results = [{"request": key, "driver": f"{key}.topobus.dev", "pool": NODE, "device": name} for key, name in DEVICES.items()]
     claim = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
@@ -125,7 +125,7 @@ async def test_container_has_the_claims_devices_when_containerd_reads_our_cdi_fi
     for driver in DRIVERS:
         await kubelet.wait_for_driver(driver)
     (prepared,) = await kubelet.prepare_claims([CLAIM])
-    names = sorted({name for one in prepared.devices for name in one.cdi_devices})
+    names = sorted({name for device in prepared.devices for name in device.cdi_devices})
     ended = containerd.run(script(0, 1), cdi_devices=names)
     await kubelet.unprepare_claims([CLAIM])
 

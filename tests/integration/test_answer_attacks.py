@@ -147,7 +147,7 @@ async def test_claim_gets_the_real_answer_when_the_service_has_a_key(rig: Rig, t
             assert not await rig.kubelet.unprepare_claims([TRAINING])
 
     assert len(answered) == ROUNDS
-    assert {tuple(found) for found in paths} == {tuple(paths[0])}
+    assert {tuple(path) for path in paths} == {tuple(paths[0])}
     assert paths[0] != []
     assert "/dev/nvidia7" not in paths[0]
 

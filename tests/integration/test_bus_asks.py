@@ -318,7 +318,7 @@ async def test_no_request_is_swallowed_when_the_service_stops_under_load(nats_se
     await service.close()
     outcomes = await asyncio.gather(*asking, return_exceptions=True)
 
-    others = {str(one) for one in outcomes if one != released()}
+    others = {str(outcome) for outcome in outcomes if outcome != released()}
     assert all("nobody answers" in other for other in others), others
 
 

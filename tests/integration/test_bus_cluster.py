@@ -29,9 +29,9 @@ async def cluster(nats_binary: Path) -> AsyncIterator[NatsCluster]:
     """Three servers; skipped where the server's replicated compare-and-set is broken (2.9), which provisioning refuses."""
     process = await asyncio.create_subprocess_exec(nats_binary, "--version", stdout=asyncio.subprocess.PIPE)
     printed = (await process.communicate())[0].decode()
-    found = re.search(r"v(\d+)\.(\d+)", printed)
-    assert found is not None, printed
-    if (int(found[1]), int(found[2])) < (2, 10):
+    match = re.search(r"v(\d+)\.(\d+)", printed)
+    assert match is not None, printed
+    if (int(match[1]), int(match[2])) < (2, 10):
         pytest.skip(f"{printed.strip()} has no exclusive compare-and-set on replicas; `make versions` runs this on newer ones")
     async with NatsCluster(binary=nats_binary) as made:
         yield made

@@ -37,9 +37,9 @@ async def test_provision_succeeds_for_all_when_eight_services_start_at_once(nats
     """Eight processes that provision at the same moment all succeed, and each finds everything as it should be."""
 
     async def start(number: int) -> dict[str, str]:
-        async with Bus.session(NatsSettings(url=nats_server.url), name=f"service-{number}") as one:
-            await one.provision()
-            return await one.inspect()
+        async with Bus.session(NatsSettings(url=nats_server.url), name=f"service-{number}") as bus:
+            await bus.provision()
+            return await bus.inspect()
 
     differences = await asyncio.gather(*(start(number) for number in range(8)))
 

@@ -154,7 +154,7 @@ async def test_history_gives_what_can_be_read_when_the_newest_value_is_garbage(b
 
     with pytest.raises(ContractError):
         await bus.get(INVENTORY, **_KEY)
-    assert [(one.revision, one.value.generation) for one in await bus.history(INVENTORY, **_KEY)] == [(3, 2), (5, 4)]
+    assert [(entry.revision, entry.value.generation) for entry in await bus.history(INVENTORY, **_KEY)] == [(3, 2), (5, 4)]
 
 
 async def test_fingerprint_tells_a_value_from_every_other_when_nobody_reads_it(bus: Bus) -> None:
@@ -190,4 +190,4 @@ async def test_large_values_are_read_beside_the_loop_when_they_come(bus: Bus, mo
         assert change.value == large
         break
 
-    assert [one == threading.get_ident() for one in threads] == [True, False, False]
+    assert [thread == threading.get_ident() for thread in threads] == [True, False, False]

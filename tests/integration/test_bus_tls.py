@@ -87,14 +87,14 @@ async def test_password_is_not_sent_when_the_server_offers_no_tls(tmp_path: Path
             for _ in range(3):
                 await fake.left.get()
             await readiness.until(lambda parts: "offers no TLS" in parts.get("bus", ""))
-            told = readiness.report()["bus"]
+            bus = readiness.report()["bus"]
         connecting.cancel()
         with suppress(asyncio.CancelledError):
             await connecting
 
     assert fake.received.getvalue() == b""
-    assert f"127.0.0.1:{fake.port} offers no TLS" in told
-    assert _PASSWORD not in told
+    assert f"127.0.0.1:{fake.port} offers no TLS" in bus
+    assert _PASSWORD not in bus
 
 
 async def test_bus_does_not_connect_when_a_plain_server_stands_behind_a_tls_url(nats_binary: Path) -> None:

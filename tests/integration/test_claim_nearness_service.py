@@ -42,12 +42,12 @@ NEAR = Path(__file__).parents[2] / "examples" / "claims" / "gpu-nic-near.yaml"
 
 def example(name: str = "gpu-nic-near", **fields: str) -> ApiObject:
     """The example claim, with other wishes when there are any."""
-    (one,) = parse_manifest(NEAR.read_text(encoding="utf-8"), where=NEAR.name)
-    spec: dict[str, Any] = msgspec.to_builtins(one.spec)
+    (api_object,) = parse_manifest(NEAR.read_text(encoding="utf-8"), where=NEAR.name)
+    spec: dict[str, Any] = msgspec.to_builtins(api_object.spec)
     if fields:
         kept = {"apiVersion": "topobus.dev/v1", "kind": "AlignmentParameters"}
         spec["devices"]["config"][0]["opaque"]["parameters"] = {**kept, **fields}
-    return admit(msgspec.structs.replace(one, spec=spec, metadata={"name": name}), uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+    return admit(msgspec.structs.replace(api_object, spec=spec, metadata={"name": name}), uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
 
 
 class Node:
@@ -57,16 +57,16 @@ class Node:
         self.bus = bus
         self.objects = objects
         self.ledgers = ledgers
-        self.switches = {one.name: one.pcie_switch for inventory in inventories for one in inventory.devices}
+        self.switches = {device.name: device.pcie_switch for inventory in inventories for device in inventory.devices}
 
-    async def apply(self, one: ApiObject) -> None:
+    async def apply(self, api_object: ApiObject) -> None:
         """Store a claim as the CLI does."""
-        await self.bus.put(catalogue.OBJECT, one, **object_parts(one))
+        await self.bus.put(catalogue.OBJECT, api_object, **object_parts(api_object))
 
     async def devices(self, name: str) -> list[str]:
         """Wait until a claim is allocated; gives its devices."""
-        one = await self._until(name, "Allocated", "")
-        return [result["device"] for result in one.status["allocation"]["devices"]["results"]]
+        api_object = await self._until(name, "Allocated", "")
+        return [result["device"] for result in api_object.status["allocation"]["devices"]["results"]]
 
     async def told(self, name: str, reason: str, part: str) -> str:
         """Wait until the condition of a claim has this reason and says this; gives the message."""
@@ -74,13 +74,15 @@ class Node:
 
     async def _until(self, name: str, reason: str, part: str) -> ApiObject:
         def newest(items: list[Change[ApiObject]]) -> ApiObject | None:
-            mine = [one.value for one in items if one.parts.get("name") == name and one.value is not None]
-            conditions: list[dict[str, Any]] = mine[-1].status.get("conditions", []) if mine else []
-            return mine[-1] if any(one["reason"] == reason and part in one["message"] for one in conditions) else None
+            api_objects = [change.value for change in items if change.parts.get("name") == name and change.value is not None]
+            conditions: list[dict[str, Any]] = api_objects[-1].status.get("conditions", []) if api_objects else []
+            return (
+                api_objects[-1] if any(condition["reason"] == reason and part in condition["message"] for condition in conditions) else None
+            )
 
-        found = newest(await self.objects.until(lambda items: newest(items) is not None))
-        assert found is not None
-        return found
+        api_object = newest(await self.objects.until(lambda items: newest(items) is not None))
+        assert api_object is not None
+        return api_object
 
 
 @asynccontextmanager
@@ -89,14 +91,14 @@ async def node(bus: Bus, nats_server: NatsServer, root: Path, alignment: Alignme
     build("dgx", root)
     tree = Tree(HardwareSettings(root=str(root)))
     machine = read_machine(tree, NODE)
-    found = {"gpu": NvidiaDriver().discover(tree, machine), "nic": PciNetdevDriver().discover(tree, machine)}
+    found_devices = {"gpu": NvidiaDriver().discover(tree, machine), "nic": PciNetdevDriver().discover(tree, machine)}
     inventories = [
-        Inventory(node=NODE, device_class=device_class, generation=1, devices=tuple(sorted(devices, key=lambda one: one.name)))
-        for device_class, devices in found.items()
+        Inventory(node=NODE, device_class=device_class, generation=1, devices=tuple(sorted(devices, key=lambda device: device.name)))
+        for device_class, devices in found_devices.items()
     ]
     await bus.put(catalogue.MACHINE, machine, node=NODE)
-    for one in inventories:
-        await bus.put(catalogue.INVENTORY, one, node=NODE, device_class=one.device_class)
+    for inventory in inventories:
+        await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class=inventory.device_class)
     settings = NatsSettings(url=nats_server.url)
     async with (
         Bus.session(settings, name="topology") as node_bus,
@@ -132,7 +134,7 @@ async def test_claim_is_placed_under_one_switch_or_told_why_when_it_wishes_so(bu
         await there.apply(example("strict", policy="single-numa-node", scope="pod", locality="hard:numa, soft:switch"))
         strict = await there.devices("strict")
 
-        held = [set(one.value.allocations) for one in there.ledgers.items if one.value is not None]
+        held = [set(change.value.allocations) for change in there.ledgers.items if change.value is not None]
 
     for pair in (devices, strict):
         assert len({there.switches[one] for one in pair}) == 1

@@ -69,7 +69,7 @@ def parameters(name: str, text: str) -> str:
 
 def pod(name: str, *claims: str, template: str = "", extra: str = "", gpus: int = 0) -> str:
     """Write a pod with claims in the form of Kubernetes 1.26 to 1.30."""
-    entries = [f"{{name: c{index}, source: {{resourceClaimName: {one}}}}}" for index, one in enumerate(claims)]
+    entries = [f"{{name: c{index}, source: {{resourceClaimName: {each_claim}}}}}" for index, each_claim in enumerate(claims)]
     entries += [f"{{name: made, source: {{resourceClaimTemplateName: {template}}}}}"] if template else []
     limits = f"{{topobus.dev/gpu: {gpus}}}" if gpus else "{}"
     return f"""
@@ -108,8 +108,8 @@ async def served(place: ClassicPlace) -> AsyncIterator[ClassicPlace]:
         yield place
 
 
-def _has_finalizer(one: ApiObject | None) -> bool:
-    return one is not None and "gpu.topobus.dev/deletion-protection" in one.metadata.get("finalizers", [])
+def _has_finalizer(api_object: ApiObject | None) -> bool:
+    return api_object is not None and "gpu.topobus.dev/deletion-protection" in api_object.metadata.get("finalizers", [])
 
 
 async def test_immediate_claim_is_allocated_without_a_pod_and_let_go_when_deleted(served: ClassicPlace) -> None:
@@ -121,8 +121,8 @@ async def test_immediate_claim_is_allocated_without_a_pod_and_let_go_when_delete
 
     assert (done.status["driverName"], node_of(done), devices_of(done)) == ("gpu.topobus.dev", "n1", ["gpu-2", "gpu-3"])
     assert served.held("n1") == {"claim/default/now": ["gpu-2", "gpu-3"]}
-    written = [one for one in served.versions("resourceclaim", "now") if one is not None]
-    assert [_has_finalizer(one) for one in written if not one.status.get("allocation")][-1]
+    written = [version for version in served.versions("resourceclaim", "now") if version is not None]
+    assert [_has_finalizer(api_object) for api_object in written if not api_object.status.get("allocation")][-1]
 
     await served.delete("resourceclaim", "now")
     await served.gone("resourceclaim", "now")
@@ -139,7 +139,7 @@ async def test_delayed_claim_is_negotiated_reserved_and_bound_with_its_pod(serve
     done = await served.allocated("later")
     assert (node, node_of(done), served.held(node)) == ("n1", "n1", {"claim/default/later": ["gpu-0"]})
     assert [one["name"] for one in done.status["reservedFor"]] == ["first"]
-    contexts = [one for one in served.versions("podschedulingcontext", "first") if one is not None]
+    contexts = [version for version in served.versions("podschedulingcontext", "first") if version is not None]
     assert contexts[-1].spec == {"potentialNodes": ["n1", "n2"], "selectedNode": "n1"}
     assert contexts[-1].status == {"resourceClaims": [{"name": "c0"}]}
     await served.gone("podschedulingcontext", "first")
@@ -154,11 +154,11 @@ async def test_delayed_claim_is_taken_back_when_its_last_pod_is_gone(served: Cla
     freed = await served.until(
         "resourceclaim",
         "later",
-        lambda one: (
-            one is not None
-            and "allocation" not in one.status
-            and _has_finalizer(one)
-            and "driverName" not in one.status
+        lambda api_object: (
+            api_object is not None
+            and "allocation" not in api_object.status
+            and _has_finalizer(api_object)
+            and "driverName" not in api_object.status
             and bool(served.held("n1") == {})
         ),
     )
@@ -179,7 +179,7 @@ async def test_pod_goes_where_its_claims_can_be_had_when_its_first_node_is_full(
     await served.apply(parameters("two", "{count: 2}") + claim("later", parameters="two") + pod("first", "later"))
 
     assert await served.scheduled("first") == "n2"
-    said = [one.status for one in served.versions("podschedulingcontext", "first") if one is not None and one.status]
+    said = [version.status for version in served.versions("podschedulingcontext", "first") if version is not None and version.status]
     assert {"resourceClaims": [{"name": "c0", "unsuitableNodes": ["n1"]}]} in said
     await served.check()
 
@@ -281,12 +281,14 @@ async def test_claim_is_deallocated_when_somebody_asks(served: ClassicPlace) -> 
     again = await served.until(
         "resourceclaim",
         "now",
-        lambda one: one is not None and classic_lifecycle.attempt_of(one).number == 2 and bool(one.status.get("allocation")),
+        lambda api_object: (
+            api_object is not None and classic_lifecycle.attempt_of(api_object).number == 2 and bool(api_object.status.get("allocation"))
+        ),
     )
     assert again is not None
     assert any(
-        one is not None and "allocation" not in one.status and classic_lifecycle.attempt_of(one).is_over
-        for one in served.versions("resourceclaim", "now")
+        version is not None and "allocation" not in version.status and classic_lifecycle.attempt_of(version).is_over
+        for version in served.versions("resourceclaim", "now")
     )
     assert served.held("n1") == {"claim/default/now": devices_of(again)}
 
@@ -341,7 +343,7 @@ async def test_claim_that_nobody_can_read_is_deleted_with_what_it_holds(served: 
     """The ledger says what it holds, whatever somebody wrote into its status."""
     await served.apply(claim("now", mode="Immediate"))
     await served.allocated("now")
-    await served.change("now", lambda one: msgspec.structs.replace(one, status={"allocation": 5, "reservedFor": "x"}))
+    await served.change("now", lambda api_object: msgspec.structs.replace(api_object, status={"allocation": 5, "reservedFor": "x"}))
     await served.told("now", "Malformed")
     await served.delete("resourceclaim", "now")
 
@@ -363,7 +365,7 @@ async def test_claim_goes_elsewhere_when_its_node_does_not_answer(served: Classi
     await served.bus.put(catalogue.LEDGER, Ledger(node="a0"), node="a0")
     await served.apply(claim("second") + pod("silent", "second"))
     assert await served.scheduled("silent") == "n1"
-    selected = [one.spec.get("selectedNode") for one in served.versions("podschedulingcontext", "silent") if one is not None]
+    selected = [version.spec.get("selectedNode") for version in served.versions("podschedulingcontext", "silent") if version is not None]
     assert selected[0] == "a0"
     await served.check()
 
@@ -379,7 +381,12 @@ async def test_node_allocation_state_shows_what_is_allocated_and_prepared(served
     found = json.loads(capsys.readouterr().out)
     assert code == 0
     assert (found["kind"], found["metadata"]["name"], found["status"]) == ("NodeAllocationState", "n1", {"state": "Ready"})
-    assert [one["name"] for one in found["spec"]["allocatableDevices"]][:4] == ["gpu-0", "gpu-1", "gpu-2", "gpu-3"]
+    assert [allocatable_device["name"] for allocatable_device in found["spec"]["allocatableDevices"]][:4] == [
+        "gpu-0",
+        "gpu-1",
+        "gpu-2",
+        "gpu-3",
+    ]
     held = {"namespace": "default", "name": "now", "devices": {"gpu": ["gpu-0"]}}
     assert found["spec"]["allocatedClaims"] == found["spec"]["preparedClaims"] == {owner.uid: held}
 
@@ -412,10 +419,10 @@ async def test_pod_with_claims_of_both_generations_gets_both_on_one_node(served:
 
     assert await served.scheduled("mixed") == "n2"
     assert served.held("n2") == {"claim/default/new": ["nic-0", "nic-1"], "claim/default/old": ["gpu-0"]}
-    contexts = [one for one in served.versions("podschedulingcontext", "mixed") if one is not None]
+    contexts = [version for version in served.versions("podschedulingcontext", "mixed") if version is not None]
     assert contexts[-1].spec["potentialNodes"] == ["n2"]
     await served.delete("pod", "mixed")
-    await served.until("resourceclaim", "old", lambda one: one is not None and "allocation" not in one.status)
+    await served.until("resourceclaim", "old", lambda api_object: api_object is not None and "allocation" not in api_object.status)
 
 
 async def test_pods_own_devices_and_classic_claims_are_had_on_one_node(served: ClassicPlace) -> None:
@@ -434,7 +441,7 @@ async def test_allocation_is_taken_back_when_the_pod_cannot_run_where_it_is(serv
     await served.apply(claim("old") + pod("first", "old", extra="nodeSelector: {kubernetes.io/hostname: n1}"))
     await served.scheduled("first")
     kept = (await served.claim("old")).metadata["uid"]
-    await served.change("old", lambda one: msgspec.structs.replace(one, status={**one.status, "reservedFor": []}))
+    await served.change("old", lambda api_object: msgspec.structs.replace(api_object, status={**api_object.status, "reservedFor": []}))
     await served.bus.delete(catalogue.OBJECT, kind="pod", namespace="default", name="first")
     await served.apply(pod("second", "old", extra="nodeSelector: {kubernetes.io/hostname: n2}"))
 
@@ -447,7 +454,7 @@ async def test_rule_evicts_a_classic_claim_with_its_pod(served: ClassicPlace) ->
     """A taint with NoExecute takes a classic claim's pod away and the claim back, as it does with structured ones; a claim on another device stays."""
     await served.apply(CLASSES + claim("hot") + claim("cool") + pod("user", "hot") + pod("other", "cool"))
     for name in ("user", "other"):
-        await served.until("pod", name, lambda one: one is not None and bool(one.spec.get("nodeName")))
+        await served.until("pod", name, lambda api_object: api_object is not None and bool(api_object.spec.get("nodeName")))
     hot, cool = await served.allocated("hot"), await served.allocated("cool")
     selector = f"{{driver: gpu.topobus.dev, pool: {node_of(hot)}, device: {devices_of(hot)[0]}}}"
 
@@ -460,7 +467,7 @@ spec: {{deviceSelector: {selector}, taint: {{key: example.com/hot, value: "1", e
 """
     )
 
-    assert await served.until("pod", "user", lambda one: one is None) is None
-    await served.until("resourceclaim", "hot", lambda one: one is not None and not one.status.get("allocation"))
+    assert await served.until("pod", "user", lambda api_object: api_object is None) is None
+    await served.until("resourceclaim", "hot", lambda api_object: api_object is not None and not api_object.status.get("allocation"))
     assert devices_of(await served.allocated("cool")) == devices_of(cool)
     assert served.versions("pod", "other")[-1] is not None

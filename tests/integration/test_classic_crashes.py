@@ -42,7 +42,7 @@ def claim(name: str, mode: str = "WaitForFirstConsumer", of: str = "gpu") -> str
 
 def pod(name: str, *claims: str) -> str:
     """Write a pod."""
-    entries = ", ".join(f"{{name: c{index}, source: {{resourceClaimName: {one}}}}}" for index, one in enumerate(claims))
+    entries = ", ".join(f"{{name: c{index}, source: {{resourceClaimName: {each_claim}}}}}" for index, each_claim in enumerate(claims))
     return f"---\n{{apiVersion: v1, kind: Pod, metadata: {{name: {name}}}, spec: {{containers: [{{name: m}}], resourceClaims: [{entries}]}}}}\n"
 
 
@@ -73,8 +73,8 @@ async def negotiate(place: ClassicPlace, name: str) -> None:
 async def is_bound(place: ClassicPlace, name: str) -> None:
     """The pod has its node, and both claims are there and its."""
     node = await place.scheduled(name)
-    for one in (await place.allocated(name), await place.allocated(f"{name}-nic")):
-        assert (node_of(one), [user["name"] for user in one.status["reservedFor"]]) == (node, [name])
+    for api_object in (await place.allocated(name), await place.allocated(f"{name}-nic")):
+        assert (node_of(api_object), [user["name"] for user in api_object.status["reservedFor"]]) == (node, [name])
     await place.gone("podschedulingcontext", name)
 
 
@@ -152,7 +152,7 @@ async def _round(place: ClassicPlace, story: str, name: str, dies_at: int, *, is
 async def test_another_replica_goes_on_when_one_dies_at_any_step(place: ClassicPlace, story: str) -> None:
     """Before and after each write and each ask: the claim ends as if nobody had died, its devices are in one ledger once, and all is let go in the end."""
     whole = await _round(place, story, "whole", 0, is_after=False)
-    assert any(one.startswith("ask") for one in whole.steps)
+    assert any(step.startswith("ask") for step in whole.steps)
 
     deaths = 0
     for step in range(1, len(whole.steps) + 1):
@@ -170,7 +170,7 @@ async def test_replicas_give_one_device_once_when_they_work_at_the_same_claims(p
     async with controller(place.url), controller(place.url), controller(place.url):
         await place.apply("".join(claim(name, "Immediate") for name in names))
         done = [await place.allocated(name) for name in names]
-        given = [(node_of(one), device) for one in done for device in devices_of(one)]
+        given = [(node_of(api_object), device) for api_object in done for device in devices_of(api_object)]
 
         assert len(set(given)) == 8
         await place.check()
@@ -204,14 +204,18 @@ async def _plug(place: ClassicPlace, node: str, uid: str) -> None:
 
 def _is_consistent(place: ClassicPlace) -> bool:
     """Say whether ledgers and claims tell the same, and nothing is under way."""
-    newest = {one.parts["name"]: one.value for one in place.objects.items if one.parts.get("kind") == "resourceclaim"}
+    newest = {change.parts["name"]: change.value for change in place.objects.items if change.parts.get("kind") == "resourceclaim"}
     given: dict[tuple[str, str], str] = {}
-    for name, one in newest.items():
-        if one is None:
+    for name, api_object in newest.items():
+        if api_object is None:
             continue
-        if one.metadata.get("deletionTimestamp") or one.status.get("deallocationRequested") or not one.status.get("conditions"):
+        if (
+            api_object.metadata.get("deletionTimestamp")
+            or api_object.status.get("deallocationRequested")
+            or not api_object.status.get("conditions")
+        ):
             return False
-        for result in ((as_structured(one).status.get("allocation") or {}).get("devices") or {}).get("results") or []:
+        for result in ((as_structured(api_object).status.get("allocation") or {}).get("devices") or {}).get("results") or []:
             assert (result["pool"], result["device"]) not in given
             given[result["pool"], result["device"]] = name
     held = {

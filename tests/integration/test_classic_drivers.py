@@ -163,7 +163,7 @@ async def test_third_partys_claims_are_negotiated_beside_ours(place: ClassicPlac
         assert SERVER.free == 1
 
         await place.delete("pod", "solver")
-        await place.until("resourceclaim", "seats", lambda one: one is not None and "allocation" not in one.status)
+        await place.until("resourceclaim", "seats", lambda claim: claim is not None and "allocation" not in claim.status)
         assert SERVER.free == 4
 
 

@@ -147,7 +147,7 @@ def test_pod_is_applied_shown_described_and_deleted(clean: System) -> None:
     assert "allocated,reserved" in table
     assert "scheduled" in table
     described = clean.json("describe", "claim", made["metadata"]["name"])
-    assert {(one["numa_nodes"], one["health"]) for one in described["devices"]} <= {("0", "healthy"), ("1", "healthy")}
+    assert {(device["numa_nodes"], device["health"]) for device in described["devices"]} <= {("0", "healthy"), ("1", "healthy")}
     assert described["held"][0]["node"] == _NODE
     assert described["decisions"]
     assert "reserved for: trainer" in clean.run("describe", "claim", made["metadata"]["name"]).stdout
@@ -190,7 +190,7 @@ def test_apply_writes_nothing_when_a_stored_spec_would_change(clean: System) -> 
 
     assert "ResourceClaim default/fast: its spec cannot be changed" in done.stderr
     assert "nothing was applied" in done.stderr
-    assert [one["metadata"]["name"] for one in clean.json("get", "claims")["items"]] == ["fast"]
+    assert [item["metadata"]["name"] for item in clean.json("get", "claims")["items"]] == ["fast"]
 
 
 def test_apply_writes_nothing_when_an_object_is_too_large_to_store(clean: System) -> None:
@@ -208,7 +208,7 @@ def test_describe_tells_nearest_miss_and_what_would_fit_when_a_claim_waits(clean
     clean.run("apply", "-f", "-", stdin=claim("taker", 5))
     clean.run("apply", "-f", "-", stdin=claim("greedy", 6))
 
-    reasons = {one["code"]: one for one in clean.json("describe", "claim", "greedy")["reasons"]}
+    reasons = {reason["code"]: reason for reason in clean.json("describe", "claim", "greedy")["reasons"]}
     shown = clean.run("describe", "claim", "greedy").stdout
 
     assert "5 devices: held by claim default/taker" in reasons["too-few-devices"]["message"]
@@ -277,7 +277,7 @@ def test_dry_run_asks_the_running_system_and_writes_nothing(clean: System) -> No
     assert (yes["condition"], yes["node"]) == ("Allocated", _NODE)
     assert "ResourceClaim default/big would wait: DoesNotFit" in no
     assert "6 devices: held by claim default/taker" in no.replace("\n   ", " ")
-    assert [one["metadata"]["name"] for one in clean.json("get", "claims")["items"]] == ["taker"]
+    assert [item["metadata"]["name"] for item in clean.json("get", "claims")["items"]] == ["taker"]
 
 
 def test_dry_run_reads_slices_from_a_file_without_any_server(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ items:
     first, second = json.loads(done.stdout)["answers"]
     assert done.returncode == 1
     assert first["allocations"]["default/one"]["devices"]["results"][0]["device"] == "d0"
-    assert [one["code"] for one in second["reasons"]][:2] == ["too-few-devices", "nearest-miss"]
+    assert [reason["code"] for reason in second["reasons"]][:2] == ["too-few-devices", "nearest-miss"]
 
 
 def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(clean: System) -> None:
@@ -329,7 +329,9 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_the_node_is_silent(cl
         clean.run("apply", "-f", "-", "--no-wait", stdin=claim("later", 1))
         clean.until(_is_quarantined, "describe", "claim", "later")
         decisions = clean.json("decisions", "--limit", 200)["decisions"]
-        assert any(one["verb"] == "quarantine" and one["outcome"]["reasons"][0]["code"] == "node-silent" for one in decisions)
+        assert any(
+            decision["verb"] == "quarantine" and decision["outcome"]["reasons"][0]["code"] == "node-silent" for decision in decisions
+        )
     finally:
         os.kill(clean.pids["topology"], signal.SIGCONT)
 
@@ -342,7 +344,7 @@ def test_forced_deletion_keeps_devices_in_quarantine_while_they_are_prepared(cle
     clean.run("apply", "-f", "-", stdin=claim("used", 8))
     stored = clean.json("get", "claim", "used")
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="used", uid=stored["metadata"]["uid"])
-    devices = {"gpu": tuple(sorted(one["device"] for one in stored["status"]["allocation"]["devices"]["results"]))}
+    devices = {"gpu": tuple(sorted(result["device"] for result in stored["status"]["allocation"]["devices"]["results"]))}
     adopted = AdoptRequest(op_id="adopt-used", owner=owner, devices=devices, is_prepared=True)
     clean.with_bus(lambda bus: bus.ask(ADOPT, adopted, node=_NODE))
 
@@ -444,7 +446,7 @@ async def test_dry_run_counts_rules_and_namespaces_of_a_cluster(tmp_path: Path) 
     assert process.returncode == 1, complaint
     both, refused, allowed, single = json.loads(told)["answers"]
     assert "tainted k=:NoSchedule" in json.dumps(both["reasons"])
-    assert [one["code"] for one in refused["reasons"]] == ["admin-access-forbidden"]
+    assert [reason["code"] for reason in refused["reasons"]] == ["admin-access-forbidden"]
     assert allowed["condition"] == "Allocated"
     assert [result["device"] for result in single["allocations"]["default/one"]["devices"]["results"]] == ["d1"]
 

@@ -99,7 +99,7 @@ def test_machine_prints_the_report_and_the_drawing_when_the_system_runs(system: 
 
 def test_inventory_lists_every_class_when_asked_for_none(system: Running) -> None:
     """The summary has all classes; one class has its devices; JSON has the inventories themselves."""
-    counts = {one["device_class"]: len(one["devices"]) for one in system.json("inventory")["inventories"]}
+    counts = {inventory["device_class"]: len(inventory["devices"]) for inventory in system.json("inventory")["inventories"]}
 
     assert counts == {"cpu": 224, "fpga": 2, "gpu": 8, "nic": 8}
     assert "gpu-0000-18-00-0" in system.topobus("inventory", "gpu").stdout
@@ -141,7 +141,7 @@ def test_place_and_release_move_the_ledger_when_a_pod_fits(system: Running, tmp_
     assert placed["result"]["containers"][0]["cpus"] == "0-7,112-119"
     assert "A gpu-0000-18-00-0" in system.topobus("machine").stdout
     refused = system.json("place", manifest, "--node", "demo-node", code=1)
-    assert [one["code"] for one in refused["result"]["reasons"]] == ["already-placed"]
+    assert [reason["code"] for reason in refused["result"]["reasons"]] == ["already-placed"]
 
     released = system.json("release", "pod", "default/trainer")["released"]
     assert {key: len(names) for key, names in released[0]["devices"].items()} == {"cpu": 16, "gpu": 2, "nic": 2}
@@ -202,7 +202,7 @@ def test_claim_is_allocated_and_goes_when_applied_and_deleted(system: Running) -
     system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/gpu-nic-pair.yaml")
 
     claim = wait_until(lambda: system.json("claim", "get", "gpu-nic-pair"), lambda one: bool(one["status"].get("allocation")))
-    assert [one["request"] for one in claim["status"]["allocation"]["devices"]["results"]] == ["gpu", "nic"]
+    assert [result["request"] for result in claim["status"]["allocation"]["devices"]["results"]] == ["gpu", "nic"]
     assert "allocated" in system.topobus("claim", "get").stdout
     assert "unchanged" in system.topobus("claim", "apply", "-f", _EXAMPLES / "claims/classes.yaml").stdout
 
@@ -246,7 +246,7 @@ def test_claim_apply_answers_no_when_an_expression_does_not_compile(system: Runn
     assert f"{name} cannot be used" in first.stderr
     assert "column" in " ".join(first.stderr.split())
     assert "Invalid" in first.stdout
-    assert [one["reason"] for one in again[0]["status"]["conditions"]] == ["Invalid"]
+    assert [condition["reason"] for condition in again[0]["status"]["conditions"]] == ["Invalid"]
     # Which system was written to, and nothing else.
     assert [line.split(" ")[:2] for line in unwaited.stderr.splitlines()] == [["NATS", "at"]]
     assert "unchanged" in unwaited.stdout
@@ -277,10 +277,10 @@ def test_oci_merges_devices_into_the_spec_when_a_pod_is_placed(system: Running, 
         system.topobus("release", "pod", "default/spec")
 
     found = json.loads(answer.stdout)
-    variables = dict(one.split("=", 1) for one in found["spec"]["process"]["env"])
+    variables = dict(variable.split("=", 1) for variable in found["spec"]["process"]["env"])
     assert variables["TOPOBUS_GPU_DEVICES"].startswith("gpu-0000-")
     assert variables["NVIDIA_VISIBLE_DEVICES"] == "none"
-    assert [one["what"] for one in found["conflicts"]] == ["variable NVIDIA_VISIBLE_DEVICES"]
+    assert [conflict["what"] for conflict in found["conflicts"]] == ["variable NVIDIA_VISIBLE_DEVICES"]
     assert found["spec"]["linux"]["resources"]["cpu"]["cpus"]
     assert "/dev/nvidiactl" in found["missing"]
     assert "conflict: variable NVIDIA_VISIBLE_DEVICES: the pod wins over topobus.dev/gpu" in " ".join(answer.stderr.split())
@@ -306,8 +306,8 @@ def test_health_watch_tells_the_present_state_when_it_begins(system: Running) ->
     watch.stdout.close()
 
     assert watch.wait(_LIMIT_S) == 0
-    assert len({one["event"]["device"] for one in lines}) == 8
-    assert all(one["is_present_state"] for one in lines)
+    assert len({line["event"]["device"] for line in lines}) == 8
+    assert all(line["is_present_state"] for line in lines)
     assert "8 devices are well" in system.topobus("health", "--class", "gpu").stdout
 
 
@@ -315,18 +315,18 @@ def test_doctor_asks_the_gateway_which_folders_are_its_own(system: Running) -> N
     """Whatever kubelet lives on this machine, without --dir the sockets of this system are looked at, and no failure is somebody else's."""
     findings = system.json("doctor")["findings"]
 
-    assert [one for one in findings if one["level"] == "fail"] == []
-    (kubelet,) = (one for one in findings if one["what"] == "kubelet")
+    assert [finding for finding in findings if finding["level"] == "fail"] == []
+    (kubelet,) = (finding for finding in findings if finding["what"] == "kubelet")
     assert str(system.state / "kubelet" / "device-plugins") in kubelet["found"]
-    assert any(one["what"] == "demo-node: gateway" and one["found"] == "answers" for one in findings)
+    assert any(finding["what"] == "demo-node: gateway" and finding["found"] == "answers" for finding in findings)
 
 
 def test_doctor_finds_nothing_to_mend_when_the_system_is_well(system: Running) -> None:
     """No check fails; kubelet, which does not run here, is a warning."""
     findings = system.json("doctor", "--dir", system.state)["findings"]
 
-    assert [one for one in findings if one["level"] == "fail"] == []
-    assert {"nats", "streams", "controller", "demo-node: ledger"} <= {one["what"] for one in findings}
+    assert [finding for finding in findings if finding["level"] == "fail"] == []
+    assert {"nats", "streams", "controller", "demo-node: ledger"} <= {finding["what"] for finding in findings}
 
 
 def test_up_restarts_a_service_when_it_is_killed(system: Running) -> None:

@@ -123,8 +123,8 @@ async def _die_at(home: ClusterHome, write: int, *, is_after: bool, done_when: C
             died = asyncio.create_task(made[0].died.wait())
             done = asyncio.create_task(home.until(done_when or (lambda: not home.gates("p")), "the work done"))
             await asyncio.wait({died, done}, return_when=asyncio.FIRST_COMPLETED)
-            for one in (died, done):
-                one.cancel()
+            for task in (died, done):
+                task.cancel()
     except* Crash:
         pass  # as ordered
     return made[0].died.is_set()
@@ -195,7 +195,7 @@ async def test_pod_is_served_when_the_answer_to_a_write_is_lost(home: ClusterHom
     async with home.controller(wrap=lambda api: MortalApi(api, write, is_after=is_after, is_silent=True)):
         await home.until(lambda: not home.gates("p"), "an open gate")
 
-    patches = [one.path for one in home.server.requests if one.method == "PATCH" and one.code == 200]
+    patches = [request.path for request in home.server.requests if request.method == "PATCH" and request.code == 200]
     assert home.devices("a") == ["n1-gpu-0"]
     assert len(patches) == 3
 
@@ -235,8 +235,10 @@ async def test_three_replicas_never_give_a_device_twice(home: ClusterHome) -> No
     async with home.controller(), home.controller(), home.controller():
         for index in range(8):
             home.put(claim(f"c{index}"), pod(f"p{index}", f"c{index}"))
-        await home.until(lambda: len([one for one in range(8) if not home.gates(f"p{one}")]) == 4, "four open gates")
-        await home.until(lambda: all(home.events(f"p{one}") for one in range(8) if home.gates(f"p{one}")), "a word to each of the others")
+        await home.until(lambda: len([index for index in range(8) if not home.gates(f"p{index}")]) == 4, "four open gates")
+        await home.until(
+            lambda: all(home.events(f"p{index}") for index in range(8) if home.gates(f"p{index}")), "a word to each of the others"
+        )
 
     assert all(len(holders) == 1 for holders in home.holders().values())
     assert len(home.holders()) == 4
@@ -247,11 +249,11 @@ def _most_holders(home: ClusterHome) -> int:
     """Say how many claims had one device at the same time, over the server's whole history of statuses written."""
     held: dict[str, set[str]] = {}
     most = 0
-    for one in home.server.requests:
-        if not one.path.endswith("/status") or "/resourceclaims/" not in one.path or one.code != 200:
+    for request in home.server.requests:
+        if not request.path.endswith("/status") or "/resourceclaims/" not in request.path or request.code != 200:
             continue
-        name = one.path.split("/")[-2]
-        status = (one.body or {}).get("status") or {}
+        name = request.path.split("/")[-2]
+        status = (request.body or {}).get("status") or {}
         if "allocation" not in status:
             continue
         for holders in held.values():
@@ -263,7 +265,7 @@ def _most_holders(home: ClusterHome) -> int:
 
 
 def _has_written(home: ClusterHome, wanted: int) -> bool:
-    return len([one for one in home.server.requests if one.is_write]) >= wanted
+    return len([request for request in home.server.requests if request.is_write]) >= wanted
 
 
 async def _spawn(home: ClusterHome, folder: Path) -> asyncio.subprocess.Process:
@@ -294,18 +296,18 @@ async def test_killed_replicas_leave_nothing_half_done(home: ClusterHome, tmp_pa
             )
             home.server.generate_claims()
             if index % 3 == 2:
-                writes = len([one for one in home.server.requests if one.is_write]) + random.randrange(1, 5)
+                writes = len([request for request in home.server.requests if request.is_write]) + random.randrange(1, 5)
                 await home.until(partial(_has_written, home, writes), "some writes")
                 victim = processes.pop(0)
                 victim.send_signal(signal.SIGKILL)
                 await victim.wait()
                 processes.append(await _spawn(home, tmp_path))
         waiting = [f"p{index}" for index in range(12)]
-        await home.server.until(lambda: not any(home.gates(one) for one in waiting), timeout_s=60, what="open gates")
+        await home.server.until(lambda: not any(home.gates(name) for name in waiting), timeout_s=60, what="open gates")
     finally:
-        for one in processes:
-            one.kill()
-            await one.wait()
+        for process in processes:
+            process.kill()
+            await process.wait()
 
     assert all(len(holders) == 1 for holders in home.holders().values())
     assert _most_holders(home) == 1

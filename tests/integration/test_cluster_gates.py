@@ -38,9 +38,9 @@ async def test_gated_pod_gets_its_claim_and_its_gate_opened(home: ClusterHome) -
     assert home.node_of("c") == "n1"
     assert home.users("c") == ["p"]
     assert stored["metadata"]["finalizers"] == ["resource.kubernetes.io/delete-protection"]
-    writes = [(one.method, one.path.rpartition("/")[2]) for one in home.server.requests if one.is_write]
+    writes = [(request.method, request.path.rpartition("/")[2]) for request in home.server.requests if request.is_write]
     assert writes == [("PATCH", "c"), ("PATCH", "status"), ("PATCH", "p")]
-    assert {one.query.get("fieldManager") for one in home.server.requests if one.is_write} == {"topobus-controller"}
+    assert {request.query.get("fieldManager") for request in home.server.requests if request.is_write} == {"topobus-controller"}
 
 
 async def test_gate_opens_at_once_when_the_pod_has_no_claims(home: ClusterHome) -> None:
@@ -79,7 +79,10 @@ async def test_template_claims_are_made_here_when_the_cluster_has_nobody_for_it(
         await home.until(lambda: not home.server.objects("ResourceClaim"), "no claim")
 
     assert made["metadata"]["annotations"]["resource.kubernetes.io/pod-claim-name"] == "t0"
-    assert [(one["kind"], one["name"], one["controller"]) for one in made["metadata"]["ownerReferences"]] == [("Pod", "p", True)]
+    assert [
+        (owner_reference["kind"], owner_reference["name"], owner_reference["controller"])
+        for owner_reference in made["metadata"]["ownerReferences"]
+    ] == [("Pod", "p", True)]
 
 
 async def test_pod_is_told_why_when_nothing_fits(home: ClusterHome) -> None:
@@ -96,7 +99,9 @@ async def test_pod_is_told_why_when_nothing_fits(home: ClusterHome) -> None:
     assert reason == "DoesNotFit"
     assert "node n1: request r wants 3 devices" in message or "wants 3 devices of class gpu.example.com" in message
     assert home.events("big")[0] == (reason, message)
-    assert [(one["type"], one["status"], one["reason"]) for one in conditions] == [("topobus.dev/Allocated", "False", "DoesNotFit")]
+    assert [(condition["type"], condition["status"], condition["reason"]) for condition in conditions] == [
+        ("topobus.dev/Allocated", "False", "DoesNotFit")
+    ]
     assert home.node_of("big") == "n2"
 
 
@@ -108,11 +113,11 @@ async def test_event_is_told_once_when_nothing_changes(home: ClusterHome) -> Non
         await home.until(lambda: home.events("p"), "an event")
         home.put(node("n3"), slice_of("n3", 1))
         await home.until(lambda: len(home.events("big")) == 2, "the third node's word")
-        writes = len([one for one in home.server.requests if one.is_write])
+        writes = len([request for request in home.server.requests if request.is_write])
         home.put(pod("other"))
         await home.until(lambda: not home.gates("other"), "another pod served meanwhile")
 
-    assert len([one for one in home.server.requests if one.is_write]) == writes + 1
+    assert len([request for request in home.server.requests if request.is_write]) == writes + 1
 
 
 async def test_claims_of_one_pod_go_to_one_node_together(home: ClusterHome) -> None:
@@ -182,7 +187,7 @@ async def test_claims_of_other_pods_are_left_alone_and_counted(home: ClusterHome
         await home.until(lambda: not home.gates("p"), "an open gate")
 
     assert home.devices("mine") == ["n1-gpu-1"]
-    assert [one.path for one in home.server.requests if one.is_write and "theirs" in one.path] == []
+    assert [request.path for request in home.server.requests if request.is_write and "theirs" in request.path] == []
 
 
 async def test_shared_claim_is_reserved_for_both_pods(home: ClusterHome) -> None:

@@ -54,8 +54,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
     build("dgx", root)
     tree = Tree(HardwareSettings(root=str(root)))
     machine = read_machine(tree, NODE)
-    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name)
-    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda one: one.name)
+    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda device: device.name)
+    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda device: device.name)
     return machine, [
         Inventory(node=NODE, device_class="gpu", generation=1, devices=tuple(gpus)),
         Inventory(node=NODE, device_class="nic", generation=1, devices=tuple(nics)),
@@ -64,7 +64,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
 
 def published(inventory: Inventory, node_uid: str) -> dict[str, Any]:
     """The slice that the node's gateway would publish, owned by the node's object."""
-    devices = [msgspec.json.decode(encode(slice_device(one))) for one in inventory.devices]
+    devices = [msgspec.json.decode(encode(slice_device(device))) for device in inventory.devices]
     pool = {"name": NODE, "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": driver_name(inventory.device_class), "nodeName": NODE, "pool": pool, "devices": devices}
     owner = {"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": node_uid, "controller": True}
@@ -82,7 +82,7 @@ class Rig:
     async def ledger_holds(self, *owners: str) -> None:
         """Wait until the node's ledger holds exactly these claims' devices."""
         async with asyncio.timeout(20):
-            while sorted(one.owner.name for one in self.topology.ledger.allocations.values()) != sorted(owners):
+            while sorted(allocation.owner.name for allocation in self.topology.ledger.allocations.values()) != sorted(owners):
                 await self.bus.get(catalogue.LEDGER, node=NODE)
 
 
@@ -91,8 +91,8 @@ async def rig(nats_server: NatsServer, bus: Bus, recorded: tuple[Machine, list[I
     """The demo node at the API server and on the bus."""
     machine, inventories = recorded
     await bus.put(catalogue.MACHINE, machine, node=NODE)
-    for one in inventories:
-        await bus.put(catalogue.INVENTORY, one, node=NODE, device_class=one.device_class)
+    for inventory in inventories:
+        await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class=inventory.device_class)
     topology = SmallTopology(bus, machine, inventories)
     await topology.start()
     async with ApiServerSimulator(token="secret", bookmark_s=0.5) as server:
@@ -108,11 +108,11 @@ async def test_ledger_holds_the_devices_before_the_claim_says_so(rig: Rig) -> No
     rig.home.put(claim("c", count=2, device_class_name=DRIVER), pod("p", "c"))
     async with Reader(rig.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions, rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
-        await decisions.until(lambda items: [one.value.verb for one in items] == ["allocate"])
+        await decisions.until(lambda items: [received_event.value.verb for received_event in items] == ["allocate"])
 
     uid = rig.home.get("ResourceClaim", "c")["metadata"]["uid"]
     (held,) = rig.topology.ledger.allocations.values()
-    assert [one.op_id for one in rig.topology.requests] == [f"allocate-{uid}-1"]
+    assert [request.op_id for request in rig.topology.requests] == [f"allocate-{uid}-1"]
     assert list(held.holdings[0].devices["gpu"]) == rig.home.devices("c")
     assert held.owner == Owner(kind=OwnerKind.CLAIM, namespace="default", name="c", uid=uid)
 
@@ -175,7 +175,7 @@ async def test_other_devices_are_tried_when_the_node_refuses(rig: Rig) -> None:
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
-    gpus = [one["name"] for one in rig.home.get("ResourceSlice", f"{NODE}-gpu")["spec"]["devices"]]
+    gpus = [device["name"] for device in rig.home.get("ResourceSlice", f"{NODE}-gpu")["spec"]["devices"]]
     assert rig.home.devices("c") == [gpus[2]]
     assert len(rig.topology.requests) == 3
     assert {reason for reason, _ in rig.home.events("p")} == {"RefusedByNode"}
@@ -189,7 +189,7 @@ async def test_what_a_device_plugins_pod_holds_is_not_given(rig: Rig) -> None:
     )
     async with rig.home.controller():
         reply = await _placed(rig, request)
-        held = {name for one in reply.containers for devices in one.devices.values() for name in devices}
+        held = {name for container in reply.containers for devices in container.devices.values() for name in devices}
         rig.home.put(claim("c", device_class_name=DRIVER), pod("p", "c"))
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
@@ -247,7 +247,7 @@ async def test_attempt_is_completed_when_a_replica_died_after_the_ledger(rig: Ri
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
     assert rig.home.devices("c") == devices
-    assert len({one.op_id for one in rig.topology.requests}) == 1
+    assert len({request.op_id for request in rig.topology.requests}) == 1
     assert len(rig.topology.ledger.allocations) == 1
 
 
@@ -275,7 +275,12 @@ async def _place(ledgers: NodeLedgers, rig: Rig, number: int, *devices: str) -> 
 
 def _held(rig: Rig) -> list[str]:
     """Name the devices that the claim has in the node's ledger."""
-    return [device for one in rig.topology.ledger.allocations.values() for holding in one.holdings for device in holding.devices["gpu"]]
+    return [
+        device
+        for allocation in rig.topology.ledger.allocations.values()
+        for holding in allocation.holdings
+        for device in holding.devices["gpu"]
+    ]
 
 
 @pytest.mark.parametrize("who", ["ours", "overtaken", "overtaken-late"])
@@ -310,12 +315,12 @@ async def test_claim_with_wishes_is_served_near_and_the_node_hears_of_them(rig: 
     async with rig.home.controller():
         await rig.home.until(lambda: not rig.home.gates("p") and not rig.home.gates("first"), "open gates")
 
-    switches = {one.name: one.pcie_switch for inventory in recorded[1] for one in inventory.devices}
+    switches = {device.name: device.pcie_switch for inventory in recorded[1] for device in inventory.devices}
     gpu, nic = rig.home.devices("gpu-nic-near")
-    asked = next(one.pod for one in rig.topology.requests if one.pod.owner.name == "gpu-nic-near")
+    asked = next(request.pod for request in rig.topology.requests if request.pod.owner.name == "gpu-nic-near")
     assert switches[gpu] == switches[nic]
     assert nic not in rig.home.devices("taken")
-    assert [str(one) for one in asked.locality] == ["hard:switch"]
+    assert [str(locality) for locality in asked.locality] == ["hard:switch"]
 
 
 async def test_pods_own_wishes_bring_its_claims_together(rig: Rig, recorded: tuple[Machine, list[Inventory]]) -> None:
@@ -330,5 +335,5 @@ async def test_pods_own_wishes_bring_its_claims_together(rig: Rig, recorded: tup
         rig.home.put(claim("gpu", device_class_name=DRIVER), nic, wishing)
         await rig.home.until(lambda: not rig.home.gates("p"), "an open gate")
 
-    switches = {one.name: one.pcie_switch for inventory in recorded[1] for one in inventory.devices}
+    switches = {device.name: device.pcie_switch for inventory in recorded[1] for device in inventory.devices}
     assert switches[rig.home.devices("gpu")[0]] == switches[rig.home.devices("nic")[0]]

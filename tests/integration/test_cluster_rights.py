@@ -43,7 +43,7 @@ async def test_controller_needs_each_right_that_its_manifest_grants_and_no_other
             home.set_status("Pod", "p", conditions=[{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}])
             await home.until(lambda: home.node_of(name) == "n2" and home.users(name), "devices elsewhere")
             unused = server.rights_unused(USER)
-        refused = [f"{one.method} {one.path}" for one in server.requests if one.code == 403]
+        refused = [f"{request.method} {request.path}" for request in server.requests if request.code == 403]
 
     assert refused == []
     # The same event told again raises its count; that takes five minutes.
@@ -86,6 +86,6 @@ async def test_own_housekeeping_needs_two_rights_more(nats_server: NatsServer, t
             await home.bind("p", "n1")
             home.set_status("Pod", "p", phase="Failed")
             await home.until(lambda: not server.objects("ResourceClaim"), "no claim")
-        refused = [f"{one.method} {one.path}" for one in server.requests if one.code == 403]
+        refused = [f"{request.method} {request.path}" for request in server.requests if request.code == 403]
 
     assert refused == []

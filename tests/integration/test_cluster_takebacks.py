@@ -38,7 +38,7 @@ def slowly(home: ClusterHome, **changes: float) -> None:
 
 async def served(home: ClusterHome, *names: str) -> None:
     """Wait until pods have their devices and no gate."""
-    await home.until(lambda: not any(home.gates(one) for one in names), "open gates")
+    await home.until(lambda: not any(home.gates(name) for name in names), "open gates")
 
 
 async def test_allocation_goes_elsewhere_when_the_scheduler_cannot_place_the_pod(home: ClusterHome) -> None:

@@ -80,13 +80,13 @@ spec:
 def claim(name: str, *, device_class: str = "gpu.topobus.dev", count: int = 1, expression: str = "true", **metadata: Any) -> ApiObject:
     """Make a claim for some devices of one class."""
     request = {"deviceClassName": device_class, "count": count, "selectors": [{"cel": {"expression": expression}}]}
-    one = ApiObject(
+    api_object = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
         metadata={"name": name, **metadata},
         spec={"devices": {"requests": [{"name": "r", "exactly": request}]}},
     )
-    return admit(one, uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+    return admit(api_object, uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
 
 
 class Home:
@@ -99,37 +99,37 @@ class Home:
         self.inventories = inventories
         self._made = 0
 
-    async def apply(self, one: ApiObject) -> None:
+    async def apply(self, api_object: ApiObject) -> None:
         """Store an object as the CLI does."""
-        await self.bus.put(catalogue.OBJECT, one, **object_parts(one))
+        await self.bus.put(catalogue.OBJECT, api_object, **object_parts(api_object))
 
     async def until(self, name: str, is_enough: Callable[[ApiObject | None], bool]) -> ApiObject | None:
         """Wait until the newest version of a claim satisfies the test; None stands for a deleted one."""
 
         def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
-            mine = [one for one in items if one.parts.get("name") == name and one.parts.get("kind") == "resourceclaim"]
-            return bool(mine), mine[-1].value if mine else None
+            changes = [change for change in items if change.parts.get("name") == name and change.parts.get("kind") == "resourceclaim"]
+            return bool(changes), changes[-1].value if changes else None
 
         await self.objects.until(lambda items: newest(items)[0] and is_enough(newest(items)[1]))
         return newest(self.objects.items)[1]
 
     async def allocated(self, name: str) -> list[dict[str, Any]]:
         """Wait until a claim is allocated; gives its results."""
-        one = await self.until(name, lambda value: value is not None and bool(value.status.get("allocation")))
-        assert one is not None
-        results: list[dict[str, Any]] = one.status["allocation"]["devices"]["results"]
+        api_object = await self.until(name, lambda value: value is not None and bool(value.status.get("allocation")))
+        assert api_object is not None
+        results: list[dict[str, Any]] = api_object.status["allocation"]["devices"]["results"]
         return results
 
     async def told(self, name: str, reason: str) -> str:
         """Wait until a claim has a condition with this reason; gives the message."""
-        one = await self.until(name, lambda value: _condition(value).get("reason") == reason)
-        return str(_condition(one)["message"])
+        api_object = await self.until(name, lambda value: _condition(value).get("reason") == reason)
+        return str(_condition(api_object)["message"])
 
-    async def apply_new(self, one: ApiObject) -> None:
+    async def apply_new(self, api_object: ApiObject) -> None:
         """Create an object unless there is one of its name; each has a uid of its own."""
         self._made += 1
-        fresh = admit(one, uid=f"{one.metadata['uid']}-{self._made}", now="2026-01-01T00:00:00Z")
-        await self.bus.compare_and_set(catalogue.OBJECT, fresh, 0, **object_parts(one))
+        fresh = admit(api_object, uid=f"{api_object.metadata['uid']}-{self._made}", now="2026-01-01T00:00:00Z")
+        await self.bus.compare_and_set(catalogue.OBJECT, fresh, 0, **object_parts(api_object))
 
     async def until_settled(self) -> None:
         """Wait until every claim is allocated, or told why not, and none is being deleted or attempted."""
@@ -154,8 +154,8 @@ class Home:
                 return
 
 
-def _condition(one: ApiObject | None) -> dict[str, Any]:
-    conditions = (one.status.get("conditions") if one is not None else None) or [{}]
+def _condition(api_object: ApiObject | None) -> dict[str, Any]:
+    conditions = (api_object.status.get("conditions") if api_object is not None else None) or [{}]
     found: dict[str, Any] = conditions[0]
     return found
 
@@ -167,8 +167,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
     build("dgx", root)
     tree = Tree(HardwareSettings(root=str(root)))
     machine = read_machine(tree, NODE)
-    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name)
-    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda one: one.name)
+    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda device: device.name)
+    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda device: device.name)
     return machine, [
         Inventory(node=NODE, device_class="gpu", generation=1, devices=tuple(gpus)),
         Inventory(node=NODE, device_class="nic", generation=1, devices=tuple(nics)),
@@ -199,8 +199,8 @@ async def home(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> AsyncIter
     """The demo node with its topology, no controller yet."""
     machine, inventories = recorded
     await bus.put(catalogue.MACHINE, machine, node=NODE)
-    for one in inventories:
-        await bus.put(catalogue.INVENTORY, one, node=NODE, device_class=one.device_class)
+    for inventory in inventories:
+        await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class=inventory.device_class)
     topology = SmallTopology(bus, machine, inventories)
     await topology.start()
     async with Reader(bus.watch(catalogue.OBJECT)) as objects:
@@ -216,10 +216,10 @@ async def served(home: Home, nats_server: NatsServer) -> AsyncIterator[Home]:
 
 async def test_controller_allocates_gpu_and_nic_under_one_root_when_claim_asks_for_it(served: Home) -> None:
     """A claim with a CEL selector and matchAttribute pcieRoot gets a GPU and a NIC of one root, held at the node and announced."""
-    (one,) = parse_manifest(PAIR, where="pair.yaml")
+    (api_object,) = parse_manifest(PAIR, where="pair.yaml")
 
     async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
-        await served.apply(admit(one, uid="uid-pair", now="2026-01-01T00:00:00Z"))
+        await served.apply(admit(api_object, uid="uid-pair", now="2026-01-01T00:00:00Z"))
         results = await served.allocated("pair")
         events = await decisions.until(lambda items: any(event.value.verb == "allocate" for event in items))
 
@@ -237,8 +237,8 @@ async def test_controller_allocates_gpu_and_nic_under_one_root_when_claim_asks_f
 async def test_example_claim_is_allocated_on_the_demo_machine(served: Home) -> None:
     """The claim of the examples, with its classes, gets a GPU and an RDMA NIC below one root."""
     for file in ("classes.yaml", "gpu-nic-pair.yaml"):
-        for one in parse_manifest((EXAMPLES / file).read_text(encoding="utf-8"), where=file):
-            await served.apply(admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z"))
+        for api_object in parse_manifest((EXAMPLES / file).read_text(encoding="utf-8"), where=file):
+            await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
 
     results = await served.allocated("gpu-nic-pair")
 
@@ -252,14 +252,14 @@ async def test_controller_writes_kubernetes_status_when_allocated(served: Home) 
     await served.apply(claim("one"))
     await served.allocated("one")
 
-    one = await served.until("one", lambda value: _condition(value).get("status") == "True")
+    api_object = await served.until("one", lambda value: _condition(value).get("status") == "True")
 
-    assert one is not None
-    field = one.status["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]
+    assert api_object is not None
+    field = api_object.status["allocation"]["nodeSelector"]["nodeSelectorTerms"][0]["matchFields"][0]
     assert field == {"key": "metadata.name", "operator": "In", "values": [NODE]}
-    assert one.status["allocation"]["allocationTimestamp"]
-    assert one.metadata["finalizers"] == ["resource.kubernetes.io/delete-protection"]
-    assert "topobus.dev/attempt" not in one.metadata["annotations"]
+    assert api_object.status["allocation"]["allocationTimestamp"]
+    assert api_object.metadata["finalizers"] == ["resource.kubernetes.io/delete-protection"]
+    assert "topobus.dev/attempt" not in api_object.metadata["annotations"]
 
 
 async def test_controller_says_why_when_claim_cannot_fit(served: Home) -> None:
@@ -356,7 +356,7 @@ async def test_controller_waits_with_the_release_while_a_container_may_use_the_d
     owner = Owner(kind=OwnerKind.CLAIM, namespace="default", name="used", uid="uid-used")
     await served.topology.set_prepared(owner, is_prepared=True)
     async with Reader(served.bus.watch(catalogue.LEDGER)) as ledgers:
-        await ledgers.until(lambda items: any(one.value is not None and owner.key in one.value.allocations for one in items))
+        await ledgers.until(lambda items: any(change.value is not None and owner.key in change.value.allocations for change in items))
     if is_forced:
         await served.bus.delete(catalogue.OBJECT, kind="resourceclaim", namespace="default", name="used")
     else:
@@ -391,7 +391,7 @@ async def test_controller_searches_anew_when_node_refuses(served: Home) -> None:
     await served.apply(claim("again"))
     await served.allocated("again")
 
-    assert [one.op_id for one in served.topology.requests] == ["allocate-uid-again-1", "allocate-uid-again-2"]
+    assert [request.op_id for request in served.topology.requests] == ["allocate-uid-again-1", "allocate-uid-again-2"]
 
 
 async def test_controller_does_not_hammer_a_node_that_refuses_for_ever(served: Home) -> None:
@@ -411,18 +411,20 @@ async def test_controller_completes_attempt_when_another_replica_died_after_plac
     async with controller(nats_server.url):
         await home.allocated("crashed")
     attempt = next(
-        one.value
-        for one in home.objects.items
-        if one.value is not None and "topobus.dev/attempt" in (one.value.metadata.get("annotations") or {})
+        change.value
+        for change in home.objects.items
+        if change.value is not None and "topobus.dev/attempt" in (change.value.metadata.get("annotations") or {})
     )
     await home.apply(attempt)
 
     async with controller(nats_server.url):
-        one = await home.until("crashed", lambda value: value is not None and "topobus.dev/attempt" not in value.metadata["annotations"])
+        api_object = await home.until(
+            "crashed", lambda value: value is not None and "topobus.dev/attempt" not in value.metadata["annotations"]
+        )
 
-    assert one is not None
+    assert api_object is not None
     held = next(iter(home.topology.ledger.allocations.values())).holdings[0].devices["gpu"]
-    assert sorted(result["device"] for result in one.status["allocation"]["devices"]["results"]) == sorted(held)
+    assert sorted(result["device"] for result in api_object.status["allocation"]["devices"]["results"]) == sorted(held)
     assert len({request.op_id for request in home.topology.requests}) == 1
 
 
@@ -474,7 +476,7 @@ async def test_controller_keeps_claims_and_ledger_equal_when_replicas_die_at_any
 
 def _is_settled(items: list[Change[ApiObject]]) -> bool:
     """Say whether every claim is allocated, or told why not, and none is being deleted or attempted."""
-    newest = {one.parts["name"]: one.value for one in items if one.parts.get("kind") == "resourceclaim"}
+    newest = {change.parts["name"]: change.value for change in items if change.parts.get("kind") == "resourceclaim"}
     return all(
         not stored.metadata.get("deletionTimestamp")
         and "topobus.dev/attempt" not in (stored.metadata.get("annotations") or {})
@@ -486,25 +488,25 @@ def _is_settled(items: list[Change[ApiObject]]) -> bool:
 
 def _given(items: list[Change[ApiObject]]) -> dict[str, list[str]]:
     """List what stored claims say that they have, by uid."""
-    newest = {one.parts["name"]: one.value for one in items if one.parts.get("kind") == "resourceclaim"}
+    newest = {change.parts["name"]: change.value for change in items if change.parts.get("kind") == "resourceclaim"}
     return {
-        one.metadata["uid"]: sorted(result["device"] for result in one.status["allocation"]["devices"]["results"])
-        for one in newest.values()
-        if one is not None and one.status.get("allocation")
+        api_object.metadata["uid"]: sorted(result["device"] for result in api_object.status["allocation"]["devices"]["results"])
+        for api_object in newest.values()
+        if api_object is not None and api_object.status.get("allocation")
     }
 
 
 def _held(topology: SmallTopology) -> dict[str, list[str]]:
     """List what the ledger says that claims have, by uid."""
-    return {one.owner.uid: sorted(one.holdings[0].devices["gpu"]) for one in topology.ledger.allocations.values()}
+    return {allocation.owner.uid: sorted(allocation.holdings[0].devices["gpu"]) for allocation in topology.ledger.allocations.values()}
 
 
 def _allocated_devices(items: list[Change[ApiObject]]) -> dict[str, str]:
-    newest = {one.parts["name"]: one.value for one in items if one.kind is ChangeKind.PUT}
+    newest = {change.parts["name"]: change.value for change in items if change.kind is ChangeKind.PUT}
     return {
-        name: one.status["allocation"]["devices"]["results"][0]["device"]
-        for name, one in newest.items()
-        if one is not None and one.status.get("allocation")
+        name: api_object.status["allocation"]["devices"]["results"][0]["device"]
+        for name, api_object in newest.items()
+        if api_object is not None and api_object.status.get("allocation")
     }
 
 
@@ -527,10 +529,10 @@ spec:
 
 async def test_controller_makes_and_ends_claims_when_a_pod_names_a_template(served: Home) -> None:
     """A pod's template becomes one claim with the pod as owner; it is allocated, and released when the pod is gone."""
-    for one in parse_manifest(TEMPLATED, where="pod.yaml"):
-        await served.apply(admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z"))
-    items = await served.objects.until(lambda changes: any(_claim_names(one.value) for one in changes))
-    (name,) = next(names for one in items if (names := _claim_names(one.value)))
+    for api_object in parse_manifest(TEMPLATED, where="pod.yaml"):
+        await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
+    items = await served.objects.until(lambda changes: any(_claim_names(change.value) for change in changes))
+    (name,) = next(names for change in items if (names := _claim_names(change.value)))
     await served.allocated(name)
     claim_object = await served.until(name, lambda value: value is not None)
 
@@ -561,23 +563,23 @@ async def test_controller_puts_all_claims_of_a_pod_on_one_node(served: Home, rec
     await served.apply(claim("early", count=1, annotations={"topobus.dev/node": NODE}))
     await served.allocated("early")
     other = msgspec.structs.replace(recorded[0], node="other-node")
-    inventories = [msgspec.structs.replace(one, node="other-node") for one in recorded[1]]
+    inventories = [msgspec.structs.replace(inventory, node="other-node") for inventory in recorded[1]]
     await served.bus.put(catalogue.MACHINE, other, node="other-node")
     await SmallTopology(served.bus, other, inventories).start()
     await served.apply(admit(pod, uid="uid-both", now="2026-01-01T00:00:00Z"))
     # Both at once, before the other node's inventory: whichever comes first must wait for its mate.
     await served.apply(claim("six", count=6))
     await served.apply(claim("two", count=2))
-    for one in inventories:
-        await served.bus.put(catalogue.INVENTORY, one, node="other-node", device_class=one.device_class)
+    for inventory in inventories:
+        await served.bus.put(catalogue.INVENTORY, inventory, node="other-node", device_class=inventory.device_class)
 
     pools = {result["pool"] for name in ("six", "two") for result in await served.allocated(name)}
 
     assert len(pools) == 1
 
 
-def _claim_names(one: ApiObject | None) -> list[str]:
-    statuses = one.status.get("resourceClaimStatuses") if one is not None and one.kind == "Pod" else None
+def _claim_names(api_object: ApiObject | None) -> list[str]:
+    statuses = api_object.status.get("resourceClaimStatuses") if api_object is not None and api_object.kind == "Pod" else None
     return [status["resourceClaimName"] for status in statuses or []]
 
 
@@ -616,7 +618,7 @@ async def test_plan_commits_at_the_node_and_lists_silent_ones_when_asked(served:
 async def test_plan_chooses_the_same_node_every_time_when_several_fit(served: Home, recorded: tuple[Machine, list[Inventory]]) -> None:
     """Of equally good nodes the first by name gets the pod; when it is full, the next one; a dry run holds nothing."""
     other = msgspec.structs.replace(recorded[0], node="another-node")
-    inventories = [msgspec.structs.replace(one, node="another-node") for one in recorded[1]]
+    inventories = [msgspec.structs.replace(inventory, node="another-node") for inventory in recorded[1]]
     await served.bus.put(catalogue.MACHINE, other, node="another-node")
     topology = SmallTopology(served.bus, other, inventories)
     await topology.start()
@@ -625,7 +627,7 @@ async def test_plan_chooses_the_same_node_every_time_when_several_fit(served: Ho
     async def plan(name: str, *, is_dry_run: bool = False) -> str:
         request = PlanRequest(op_id=f"op-{name}-{is_dry_run}", pod=_pod(4, name), is_dry_run=is_dry_run)
         reply = await served.bus.ask(catalogue.PLAN, request, node=catalogue.CLUSTER)
-        assert [one.node for one in reply.answers] == ["another-node", NODE]
+        assert [node_answer.node for node_answer in reply.answers] == ["another-node", NODE]
         return reply.chosen.node if reply.chosen is not None else ""
 
     dry = await plan("a", is_dry_run=True)
@@ -644,7 +646,7 @@ async def test_plan_tells_each_nodes_reasons_when_none_fits(served: Home) -> Non
     nowhere = await served.bus.ask(catalogue.PLAN, PlanRequest(op_id="op-3", pod=_pod(1), node="elsewhere"), node=catalogue.CLUSTER)
 
     assert reply.chosen is None
-    assert [(one.node, type(one.result)) for one in reply.answers] == [(NODE, Refusal)]
+    assert [(node_answer.node, type(node_answer.result)) for node_answer in reply.answers] == [(NODE, Refusal)]
     assert isinstance(nowhere.answers[0].result, Refusal)
     assert nowhere.answers[0].result.reasons[0].code == "unknown-node"
 
@@ -655,8 +657,8 @@ async def test_claim_is_held_and_let_go_by_the_real_topology(
     """With the real service at the node: allocated, held in its ledger, refused to others, released."""
     machine, inventories = recorded
     await bus.put(catalogue.MACHINE, machine, node=NODE)
-    for one in inventories:
-        await bus.put(catalogue.INVENTORY, one, node=NODE, device_class=one.device_class)
+    for inventory in inventories:
+        await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class=inventory.device_class)
     async with (
         Bus.session(NatsSettings(url=nats_server.url), name="topology") as node_bus,
         Reader(bus.watch(catalogue.OBJECT)) as objects,
@@ -676,7 +678,7 @@ async def test_claim_is_held_and_let_go_by_the_real_topology(
         await home.delete("real")
         await home.allocated("late")
 
-        held = [sorted(one.value.allocations) for one in ledgers.items if one.value is not None]
+        held = [sorted(change.value.allocations) for change in ledgers.items if change.value is not None]
         topology.cancel()
         await asyncio.wait({topology})
     assert ["claim/default/real/uid-real"] in held
@@ -702,9 +704,9 @@ async def test_controller_process_says_ready_and_stops_when_told(nats_server: Na
 
 async def test_claim_with_as_much_configuration_as_upstream_takes_is_allocated(served: Home) -> None:
     """32 opaque configurations of 10 kB are what an API server accepts: the claim is allocated, with each of them once in its status."""
-    one = claim("large")
+    api_object = claim("large")
     config = [{"opaque": {"driver": "gpu.topobus.dev", "parameters": {"n": number, "text": "x" * 10_000}}} for number in range(32)]
-    await served.apply(msgspec.structs.replace(one, spec={"devices": {**one.spec["devices"], "config": config}}))
+    await served.apply(msgspec.structs.replace(api_object, spec={"devices": {**api_object.spec["devices"], "config": config}}))
 
     await served.allocated("large")
 

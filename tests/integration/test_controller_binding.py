@@ -56,26 +56,28 @@ async def say(home: Home, device: str, condition: str) -> None:  # noqa: F811
             "device": device,
             "conditions": [{"type": condition, "status": "True", "message": "said so"}],
         }
-        told = msgspec.structs.replace(entry.value, status={**entry.value.status, "devices": [said]})
-        if not isinstance(await home.bus.compare_and_set(catalogue.OBJECT, told, entry.revision, **object_parts(told)), Conflict):
+        api_object = msgspec.structs.replace(entry.value, status={**entry.value.status, "devices": [said]})
+        if not isinstance(
+            await home.bus.compare_and_set(catalogue.OBJECT, api_object, entry.revision, **object_parts(api_object)), Conflict
+        ):
             return
 
 
-def _device(one: ApiObject | None) -> str:
-    allocation: dict[str, Any] = (one.status.get("allocation") if one is not None else None) or {}
+def _device(api_object: ApiObject | None) -> str:
+    allocation: dict[str, Any] = (api_object.status.get("allocation") if api_object is not None else None) or {}
     results = allocation.get("devices", {}).get("results", [])
     return str(results[0]["device"]) if results else ""
 
 
 async def test_pod_waits_for_binding_and_gets_another_device_when_it_fails(served: Home) -> None:  # noqa: F811
     """The pod is told what it waits for; a failure gives the device back and another is tried; its condition lets the pod go on."""
-    for one in parse_manifest(MANIFEST, where="fabric.yaml"):
-        await served.apply(admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z"))
+    for api_object in parse_manifest(MANIFEST, where="fabric.yaml"):
+        await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
     await served.apply(pod("user", "card"))
 
     waits = await until(served, "pod", "user", lambda one: conditions(one, "PodScheduled").get("reason") == "WaitsForBinding")
     await say(served, "card-0", "broken")
-    moved = await served.until("card", lambda one: _device(one) == "card-1")
+    moved = await served.until("card", lambda api_object: _device(api_object) == "card-1")
     await say(served, "card-1", "attached")
     bound = await until(served, "pod", "user", lambda one: conditions(one, "PodScheduled").get("status") == "True")
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.integration
 
 def rule(device: str, effect: str = "NoExecute") -> ApiObject:
     """Taint one GPU of the node."""
-    one = ApiObject(
+    api_object = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="DeviceTaintRule",
         metadata={"name": "maintenance"},
@@ -31,14 +31,14 @@ def rule(device: str, effect: str = "NoExecute") -> ApiObject:
             "taint": {"key": "example.com/maintenance", "effect": effect},
         },
     )
-    return admit(one, uid="uid-maintenance", now="2026-01-01T00:00:00Z")
+    return admit(api_object, uid="uid-maintenance", now="2026-01-01T00:00:00Z")
 
 
 def tolerant(name: str, *tolerations: dict[str, Any]) -> ApiObject:
     """Make a claim for one GPU with tolerations."""
-    one = claim(name)
-    one.spec["devices"]["requests"][0]["exactly"]["tolerations"] = list(tolerations)
-    return one
+    api_object = claim(name)
+    api_object.spec["devices"]["requests"][0]["exactly"]["tolerations"] = list(tolerations)
+    return api_object
 
 
 def pod(name: str, claim_name: str) -> ApiObject:
@@ -47,21 +47,21 @@ def pod(name: str, claim_name: str) -> ApiObject:
     return admit(ApiObject(api_version="v1", kind="Pod", metadata={"name": name}, spec=spec), uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
 
 
-def conditions(one: ApiObject | None, kind: str) -> dict[str, Any]:
+def conditions(api_object: ApiObject | None, kind: str) -> dict[str, Any]:
     """Find a condition."""
-    found = (one.status.get("conditions") if one is not None else None) or []
-    return next((dict(item) for item in found if item.get("type") == kind), {})
+    found_conditions = (api_object.status.get("conditions") if api_object is not None else None) or []
+    return next((dict(item) for item in found_conditions if item.get("type") == kind), {})
 
 
 async def until(home: Home, kind: str, name: str, is_enough: Any) -> ApiObject | None:  # noqa: F811
     """Wait until the newest version of an object satisfies the test; None stands for a deleted one."""
 
     def newest(items: Any) -> list[Any]:
-        return [one for one in items if (one.parts.get("kind"), one.parts.get("name")) == (kind, name)][-1:]
+        return [item for item in items if (item.parts.get("kind"), item.parts.get("name")) == (kind, name)][-1:]
 
     await home.objects.until(lambda items: any(is_enough(one.value) for one in newest(items)))
-    found: ApiObject | None = newest(home.objects.items)[0].value
-    return found
+    api_object: ApiObject | None = newest(home.objects.items)[0].value
+    return api_object
 
 
 async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:  # noqa: F811
@@ -76,8 +76,8 @@ async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:  #
         await served.apply(rule(mine["device"]))
         events = await decisions.until(lambda items: any(event.value.verb == "evict" for event in items))
     gone = await until(served, "pod", "trainer", lambda one: one is None)
-    moved = await served.until("job", lambda one: one is not None and _devices(one) not in ([], [mine["device"]]))
-    told = await until(
+    moved = await served.until("job", lambda job: job is not None and _devices(job) not in ([], [mine["device"]]))
+    taint_rule = await until(
         served, "devicetaintrule", "maintenance", lambda one: conditions(one, "EvictionInProgress").get("reason") == "Completed"
     )
 
@@ -89,9 +89,9 @@ async def test_rule_evicts_the_claim_and_names_its_pod(served: Home) -> None:  #
     assert (event.node, event.owner.name, reason.code) == (NODE, "job", "evicted")
     assert "pod default/trainer" in reason.message
     assert "DeviceTaintRule maintenance" in reason.message
-    stays = await served.until("other", lambda one: one is not None)
+    stays = await served.until("other", lambda api_object: api_object is not None)
     assert _devices(stays) == [others["device"]]
-    assert "1 published devices selected" in conditions(told, "EvictionInProgress")["message"]
+    assert "1 published devices selected" in conditions(taint_rule, "EvictionInProgress")["message"]
 
 
 async def test_claim_stays_when_it_tolerates_the_rule(served: Home) -> None:  # noqa: F811
@@ -103,7 +103,7 @@ async def test_claim_stays_when_it_tolerates_the_rule(served: Home) -> None:  # 
 
     await until(served, "devicetaintrule", "maintenance", lambda one: conditions(one, "EvictionInProgress").get("reason") == "Completed")
 
-    stays = await served.until("bears", lambda one: one is not None)
+    stays = await served.until("bears", lambda api_object: api_object is not None)
     assert _devices(stays) == [mine["device"]]
 
 
@@ -114,29 +114,29 @@ async def test_claim_goes_after_its_seconds_when_it_tolerates_for_a_while(served
 
     await served.apply(rule(mine["device"]))  # it came in January
 
-    await served.until("while", lambda one: one is not None and _condition(one).get("reason") == "TakenBack")
+    await served.until("while", lambda api_object: api_object is not None and _condition(api_object).get("reason") == "TakenBack")
 
 
 async def test_sick_device_evicts_its_claim(served: Home) -> None:  # noqa: F811
     """A device whose driver has evidence of a fault loses its claim, which gets a healthy one."""
     await served.apply(claim("job"))
     (mine,) = await served.allocated("job")
-    gpus = next(one for one in served.inventories if one.device_class == "gpu")
+    gpus = next(inventory for inventory in served.inventories if inventory.device_class == "gpu")
     sick = DeviceHealth(state=HealthState.UNHEALTHY, since="2026-01-01T00:00:00Z")
-    devices = tuple(msgspec.structs.replace(one, health=sick) if one.name == mine["device"] else one for one in gpus.devices)
+    devices = tuple(msgspec.structs.replace(device, health=sick) if device.name == mine["device"] else device for device in gpus.devices)
 
     await served.bus.put(
         catalogue.INVENTORY, Inventory(node=NODE, device_class="gpu", generation=2, devices=devices), node=NODE, device_class="gpu"
     )
 
-    moved = await served.until("job", lambda one: one is not None and _devices(one) not in ([], [mine["device"]]))
+    moved = await served.until("job", lambda job: job is not None and _devices(job) not in ([], [mine["device"]]))
     assert moved is not None
 
 
-def _condition(one: ApiObject) -> dict[str, Any]:
-    return conditions(one, "Allocated")
+def _condition(api_object: ApiObject) -> dict[str, Any]:
+    return conditions(api_object, "Allocated")
 
 
-def _devices(one: ApiObject | None) -> list[str]:
-    allocation = (one.status.get("allocation") if one is not None else None) or {}
+def _devices(api_object: ApiObject | None) -> list[str]:
+    allocation = (api_object.status.get("allocation") if api_object is not None else None) or {}
     return [result["device"] for result in allocation.get("devices", {}).get("results", [])]

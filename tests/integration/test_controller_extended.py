@@ -31,13 +31,13 @@ spec:
 
 async def test_pod_with_an_extended_resource_is_scheduled_with_a_claim(served: Home) -> None:  # noqa: F811
     """The claim is made, allocated, reserved for the pod, and goes with it."""
-    for one in parse_manifest(MANIFEST, where="pod.yaml"):
-        await served.apply(admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z"))
+    for api_object in parse_manifest(MANIFEST, where="pod.yaml"):
+        await served.apply(admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z"))
 
     pod = await until(served, "pod", "trainer", lambda one: conditions(one, "PodScheduled").get("status") == "True")
 
     assert pod is not None
     status = pod.status["extendedResourceClaimStatus"]
-    assert [one["requestName"] for one in status["requestMappings"]] == ["container-0-request-0"]
+    assert [request_mapping["requestName"] for request_mapping in status["requestMappings"]] == ["container-0-request-0"]
     results = await served.allocated(status["resourceClaimName"])
-    assert [(one["request"], one["driver"]) for one in results] == [("container-0-request-0", "gpu.topobus.dev")] * 2
+    assert [(result["request"], result["driver"]) for result in results] == [("container-0-request-0", "gpu.topobus.dev")] * 2

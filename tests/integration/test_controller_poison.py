@@ -152,9 +152,9 @@ class Poisoned:
 
     async def apply(self, manifest: str) -> None:
         """Store the objects of a manifest as the CLI does."""
-        for one in parse_manifest(manifest, where="test.yaml"):
-            stored = admit(one, uid=f"uid-{one.metadata['name']}", now=NOW)
-            await self.bus.put(catalogue.OBJECT, stored, **object_parts(one))
+        for api_object in parse_manifest(manifest, where="test.yaml"):
+            stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=NOW)
+            await self.bus.put(catalogue.OBJECT, stored, **object_parts(api_object))
 
     async def write(self, value: dict[str, Any], kind: str, name: str, namespace: str = "default") -> None:
         """Write any JSON object into the bucket, past all of the CLI's checks."""
@@ -165,8 +165,8 @@ class Poisoned:
         """Wait until an object's status, as text, contains what is wanted."""
 
         def found(items: list[Change[ApiObject]]) -> ApiObject | None:
-            mine = [item.value for item in items if (item.parts.get("kind"), item.parts.get("name")) == (kind, name)]
-            return mine[-1] if mine else None
+            api_objects = [item.value for item in items if (item.parts.get("kind"), item.parts.get("name")) == (kind, name)]
+            return api_objects[-1] if api_objects else None
 
         def is_there(items: list[Change[ApiObject]]) -> bool:
             value = found(items)
@@ -251,13 +251,13 @@ async def test_pod_is_told_when_every_node_refuses_to_read_it(
     await home.write(pod("poison", container), "pod", "poison")
     async with Running(nats_server.url):
         await home.is_well()
-        told = await home.newest("pod", "poison", wanted)
+        api_object = await home.newest("pod", "poison", wanted)
         owner = Owner(kind=OwnerKind.POD, name="planned", uid="u")
         plan = PlanRequest(op_id="op-1", pod=PodRequest(owner=owner, containers=(ContainerRequest(name="main"),)))
         reply = await ask_patiently(home.bus, catalogue.PLAN, plan, node=catalogue.CLUSTER)
 
-    assert "nodeName" not in told.spec
-    assert told.status["conditions"][0]["status"] == "False"
+    assert "nodeName" not in api_object.spec
+    assert api_object.status["conditions"][0]["status"] == "False"
     assert reply.chosen is not None
     assert isinstance(reply.chosen.result, Placement)
 
@@ -290,24 +290,24 @@ async def test_pods_and_plans_go_to_other_nodes_when_one_answers_nonsense(
     await client.flush()
     async with Running(nats_server.url):
         await home.apply(GOOD)
-        told = await home.newest("pod", "good-pod", '"nodeName"')
+        api_object = await home.newest("pod", "good-pod", '"nodeName"')
         owner = Owner(kind=OwnerKind.POD, name="planned", uid="u")
         plan = PlanRequest(op_id="op-1", pod=PodRequest(owner=owner, containers=(ContainerRequest(name="main"),)))
         reply = await ask_patiently(home.bus, catalogue.PLAN, plan, node=catalogue.CLUSTER)
     await client.close()
 
-    assert told.spec["nodeName"] == NODE
+    assert api_object.spec["nodeName"] == NODE
     assert reply.chosen is not None
     assert reply.chosen.node == NODE
-    assert next(one.result for one in reply.answers if one.node == "bad-node").reasons[0].code == "node-failed"  # type: ignore[union-attr]  # a refusal
+    assert next(node_answer.result for node_answer in reply.answers if node_answer.node == "bad-node").reasons[0].code == "node-failed"  # type: ignore[union-attr]  # a refusal
 
 
 async def test_claims_go_on_when_somebody_wrote_nonsense_beside_them(home: Poisoned, nats_server: NatsServer) -> None:
     """Annotations that are a number, and a reservation by a name that no pod can have, stop only what they stand in."""
     for manifest in KINDS.split("---"):
-        (one,) = parse_manifest(manifest, where="test.yaml")
-        if one.metadata["name"] == "bad-claim":
-            good = plain(one)
+        (api_object,) = parse_manifest(manifest, where="test.yaml")
+        if api_object.metadata["name"] == "bad-claim":
+            good = plain(api_object)
     good["status"] = {}
     await home.write({**good, "metadata": {**good["metadata"], "name": "numbered", "annotations": 7}}, "resourceclaim", "numbered")
     reserved = {"reservedFor": [{"resource": "pods", "name": ">", "uid": "u"}, {"name": ">"}]}
@@ -317,9 +317,9 @@ async def test_claims_go_on_when_somebody_wrote_nonsense_beside_them(home: Poiso
         await home.is_well()
 
 
-def plain(one: ApiObject) -> dict[str, Any]:
+def plain(api_object: ApiObject) -> dict[str, Any]:
     """Give a stored object as JSON has it."""
-    stored = admit(one, uid=f"uid-{one.metadata['name']}", now=NOW)
+    stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=NOW)
     return dict(json.loads(encode(stored)))
 
 
@@ -342,15 +342,15 @@ def replaced(value: Any, path: tuple[str | int, ...], by: Any) -> Any:
 
 def poisons() -> Iterator[tuple[str, dict[str, Any]]]:
     """Make every stored kind with each of its fields replaced by each wrong type."""
-    for one in parse_manifest(KINDS, where="kinds.yaml"):
-        good = plain(one)
+    for api_object in parse_manifest(KINDS, where="kinds.yaml"):
+        good = plain(api_object)
         for path in places(good):
             # A rule without a selector is for all devices: that is no poison.
             is_for_all = "deviceSelector" in path
             for wrong in () if is_for_all else WRONG:
                 bad = replaced(good, path, wrong)
                 if is_an_object(bad):
-                    yield one.kind.lower(), bad
+                    yield api_object.kind.lower(), bad
 
 
 def is_an_object(value: dict[str, Any]) -> bool:

@@ -78,18 +78,22 @@ spec:
   nodeSelector: {{kubernetes.io/hostname: {node}}}
   containers: [{{name: main, resources: {{limits: {{topobus.dev/gpu: 1}}}}}}]
 """
-        (one,) = parse_manifest(claim if kind == "claim" else pod, where="test.yaml")
-        stored = admit(one, uid=f"uid-{name}", now=NOW)
+        (api_object,) = parse_manifest(claim if kind == "claim" else pod, where="test.yaml")
+        stored = admit(api_object, uid=f"uid-{name}", now=NOW)
         await self.bus.put(catalogue.OBJECT, stored, **object_parts(stored))
 
     async def until(self, name: str, wanted: str) -> None:
         """Wait until the newest version of an object says this in its status or spec; empty: until it is gone."""
 
         def newest(items: list[Change[ApiObject]]) -> bool:
-            mine = [item.value for item in items if item.parts.get("name") == name]
-            if not mine:
+            api_objects = [item.value for item in items if item.parts.get("name") == name]
+            if not api_objects:
                 return False
-            return mine[-1] is None if not wanted else mine[-1] is not None and wanted in (mine[-1].status.keys() | mine[-1].spec.keys())
+            return (
+                api_objects[-1] is None
+                if not wanted
+                else api_objects[-1] is not None and wanted in (api_objects[-1].status.keys() | api_objects[-1].spec.keys())
+            )
 
         await self.objects.until(newest, timeout_s=20)
 

@@ -88,16 +88,16 @@ def runtime_on(bus: Any) -> Runtime:
 
 def read(manifest: str) -> ApiObject:
     """Read one object as the CLI admits it."""
-    (one,) = parse_manifest(manifest, where="test.yaml")
-    return admit(one, uid=f"uid-{one.metadata['name']}", now=NOW)
+    (api_object,) = parse_manifest(manifest, where="test.yaml")
+    return admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=NOW)
 
 
-async def store(bus: Bus, world: StandaloneState, one: ApiObject) -> ObjectKey:
+async def store(bus: Bus, world: StandaloneState, claim: ApiObject) -> ObjectKey:
     """Store an object, and show it to a replica as its watch does."""
-    key = ObjectKey(**object_parts(one))
-    written = await bus.compare_and_set(OBJECT, one, 0, **key._asdict())
+    key = ObjectKey(**object_parts(claim))
+    written = await bus.compare_and_set(OBJECT, claim, 0, **key._asdict())
     assert isinstance(written, Written)
-    world.put_object(key, Stored(written.revision, one))
+    world.put_object(key, Stored(written.revision, claim))
     return key
 
 
@@ -199,7 +199,7 @@ async def test_later_attempt_keeps_its_devices_when_a_replica_commits_an_older_o
     finder = Allocator(settings, runtime, world, compiler, metrics)
     await ClaimReconciler(settings, runtime, world, finder, ClaimUsers(world), metrics).reconcile_all()
 
-    assert [one.holdings[0].devices for one in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
+    assert [allocation.holdings[0].devices for allocation in topology.ledger.allocations.values()] == [{"gpu": (gpus.devices[2].name,)}]
     entry = await bus.get(OBJECT, **key._asdict())
     assert entry is not None
     assert entry.value == done

@@ -49,7 +49,10 @@ async def test_claim_waits_for_a_silent_service_and_is_served_when_it_speaks(wat
     # More than there are: it is told again whenever the reasons change, until silence is among them.
     await watched.apply(claim("probe", count=9))
     await watched.until(
-        "probe", lambda one: one is not None and "service does not answer" in str(one.status.get("conditions", [{}])[0].get("message"))
+        "probe",
+        lambda api_object: (
+            api_object is not None and "service does not answer" in str(api_object.status.get("conditions", [{}])[0].get("message"))
+        ),
     )
     await watched.apply(claim("job"))
     message = await watched.told("job", "DoesNotFit")

@@ -151,13 +151,13 @@ async def test_a_plain_claim_is_allocated_before_costly_ones_are_searched(
     # One costly search a round, whatever it takes: what comes in between goes first.
     monkeypatch.setattr(allocate_claims, "_ROUND_STEPS", 0)
     manifest = "".join(costly(f"costly-{number}") for number in range(COSTLY)) + PLAIN
-    for number, one in enumerate(parse_manifest(manifest, where="test.yaml")):
-        stored = admit(one, uid=f"uid-{one.metadata['name']}", now=f"2026-01-01T00:00:{number:02d}Z")
+    for number, api_object in enumerate(parse_manifest(manifest, where="test.yaml")):
+        stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=f"2026-01-01T00:00:{number:02d}Z")
         await bus.put(catalogue.OBJECT, stored, **object_parts(stored))
 
     def newest(items: list[Change[ApiObject]], name: str) -> dict[str, Any]:
-        found = [item.value for item in items if item.parts.get("name") == name and item.value is not None]
-        return found[-1].status if found else {}
+        api_objects = [item.value for item in items if item.parts.get("name") == name and item.value is not None]
+        return api_objects[-1].status if api_objects else {}
 
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as own:
         runtime = Runtime(name="controller", node="c", bus=own, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry())

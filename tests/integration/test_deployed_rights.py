@@ -70,7 +70,7 @@ async def test_gateway_needs_every_right_that_it_has_and_no_other(rig: Rig, serv
             await rig.plane.show("gpu", device("gpu-0", 0))
             await server.until(lambda: slices(1), what="one slice again")
             await rig.plane.show("gpu", device("gpu-0", 1))
-            await server.until(lambda: [one for one in server.requests if one.method == "PUT"], what="an update")
+            await server.until(lambda: [request for request in server.requests if request.method == "PUT"], what="an update")
             await rig.kubelet.restart()
             await server.until(lambda: slices(1), what="a slice after the wipe")
             results = [{"request": "gpu", "driver": DRIVER, "pool": NODE, "device": "gpu-0"}]
@@ -98,6 +98,6 @@ async def test_gateway_needs_every_right_that_it_has_and_no_other(rig: Rig, serv
     assert "holds gpu-0" in refused.error
     assert prepared.error == ""
     assert errors == {}
-    assert [(one.method, one.path) for one in server.requests if one.code in (401, 403)] == []
+    assert [(request.method, request.path) for request in server.requests if request.code in (401, 403)] == []
     assert {str(one) for one in server.rights_unused(USER)} == set()
-    assert {one.user for one in server.requests} == {USER}
+    assert {request.user for request in server.requests} == {USER}

@@ -133,7 +133,9 @@ class _Bench:
 
     async def events(self, device: str) -> list[HealthEvent]:
         """Give all events of a device so far."""
-        return [one.value for one in await self.bus.last(HEALTH, limit=64, node=_NODE, device_class="gpu", device=device)]
+        return [
+            received_event.value for received_event in await self.bus.last(HEALTH, limit=64, node=_NODE, device_class="gpu", device=device)
+        ]
 
 
 def _fields(value: object) -> dict[str, object]:
@@ -141,7 +143,7 @@ def _fields(value: object) -> dict[str, object]:
 
 
 def _states(inventory: Inventory) -> dict[str, HealthState]:
-    return {one.name: one.health.state for one in inventory.devices}
+    return {device.name: device.health.state for device in inventory.devices}
 
 
 def _is(state: HealthState, device: str) -> Callable[[Inventory], bool]:
@@ -173,10 +175,10 @@ async def test_inventory_lists_eight_gpus_in_place_when_the_machine_is_a_dgx(bus
     await bench.publish_machine()
 
     async with bench.service(NvidiaDriver()):
-        inventory = await bench.inventory(lambda one: bool(one.devices))
+        inventory = await bench.inventory(lambda each_inventory: bool(each_inventory.devices))
 
     assert inventory.generation == 1
-    assert [(str(one.pci), one.numa_nodes, one.pcie_root, str(one.pcie_switch)) for one in inventory.devices] == [
+    assert [(str(device.pci), device.numa_nodes, device.pcie_root, str(device.pcie_switch)) for device in inventory.devices] == [
         ("0000:18:00.0", NodeSet(0), "pci0000:15", "0000:16:00.0"),
         ("0000:1a:00.0", NodeSet(0), "pci0000:15", "0000:16:00.0"),
         ("0000:4b:00.0", NodeSet(0), "pci0000:48", "0000:49:00.0"),
@@ -212,7 +214,7 @@ async def test_service_is_not_ready_when_the_machine_is_missing(bench: _Bench, g
         early = readiness.report()
         published_early = await bench.bus.get(INVENTORY, node=_NODE, device_class="gpu")
         await bench.publish_machine()
-        await bench.inventory(lambda one: len(one.devices) == 2)
+        await bench.inventory(lambda inventory: len(inventory.devices) == 2)
         async with asyncio.timeout(_LIMIT_S):
             await readiness.has_come.wait()
 
@@ -248,20 +250,20 @@ async def test_health_tells_the_whole_story_when_a_gpu_vanishes_and_returns(benc
         bench.recorded.restore_pci(address)
         await bench.publish_machine()
         await bench.inventory(_is(HealthState.HEALTHY, gpu))
-        await bench.event(lambda one: one.device == gpu and one.generation == 4)
+        await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 4)
 
     events = await bench.events(gpu)
     device = sick.device(gpu)
     assert device is not None
     assert device.pci == PciAddress.parse(address), "a vanished device keeps its facts"
     assert _states(sick)[neighbour] is HealthState.HEALTHY
-    assert [(one.generation, one.previous, one.health.state) for one in events] == [
+    assert [(event.generation, event.previous, event.health.state) for event in events] == [
         (1, None, HealthState.HEALTHY),
         (2, HealthState.HEALTHY, HealthState.UNHEALTHY),
         (3, HealthState.UNHEALTHY, HealthState.RECOVERING),
         (4, HealthState.RECOVERING, HealthState.HEALTHY),
     ]
-    assert [one.reason for one in events[1].health.conditions] == ["fell-off-bus"]
+    assert [condition.reason for condition in events[1].health.conditions] == ["fell-off-bus"]
     assert events[1].affected == (_OWNER,)
     assert len(await bench.events(neighbour)) == 1
 
@@ -278,11 +280,11 @@ async def test_health_names_the_present_holder_when_the_ledger_changed_since_the
         await bench.bus.put(LEDGER, Ledger(node=_NODE, allocations={_OWNER.key: allocation}), node=_NODE)
         bench.recorded.remove_pci(address)
         await bench.publish_machine()
-        gone = await bench.event(lambda one: one.device == gpu and one.generation == 2)
+        gone = await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 2)
         await bench.bus.put(LEDGER, Ledger(node=_NODE, sequence=1), node=_NODE)
         bench.recorded.restore_pci(address)
         await bench.publish_machine()
-        back = await bench.event(lambda one: one.device == gpu and one.generation == 3)
+        back = await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 3)
 
     assert gone.affected == (_OWNER,)
     assert back.affected == ()
@@ -293,8 +295,8 @@ async def test_restart_repeats_nothing_when_nothing_changed(bench: _Bench, gpus:
     gpu, _ = gpus
     await bench.publish_machine()
     async with bench.service(NvidiaDriver()):
-        await bench.event(lambda one: one.device == gpu)
-        first = await bench.inventory(lambda one: len(one.devices) == 2)
+        await bench.event(lambda health_event: health_event.device == gpu)
+        first = await bench.inventory(lambda inventory: len(inventory.devices) == 2)
 
     readiness = Readiness()
     async with bench.service(NvidiaDriver(), readiness=readiness):
@@ -304,10 +306,10 @@ async def test_restart_repeats_nothing_when_nothing_changed(bench: _Bench, gpus:
         bench.recorded.remove_pci(bench.recorded.pci("h100")[0])
         await bench.publish_machine()
         second = await bench.inventory(_is(HealthState.UNHEALTHY, gpu))
-        await bench.event(lambda one: one.device == gpu and one.generation == 2)
+        await bench.event(lambda health_event: health_event.device == gpu and health_event.generation == 2)
 
     assert (first.generation, second.generation) == (1, 2)
-    assert [one.generation for one in await bench.events(gpu)] == [1, 2]
+    assert [event.generation for event in await bench.events(gpu)] == [1, 2]
 
 
 async def test_hung_driver_hurts_nobody_else_when_it_hangs(bench: _Bench) -> None:
@@ -316,7 +318,7 @@ async def test_hung_driver_hurts_nobody_else_when_it_hangs(bench: _Bench) -> Non
     await bench.publish_machine()
 
     async with bench.service(hung, well, timeout_s=0.3):
-        await bench.inventory(lambda one: set(_states(one).values()) == {HealthState.HEALTHY} and len(one.devices) == 2)
+        await bench.inventory(lambda inventory: set(_states(inventory).values()) == {HealthState.HEALTHY} and len(inventory.devices) == 2)
         hung.go.clear()
         unknown = await bench.inventory(_is(HealthState.UNKNOWN, "hung-0"))
         well.faults = {"well-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)}
@@ -338,7 +340,7 @@ async def test_first_inventory_comes_when_one_driver_hangs_from_the_start(bench:
     async with bench.service(hung, well):
         early = await bench.inventory(lambda _: True)
         hung.go.set()
-        late = await bench.inventory(lambda one: len(one.devices) == 2)
+        late = await bench.inventory(lambda inventory: len(inventory.devices) == 2)
 
     assert list(_states(early)) == ["well-0"]
     assert list(_states(late)) == ["hung-0", "well-0"]
@@ -376,12 +378,16 @@ async def test_vanished_device_leaves_when_it_is_free_and_stays_when_it_is_held(
     await bench.publish_machine()
 
     async with bench.service(toy, health=HealthSettings(poll_s=0.05, hold_s=0.2, forget_s=0.2)):
-        await bench.inventory(lambda one: len(one.devices) == 2)
+        await bench.inventory(lambda inventory: len(inventory.devices) == 2)
         toy.names = ()
-        left = await bench.inventory(lambda one: len(one.devices) == 1)
-        event = await bench.event(lambda one: one.device == "acme-1" and one.is_removed)
+        left = await bench.inventory(lambda inventory: len(inventory.devices) == 1)
+        event = await bench.event(lambda health_event: health_event.device == "acme-1" and health_event.is_removed)
         toy.names = ("acme-1",)
-        again = await bench.event(lambda one: one.device == "acme-1" and not one.is_removed and one.generation > event.generation)
+        again = await bench.event(
+            lambda health_event: (
+                health_event.device == "acme-1" and not health_event.is_removed and health_event.generation > event.generation
+            )
+        )
 
     assert _states(left) == {"acme-0": HealthState.UNHEALTHY}
     assert event.health.state is HealthState.UNHEALTHY
@@ -397,12 +403,12 @@ async def test_sticky_fault_heals_when_the_operator_forgives_it(bench: _Bench) -
     async with bench.service(toy):
         await bench.inventory(_is(HealthState.HEALTHY, "acme-0"))
         toy.faults = {"acme-0": (fault,)}
-        await bench.event(lambda one: one.generation == 2)
+        await bench.event(lambda health_event: health_event.generation == 2)
     toy.faults = {}
     async with bench.service(toy, health=HealthSettings(poll_s=0.05, hold_s=0.2, forgive=("acme-0",))):
-        await bench.event(lambda one: one.generation == 4)
+        await bench.event(lambda health_event: health_event.generation == 4)
 
-    assert [one.health.state for one in await bench.events("acme-0")] == [
+    assert [event.health.state for event in await bench.events("acme-0")] == [
         HealthState.HEALTHY,
         HealthState.UNHEALTHY,
         HealthState.RECOVERING,
@@ -416,14 +422,14 @@ async def test_inventory_comes_back_when_the_store_is_lost(own_bench: _Bench, ow
     await own_bench.publish_machine()
 
     async with own_bench.service(toy):
-        await own_bench.event(lambda one: one.device == "acme-0")
+        await own_bench.event(lambda health_event: health_event.device == "acme-0")
         await own_nats_server.stop()
         shutil.rmtree(own_nats_server.store)
         await own_nats_server.start()
         await own_bench.bus.provision()
         await own_bench.publish_machine()
-        inventory = await own_bench.inventory(lambda one: len(one.devices) == 1)
-        event = await own_bench.event(lambda one: one.device == "acme-0")
+        inventory = await own_bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
+        event = await own_bench.event(lambda health_event: health_event.device == "acme-0")
 
     assert _states(inventory) == {"acme-0": HealthState.HEALTHY}
     assert event.generation == 1
@@ -432,9 +438,9 @@ async def test_inventory_comes_back_when_the_store_is_lost(own_bench: _Bench, ow
 _FORGED_INVENTORIES: dict[str, Callable[[Inventory], bytes]] = {
     "an-acknowledgement": lambda _one: b'{"stream":"TOPOBUS_HEALTH","seq":7}',
     "nothing": lambda _one: b"",
-    "no-devices": lambda one: encode(msgspec.structs.replace(one, devices=())),
-    "the-last-generation": lambda one: encode(msgspec.structs.replace(one, generation=2**53, devices=())),
-    "of-another-node": lambda one: encode(msgspec.structs.replace(one, node="elsewhere")),
+    "no-devices": lambda inventory: encode(msgspec.structs.replace(inventory, devices=())),
+    "the-last-generation": lambda inventory: encode(msgspec.structs.replace(inventory, generation=2**53, devices=())),
+    "of-another-node": lambda inventory: encode(msgspec.structs.replace(inventory, node="elsewhere")),
 }
 
 
@@ -444,15 +450,15 @@ async def test_inventory_is_written_again_when_somebody_writes_over_it(bench: _B
     await bench.publish_machine()
 
     async with bench.service(ToyDriver("acme", count=1)):
-        mine = await bench.inventory(lambda one: len(one.devices) == 1)
-        forged = _FORGED_INVENTORIES[forgery](mine)
+        inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
+        forged = _FORGED_INVENTORIES[forgery](inventory)
         subject, stream = f"$KV.{INVENTORY.bucket}.{_NODE}.gpu", f"KV_{INVENTORY.bucket}"
         at = await bench.bus._states._jetstream.store(subject, forged, stream=stream, headers={})
         async with Reader(bench.bus.watch(INVENTORY, node=_NODE, device_class="gpu")) as changes:
-            healed = (await changes.until(lambda items: any(one.revision > at and one.value for one in items)))[-1].value
+            healed = (await changes.until(lambda items: any(change.revision > at and change.value for change in items)))[-1].value
 
     assert healed is not None
-    assert healed.devices == mine.devices
+    assert healed.devices == inventory.devices
     assert healed.generation < 2**40
 
 
@@ -461,13 +467,13 @@ async def test_inventory_is_written_again_when_somebody_deletes_it(bench: _Bench
     await bench.publish_machine()
 
     async with bench.service(ToyDriver("acme", count=1)):
-        mine = await bench.inventory(lambda one: len(one.devices) == 1)
+        inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
         await bench.bus.delete(INVENTORY, node=_NODE, device_class="gpu")
         async with Reader(bench.bus.watch(INVENTORY, node=_NODE, device_class="gpu")) as changes:
-            healed = (await changes.until(lambda items: any(one.value for one in items)))[-1].value
+            healed = (await changes.until(lambda items: any(change.value for change in items)))[-1].value
 
     assert healed is not None
-    assert healed.devices == mine.devices
+    assert healed.devices == inventory.devices
 
 
 async def test_inventory_goes_on_when_the_life_before_left_a_generation_at_the_end(bench: _Bench) -> None:
@@ -476,9 +482,9 @@ async def test_inventory_goes_on_when_the_life_before_left_a_generation_at_the_e
     await bench.bus.put(INVENTORY, Inventory(node=_NODE, device_class="gpu", generation=2**53), node=_NODE, device_class="gpu")
 
     async with bench.service(ToyDriver("acme", count=1)):
-        found = await bench.inventory(lambda one: len(one.devices) == 1)
+        inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
 
-    assert found.generation < 2**40
+    assert inventory.generation < 2**40
 
 
 async def test_health_is_said_again_when_another_class_pushed_it_out_of_the_stream(bench: _Bench) -> None:
@@ -491,8 +497,8 @@ async def test_health_is_said_again_when_another_class_pushed_it_out_of_the_stre
         # Late subscribers: their snapshot begins after the flood.
         again = {name: await bench.event(lambda one, name=name: one.device == name) for name in first}
 
-    assert {name: one.health.state for name, one in again.items()} == dict.fromkeys(first, HealthState.HEALTHY)
-    assert [one.generation > first[name].generation for name, one in again.items()] == [True, True]
+    assert {name: health_event.health.state for name, health_event in again.items()} == dict.fromkeys(first, HealthState.HEALTHY)
+    assert [health_event.generation > first[name].generation for name, health_event in again.items()] == [True, True]
 
 
 @pytest.mark.parametrize("stream", [f"KV_{INVENTORY.bucket}", HEALTH.stream, f"KV_{MACHINE.bucket}"])
@@ -501,11 +507,11 @@ async def test_service_says_all_again_when_a_stream_is_deleted_under_it(bench: _
     await bench.publish_machine()
 
     async with bench.service(ToyDriver("acme", count=1)):
-        await bench.inventory(lambda one: len(one.devices) == 1)
-        await bench.event(lambda one: one.device == "acme-0")
+        await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
+        await bench.event(lambda health_event: health_event.device == "acme-0")
         await bench.bus._states._jetstream.call(f"STREAM.DELETE.{stream}")
-        inventory = await bench.inventory(lambda one: len(one.devices) == 1)
-        event = await bench.event(lambda one: one.device == "acme-0")
+        inventory = await bench.inventory(lambda each_inventory: len(each_inventory.devices) == 1)
+        event = await bench.event(lambda health_event: health_event.device == "acme-0")
 
     assert _states(inventory) == {"acme-0": event.health.state}
 
@@ -526,7 +532,7 @@ async def test_prepare_and_hints_are_answered_when_asked_over_the_bus(bench: _Be
     await bench.publish_machine()
 
     async with bench.service(NvidiaDriver()):
-        await bench.inventory(lambda one: len(one.devices) == 2)
+        await bench.inventory(lambda inventory: len(inventory.devices) == 2)
         where = {"node": _NODE, "device_class": "gpu"}
         request = PrepareRequest(op_id="op-1", owner=_OWNER, devices=gpus)
         first = await bench.bus.ask(PREPARE, request, **where)

@@ -100,8 +100,8 @@ async def services(nats_server: NatsServer, tmp_path: Path) -> AsyncIterator[Ser
 async def inventory(bus: Bus, device_class: str, *, timeout_s: float = 30.0) -> Inventory:
     """Wait for a class's first inventory."""
     async with Reader(bus.watch(INVENTORY, node=NODE, device_class=device_class)) as reader:
-        changes = await reader.until(lambda items: any(one.value is not None for one in items), timeout_s=timeout_s)
-    return next(one.value for one in changes if one.value is not None)
+        changes = await reader.until(lambda items: any(change.value is not None for change in items), timeout_s=timeout_s)
+    return next(change.value for change in changes if change.value is not None)
 
 
 async def test_device_services_publish_what_the_recorded_machine_has_and_stop_when_told(
@@ -115,11 +115,15 @@ async def test_device_services_publish_what_the_recorded_machine_has_and_stop_wh
     nics, fpgas, cpus = [await inventory(bus, name) for name in ("nic", "fpga", "cpu")]
     exits = {name: await services.stop(name) for name in ("nic", "fpga", "cpu")}
 
-    assert [(one.attributes["rdma"], one.health.state) for one in nics.devices] == [(True, HealthState.HEALTHY)] * 8
-    assert [str(one.numa_nodes) for one in nics.devices] == ["0"] * 4 + ["1"] * 4
-    assert len({one.pcie_switch for one in nics.devices}) == 4
-    assert [(str(one.numa_nodes), one.vendor) for one in fpgas.devices] == [("0", "Xilinx")] * 2
-    assert (len(cpus.devices), len({one.core for one in cpus.devices}), len({one.socket for one in cpus.devices})) == (224, 112, 2)
+    assert [(device.attributes["rdma"], device.health.state) for device in nics.devices] == [(True, HealthState.HEALTHY)] * 8
+    assert [str(device.numa_nodes) for device in nics.devices] == ["0"] * 4 + ["1"] * 4
+    assert len({device.pcie_switch for device in nics.devices}) == 4
+    assert [(str(device.numa_nodes), device.vendor) for device in fpgas.devices] == [("0", "Xilinx")] * 2
+    assert (len(cpus.devices), len({device.core for device in cpus.devices}), len({device.socket for device in cpus.devices})) == (
+        224,
+        112,
+        2,
+    )
     assert exits == {"nic": 0, "fpga": 0, "cpu": 0}
 
 
@@ -129,21 +133,21 @@ async def test_nic_service_tells_of_a_lost_carrier_and_of_its_return(bus: Bus, s
     address = machine.pci("connectx-7")[0]
     await services.start("discovery")
     await services.start("nic")
-    victim = next(one.name for one in (await inventory(bus, "nic")).devices if str(one.pci) == address)
+    victim = next(device.name for device in (await inventory(bus, "nic")).devices if str(device.pci) == address)
 
     def states(items: list[HealthEvent]) -> list[HealthState]:
-        return [one.health.state for one in items]
+        return [health_event.health.state for health_event in items]
 
     async with AsyncExitStack() as stack:
         source = bus.follow(HEALTH, node=NODE, device_class="nic", device=victim)
         reader = await stack.enter_async_context(Reader(source))
-        await reader.until(lambda items: states([one.value for one in items]) == [HealthState.HEALTHY])
+        await reader.until(lambda items: states([received_event.value for received_event in items]) == [HealthState.HEALTHY])
         machine.set_carrier(address, is_up=False)
         await reader.until(lambda items: items[-1].value.health.state is HealthState.UNHEALTHY)
         machine.set_carrier(address, is_up=True)
         received = await reader.until(lambda items: len(items) > 2 and items[-1].value.health.state is HealthState.HEALTHY)
 
-    events = [one.value for one in received]
+    events = [received_event.value for received_event in received]
     # The recording pulls the cable file by file, so the reason may change on the way: what counts is the road.
     assert [state for state, _ in groupby(states(events))] == [
         HealthState.HEALTHY,
@@ -151,8 +155,8 @@ async def test_nic_service_tells_of_a_lost_carrier_and_of_its_return(bus: Bus, s
         HealthState.RECOVERING,
         HealthState.HEALTHY,
     ]
-    assert "carrier-lost" in {one.reason for event in events for one in event.health.conditions}
-    assert [one.generation for one in events] == sorted({one.generation for one in events})
+    assert "carrier-lost" in {condition.reason for event in events for condition in event.health.conditions}
+    assert [event.generation for event in events] == sorted({event.generation for event in events})
 
 
 async def test_nic_service_prepares_rdma_nodes_when_asked_over_the_bus(bus: Bus, services: Services, tmp_path: Path) -> None:
@@ -166,8 +170,8 @@ async def test_nic_service_prepares_rdma_nodes_when_asked_over_the_bus(bus: Bus,
     reply = await bus.ask(PREPARE, request, node=NODE, device_class="nic")
 
     assert isinstance(reply.result, Prepared)
-    assert [one.path for one in reply.result.edits[device.name].device_nodes] == ["/dev/infiniband/uverbs0"]
-    assert [one.path for one in reply.result.common.device_nodes] == ["/dev/infiniband/rdma_cm"]
+    assert [device_node.path for device_node in reply.result.edits[device.name].device_nodes] == ["/dev/infiniband/uverbs0"]
+    assert [device_node.path for device_node in reply.result.common.device_nodes] == ["/dev/infiniband/rdma_cm"]
     assert reply.result.common.env["TOPOBUS_NIC_DEVICES"] == device.name
     assert reply.result.common.env["TOPOBUS_NIC_PCI_ADDRESSES"] == str(device.pci)
 
@@ -182,8 +186,8 @@ async def test_device_service_publishes_an_empty_inventory_and_says_so_when_the_
     await bus.put(MACHINE, Machine(node=NODE, numa_nodes=(NumaNode(id=0, cpus=CpuSet(), memory_bytes=1),), cpus=cpus), node=NODE)
     await services.start(device_class)
 
-    found = await inventory(bus, device_class)
+    found_inventory = await inventory(bus, device_class)
     await services.logged(device_class, "inventory.empty")
     status = await services.stop(device_class)
 
-    assert (found.devices, bool(found.drivers), status) == ((), True, 0)
+    assert (found_inventory.devices, bool(found_inventory.drivers), status) == ((), True, 0)

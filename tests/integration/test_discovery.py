@@ -107,12 +107,12 @@ async def test_discovery_entry_follows_when_a_cpu_and_a_device_go_and_come_back(
         whole = await machine_when(bus, lambda machine: machine.generation > fewer.generation and 3 in machine.online_cpus)
         with standing_still(process):
             laptop.remove_pci(str(NVME))
-        without = await machine_when(bus, lambda machine: NVME not in {one.address for one in machine.pci_devices})
+        without = await machine_when(bus, lambda machine: NVME not in {pci_device.address for pci_device in machine.pci_devices})
         with standing_still(process):
             laptop.restore_pci(str(NVME))
         again = await machine_when(bus, lambda machine: machine.generation > without.generation)
 
-        assert [one.generation for one in (first, fewer, whole, without, again)] == [1, 2, 3, 4, 5]
+        assert [machine.generation for machine in (first, fewer, whole, without, again)] == [1, 2, 3, 4, 5]
         assert again.pci_devices == first.pci_devices
         assert "cpus-offline 3" in await logged(process, "machine.changed")
 
@@ -167,7 +167,7 @@ async def test_discovery_finds_an_edited_file_when_everything_is_looked_at_again
         vendor.write_text("0x4242\n")
         second = await machine_when(bus, lambda machine: machine.generation > first.generation)
 
-    assert [one.subsystem_device for one in second.pci_devices if one.address == NVME] == [0x4242]
+    assert [pci_device.subsystem_device for pci_device in second.pci_devices if pci_device.address == NVME] == [0x4242]
 
 
 async def test_discovery_publishes_again_when_the_entry_is_lost(nats_server: NatsServer, bus: Bus, laptop: RecordedMachine) -> None:

@@ -101,7 +101,7 @@ async def widgets(system: System, plugin: None) -> AsyncIterator[Bus]:
     """Wait until the plugin's devices are in the inventory."""
     async with Bus.session(NatsSettings(url=system.url), name="test") as bus:
         async for change in bus.watch(INVENTORY, node="demo-node", device_class=CLASS):
-            if change.value is not None and [one.health.is_allocatable for one in change.value.devices] == [True] * 3:
+            if change.value is not None and [device.health.is_allocatable for device in change.value.devices] == [True] * 3:
                 break
         yield bus
 

@@ -52,11 +52,11 @@ async def test_classic_claim_is_prepared_with_its_handles_devices_and_configurat
         errors = await rig.kubelet.unprepare_claims([REFERENCE])
     asked = [message for _, message in rig.plane.asked if isinstance(message, PrepareRequest)]
 
-    assert (prepared.error, [one.device for one in prepared.devices]) == ("", ["gpu-0", "gpu-1"])
-    assert all(one.cdi_devices for one in prepared.devices)
-    assert [(one.devices, one.config) for one in asked] == [(("gpu-0", "gpu-1"), (SHARING,))]
+    assert (prepared.error, [claim_device.device for claim_device in prepared.devices]) == ("", ["gpu-0", "gpu-1"])
+    assert all(claim_device.cdi_devices for claim_device in prepared.devices)
+    assert [(prepare_request.devices, prepare_request.config) for prepare_request in asked] == [(("gpu-0", "gpu-1"), (SHARING,))]
     assert not any(errors.values())
-    assert [one.is_prepared for one in rig.plane.ledger.allocations.values()] == [False]
+    assert [allocation.is_prepared for allocation in rig.plane.ledger.allocations.values()] == [False]
 
 
 @pytest.mark.parametrize(

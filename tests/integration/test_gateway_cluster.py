@@ -59,7 +59,9 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
 
 def shown(server: ApiServerSimulator) -> dict[str, list[dict[str, Any]]]:
     """Devices by driver, as the API server has them."""
-    return {one["spec"]["driver"]: one["spec"].get("devices", []) for one in server.objects("ResourceSlice")}
+    return {
+        resource_slice["spec"]["driver"]: resource_slice["spec"].get("devices", []) for resource_slice in server.objects("ResourceSlice")
+    }
 
 
 def taints(server: ApiServerSimulator, driver: str = "gpu.topobus.dev") -> dict[str, list[str]]:
@@ -69,7 +71,7 @@ def taints(server: ApiServerSimulator, driver: str = "gpu.topobus.dev") -> dict[
 
 def writes(server: ApiServerSimulator) -> list[tuple[str, int]]:
     """Every write of a slice and how it ended."""
-    return [(one.method, one.code) for one in server.requests if one.is_write and SLICES in one.path]
+    return [(request.method, request.code) for request in server.requests if request.is_write and SLICES in request.path]
 
 
 async def published(rig: Rig, server: ApiServerSimulator) -> None:
@@ -87,11 +89,16 @@ async def test_slices_show_the_nodes_devices_when_a_cluster_is_configured(rig: R
     async with rig.gateway():
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
-    gpu = next(one for one in server.objects("ResourceSlice") if one["spec"]["driver"] == "gpu.topobus.dev")
+    gpu = next(
+        resource_slice for resource_slice in server.objects("ResourceSlice") if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
+    )
     assert gpu["spec"]["pool"] == {"name": NODE, "generation": 1, "resourceSliceCount": 1}
-    assert [one["name"] for one in gpu["spec"]["devices"]] == ["gpu-0", "gpu-1"]
+    assert [each_device["name"] for each_device in gpu["spec"]["devices"]] == ["gpu-0", "gpu-1"]
     assert gpu["spec"]["devices"][1]["attributes"]["resource.kubernetes.io/numaNode"] == {"int": 1}
-    assert [(one["kind"], one["uid"], one["controller"]) for one in gpu["metadata"]["ownerReferences"]] == [("Node", node_uid, True)]
+    assert [
+        (owner_reference["kind"], owner_reference["uid"], owner_reference["controller"])
+        for owner_reference in gpu["metadata"]["ownerReferences"]
+    ] == [("Node", node_uid, True)]
     assert first == writes(server) == [("POST", 201), ("POST", 201)]
 
 
@@ -107,7 +114,10 @@ async def test_slices_come_back_when_kubelet_wipes_them(rig: Rig, server: ApiSer
             server.wipe_slices(NODE, "gpu.topobus.dev")
             await published(rig, server)
 
-            generations = {one["spec"]["driver"]: one["spec"]["pool"]["generation"] for one in server.objects("ResourceSlice")}
+            generations = {
+                resource_slice["spec"]["driver"]: resource_slice["spec"]["pool"]["generation"]
+                for resource_slice in server.objects("ResourceSlice")
+            }
             assert generations == {"gpu.topobus.dev": 3, "nic.topobus.dev": 2}
 
 
@@ -246,7 +256,9 @@ async def test_slices_are_put_right_when_somebody_changes_them(rig: Rig, server:
     """A foreign edit is undone, a conflict on the way is no trouble, and a lasting refusal is said without ending the gateway."""
     async with rig.gateway():
         await published(rig, server)
-        gpu = next(one for one in server.objects("ResourceSlice") if one["spec"]["driver"] == "gpu.topobus.dev")
+        gpu = next(
+            resource_slice for resource_slice in server.objects("ResourceSlice") if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
+        )
         server.refuse("PUT", SLICES, code=409, reason="Conflict", times=2)
         server.put({**gpu, "metadata": {"name": gpu["metadata"]["name"]}, "spec": {**gpu["spec"], "devices": []}})
         await server.until(lambda: len(shown(server)["gpu.topobus.dev"]) == 2, what="both GPUs again")
@@ -268,7 +280,10 @@ async def test_leftovers_are_deleted_when_a_class_is_no_longer_offered(rig: Rig,
     async with rig.gateway(exposure={"nic": "device-plugin"}):
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
 
-    found = {one["spec"]["driver"]: (one["metadata"]["name"], one["spec"]["pool"]["generation"]) for one in server.objects("ResourceSlice")}
+    found = {
+        resource_slice["spec"]["driver"]: (resource_slice["metadata"]["name"], resource_slice["spec"]["pool"]["generation"])
+        for resource_slice in server.objects("ResourceSlice")
+    }
     assert found.keys() == {"gpu.example.com", "gpu.topobus.dev"}
     assert found["gpu.example.com"] == ("foreign", 4)
     assert found["gpu.topobus.dev"][0].startswith("000-gpu.topobus.dev-")
@@ -283,13 +298,17 @@ async def test_foreign_slice_in_our_pool_is_deleted_whatever_its_generation(rig:
     async with rig.gateway():
         await published(rig, server)
         server.put({"kind": "ResourceSlice", "metadata": {"name": "evil"}, "spec": spec})
-        await server.until(lambda: "evil" not in [one["metadata"]["name"] for one in server.objects("ResourceSlice")], what="it gone")
+        await server.until(
+            lambda: "evil" not in [resource_slice["metadata"]["name"] for resource_slice in server.objects("ResourceSlice")], what="it gone"
+        )
         await server.until(lambda: len(shown(server).get("gpu.topobus.dev", [])) == 2, what="both GPUs")
         await rig.plane.show("gpu", device("gpu-0", 0))
         await server.until(lambda: len(shown(server).get("gpu.topobus.dev", [])) == 1, what="one GPU")
         await rig.readiness.until(lambda report: report["slices"] == "ready")
 
-    (ours,) = [one for one in server.objects("ResourceSlice") if one["spec"]["driver"] == "gpu.topobus.dev"]
+    (ours,) = [
+        resource_slice for resource_slice in server.objects("ResourceSlice") if resource_slice["spec"]["driver"] == "gpu.topobus.dev"
+    ]
     assert 0 < ours["spec"]["pool"]["generation"] < 2**63
 
 
@@ -315,7 +334,7 @@ async def test_slices_belong_to_the_new_node_when_the_node_was_made_anew(rig: Ri
         node = server.put({"kind": "Node", "metadata": {"name": NODE}})
         await published(rig, server)
 
-    owners = {one["metadata"]["ownerReferences"][0]["uid"] for one in server.objects("ResourceSlice")}
+    owners = {resource_slice["metadata"]["ownerReferences"][0]["uid"] for resource_slice in server.objects("ResourceSlice")}
     assert left == []
     assert owners == {node["metadata"]["uid"]}
 
@@ -338,7 +357,7 @@ async def test_claim_is_read_from_the_api_server_when_kubelet_prepares_it(rig: R
         (replaced,) = await rig.kubelet.prepare_claims([msgspec.structs.replace(training, uid="another")])
         (missing,) = await rig.kubelet.prepare_claims([msgspec.structs.replace(training, name="none", uid="none")])
 
-    assert ([one.device for one in prepared.devices], prepared.error) == (["gpu-0"], "")
+    assert ([claim_device.device for claim_device in prepared.devices], prepared.error) == (["gpu-0"], "")
     assert "has uid" in replaced.error
     assert "does not exist" in missing.error
 
@@ -358,7 +377,7 @@ async def test_claim_is_tried_again_when_the_api_server_is_troubled_for_a_moment
         (failed,) = await rig.kubelet.prepare_claims([allocated(server, "other", "gpu-1")])
 
     assert prepared.error == ""
-    assert [one.code for one in server.requests if one.path.endswith("/resourceclaims/training")] == [500, 500, 429, 200]
+    assert [request.code for request in server.requests if request.path.endswith("/resourceclaims/training")] == [500, 500, 429, 200]
     assert "API server answered 500" in failed.error
 
 
@@ -389,7 +408,7 @@ async def test_claim_is_released_when_it_was_deallocated_elsewhere(rig: Rig, ser
         released = await rig.plane.wait_for("released")
 
     assert released.owner == gone
-    assert [one.owner.name for one in rig.plane.ledger.allocations.values()] == ["kept"]
+    assert [allocation.owner.name for allocation in rig.plane.ledger.allocations.values()] == ["kept"]
 
 
 async def test_unprepare_succeeds_when_the_api_server_is_away(rig: Rig, server: ApiServerSimulator) -> None:

@@ -66,11 +66,11 @@ def entries(rig: Rig) -> tuple[ClaimEntry, ...]:
 
 def check_files(rig: Rig, at: str) -> None:
     """Promise: a start leaves one CDI file for each prepared claim, no other, and no half-written file anywhere."""
-    wanted = {file_name(CDI_VENDOR, one.device_class, one.uid) for one in entries(rig) if one.is_running}
-    found = {one.name for one in rig.cdi_dir.iterdir()} if rig.cdi_dir.is_dir() else set()
-    assert found == wanted, at
+    wanted = {file_name(CDI_VENDOR, claim_entry.device_class, claim_entry.uid) for claim_entry in entries(rig) if claim_entry.is_running}
+    names = {path.name for path in rig.cdi_dir.iterdir()} if rig.cdi_dir.is_dir() else set()
+    assert names == wanted, at
     state = Path(rig.settings.checkpoint_path)
-    assert {one.name for one in state.parent.iterdir()} <= {state.name, state.name + ".lock", state.name + ".queue", "given.json"}, at
+    assert {path.name for path in state.parent.iterdir()} <= {state.name, state.name + ".lock", state.name + ".queue", "given.json"}, at
 
 
 def check_nothing_left(rig: Rig, at: str) -> None:
@@ -106,7 +106,7 @@ async def unprepare(rig: Rig, reference: ClaimReference) -> dict[str, str]:
     async with asyncio.timeout(LIMIT_S):
         while True:
             errors = await rig.kubelet.unprepare_claims([reference])
-            if not any(is_transport(one) for one in errors.values()):
+            if not any(is_transport(error) for error in errors.values()):
                 return errors
             await asyncio.sleep(0.05)
 
@@ -120,11 +120,11 @@ async def check_whole(rig: Rig, at: str) -> None:
     """Promise: the claim is prepared at both drivers, ledger and checkpoint say the same, and nobody else gets its device."""
     prepared = await prepare(rig, BOTH, at)
     assert prepared.error == "", at
-    assert [one.device for one in prepared.devices] == ["gpu-0", "nic-0"], at
-    assert {key: one.holdings[0].devices for key, one in rig.plane.ledger.allocations.items()} == HELD, at
-    assert {one.key for one in entries(rig) if one.is_prepared} == {"u-both/gpu", "u-both/nic"}, at
+    assert [claim_device.device for claim_device in prepared.devices] == ["gpu-0", "nic-0"], at
+    assert {key: allocation.holdings[0].devices for key, allocation in rig.plane.ledger.allocations.items()} == HELD, at
+    assert {claim_entry.key for claim_entry in entries(rig) if claim_entry.is_prepared} == {"u-both/gpu", "u-both/nic"}, at
     check_files(rig, at)
-    named = {name for one in prepared.devices for name in one.cdi_devices}
+    named = {name for claim_device in prepared.devices for name in claim_device.cdi_devices}
     assert named == {"topobus.dev/gpu=claim-u-both-gpu-0", "topobus.dev/nic=claim-u-both-nic-0"}, at
     rival = await prepare(rig, RIVAL, at)
     assert "gpu-0" in rival.error, at
@@ -197,7 +197,7 @@ async def test_gateway_goes_on_when_killed_at_any_step_of_allocate(rig: Rig, liv
             second = Pod(name="second", uid=f"second-{step}", containers=(Container(name="main", resources={GPU: 2}),))
             answer = await rig.kubelet.admit(second)
             assert isinstance(answer, Admission), f"{at}: {answer}"
-            held = [one.holdings[0].devices for one in rig.plane.ledger.allocations.values()]
+            held = [allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()]
             assert held == [{"gpu": ("gpu-0", "gpu-1")}], at
             await rig.kubelet.remove(second)
         await until(lambda: not rig.plane.ledger.allocations, f"{at}: an empty ledger")

@@ -64,7 +64,7 @@ async def test_allocate_ends_by_its_own_deadline_and_gives_back_when_a_driver_ha
     assert "code = DeadlineExceeded" in refused.message
     assert "topobus.dev/gpu: Allocate was not done within 0.3 s" in refused.message
     assert isinstance(beside, Admission)
-    assert [one.owner.name for one in rig.plane.ledger.allocations.values()] == [NIC]
+    assert [allocation.owner.name for allocation in rig.plane.ledger.allocations.values()] == [NIC]
 
 
 async def test_pre_start_ends_by_its_own_deadline_when_a_driver_hangs(rig: Rig) -> None:
@@ -104,4 +104,4 @@ async def test_allocate_is_refused_at_once_when_a_service_is_known_to_be_silent(
     assert isinstance(refused, Rejection)
     assert "the fpga service has not answered since" in refused.message
     assert isinstance(beside, Admission)
-    assert [list(one.devices) for one in rig.plane.requests("adopt")] == [["nic"]]
+    assert [list(request.devices) for request in rig.plane.requests("adopt")] == [["nic"]]

@@ -81,7 +81,7 @@ async def test_gateway_registers_a_class_with_its_list_when_kubelet_is_there(rig
         resources = set(rig.kubelet.capacity())
 
     assert counted == Capacity(capacity=4, allocatable=3)
-    assert {name: one.nodes for name, one in listed.items()} == {
+    assert {name: plugin_device.nodes for name, plugin_device in listed.items()} == {
         "gpu-0": NodeSet(0),
         "gpu-1": NodeSet(1),
         "gpu-2": None,
@@ -106,11 +106,11 @@ async def test_gateway_registers_again_when_kubelet_restarts(rig: Rig) -> None:
     await rig.plane.show("gpu", *GPUS)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
-        before = [one.name for one in own_sockets(rig)]
+        before = [own_socket.name for own_socket in own_sockets(rig)]
         await admitted(rig, pod(gpu=2))
         await rig.kubelet.restart()
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
-        after = [one.name for one in own_sockets(rig)]
+        after = [own_socket.name for own_socket in own_sockets(rig)]
         answer = await admitted(rig, pod("p-2", gpu=1))
 
     assert before != after
@@ -128,7 +128,7 @@ async def test_gateway_registers_again_when_its_socket_is_removed(rig: Rig) -> N
         await rig.kubelet.wait_for_event("Register.ok", count=2)
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
 
-        names = [one.name for one in own_sockets(rig)]
+        names = [own_socket.name for own_socket in own_sockets(rig)]
 
     assert removed.name not in names
 
@@ -171,7 +171,7 @@ async def test_gateway_lists_an_allocated_device_as_unhealthy_when_it_vanishes(r
 
         listed = rig.kubelet.devices(GPU)
 
-    assert {name: one.is_healthy for name, one in listed.items()} == {"gpu-0": False, "gpu-1": True}
+    assert {name: plugin_device.is_healthy for name, plugin_device in listed.items()} == {"gpu-0": False, "gpu-1": True}
     assert listed["gpu-0"].nodes == NodeSet(0)
 
 
@@ -194,9 +194,9 @@ async def test_gateway_gives_the_chosen_devices_and_their_edits_when_a_pod_is_ad
         "TOPOBUS_GPU_DEVICES": "gpu-1",
         "TOPOBUS_NIC_DEVICES": "nic-0,nic-1",
     }
-    assert [one.path for one in answer.edits.device_nodes] == ["/dev/gpu-1", "/dev/nic-0", "/dev/nic-1"]
+    assert [device_node.path for device_node in answer.edits.device_nodes] == ["/dev/gpu-1", "/dev/nic-0", "/dev/nic-1"]
     assert answer.conflicts == ()
-    held = {one.owner.name: one.holdings[0].devices for one in rig.plane.ledger.allocations.values()}
+    held = {allocation.owner.name: allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()}
     assert held == {GPU: {"gpu": ("gpu-1",)}, NIC: {"nic": ("nic-0", "nic-1")}}
 
 
@@ -260,7 +260,7 @@ async def test_gateway_prefers_from_the_other_end_when_claims_are_given_the_devi
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         await admitted(rig, pod(gpu=1))
 
-    assert [one.is_from_end for one in rig.plane.requests("prefer")] == [is_from_end]
+    assert [request.is_from_end for request in rig.plane.requests("prefer")] == [is_from_end]
 
 
 async def test_gateway_prefers_the_last_by_name_when_topology_hangs_and_claims_are_given_devices_too(rig: Rig) -> None:
@@ -305,7 +305,7 @@ async def test_gateway_keeps_lists_and_sockets_when_nats_goes_away(own_rig: Rig,
         await own_nats_server.stop()
         refused = await rejected(own_rig, pod(gpu=1))
         during = own_rig.kubelet.capacity()[GPU]
-        closed_by_then = [one for one in own_rig.kubelet.events if one.event == "ListAndWatch.closed"]
+        closed_by_then = [event for event in own_rig.kubelet.events if event.event == "ListAndWatch.closed"]
         await own_nats_server.start()
         await own_rig.plane.show("gpu", *GPUS, device("gpu-3"))
         after = await own_rig.kubelet.wait_for_resource(GPU, allocatable=4, timeout_s=30.0)
@@ -329,9 +329,12 @@ async def test_gateway_starts_each_stream_with_a_full_list_when_several_are_open
             second = await anext(aiter(stream))
             stream.cancel()
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
-        registered = [one.event for one in rig.kubelet.events].count("Register.ok")
+        registered = [event.event for event in rig.kubelet.events].count("Register.ok")
 
-    assert ([one.ID for one in first.devices], [one.ID for one in second.devices]) == (["gpu-0", "gpu-1", "gpu-2"], ["gpu-0", "gpu-1"])
+    assert ([each_device.ID for each_device in first.devices], [each_device.ID for each_device in second.devices]) == (
+        ["gpu-0", "gpu-1", "gpu-2"],
+        ["gpu-0", "gpu-1"],
+    )
     assert registered == 1
 
 
@@ -391,10 +394,10 @@ async def test_gateway_releases_an_allocation_when_kubelet_lists_its_pod_no_more
         await rig.kubelet.remove(gone)
         await rig.plane.wait_for("released")
 
-        released = [one.owner for one in rig.plane.requests("release")]
+        released = [request.owner for request in rig.plane.requests("release")]
 
     assert len(released) == 1
-    assert [one.holdings[0].devices["gpu"] for one in rig.plane.ledger.allocations.values()] == [kept]
+    assert [allocation.holdings[0].devices["gpu"] for allocation in rig.plane.ledger.allocations.values()] == [kept]
 
 
 async def test_gateway_believes_a_fresh_kubelet_only_what_it_has_listed_since(rig: Rig) -> None:
@@ -414,14 +417,14 @@ async def test_gateway_believes_a_fresh_kubelet_only_what_it_has_listed_since(ri
         await rig.kubelet.restart()
         await rig.kubelet.wait_for_event("PodResources.List", count=looks(rig) + 4)
 
-        released = [one.owner for one in rig.plane.requests("release")]
+        released = [request.owner for request in rig.plane.requests("release")]
 
     assert released == [first.owner]
 
 
 def looks(rig: Rig) -> int:
     """How often PodResources were listed."""
-    return [one.event for one in rig.kubelet.events].count("PodResources.List")
+    return [event.event for event in rig.kubelet.events].count("PodResources.List")
 
 
 class DeafKubelet(rpc.RegistrationServicer):
@@ -464,7 +467,7 @@ async def test_gateway_leaves_no_socket_when_it_stops(rig: Rig) -> None:
     await rig.plane.show("gpu", *GPUS)
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
-        during = [one.name for one in own_sockets(rig)]
+        during = [own_socket.name for own_socket in own_sockets(rig)]
 
     assert left.name not in during
     assert own_sockets(rig) == []

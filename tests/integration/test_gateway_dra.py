@@ -91,8 +91,8 @@ async def prepare(rig: Rig, reference: ClaimReference = TRAINING) -> PreparedCla
 
 def service_socket(rig: Rig) -> Path:
     """The socket that kubelet calls; its name is the gateway's own."""
-    (found,) = (rig.kubelet.plugins_dir / DRIVER).glob("dra-*.sock")
-    return found
+    (path,) = (rig.kubelet.plugins_dir / DRIVER).glob("dra-*.sock")
+    return path
 
 
 def cdi_file(rig: Rig, name: str = FILE) -> Path:
@@ -105,17 +105,17 @@ async def test_gateway_prepares_a_claim_and_writes_its_cdi_file_when_kubelet_ask
     async with rig.kubelet, rig.gateway():
         prepared = await prepare(rig)
         spec = parse(cdi_file(rig).read_bytes())
-        held = {key: one.holdings[0].devices for key, one in rig.plane.ledger.allocations.items()}
+        held = {key: allocation.holdings[0].devices for key, allocation in rig.plane.ledger.allocations.items()}
         await rig.plane.drop("training")
         errors = await rig.kubelet.unprepare_claims([TRAINING])
 
-    names = [name for one in prepared.devices for name in one.cdi_devices]
+    names = [name for claim_device in prepared.devices for name in claim_device.cdi_devices]
     assert prepared.error == ""
-    assert [(one.pool, one.device, one.requests) for one in prepared.devices] == [
+    assert [(claim_device.pool, claim_device.device, claim_device.requests) for claim_device in prepared.devices] == [
         (NODE, "gpu-0", ("want-gpu",)),
         (NODE, "gpu-1", ("want-gpu",)),
     ]
-    assert names == [spec.qualified_name(one.name) for one in spec.devices]
+    assert names == [spec.qualified_name(cdi_device.name) for cdi_device in spec.devices]
     assert spec.devices[0].edits.env == {"GPU_0": "1"}
     assert spec.common.env == {"TOPOBUS_GPU_DEVICES": "gpu-0,gpu-1"}
     assert held == {f"claim/default/training/{UID}": {"gpu": ("gpu-0", "gpu-1")}}
@@ -179,7 +179,7 @@ async def test_gateway_leaves_nothing_when_kubelet_gives_a_prepare_up_and_undoes
         rig.plane.go.set()
 
     assert errors == {}
-    assert [one.devices for one in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
+    assert [request.devices for request in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
     assert rig.plane.ledger.allocations == {}
     assert list(rig.cdi_dir.iterdir()) == []
 
@@ -194,7 +194,7 @@ async def test_gateway_serves_v1beta1_with_the_same_answer_when_an_older_kubelet
             prepared = await stub.NodePrepareResources(dra_beta.NodePrepareResourcesRequest(claims=[wanted]), timeout=45)
             undone = await stub.NodeUnprepareResources(dra_beta.NodeUnprepareResourcesRequest(claims=[wanted]), timeout=45)
 
-    assert [one.device_name for one in prepared.claims[UID].devices] == ["gpu-0", "gpu-1"]
+    assert [each_device.device_name for each_device in prepared.claims[UID].devices] == ["gpu-0", "gpu-1"]
     assert prepared.claims[UID].devices[0].cdi_device_ids == [f"topobus.dev/gpu=claim-{UID}-gpu-0"]
     assert dict(undone.claims) == {UID: dra_beta.NodeUnprepareResourceResponse()}
 
@@ -209,7 +209,7 @@ async def test_gateway_fails_only_the_claim_that_is_wrong_when_several_are_asked
     ]
     async with rig.kubelet, rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
-        answers = {one.uid: one for one in await rig.kubelet.prepare_claims([*bad, TRAINING])}
+        answers = {prepare_claim.uid: prepare_claim for prepare_claim in await rig.kubelet.prepare_claims([*bad, TRAINING])}
 
     assert "does not exist" in answers["u-1"].error
     assert "has uid new-uid, kubelet asked for old-uid" in answers["old-uid"].error
@@ -242,7 +242,7 @@ async def test_gateway_goes_on_with_the_same_operation_when_a_preparation_failed
         rig.plane.prepare_refusal = None
         second = await prepare(rig)
 
-    adopted = [one.op_id for one in rig.plane.requests("adopt")]
+    adopted = [request.op_id for request in rig.plane.requests("adopt")]
     assert "firmware is loading" in first.error
     assert second.error == ""
     assert len(adopted) == 2
@@ -263,7 +263,7 @@ async def test_gateway_undoes_a_half_done_claim_when_kubelet_gives_it_up(rig: Ri
 
     assert errors == {}
     assert rig.plane.ledger.allocations == {}
-    assert [one.devices for one in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
+    assert [request.devices for request in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
 
 
 async def test_gateway_writes_files_again_and_removes_orphans_when_started_after_a_reboot(rig: Rig) -> None:
@@ -302,8 +302,8 @@ async def test_gateway_makes_devices_ready_again_when_the_machine_was_rebooted(
     rig.plane.renumbered = {"gpu-0": "/dev/gpu-7"}
     async with rig.kubelet, rig.gateway():
         after = await prepare(rig)
-        nodes = [node.path for one in parse(cdi_file(rig).read_bytes()).devices for node in one.edits.device_nodes]
-        asked = [one.op_id for one in rig.plane.requests("prepare")]
+        nodes = [node.path for cdi_device in parse(cdi_file(rig).read_bytes()).devices for node in cdi_device.edits.device_nodes]
+        asked = [request.op_id for request in rig.plane.requests("prepare")]
         await prepare(rig)
 
     assert before == again == after
@@ -318,12 +318,12 @@ async def test_gateway_keeps_a_claims_devices_when_it_is_unprepared_but_still_al
     async with rig.kubelet, rig.gateway():
         await prepare(rig)
         await rig.kubelet.unprepare_claims([TRAINING])
-        held = [one.owner.uid for one in rig.plane.ledger.allocations.values()]
+        held = [allocation.owner.uid for allocation in rig.plane.ledger.allocations.values()]
         again = await prepare(rig)
 
     assert held == [UID]
     assert again.error == ""
-    assert len({one.op_id for one in rig.plane.requests("adopt")}) == 2
+    assert len({request.op_id for request in rig.plane.requests("adopt")}) == 2
 
 
 async def test_gateway_keeps_a_claims_devices_when_it_is_deleted_under_its_pod(rig: Rig) -> None:
@@ -332,11 +332,11 @@ async def test_gateway_keeps_a_claims_devices_when_it_is_deleted_under_its_pod(r
         await prepare(rig)
         await rig.plane.drop("training")
         refused = await rig.bus.ask(RELEASE, ReleaseRequest(op_id="release-gone", owner=HOLDER), node=NODE)
-        held = [one.owner for one in rig.plane.ledger.allocations.values()]
+        held = [allocation.owner for allocation in rig.plane.ledger.allocations.values()]
         await rig.kubelet.unprepare_claims([TRAINING])
 
     assert refused.refusal is not None
-    assert [one.code for one in refused.refusal.reasons] == ["prepared"]
+    assert [reason.code for reason in refused.refusal.reasons] == ["prepared"]
     assert held == [HOLDER]
     assert rig.plane.ledger.allocations == {}
 
@@ -362,10 +362,10 @@ async def test_gateway_holds_the_new_devices_when_a_claim_is_allocated_anew_betw
         second = await prepare(rig)
 
     assert "firmware is loading" in first.error
-    assert [one.device for one in second.devices] == ["gpu-2"]
-    assert [one.holdings[0].devices for one in rig.plane.ledger.allocations.values()] == [{"gpu": ("gpu-2",)}]
-    assert len({one.op_id for one in rig.plane.requests("adopt")}) == 2
-    assert [one.devices for one in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
+    assert [claim_device.device for claim_device in second.devices] == ["gpu-2"]
+    assert [allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()] == [{"gpu": ("gpu-2",)}]
+    assert len({request.op_id for request in rig.plane.requests("adopt")}) == 2
+    assert [request.devices for request in rig.plane.requests("unprepare")] == [("gpu-0", "gpu-1")]
 
 
 async def test_gateway_lets_go_of_what_it_does_not_know_when_its_checkpoint_was_moved_away(rig: Rig, checkpoint_path: Path) -> None:
@@ -390,7 +390,7 @@ async def test_pod_ends_when_the_device_service_is_away_and_its_devices_stay_hel
         await rig.plane.drop("training")
         rig.plane.hung.add("unprepare")
         errors = await rig.kubelet.unprepare_claims([TRAINING])
-        during = [str(one.owner) for one in rig.plane.ledger.allocations.values() if one.is_prepared]
+        during = [str(allocation.owner) for allocation in rig.plane.ledger.allocations.values() if allocation.is_prepared]
         rig.plane.hung.clear()
         await rig.plane.wait_for("released")
         await until_nothing_is_known(rig)
@@ -425,12 +425,15 @@ async def test_gateway_keeps_a_claim_whole_when_two_drivers_share_it(rig: Rig) -
         for driver in BOTH.drivers:
             await rig.kubelet.wait_for_driver(driver)
         admitted = await rig.kubelet.admit(pod)
-        held = [one.holdings[0].devices for one in rig.plane.ledger.allocations.values()]
+        held = [allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()]
         await rig.plane.drop("both")
         errors = await rig.kubelet.remove(pod)
 
     assert isinstance(admitted, Admission), admitted
-    assert [(one.driver, one.device) for one in admitted.claims[0].devices] == [(DRIVER, "gpu-0"), ("nic.topobus.dev", "nic-1")]
+    assert [(claim_device.driver, claim_device.device) for claim_device in admitted.claims[0].devices] == [
+        (DRIVER, "gpu-0"),
+        ("nic.topobus.dev", "nic-1"),
+    ]
     assert held == [{"gpu": ("gpu-0",), "nic": ("nic-1",)}]
     assert errors == {}
     assert len(rig.plane.requests("release")) == 1
@@ -464,7 +467,7 @@ async def test_gateway_waits_for_a_device_service_that_restarts_when_a_claim_nee
         answer = await preparing
 
     assert answer.error == ""
-    assert len({one.op_id for one in rig.plane.requests("adopt")}) == 1
+    assert len({request.op_id for request in rig.plane.requests("adopt")}) == 1
 
 
 async def test_claims_go_on_when_nats_is_away_for_a_moment(own_rig: Rig, own_nats_server: NatsServer) -> None:
@@ -535,8 +538,8 @@ async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) ->
             stream = aiter(health_rpc.DRAResourceHealthStub(channel).NodeWatchResources(health.NodeWatchResourcesRequest()))
             first, second = await anext(stream), await anext(stream)
 
-    assert [one.device.device_name for one in first.devices] == ["gpu-0", "gpu-1"]
-    assert [one.health for one in second.devices] == [health.HEALTHY, health.HEALTHY]
+    assert [device_health.device.device_name for device_health in first.devices] == ["gpu-0", "gpu-1"]
+    assert [device_health.health for device_health in second.devices] == [health.HEALTHY, health.HEALTHY]
     assert second.devices[0].last_updated_time > 0
 
 
@@ -641,8 +644,8 @@ async def test_gateway_opens_only_the_doors_that_are_told(rig: Rig, exposure: An
         await rig.kubelet.wait_for_driver("nic.topobus.dev")
         if plugins:
             await rig.kubelet.wait_for_resource(plugins[0], allocatable=2)
-        for one in drivers:
-            await rig.kubelet.wait_for_driver(one)
+        for driver in drivers:
+            await rig.kubelet.wait_for_driver(driver)
 
         found = (sorted(rig.kubelet.capacity()), sorted(rig.kubelet.drivers()))
 
@@ -656,4 +659,4 @@ async def test_gateway_keeps_the_checkpoint_readable_when_claims_are_prepared(ri
 
     raw = json.loads(checkpoint_path.read_text())
     assert raw["version"] == 1
-    assert [(one["uid"], one["device_class"], one["is_prepared"]) for one in raw["entries"]] == [(UID, "gpu", True)]
+    assert [(entry["uid"], entry["device_class"], entry["is_prepared"]) for entry in raw["entries"]] == [(UID, "gpu", True)]

@@ -84,7 +84,7 @@ def calls_of(rig: Rig, call: str) -> list[list[str]]:
 async def inventory(rig: Rig, states: list[HealthState]) -> Inventory:
     """Wait until the class has devices in these states."""
     async for change in rig.bus.watch(INVENTORY, node=NODE, device_class=CLASS):
-        if change.value is not None and [one.health.state for one in change.value.devices] == states:
+        if change.value is not None and [device.health.state for device in change.value.devices] == states:
             return change.value
     raise AssertionError("the watch ended")
 
@@ -101,7 +101,7 @@ def pod(count: int) -> Pod:
 
 async def claim_of(rig: Rig, *devices: str) -> None:
     """Store a claim that is allocated."""
-    results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": one} for one in devices]
+    results = [{"request": "r", "driver": DRIVER, "pool": NODE, "device": device} for device in devices]
     status = {"allocation": {"devices": {"results": results}}}
     metadata = {"name": "c", "namespace": "default", "uid": "u1"}
     await rig.plane.store(ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=metadata, status=status))
@@ -112,14 +112,17 @@ async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_u
     async with rig.kubelet:
         with plain_plugin(rig):
             async with rig.gateway():
-                found = await inventory(rig, [HealthState.HEALTHY] * 2)
+                found_inventory = await inventory(rig, [HealthState.HEALTHY] * 2)
                 await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
                 admitted = await rig.kubelet.admit(pod(1))
                 assert isinstance(admitted, Admission), admitted
                 held = {
-                    name for one in rig.plane.ledger.allocations.values() for names in one.holdings[0].devices.values() for name in names
+                    name
+                    for allocation in rig.plane.ledger.allocations.values()
+                    for names in allocation.holdings[0].devices.values()
+                    for name in names
                 }
-                free = next(one.name for one in found.devices if one.name not in held)
+                free = next(device.name for device in found_inventory.devices if device.name not in held)
                 await claim_of(rig, free)
                 await rig.kubelet.wait_for_driver(DRIVER)
                 (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
@@ -129,15 +132,15 @@ async def test_unmodified_plugin_serves_pods_and_claims_when_it_registers_with_u
                 # The other one is the claim's, and closed to kubelet.
                 await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
 
-    assert [one.numa_nodes.ids if one.numa_nodes else None for one in found.devices] == [(0,), (1,)]
-    assert all(one.name.startswith("widget-") for one in found.devices)
+    assert [device.numa_nodes.ids if device.numa_nodes else None for device in found_inventory.devices] == [(0,), (1,)]
+    assert all(device.name.startswith("widget-") for device in found_inventory.devices)
     edits = admitted.container("main").edits
     assert edits.env["WIDGETS"] in ("Widget_0", "Widget_1")
-    assert [(one.path, one.host_path) for one in edits.device_nodes] == [("/dev/widget", "/dev/full")]
+    assert [(device_node.path, device_node.host_path) for device_node in edits.device_nodes] == [("/dev/widget", "/dev/full")]
     assert prepared.error == ""
     spec = parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes())
     assert {spec.common.env["WIDGETS"], edits.env["WIDGETS"]} == {"Widget_0", "Widget_1"}
-    assert [one.path for one in spec.common.device_nodes] == ["/dev/widget"]
+    assert [device_node.path for device_node in spec.common.device_nodes] == ["/dev/widget"]
 
 
 async def test_plugin_and_gateway_are_started_again_and_everything_goes_on(rig: Rig) -> None:
@@ -147,8 +150,8 @@ async def test_plugin_and_gateway_are_started_again_and_everything_goes_on(rig: 
             with plain_plugin(rig, *ONE_NODE):
                 await rig.kubelet.wait_for_resource(RESOURCE, allocatable=2)
                 admitted = await rig.kubelet.admit(pod(1))
-                found = await inventory(rig, [HealthState.HEALTHY] * 2)
-                free = found.devices[0].name
+                found_inventory = await inventory(rig, [HealthState.HEALTHY] * 2)
+                free = found_inventory.devices[0].name
                 await claim_of(rig, free)
                 await rig.kubelet.wait_for_driver(DRIVER)
                 (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
@@ -196,19 +199,19 @@ async def test_claim_ends_when_its_plugin_is_gone_for_good(rig: Rig, is_known: b
     async with rig.kubelet:
         with plain_plugin(rig, *ONE_NODE):
             async with rig.gateway():
-                found = await inventory(rig, [HealthState.HEALTHY] * 2)
-                await claim_of(rig, found.devices[0].name)
+                found_inventory = await inventory(rig, [HealthState.HEALTHY] * 2)
+                await claim_of(rig, found_inventory.devices[0].name)
                 await rig.kubelet.wait_for_driver(DRIVER)
                 (prepared,) = await rig.kubelet.prepare_claims([TRAINING])
         foreign = rig.settings.foreign if is_known else ForeignSettings()
-        seen = sum((one.event, one.subject) == ("NotifyRegistrationStatus", DRIVER) for one in rig.kubelet.events)
+        seen = sum((event.event, event.subject) == ("NotifyRegistrationStatus", DRIVER) for event in rig.kubelet.events)
         async with rig.gateway(foreign=foreign):
             await rig.kubelet.wait_for_event("NotifyRegistrationStatus", subject=DRIVER, count=seen + 1)
             await rig.kubelet.wait_for_driver(DRIVER)
             errors = await rig.kubelet.unprepare_claims([TRAINING])
 
     assert (prepared.error, errors) == ("", {})
-    assert not any(one.name.startswith("topobus.dev") for one in rig.cdi_dir.iterdir())
+    assert not any(path.name.startswith("topobus.dev") for path in rig.cdi_dir.iterdir())
 
 
 async def test_devices_are_unknown_when_the_plugin_is_gone(rig: Rig) -> None:
@@ -238,7 +241,7 @@ async def test_list_is_taken_over_when_it_changes(rig: Rig) -> None:
         plugin.show([listed("w-0", 0), listed("w-1"), listed("w-2", 1)])
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=3)
 
-    assert [one.numa_nodes for one in first.devices][1] is None
+    assert [device.numa_nodes for device in first.devices][1] is None
 
 
 @asynccontextmanager
@@ -252,9 +255,9 @@ async def trivial_plugin(rig: Rig, *devices: pb.Device) -> AsyncIterator[Trivial
 
 async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig) -> None:
     """A plugin that names CDI devices works through a claim as well; a name that no file defines is the claim's error."""
-    known = CdiDevice(name="w", edits=ContainerEdits(env={"FROM": "cdi"}))
+    cdi_device = CdiDevice(name="w", edits=ContainerEdits(env={"FROM": "cdi"}))
     rig.cdi_dir.mkdir()
-    (rig.cdi_dir / "acme.json").write_bytes(render(CdiSpec(vendor="acme.example", device_class="widget", devices=(known,))))
+    (rig.cdi_dir / "acme.json").write_bytes(render(CdiSpec(vendor="acme.example", device_class="widget", devices=(cdi_device,))))
     async with rig.kubelet, rig.gateway(), trivial_plugin(rig, listed("w-0", 0)) as plugin:
         plugin.env = {"OWN": "1"}
         plugin.cdi_devices = ["acme.example/widget=absent"]
@@ -268,7 +271,7 @@ async def test_cdi_names_become_edits_when_the_plugin_answers_with_some(rig: Rig
     assert prepared.error == ""
     assert parse((rig.cdi_dir / f"topobus.dev-{CLASS}_u1.json").read_bytes()).common.env.items() >= {"OWN": "1", "FROM": "cdi"}.items()
     # It had asked for that: before the container starts, as far as a claim has such a moment.
-    assert [one["event"] for one in plugin.calls if one["event"] in ("Allocate", "PreStartContainer")][-2:] == [
+    assert [call["event"] for call in plugin.calls if call["event"] in ("Allocate", "PreStartContainer")][-2:] == [
         "Allocate",
         "PreStartContainer",
     ]
@@ -280,14 +283,14 @@ async def test_plugin_is_called_before_each_start_when_it_wants_that(rig: Rig) -
         await rig.kubelet.wait_for_resource(RESOURCE, allocatable=1)
         admitted = await rig.kubelet.admit(pod(1))
         restarted = await rig.kubelet.restart_container(pod(1), "main")
-        calls = [one for one in plugin.calls if one["event"] in ("Allocate", "PreStartContainer")]
+        calls = [call for call in plugin.calls if call["event"] in ("Allocate", "PreStartContainer")]
         plugin.show([])
         await inventory(rig, [HealthState.UNHEALTHY])
         late = await rig.kubelet.restart_container(pod(1), "main")
 
     assert isinstance(admitted, Admission), admitted
     assert restarted == ""
-    assert [one["event"] for one in calls] == ["Allocate", "PreStartContainer", "PreStartContainer"]
+    assert [call["event"] for call in calls] == ["Allocate", "PreStartContainer", "PreStartContainer"]
     assert calls[2]["req"] == {"devices_ids": ["W_0"]}
     assert "cannot be used" in late
 

@@ -79,7 +79,7 @@ async def test_forgotten_claim_stays_when_the_api_server_does_not_answer(rig: Ri
         server.remove("ResourceClaim", "c")
         asked = len(server.requests)
         await server.until(
-            lambda: sum("resourceclaims/c" in one.path and one.code == 500 for one in server.requests[asked:]) >= 4,
+            lambda: sum("resourceclaims/c" in request.path and request.code == 500 for request in server.requests[asked:]) >= 4,
             what="four looks in vain",
         )
 
@@ -93,7 +93,7 @@ async def test_claim_stays_when_it_is_allocated_and_no_container_is_listed(rig: 
         await prepared_claim(rig, server)
         asked = len(server.requests)
         await server.until(
-            lambda: sum("resourceclaims/c" in one.path for one in server.requests[asked:]) >= 4, what="four looks at the claim"
+            lambda: sum("resourceclaims/c" in request.path for request in server.requests[asked:]) >= 4, what="four looks at the claim"
         )
 
     assert rig.plane.requests("unprepare") == []

@@ -72,10 +72,10 @@ def opened(path: Path) -> KubernetesCluster:
 async def node_of(cluster: KubernetesCluster) -> str:
     """Read the node; its name, and close the cluster."""
     try:
-        found = await cluster.get(NODES, NODE)
+        api_object = await cluster.get(NODES, NODE)
     finally:
         await cluster.close()
-    return str(found.metadata["name"]) if found is not None else ""
+    return str(api_object.metadata["name"]) if api_object is not None else ""
 
 
 def in_data(certificate: Certificate) -> dict[str, str]:
@@ -98,9 +98,9 @@ async def test_server_is_reached_when_it_wants_a_client_certificate(server: ApiS
             authorities = {"certificate-authority-data": base64.b64encode(authority.own.certificate.read_bytes()).decode()}
         user = {"token": "secret", **(in_data(client) if is_inline else files)}
 
-        found = await node_of(opened(kubeconfig(tmp_path, f"https://127.0.0.1:{port}", user, **authorities)))
+        node = await node_of(opened(kubeconfig(tmp_path, f"https://127.0.0.1:{port}", user, **authorities)))
 
-    assert found == NODE
+    assert node == NODE
 
 
 async def test_server_is_refused_when_another_authority_signed_it(server: ApiServerSimulator, tmp_path: Path) -> None:
@@ -128,9 +128,9 @@ async def test_calls_go_on_when_the_client_certificate_was_replaced(server: ApiS
             await cluster.get(NODES, NODE)
         kubeconfig(tmp_path, url, {"token": "secret", **in_data(new.issue("client"))}, **trusted)
 
-        found = await node_of(cluster)
+        node = await node_of(cluster)
 
-    assert found == NODE
+    assert node == NODE
 
 
 async def test_calls_go_on_when_the_token_was_replaced(server: ApiServerSimulator, tmp_path: Path) -> None:
@@ -142,13 +142,13 @@ async def test_calls_go_on_when_the_token_was_replaced(server: ApiServerSimulato
     inline.mkdir()
     by_file = opened(kubeconfig(in_file, server.url, {"tokenFile": str(token)}))
     by_text = opened(kubeconfig(inline, server.url, {"token": "old"}))
-    for one in (by_file, by_text):
+    for kubernetes_cluster in (by_file, by_text):
         with pytest.raises(PeerUnavailable, match="401"):
-            await one.get(NODES, NODE)
+            await kubernetes_cluster.get(NODES, NODE)
     token.write_text("secret", encoding="utf-8")
     kubeconfig(inline, server.url, {"token": "secret"})
 
-    found = [await node_of(one) for one in (by_file, by_text)]
+    found = [await node_of(kubernetes_cluster) for kubernetes_cluster in (by_file, by_text)]
 
     assert found == [NODE, NODE]
 
@@ -173,9 +173,9 @@ async def test_pod_reaches_its_cluster_by_its_service_account(
             await cluster.get(NODES, NODE)
         (account / "token").write_text("secret\n", encoding="utf-8")
 
-        found = await node_of(cluster)
+        node = await node_of(cluster)
 
-    assert found == NODE
+    assert node == NODE
 
 
 @pytest.mark.parametrize(
@@ -202,8 +202,8 @@ async def test_kubeconfig_is_refused_by_name_when_it_asks_what_we_do_not_do(
 
 async def test_pod_without_a_cluster_around_it_is_told_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In-cluster outside of a pod is the operator's mistake; both variables are named."""
-    for one in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
-        monkeypatch.delenv(one, raising=False)
+    for name in ("KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"):
+        monkeypatch.delenv(name, raising=False)
     assert "KUBERNETES_SERVICE_HOST" not in os.environ
 
     with pytest.raises(ConfigError, match="KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT not set: this process runs in no pod"):
@@ -246,13 +246,13 @@ async def test_newest_version_that_the_server_has_is_spoken(
     assert snapshot.objects[0].spec["devices"] == created.spec["devices"] == sent.spec["devices"]
     assert change.object.spec["devices"][0]["attributes"] == {"model": {"string": "T4"}}
     assert gone is None
-    assert {one.split("/")[3].partition("?")[0] for one in slice_paths(older)} == {chosen}
+    assert {slice_path.split("/")[3].partition("?")[0] for slice_path in slice_paths(older)} == {chosen}
     assert ("basic" in older.stored[0]["spec"]["devices"][0]) is (chosen == "v1beta1")
     assert server.objects("ResourceSlice") == []
 
 
-def _fields(one: ApiObject) -> dict[str, Any]:
-    return {"api_version": one.api_version, "kind": one.kind, "metadata": one.metadata, "spec": one.spec}
+def _fields(api_object: ApiObject) -> dict[str, Any]:
+    return {"api_version": api_object.api_version, "kind": api_object.kind, "metadata": api_object.metadata, "spec": api_object.spec}
 
 
 def slice_paths(older: OlderServer) -> list[str]:
@@ -372,7 +372,7 @@ async def test_list_is_asked_again_when_the_answer_is_none(tmp_path: Path, text:
         first = await anext(watch)
     await cluster.close()
 
-    assert [one.metadata["name"] for one in first.objects] == ["s"]
+    assert [api_object.metadata["name"] for api_object in first.objects] == ["s"]
 
 
 async def test_refusal_is_a_value_when_the_server_says_no(server: ApiServerSimulator, tmp_path: Path) -> None:
@@ -403,10 +403,10 @@ async def test_claim_is_looked_for_again_when_the_server_no_longer_has_its_versi
 
         with pytest.raises(PeerUnavailable, match=r"has no /apis/resource\.k8s\.io/v1beta1/namespaces/default/resourceclaims/c"):
             await cluster.get(CLAIMS, "c", "default")
-        found, missing = await cluster.get(CLAIMS, "c", "default"), await cluster.get(CLAIMS, "d", "default")
+        api_object, missing = await cluster.get(CLAIMS, "c", "default"), await cluster.get(CLAIMS, "d", "default")
         await cluster.close()
 
-    assert found is not None
+    assert api_object is not None
     assert missing is None
 
 
@@ -440,7 +440,7 @@ async def test_server_is_left_alone_when_it_wants_a_pause(server: ApiServerSimul
 
     early = asyncio.create_task(cluster.get(NODES, NODE))
     await asyncio.wait({early}, timeout=0.2)
-    asked = [one.code for one in server.requests if "nodes" in one.path]
+    asked = [request.code for request in server.requests if "nodes" in request.path]
     early.cancel()
     await asyncio.gather(early, return_exceptions=True)
     await cluster.close()

@@ -56,7 +56,7 @@ async def rig(nats_server: NatsServer) -> AsyncIterator[Rig]:
 async def inventory(rig: Rig, count: int, state: HealthState) -> Inventory:
     """Wait until the class has so many devices, all in one state."""
     async for change in rig.bus.watch(INVENTORY, node=NODE, device_class=CLASS):
-        if change.value is not None and [one.health.state for one in change.value.devices] == [state] * count:
+        if change.value is not None and [each_device.health.state for each_device in change.value.devices] == [state] * count:
             return change.value
     raise AssertionError("the watch ended")
 
@@ -81,7 +81,7 @@ async def test_last_good_list_stays_when_a_newer_one_cannot_be_published(rig: Ri
 
     assert said["foreign-plugins"].startswith(f"ready: {RESOURCE}: 2 devices cannot be published: ")
     assert standing is not None
-    assert [one.name for one in standing.value.devices] == ["w-0"]
+    assert [each_device.name for each_device in standing.value.devices] == ["w-0"]
 
 
 async def test_gateway_goes_on_when_the_device_host_of_a_plugin_ends(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,4 +154,4 @@ async def test_gateway_goes_on_when_a_plugin_lists_thousands_of_devices(rig: Rig
             assert not second.done()
 
     assert isinstance(admitted, Admission), admitted
-    assert len({one.name for one in unknown.devices}) == count
+    assert len({each_device.name for each_device in unknown.devices}) == count

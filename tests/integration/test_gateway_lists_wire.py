@@ -89,7 +89,7 @@ async def test_list_is_sent_whole_when_it_is_just_as_large_as_kubelet_takes(tmp_
     """Up to the last byte: a message of 4 MiB arrives at a client with gRPC's default limit."""
     # All but one are as long as can be; the last one fills what is left.
     rest = LIST_LIMIT_BYTES - MOST * ENTRY_BYTES
-    devices = [*(named(one) for one in range(MOST - 1)), named(MOST - 1, 63)]
+    devices = [*(named(index) for index in range(MOST - 1)), named(MOST - 1, 63)]
     while rest < ENTRY_BYTES - 63 + 8 and rest:
         devices.pop()
         rest += ENTRY_BYTES
@@ -112,22 +112,22 @@ async def test_list_is_cut_when_it_is_larger_than_kubelet_takes(tmp_path: Path) 
     ledger = Ledger(node="demo-node", allocations={owner.key: Allocation(owner=owner, holdings=(Holding(devices={"gpu": (held,)}),))})
     async with served(tmp_path) as plugin:
         plugin.state.take_ledger(ledger)
-        plugin.show(*(named(one) for one in range(many)))
+        plugin.show(*(named(index) for index in range(many)))
         async with plugin.stream() as stream:
             cut = await anext(stream)
-            plugin.show(*(named(one) for one in range(10)), named(many - 1))
+            plugin.show(*(named(index) for index in range(10)), named(many - 1))
             whole = await anext(stream)
 
     assert cut.ByteSize() <= LIST_LIMIT_BYTES < cut.ByteSize() + ENTRY_BYTES
-    assert [one.ID for one in cut.devices][-1] == held
-    assert [one.ID for one in cut.devices][:-1] == [named(one).name for one in range(MOST - 1)]
+    assert [device.ID for device in cut.devices][-1] == held
+    assert [device.ID for device in cut.devices][:-1] == [named(index).name for index in range(MOST - 1)]
     assert (len(whole.devices), plugin.left_out()) == (11, 0)
 
 
 async def test_a_stream_whose_reader_is_slow_holds_up_no_other_and_gets_the_newest_list(tmp_path: Path) -> None:
     """While one reader takes nothing at all, the others get each change; then it gets the newest list soon, not all of those in between."""
     rounds = 20
-    block = [named(one) for one in range(10_000)]
+    block = [named(index) for index in range(10_000)]
     async with served(tmp_path) as plugin:
         plugin.show(*block)
         async with plugin.stream() as slow, plugin.stream() as first, plugin.stream() as second:
@@ -152,7 +152,7 @@ async def test_streams_get_one_list_when_many_changes_come_at_once(tmp_path: Pat
         async with plugin.stream() as stream:
             await anext(stream)
             for count in range(2, 101):
-                plugin.show(*(named(one) for one in range(count)))
+                plugin.show(*(named(index) for index in range(count)))
             got = [len((await anext(stream)).devices)]
             while got[-1] != 100:
                 got.append(len((await anext(stream)).devices))
@@ -172,4 +172,4 @@ async def test_streams_get_nothing_when_nothing_that_kubelet_is_told_has_changed
             plugin.show(named(0))
             changed = await anext(stream)
 
-    assert [one.ID for one in changed.devices] == [named(0).name]
+    assert [device.ID for device in changed.devices] == [named(0).name]

@@ -48,7 +48,7 @@ class Node:
 
     async def admit(self, name: str, **resources: int) -> Admission | Rejection:
         """Admit a pod of one container."""
-        wanted = {f"topobus.dev/{one}": count for one, count in resources.items()}
+        wanted = {f"topobus.dev/{key}": count for key, count in resources.items()}
         return await self.kubelet.admit(Pod(name=name, uid=name, containers=(Container(name="main", resources=wanted),)))
 
 
@@ -73,7 +73,7 @@ async def node(own_nats_server: NatsServer) -> AsyncIterator[Node]:
 
 def closed(node: Node) -> int:
     """How many lists ended."""
-    return sum(one.event == "ListAndWatch.closed" for one in node.kubelet.events)
+    return sum(event.event == "ListAndWatch.closed" for event in node.kubelet.events)
 
 
 async def test_a_neighbours_pods_are_admitted_while_a_device_service_is_frozen(node: Node) -> None:
@@ -82,7 +82,7 @@ async def test_a_neighbours_pods_are_admitted_while_a_device_service_is_frozen(n
     frozen.send_signal(signal.SIGSTOP)
     try:
         refusing = asyncio.create_task(node.admit("first", gpu=1))
-        beside = [await node.admit(f"beside-{one}", nic=1) for one in range(3)]
+        beside = [await node.admit(f"beside-{index}", nic=1) for index in range(3)]
         refused = await refusing
         await node.running["gateway"].logged("class.silent", where=lambda line: line["device_class"] == "gpu")
         at_once = await node.admit("second", gpu=1)
@@ -119,8 +119,8 @@ async def test_kubelet_sees_no_device_vanish_while_nats_is_away_and_comes_back(n
     listed = {resource: set(node.kubelet.devices(resource)) for resource in (GPU, NIC)}
     watching = asyncio.create_task(watch())
     await node.nats.stop()
-    for one in node.running.values():
-        await one.until_ready(wanted=False)
+    for each_service in node.running.values():
+        await each_service.until_ready(wanted=False)
     during = await node.admit("during", gpu=1)
     await node.nats.start()
     await until_all_ready(node.running)

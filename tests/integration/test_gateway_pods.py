@@ -65,7 +65,7 @@ async def admit(rig: Rig, *pods: Pod) -> None:
 
 def holders(rig: Rig) -> dict[str, dict[str, tuple[str, ...]]]:
     """Devices by owner, in the node plane's ledger."""
-    return {str(one.owner): dict(one.holdings[0].devices) for one in rig.plane.ledger.allocations.values()}
+    return {str(allocation.owner): dict(allocation.holdings[0].devices) for allocation in rig.plane.ledger.allocations.values()}
 
 
 async def test_pods_shows_container_door_devices_and_health_when_pods_run(rig: Rig) -> None:
@@ -111,7 +111,7 @@ async def test_gateway_adopts_what_kubelet_holds_when_the_ledger_lacks_it(rig: R
         await rig.plane.lose()
         await rig.plane.wait_for("adopted", 4)
         after = holders(rig)
-        (kept,) = (one for one in rig.plane.ledger.allocations.values() if one.owner == CLAIM_OWNER)
+        (kept,) = (allocation for allocation in rig.plane.ledger.allocations.values() if allocation.owner == CLAIM_OWNER)
 
     assert len(before) == 2
     assert after == before
@@ -130,29 +130,29 @@ async def test_gateway_reports_both_sides_once_when_kubelet_and_ledger_disagree(
             reply = await rig.pods()
             async with asyncio.timeout(90):
                 # The gateway calls it a disagreement after it looked twice; each look is a call of kubelet's that we see.
-                while not reply.disagreements or not [one for one in logs if one["event"] == "holding.disagreed"]:
-                    looks = len([one for one in rig.kubelet.events if one.event == "PodResources.List"])
+                while not reply.disagreements or not [log for log in logs if log["event"] == "holding.disagreed"]:
+                    looks = len([event for event in rig.kubelet.events if event.event == "PodResources.List"])
                     await rig.kubelet.wait_for_event("PodResources.List", count=looks + 1)
                     reply = await rig.pods()
 
-    said = [one for one in logs if one["event"] == "holding.disagreed"]
-    assert [(one.device, one.kubelet, one.ledger) for one in reply.disagreements] == [
+    said = [log for log in logs if log["event"] == "holding.disagreed"]
+    assert [(disagreement.device, disagreement.kubelet, disagreement.ledger) for disagreement in reply.disagreements] == [
         ("gpu-0", f"container main of pod default/by-resource ({GPU})", f"{THIEF} holds it")
     ]
     assert [(one["device"], one["kubelet"], one["ledger"]) for one in said] == [
-        (one.device, one.kubelet, one.ledger) for one in reply.disagreements
+        (disagreement.device, disagreement.kubelet, disagreement.ledger) for disagreement in reply.disagreements
     ]
     assert holders(rig)[str(THIEF)] == {"gpu": ("gpu-0",)}
 
 
 async def events(rig: Rig, count: int) -> list[DisagreementEvent]:
     """The first so many events, as any subscriber gets them; fails when there are fewer in the end."""
-    found: list[DisagreementEvent] = []
+    disagreement_events: list[DisagreementEvent] = []
     async with asyncio.timeout(20):
         async for received in rig.bus.follow(DISAGREEMENT, start=Start.ALL):
-            found.append(received.value)
-            if len(found) == count:
-                return found
+            disagreement_events.append(received.value)
+            if len(disagreement_events) == count:
+                return disagreement_events
     raise AssertionError("the stream ended")
 
 
@@ -175,7 +175,7 @@ async def test_everybody_is_told_once_when_kubelet_and_ledger_disagree(rig: Rig)
 
     assert (begun.node, begun.device_class, begun.device, begun.is_over) == (NODE, "gpu", "gpu-0", False)
     assert (begun.kubelet, begun.ledger) == (f"container main of pod default/by-resource ({GPU})", f"{THIEF} holds it")
-    assert [(one.is_over, one.kubelet, one.ledger) for one in again] == [
+    assert [(disagreement_event.is_over, disagreement_event.kubelet, disagreement_event.ledger) for disagreement_event in again] == [
         (False, begun.kubelet, begun.ledger),
         (True, begun.kubelet, begun.ledger),
     ]
@@ -184,7 +184,7 @@ async def test_everybody_is_told_once_when_kubelet_and_ledger_disagree(rig: Rig)
 
 async def looks(rig: Rig, count: int) -> None:
     """Wait until kubelet was asked so often again."""
-    before = len([one for one in rig.kubelet.events if one.event == "PodResources.List"])
+    before = len([event for event in rig.kubelet.events if event.event == "PodResources.List"])
     await rig.kubelet.wait_for_event("PodResources.List", count=before + count)
 
 
@@ -209,8 +209,8 @@ async def test_exclusive_cpus_are_held_and_shown_while_their_container_runs(nats
 
     assert allocation.owner == owner
     assert not allocation.is_prepared
-    assert [(one.container, one.cpus, one.memory_bytes) for one in allocation.holdings] == [("main", CpuSet(0, 1), 1 << 30)]
-    assert [(one.container, one.resource, [it.name for it in one.devices]) for one in reply.containers] == [
+    assert [(holding.container, holding.cpus, holding.memory_bytes) for holding in allocation.holdings] == [("main", CpuSet(0, 1), 1 << 30)]
+    assert [(container.container, container.resource, [it.name for it in container.devices]) for container in reply.containers] == [
         ("main", "cpu", ["cpu-0", "cpu-1"])
     ]
     assert "cpus 0-1" in table
@@ -224,9 +224,9 @@ async def test_kubelet_is_spared_when_many_ask_at_once(rig: Rig) -> None:
         await admit(rig, BY_RESOURCE)
         replies = await asyncio.gather(*(rig.pods() for _ in range(50)))
 
-    assert {len(one.containers) for one in replies} == {1}
+    assert {len(reply.containers) for reply in replies} == {1}
     # One look serves for a tenth of a second; on a slow machine the questions come spread over some of them.
-    assert [one.event for one in rig.kubelet.events].count("PodResources.List") < 25
+    assert [event.event for event in rig.kubelet.events].count("PodResources.List") < 25
 
 
 async def test_nothing_is_released_when_kubelet_refuses_to_tell(rig: Rig) -> None:
@@ -237,7 +237,7 @@ async def test_nothing_is_released_when_kubelet_refuses_to_tell(rig: Rig) -> Non
         with capture_logs() as logs:
             async with asyncio.timeout(90), grpc.aio.insecure_channel(f"unix:{rig.kubelet.pod_resources_socket}") as channel:
                 stub = rpc.PodResourcesListerStub(channel)
-                while not [one for one in logs if one["event"] == "pod-resources.failed"]:
+                while not [log for log in logs if log["event"] == "pod-resources.failed"]:
                     calls = (stub.List(pb.ListPodResourcesRequest()) for _ in range(40))
                     await asyncio.gather(*calls, return_exceptions=True)
         after = holders(rig)
@@ -273,7 +273,7 @@ async def test_pods_command_lists_every_node_and_says_why_when_one_is_silent(rig
 
     document = json.loads(text)
     assert (code, shown, gone) == (0, 0, 69)
-    assert [one["name"] for one in document["nodes"][NODE]["containers"][0]["devices"]] == ["gpu-0", "gpu-1"]
+    assert [each_device["name"] for each_device in document["nodes"][NODE]["containers"][0]["devices"]] == ["gpu-0", "gpu-1"]
     assert document["nodes"]["other-node"]["why"]
     assert "default/by-resource" in table
     assert "gpu-1" in table

@@ -42,7 +42,10 @@ async def rig(nats_server: NatsServer, server: ApiServerSimulator, tmp_path: Pat
 
 def shown(server: ApiServerSimulator) -> dict[str, list[str]]:
     """Driver to device names, as the API server has them."""
-    return {one["spec"]["driver"]: [it["name"] for it in one["spec"].get("devices", [])] for one in server.objects("ResourceSlice")}
+    return {
+        resource_slice["spec"]["driver"]: [it["name"] for it in resource_slice["spec"].get("devices", [])]
+        for resource_slice in server.objects("ResourceSlice")
+    }
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ async def admitted(rig: Rig, wanted: Pod) -> Admission:
 
 def held(rig: Rig) -> dict[str, dict[str, tuple[str, ...]]]:
     """Resource to devices by class, in the ledger."""
-    return {one.owner.name: dict(one.holdings[0].devices) for one in rig.plane.ledger.allocations.values()}
+    return {allocation.owner.name: dict(allocation.holdings[0].devices) for allocation in rig.plane.ledger.allocations.values()}
 
 
 async def test_kubelet_gives_a_pods_devices_of_the_pool_when_it_asks_for_the_pool(rig: Rig) -> None:
@@ -70,19 +70,19 @@ async def test_kubelet_gives_a_pods_devices_of_the_pool_when_it_asks_for_the_poo
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(POOL, allocatable=2)
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
-        lists = {one: {name: device.nodes for name, device in rig.kubelet.devices(one).items()} for one in (GPU, POOL)}
+        lists = {resource: {name: device.nodes for name, device in rig.kubelet.devices(resource).items()} for resource in (GPU, POOL)}
         pooled = await admitted(rig, pod("a", gpu_h100=2))
         plain = await admitted(rig, pod("b", gpu=1))
         refused = await rig.kubelet.admit(pod("c", gpu_h100=1))
         shown = await rig.pods()
 
-    assert {one: sorted(devices) for one, devices in lists.items()} == {GPU: ["gpu-0", "gpu-3"], POOL: ["gpu-1", "gpu-2"]}
-    assert [str(one) for one in lists[POOL].values()] == ["0", "1"]
+    assert {key: sorted(devices) for key, devices in lists.items()} == {GPU: ["gpu-0", "gpu-3"], POOL: ["gpu-1", "gpu-2"]}
+    assert [str(node_set) for node_set in lists[POOL].values()] == ["0", "1"]
     assert pooled.container("main").devices == {POOL: ("gpu-1", "gpu-2")}
     assert pooled.container("main").edits.env["TOPOBUS_GPU_DEVICES"] == "gpu-1,gpu-2"
     assert isinstance(refused, Rejection)
     assert held(rig) == {POOL: {"gpu": ("gpu-1", "gpu-2")}, GPU: {"gpu": plain.container("main").devices[GPU]}}
-    assert [(one.pod, one.resource, one.device_class, len(one.devices)) for one in shown.containers] == [
+    assert [(container.pod, container.resource, container.device_class, len(container.devices)) for container in shown.containers] == [
         ("pod-a", POOL, "gpu", 2),
         ("pod-b", GPU, "gpu", 1),
     ]
@@ -121,7 +121,7 @@ async def test_a_held_device_stays_in_its_list_when_the_operator_changes_the_poo
         await rig.kubelet.wait_for_resource(POOL, allocatable=2)
         await rig.kubelet.wait_for_resource(GPU, allocatable=2)
         await admitted(rig, first)
-        await rig.plane.show("gpu", *(structs.replace(one, pool="") for one in GPUS), gpu("gpu-4", 1))
+        await rig.plane.show("gpu", *(structs.replace(each_gpu, pool="") for each_gpu in GPUS), gpu("gpu-4", 1))
         moved = await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         during = rig.kubelet.capacity()[POOL]
         await rig.kubelet.remove(first)

@@ -85,7 +85,7 @@ async def test_second_process_ends_at_once_when_it_could_not_take_over(rig: Rig)
 
     assert status == EX_CONFIG
     assert any("has version 2, which a newer gateway wrote" in line for line in second.raw)
-    assert not [one for one in second.lines if one.get("event") == "driver.served"]
+    assert not [line for line in second.lines if line.get("event") == "driver.served"]
     assert prepared.error == ""
 
 
@@ -119,5 +119,5 @@ async def test_second_process_goes_on_when_the_first_one_is_gone(rig: Rig, *, is
 
     assert (status, before.error) == (-9 if is_killed else 0, "")
     assert after == before
-    assert [one.uid for one in entries if one.is_running] == ["u-1"]
+    assert [claim_entry.uid for claim_entry in entries if claim_entry.is_running] == ["u-1"]
     assert left == ["dra-pod-2.sock"]

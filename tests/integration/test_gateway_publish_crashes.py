@@ -66,9 +66,9 @@ async def show(rig: Rig, count: int) -> None:
 
 def pool(server: ApiServerSimulator) -> tuple[bool, list[str]]:
     """The pool as the scheduler reads it: whether it is complete, and the devices of its newest generation."""
-    specs: list[dict[str, Any]] = [one["spec"] for one in server.objects("ResourceSlice")]
-    newest = max((one["pool"]["generation"] for one in specs), default=0)
-    current = [one for one in specs if one["pool"]["generation"] == newest]
+    specs: list[dict[str, Any]] = [resource_slice["spec"] for resource_slice in server.objects("ResourceSlice")]
+    newest = max((spec["pool"]["generation"] for spec in specs), default=0)
+    current = [spec for spec in specs if spec["pool"]["generation"] == newest]
     is_complete = {one["pool"]["resourceSliceCount"] for one in current} == {len(current)}
     return is_complete, sorted(it["name"] for one in current for it in one.get("devices", ()))
 

@@ -72,7 +72,7 @@ async def test_container_starts_again_when_its_devices_are_what_they_were(rig: R
         await rig.kubelet.wait_for_resource(GPU, allocatable=1)
         assert await start(rig) == ""
 
-    assert [one.devices for one in rig.plane.requests("prepare")] == [("gpu-0",)] * 3
+    assert [request.devices for request in rig.plane.requests("prepare")] == [("gpu-0",)] * 3
     assert list(json.loads(store_path(rig).read_text())["entries"]) == [next(iter(rig.plane.ledger.allocations))]
 
 

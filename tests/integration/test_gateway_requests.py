@@ -58,8 +58,10 @@ class Gpus:
         """Publish these GPUs, and have them prepared by the driver."""
         self.devices = devices
         tree = Tree(HardwareSettings(root=str(self.recorded.root)))
-        known = {device.name: device for device in devices}
-        self.rig.plane.prepare_by = Preparer("gpu", {"nvidia": IsolatedDriver(NvidiaDriver(), timeout_s=10.0)}, tree, known.get).prepare
+        known_devices = {device.name: device for device in devices}
+        self.rig.plane.prepare_by = Preparer(
+            "gpu", {"nvidia": IsolatedDriver(NvidiaDriver(), timeout_s=10.0)}, tree, known_devices.get
+        ).prepare
         await self.rig.plane.show("gpu", *devices)
 
 
@@ -132,7 +134,7 @@ async def test_container_sees_the_gpus_of_its_requests_alone_when_a_claim_has_tw
         file = rig.cdi_dir / f"topobus.dev-gpu_{UID}.json"
         views = {names: view(prepared, file, *names) for names in ((), ("big",), ("small",), ("big", "small"), ("small", "big"))}
 
-    lists = {names: one.env["TOPOBUS_GPU_DEVICES"] for names, one in views.items()}
+    lists = {names: each_view.env["TOPOBUS_GPU_DEVICES"] for names, each_view in views.items()}
     assert lists == {(): f"{BIG},{SMALL}", ("big",): BIG, ("small",): SMALL, ("big", "small"): SMALL, ("small", "big"): BIG}
     big, small = (gpu.uuid for gpu in gpus.devices)
     whole = f"{big},{small}" if big and small else "void"
@@ -215,8 +217,8 @@ async def test_container_sees_its_requests_answer_alone_when_a_plugin_of_others_
                 file = rig.cdi_dir / f"topobus.dev-widget-acme_{UID}.json"
                 views = {names: view(prepared, file, *names) for names in ((), ("left",), ("right",))}
 
-    assert {names: one.env["WIDGETS"] for names, one in views.items()} == {(): "w-0,w-1", ("left",): "w-0", ("right",): "w-1"}
-    assert {names: one.nodes for names, one in views.items()} == {
+    assert {names: each_view.env["WIDGETS"] for names, each_view in views.items()} == {(): "w-0,w-1", ("left",): "w-0", ("right",): "w-1"}
+    assert {names: each_view.nodes for names, each_view in views.items()} == {
         (): {"/dev/w-0", "/dev/w-1"},
         ("left",): {"/dev/w-0"},
         ("right",): {"/dev/w-1"},

@@ -73,7 +73,7 @@ async def round_trip(rig: Rig, reference: ClaimReference) -> list[str]:
     """Prepare and unprepare once, as kubelet does, without a second try; whatever went wrong."""
     (answer,) = await rig.kubelet.prepare_claims([reference])
     errors = await rig.kubelet.unprepare_claims([reference])
-    return [one for one in (answer.error, *errors.values()) if one]
+    return [error for error in (answer.error, *errors.values()) if error]
 
 
 async def test_kubelet_sees_no_device_vanish_when_a_new_gateway_takes_over(rig: Rig) -> None:
@@ -83,7 +83,7 @@ async def test_kubelet_sees_no_device_vanish_when_a_new_gateway_takes_over(rig: 
         await take_over(rig, seen)
 
     assert seen == {2}
-    assert [one for one in logs if one["event"] == "twin.found" and "noun" in one] == []
+    assert [log for log in logs if log["event"] == "twin.found" and "noun" in log] == []
 
 
 async def take_over(rig: Rig, seen: set[int]) -> None:
@@ -105,7 +105,7 @@ async def take_over(rig: Rig, seen: set[int]) -> None:
         await asyncio.wait_for(ending, 1.5)
         await rig.readiness.until(lambda report: report.get("registration") == "ready")
         await stop(watching)
-        registered = len([one for one in rig.kubelet.events if one.event == "Register.ok"])
+        registered = len([event for event in rig.kubelet.events if event.event == "Register.ok"])
 
     assert registered == 2
     assert isinstance(answer, Admission)
@@ -160,14 +160,14 @@ async def test_claims_of_the_old_gateway_are_known_to_the_new_one_when_it_takes_
     assert (before.error, passed_on.error) == ("", "")
     assert again == (before, passed_on)
     assert asked == 2
-    assert [one.uid for one in entries if one.is_running] == ["u-first", "u-second"]
+    assert [claim_entry.uid for claim_entry in entries if claim_entry.is_running] == ["u-first", "u-second"]
 
 
 async def test_gateway_that_stands_by_is_ready_when_kubelet_knows_its_drivers(rig: Rig) -> None:
     """A roll-over that starts the new pod first ends the old one only when the new one is ready: so it is, with sockets of its own, and says why."""
     async with overlapping(rig):
         report = await rig.readiness.until(lambda _: rig.readiness.is_ready)
-        registered = [one.detail["plugin_registered"] for one in rig.kubelet.events if one.event == "NotifyRegistrationStatus"]
+        registered = [event.detail["plugin_registered"] for event in rig.kubelet.events if event.event == "NotifyRegistrationStatus"]
         sockets = sorted(path.name for path in rig.kubelet.plugins_registry_dir.iterdir())
         services = sorted(path.name for path in (rig.kubelet.plugins_dir / DRIVER).iterdir())
 
@@ -189,7 +189,7 @@ async def test_kubelet_goes_on_with_the_old_gateway_when_the_new_one_ends_first(
             await end(new)
         await rig.kubelet.wait_for_event("Deregistered", subject=DRIVER)
         left = sorted(path.name for path in rig.kubelet.plugins_registry_dir.iterdir())
-        held = [one.holdings[0].devices for one in rig.plane.ledger.allocations.values()]
+        held = [allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()]
 
     assert passed_on.error == ""
     assert left == ["gpu.topobus.dev-pod-1-reg.sock"]
@@ -207,11 +207,13 @@ async def test_health_is_told_again_when_a_new_gateway_has_the_turn(rig: Rig) ->
         await end(old)
         async with asyncio.timeout(10):
             await until(
-                lambda: [one.event for one in rig.kubelet.events if one.event in events and one.subject == DRIVER][-2:] == list(events)
+                lambda: (
+                    [event.event for event in rig.kubelet.events if event.event in events and event.subject == DRIVER][-2:] == list(events)
+                )
             )
-        found = rig.kubelet.device_health(DRIVER, NODE, "gpu-0")
+        device_health = rig.kubelet.device_health(DRIVER, NODE, "gpu-0")
 
-    assert found.state == "Healthy"
+    assert device_health.state == "Healthy"
 
 
 async def test_stop_lets_a_claim_come_to_its_end_when_one_is_under_way(rig: Rig) -> None:

@@ -58,7 +58,7 @@ async def undo(rig: Rig, reference: ClaimReference) -> None:
 
 def undone(rig: Rig) -> list[tuple[str, tuple[str, ...]]]:
     """What the device service was told to undo, and for whom."""
-    return [(one.owner.name, one.devices) for one in rig.plane.requests("unprepare")]
+    return [(request.owner.name, request.devices) for request in rig.plane.requests("unprepare")]
 
 
 async def test_admin_access_is_prepared_beside_the_holder_when_it_looks_at_a_device(rig: Rig) -> None:
@@ -68,8 +68,8 @@ async def test_admin_access_is_prepared_beside_the_holder_when_it_looks_at_a_dev
     async with rig.gateway():
         before = await prepare(rig, training)
         looking = await prepare(rig, watch)
-        held = {one.owner.name: one.holdings[0].devices for one in rig.plane.ledger.allocations.values()}
-        files = {path.name: [one.name for one in parse(path.read_bytes()).devices] for path in rig.cdi_dir.iterdir()}
+        held = {allocation.owner.name: allocation.holdings[0].devices for allocation in rig.plane.ledger.allocations.values()}
+        files = {path.name: [cdi_device.name for cdi_device in parse(path.read_bytes()).devices] for path in rig.cdi_dir.iterdir()}
         await undo(rig, watch)
         left = [path.name for path in rig.cdi_dir.iterdir()]
         again = await prepare(rig, training)
@@ -85,17 +85,17 @@ async def test_admin_access_is_prepared_beside_the_holder_when_it_looks_at_a_dev
     assert left == ["topobus.dev-gpu_u-training.json"]
     assert again == before
     assert undone(rig) == [("watch", ("gpu-1",)), ("training", ("gpu-0",))]
-    assert [one.looked_at for one in rig.plane.requests("prepare")] == [(), ("gpu-0", "gpu-1"), ("gpu-0",)]
+    assert [request.looked_at for request in rig.plane.requests("prepare")] == [(), ("gpu-0", "gpu-1"), ("gpu-0",)]
 
 
 async def test_shares_of_one_device_are_prepared_apart_when_several_claims_have_one(rig: Rig) -> None:
     """Each claim is answered with its own share; the device service undoes the device with the last of them."""
-    one = await given(rig, "one", result("gpu-0", shareID="share-1"))
+    claim_reference = await given(rig, "one", result("gpu-0", shareID="share-1"))
     two = await given(rig, "two", result("gpu-0", "a", shareID="share-2"), result("gpu-0", "b", shareID="share-3"))
     async with rig.gateway():
-        first, second = await prepare(rig, one), await prepare(rig, two)
-        held = sorted(one.owner.name for one in rig.plane.ledger.allocations.values())
-        await undo(rig, one)
+        first, second = await prepare(rig, claim_reference), await prepare(rig, two)
+        held = sorted(allocation.owner.name for allocation in rig.plane.ledger.allocations.values())
+        await undo(rig, claim_reference)
         between = undone(rig)
         await undo(rig, two)
 
@@ -118,11 +118,11 @@ async def test_device_is_undone_once_when_all_of_its_shares_end_at_the_same_time
     async with rig.gateway():
         await rig.kubelet.wait_for_driver(DRIVER)
         prepared = await rig.kubelet.prepare_claims(claims)
-        for one in claims:
-            await rig.plane.drop(one.name)
-        errors = await asyncio.gather(*(rig.kubelet.unprepare_claims([one]) for one in claims))
+        for claim in claims:
+            await rig.plane.drop(claim.name)
+        errors = await asyncio.gather(*(rig.kubelet.unprepare_claims([claim]) for claim in claims))
 
-    assert [one.error for one in prepared] == [""] * 6
+    assert [prepared_claim.error for prepared_claim in prepared] == [""] * 6
     assert errors == [{}] * 6
     assert [devices for _, devices in undone(rig)] == [("gpu-0",)]
 
@@ -179,7 +179,7 @@ async def test_claim_is_prepared_anew_when_it_comes_back_after_a_half_done_undo(
     assert failed == {}
     assert held == ["training"]
     assert again.error == ""
-    assert [one.devices for one in rig.plane.requests("prepare")] == [("gpu-0",)] * 2
-    assert len({one.op_id for one in rig.plane.requests("prepare")}) == 2
-    assert [one.owner.name for one in rig.plane.ledger.allocations.values()] == ["training"]
+    assert [request.devices for request in rig.plane.requests("prepare")] == [("gpu-0",)] * 2
+    assert len({request.op_id for request in rig.plane.requests("prepare")}) == 2
+    assert [allocation.owner.name for allocation in rig.plane.ledger.allocations.values()] == ["training"]
     assert (rig.cdi_dir / "topobus.dev-gpu_u-training.json").is_file()

@@ -68,7 +68,7 @@ async def allocate(rig: Rig) -> str:
 
 def holders(rig: Rig) -> list[str]:
     """Who holds something in the ledger."""
-    return [str(one.owner) for one in rig.plane.ledger.allocations.values()]
+    return [str(allocation.owner) for allocation in rig.plane.ledger.allocations.values()]
 
 
 async def test_a_claim_is_refused_with_the_holder_while_an_allocation_is_under_way(rig: Rig) -> None:

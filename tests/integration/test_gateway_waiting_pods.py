@@ -78,7 +78,7 @@ def annotated(server: ApiServerSimulator) -> str:
 
 def told(server: ApiServerSimulator) -> dict[str, str]:
     """Kind of an object to what its event says."""
-    return {one["involvedObject"]["kind"]: one["message"] for one in server.objects("Event")}
+    return {event["involvedObject"]["kind"]: event["message"] for event in server.objects("Event")}
 
 
 async def prepare(rig: Rig, reference: ClaimReference) -> PreparedClaim:
@@ -93,7 +93,9 @@ async def test_devices_of_a_claim_are_withheld_when_its_pod_is_bound_and_not_pre
     async with rig.gateway():
         await rig.kubelet.wait_for_resource(GPU, allocatable=3)
         reference = make_waiting(server, "gpu-2")
-        await server.until(lambda: any("resourceclaims/c" in one.path for one in server.requests), what="the gateway to read the claim")
+        await server.until(
+            lambda: any("resourceclaims/c" in request.path for request in server.requests), what="the gateway to read the claim"
+        )
         rig.plane.prefers = ("gpu-1",)
         first = await rig.kubelet.admit(Pod(name="a", uid="u-a", containers=(Container(name="main", resources={GPU: 1}),)))
         healthy = rig.kubelet.capacity()[GPU].allocatable
@@ -105,7 +107,7 @@ async def test_devices_of_a_claim_are_withheld_when_its_pod_is_bound_and_not_pre
     assert isinstance(first, Admission)
     assert (prepared.error, healthy) == ("", 3)
     # kubelet does not ask when it has no choice.
-    assert [one.withheld for one in rig.plane.requests("prefer")] == [("gpu-2",)]
+    assert [request.withheld for request in rig.plane.requests("prefer")] == [("gpu-2",)]
     assert isinstance(second, Admission)
 
 
@@ -168,7 +170,7 @@ async def test_pods_are_left_alone_when_retries_are_switched_off(rig: Rig, serve
         prepared = await prepare(rig, reference)
 
     assert prepared.error == ""
-    assert [one.path for one in server.requests if one.method == "PATCH"] == []
+    assert [request.path for request in server.requests if request.method == "PATCH"] == []
 
 
 @pytest.mark.parametrize("is_controlled", [True, False], ids=["controlled", "bare"])
@@ -183,13 +185,13 @@ async def test_loser_is_evicted_when_a_setting_allows_it_and_something_makes_it_
         await prepare(rig, reference)
         await server.until(lambda: len(told(server)) == 2, what="events")
         if is_controlled:
-            await server.until(lambda: any(one.path.endswith("/pods/p/eviction") for one in server.requests), what="an eviction")
+            await server.until(lambda: any(request.path.endswith("/pods/p/eviction") for request in server.requests), what="an eviction")
         else:
             await rig.plane.let_go(PLUGIN)
             await server.until(lambda: annotated(server), what="the annotation")
 
-    evictions = [one.body["deleteOptions"] for one in server.requests if one.path.endswith("/eviction")]
-    uid = next((one["metadata"]["uid"] for one in server.objects("Pod")), "")
+    evictions = [request.body["deleteOptions"] for request in server.requests if request.path.endswith("/eviction")]
+    uid = next((pod["metadata"]["uid"] for pod in server.objects("Pod")), "")
     assert bool(evictions) is is_controlled
     assert all(options["preconditions"]["uid"] for options in evictions)
     assert bool(uid) is not is_controlled or server.objects("Pod")[0]["metadata"].get("deletionTimestamp")

@@ -149,8 +149,8 @@ async def test_controller_gives_nobody_a_device_on_a_node_that_the_machine_lacks
     _, inventories = dgx_facts()
     devices = inventories["gpu"].devices
     stray = Device(name="gpu-00", device_class="gpu", numa_nodes=NodeSet(7))
-    told = Inventory(node=NODE, device_class="gpu", generation=2, devices=(stray, *devices))
-    await place.publish(NODE, "gpu", json.loads(encode(told)))
+    inventory = Inventory(node=NODE, device_class="gpu", generation=2, devices=(stray, *devices))
+    await place.publish(NODE, "gpu", json.loads(encode(inventory)))
 
     async with controller(place.nats):
         assert await place.allocated() == [devices[0].name]

@@ -53,7 +53,7 @@ def root() -> Iterator[Path]:
 
 def doubts(kubelet: KubeletSimulator) -> list[str]:
     """What the simulator found odd in lists."""
-    return [text for one in kubelet.events if one.event == "ListAndWatch.doubtful" for text in one.detail["doubts"]]
+    return [text for event in kubelet.events if event.event == "ListAndWatch.doubtful" for text in event.detail["doubts"]]
 
 
 async def test_registration_is_refused_when_the_endpoint_is_a_whole_path(root: Path) -> None:
@@ -79,9 +79,9 @@ async def test_list_is_doubted_when_kubelet_would_take_it_otherwise_than_meant(r
     async with KubeletSimulator(root) as kubelet, RecordingPlugin(kubelet.device_plugin_dir, X, [sent]) as plugin:
         await plugin.register()
         await kubelet.wait_for_event("ListAndWatch.doubtful")
-        found = doubts(kubelet)
+        found_doubts = doubts(kubelet)
 
-    assert found == [said]
+    assert found_doubts == [said]
 
 
 async def test_pod_fits_no_node_when_its_device_is_on_node_minus_one(root: Path) -> None:
@@ -169,7 +169,7 @@ async def test_second_registration_is_refused_when_it_names_the_same_endpoint(ro
         server.add_insecure_port(f"unix:{kubelet.plugins_registry_dir / 'copy.sock'}")
         await server.start()
         await kubelet.wait_for_event("NotifyRegistrationStatus", count=2)
-        told = [one.detail.get("error", "") for one in kubelet.events if one.event == "NotifyRegistrationStatus"]
+        told = [event.detail.get("error", "") for event in kubelet.events if event.event == "NotifyRegistrationStatus"]
         await server.stop(None)
 
     assert told[0] == ""
@@ -217,7 +217,7 @@ def test_program_says_what_to_do_when_its_folder_does_not_do(root: Path) -> None
     (root / "bad" / "device-plugins").mkdir(parents=True)
     (root / "bad" / "device-plugins" / "kubelet_internal_checkpoint").write_text("{")
     (root / "file").touch()
-    answers = [serve(one, "") for one in (root / ("x" * 110), root / "file" / "below", root / "bad")]
+    answers = [serve(path, "") for path in (root / ("x" * 110), root / "file" / "below", root / "bad")]
 
     assert [one.returncode for one in answers] == [64, 64, 64]
     assert [one.stderr.count("\n") for one in answers] == [1, 1, 1]

@@ -83,7 +83,7 @@ async def test_slices_stay_when_another_instance_is_connected(root: Path) -> Non
             await kubelet.wait_for_event("Deregistered")
             late = await kubelet.prepare_claims([CLAIM])
         calls = [
-            [one["event"] for one in it.calls if "PrepareResources" in one["event"] or "Unprepare" in one["event"]] for it in (old, new)
+            [call["event"] for call in it.calls if "PrepareResources" in call["event"] or "Unprepare" in call["event"]] for it in (old, new)
         ]
 
     assert calls == [["NodeUnprepareResources", "NodePrepareResources"], ["NodePrepareResources"]]
@@ -187,7 +187,7 @@ async def test_registration_is_tried_again_when_get_info_hangs(root: Path) -> No
         async with driver:
             await kubelet.wait_for_driver(DRIVER)
 
-    assert [one.event for one in kubelet.events].count("GetInfo") == 3
+    assert [event.event for event in kubelet.events].count("GetInfo") == 3
 
 
 async def test_health_is_unknown_when_it_is_not_refreshed(root: Path) -> None:
@@ -210,7 +210,7 @@ async def test_plugin_is_asked_only_what_its_options_say(root: Path) -> None:
         await plugin.register()
         await kubelet.wait_for_resource(X, allocatable=2)
         admitted = await kubelet.admit(PLAIN)
-        asked = [one["event"] for one in plugin.calls]
+        asked = [call["event"] for call in plugin.calls]
 
     assert isinstance(admitted, Admission), admitted
     assert "Allocate" in asked
@@ -234,7 +234,7 @@ async def test_container_does_not_start_when_its_plugin_hangs_before_the_start(r
     assert (hung.reason, hung.is_final) == ("CreateContainerConfigError", False)
     assert "PreStartContainer rpc failed with err: rpc error: code = DeadlineExceeded" in hung.message
     assert isinstance(then, Admission), then
-    assert [one["event"] for one in plugin.calls].count("Allocate") == 1
+    assert [call["event"] for call in plugin.calls].count("Allocate") == 1
 
 
 async def test_stored_answer_is_used_when_another_kubelet_finds_the_checkpoint(root: Path) -> None:
@@ -253,7 +253,7 @@ async def test_stored_answer_is_used_when_another_kubelet_finds_the_checkpoint(r
         full = await later.admit(Pod(name="new", uid="new", containers=PLAIN.containers))
         later.sources_ready()
         new = await later.admit(Pod(name="new", uid="new", containers=PLAIN.containers))
-        asked = [one["event"] for one in plugin.calls].count("Allocate")
+        asked = [call["event"] for call in plugin.calls].count("Allocate")
 
     assert isinstance(before, Admission), before
     assert isinstance(after, Admission), after

@@ -97,7 +97,7 @@ async def test_command_fails_when_a_line_is_another(tmp_path: Path) -> None:
         output, complaint = await asyncio.wait_for(process.communicate(), 60)
         answers.append((process.returncode, json.loads(output)["is_same"], complaint.decode()))
 
-    assert [one[:2] for one in answers] == [(0, True), (1, False)]
+    assert [answer[:2] for answer in answers] == [(0, True), (1, False)]
     assert '"deadline_s": 50.0' in answers[1][2]
 
 

@@ -87,7 +87,7 @@ async def test_simulator_repeats_an_owed_unprepare_when_the_driver_returns(kubel
     async with TrivialDriver(kubelet.plugins_registry_dir, kubelet.plugins_dir, DRIVER) as returned:
         await kubelet.wait_for_event("NodeUnprepareResources.answered")
 
-        calls = [one["event"] for one in returned.calls]
+        calls = [call["event"] for call in returned.calls]
 
     assert errors == {"u-1": f"DRA driver {DRIVER} is not registered"}
     assert calls[:4] == ["GetInfo", "NotifyRegistrationStatus", "NodeWatchResources.open", "NodeUnprepareResources"]
@@ -182,7 +182,7 @@ async def test_simulator_rejects_with_kubelets_reason_when_nothing_fits_one_node
         answer = await rejected(kubelet, pod(wants(x=2)))
 
     assert (answer.reason, answer.message) == ("TopologyAffinityError", "Resources cannot be allocated with Topology locality")
-    assert not [one for one in kubelet.events if one.event == "Allocate"]
+    assert not [event for event in kubelet.events if event.event == "Allocate"]
 
 
 async def test_simulator_aligns_cpus_and_devices_when_both_are_asked(root: Path) -> None:
@@ -230,7 +230,7 @@ async def test_simulator_asks_no_preference_when_all_aligned_devices_are_needed(
         exact = await admitted(kubelet, pod(wants(x=2), uid="exact"))
         choice = await admitted(kubelet, pod(wants(x=1), uid="choice"))
 
-    asked = [one.detail["container_requests"][0] for one in kubelet.events if one.event == "GetPreferredAllocation"]
+    asked = [event.detail["container_requests"][0] for event in kubelet.events if event.event == "GetPreferredAllocation"]
     assert exact.container("main").devices == {X: ("a", "b")}
     assert choice.container("main").devices == {X: ("c",)}
     assert asked == [{"available_deviceIDs": ["c", "d", "e"], "allocation_size": 1}]
@@ -249,7 +249,7 @@ async def test_simulator_reuses_init_containers_devices_when_app_containers_star
 
         answer = await admitted(kubelet, pod(*containers))
 
-    assert [one.devices[X] for one in answer.containers] == [("a",), ("a",), ("b", "c")]
+    assert [container.devices[X] for container in answer.containers] == [("a",), ("a",), ("b", "c")]
 
 
 async def test_simulator_keeps_earlier_resources_until_collected_when_a_later_one_fails(kubelet: KubeletSimulator) -> None:
@@ -328,7 +328,7 @@ async def test_simulator_waits_with_the_pod_when_a_driver_fails_to_prepare(kubel
 
     assert (first.reason, first.message, first.is_final) == ("FailedPrepareDynamicResources", "u-1: not yet", False)
     assert second.claims[0].devices[0].cdi_devices == ("v/c=u-1",)
-    assert [one.event for one in kubelet.events].count("Allocate") == 1
+    assert [event.event for event in kubelet.events].count("Allocate") == 1
 
 
 async def test_simulator_tells_a_driver_its_error_when_it_offers_no_service(kubelet: KubeletSimulator) -> None:
@@ -366,7 +366,9 @@ async def test_simulator_lists_pod_resources_when_asked(root: Path) -> None:
             await stub.List(podresources.ListPodResourcesRequest())
 
     (container,) = held.pod_resources[0].containers
-    assert [(one.device_ids[0], [node.ID for node in one.topology.nodes]) for one in container.devices] == [("a", [0]), ("b", [])]
+    assert [
+        (container_devices.device_ids[0], [node.ID for node in container_devices.topology.nodes]) for container_devices in container.devices
+    ] == [("a", [0]), ("b", [])]
     assert list(container.cpu_ids) == [0]
     assert container.dynamic_resources[0].claim_resources[0].cdi_devices[0].name == "v/c=u-1"
     assert not after.pod_resources

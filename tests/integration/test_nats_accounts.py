@@ -27,11 +27,11 @@ async def test_accounts_have_nothing_in_common_when_two_are_lent_at_once(nats_ac
     async with (
         nats_accounts.borrow() as first,
         nats_accounts.borrow() as second,
-        Bus.session(NatsSettings(url=first.url), name="topobus-cli") as one,
+        Bus.session(NatsSettings(url=first.url), name="topobus-cli") as bus,
         Bus.session(NatsSettings(url=second.url), name="topobus-cli") as other,
     ):
-        await one.provision()
-        await one.answer(PODS, answer, node="n1")
+        await bus.provision()
+        await bus.answer(PODS, answer, node="n1")
         seen = set((await other.inspect()).values())
 
         assert first.url.partition("@")[2] == second.url.partition("@")[2]

@@ -81,7 +81,7 @@ async def test_services_can_work_when_permissions_are_on(guarded: SecuredNats) -
         for asker, ask in (("topology", HINTS), ("cli", HINTS), ("gateway", PREPARE)):
             assert isinstance(await buses[asker].is_answered(ask, timeout_s=10, **_KEY), Answered)
 
-        assert [name for name, one in readiness.items() if not one.is_ready] == []
+        assert [name for name, other_readiness in readiness.items() if not other_readiness.is_ready] == []
 
 
 async def test_service_is_denied_when_it_writes_what_is_not_its_own(guarded: SecuredNats) -> None:

@@ -82,7 +82,7 @@ async def test_spec_has_both_doors_when_the_pod_is_kubelets(rig: Rig) -> None:
     code, document, notes = await oci(rig, "--pod", "default/both")
 
     assert document, notes
-    environment = dict(one.split("=", 1) for one in document["spec"]["process"]["env"])
+    environment = dict(variable.split("=", 1) for variable in document["spec"]["process"]["env"])
     # The test's nodes exist on no host, which the command says; the spec is whole all the same.
     assert code in (0, 1)
     assert {key for key, value in environment.items() if "gpu-0" in value}
@@ -97,7 +97,7 @@ async def test_spec_comes_from_the_gateways_file_when_the_claim_is_a_clusters(ri
     absent, _, why = await oci(rig, "--claim", "default/other")
 
     assert document, notes
-    assert any("nic-0" in one for one in document["spec"]["process"]["env"])
+    assert any("nic-0" in variable for variable in document["spec"]["process"]["env"])
     assert written.startswith("topobus.dev-nic_")
     assert absent != 0
     assert "known here when kubelet has asked to prepare it" in why
@@ -106,10 +106,10 @@ async def test_spec_comes_from_the_gateways_file_when_the_claim_is_a_clusters(ri
 async def test_conflicts_are_told_when_two_set_the_same_variable(rig: Rig) -> None:
     """What the container's own spec sets wins over a plugin and loses to CDI; both are said, for kubelet and the runtime are silent."""
     _, plain, _ = await oci(rig, "--pod", "default/both")
-    keys = [one.partition("=")[0] for one in plain["spec"]["process"]["env"]]
+    keys = [variable.partition("=")[0] for variable in plain["spec"]["process"]["env"]]
     base = rig.root / "config.json"
     base.write_text(json.dumps({"ociVersion": "1.0.2", "process": {"env": [f"{key}=mine" for key in keys]}, "mounts": [], "linux": {}}))
     _, document, notes = await oci(rig, "--pod", "default/both", "--spec", str(base))
 
-    assert {one["what"] for one in document["conflicts"]} >= {f"variable {key}" for key in keys}
+    assert {conflict["what"] for conflict in document["conflicts"]} >= {f"variable {key}" for key in keys}
     assert "conflict: variable" in notes

@@ -104,7 +104,7 @@ def test_container_has_its_devices_when_runc_runs_the_merged_spec(bundle: Path) 
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["mlx5_0 u1 cdi", " 00 00 00", "42", "full, as it should be", "read allowed", "write denied"]
-    assert [one.what for one in found.conflicts] == ["variable BOTH"]
+    assert [conflict.what for conflict in found.conflicts] == ["variable BOTH"]
 
 
 def test_container_lacks_the_devices_when_nothing_was_merged(bundle: Path) -> None:

@@ -31,7 +31,7 @@ async def test_plan_stays_with_the_node_that_holds_the_pod_when_the_ledgers_have
     world = StandaloneState()
     nodes: dict[str, SmallTopology] = {}
     for name in ("a-node", "b-node"):
-        there = [msgspec.structs.replace(one, node=name) for one in inventories.values()]
+        there = [msgspec.structs.replace(inventory, node=name) for inventory in inventories.values()]
         world.put_machine(msgspec.structs.replace(machine, node=name))
         nodes[name] = SmallTopology(bus, msgspec.structs.replace(machine, node=name), there)
         await nodes[name].start()

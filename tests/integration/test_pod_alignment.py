@@ -47,7 +47,7 @@ async def _scheduled_beside_others(served: Place, trainer: str) -> tuple[str, No
     assert await served.scheduled("trainer") == node
     view = served.nodes[node].view()
     homes = {core_cpu: core.numa_node for core in view.cores for core_cpu in core.cpus}
-    devices = {(name, one.name): one.numa_nodes for name, found in view.devices.items() for one in found}
+    devices = {(name, device.name): device.numa_nodes for name, found_devices in view.devices.items() for device in found_devices}
     claims, cpus = NodeSet(), NodeSet()
     for key, allocation in served.nodes[node].ledger.allocations.items():
         for holding in allocation.holdings:
@@ -65,7 +65,7 @@ async def test_pod_gets_cpus_where_its_claims_devices_are_when_it_wishes_that(se
     node, claims, cpus = await _scheduled_beside_others(served, TRAINER)
 
     assert (claims, cpus) == (NodeSet(1), NodeSet(1))
-    asked = [one.pod for one in served.nodes[node].requests if one.pod.owner.name == "trainer" and not one.is_dry_run]
+    asked = [request.pod for request in served.nodes[node].requests if request.pod.owner.name == "trainer" and not request.is_dry_run]
     assert [use.containers for use in asked[-1].claims] == [("main",), ("main",)]
     for name in ("gpu", "nic"):
         config = (await served.claim(name)).status["allocation"]["devices"]["config"]
@@ -81,6 +81,6 @@ async def test_pod_without_a_wish_is_served_as_ever(served: Place) -> None:
     node, claims, cpus = await _scheduled_beside_others(served, plain)
 
     assert (claims, cpus) == (NodeSet(0, 1), NodeSet(0))
-    assert all(not one.pod.claims for one in served.nodes[node].requests)
+    assert all(not request.pod.claims for request in served.nodes[node].requests)
     for name in ("gpu", "nic"):
         assert "config" not in (await served.claim(name)).status["allocation"]["devices"]

@@ -64,32 +64,32 @@ class Place:
 
     async def apply(self, manifest: str) -> None:
         """Store the objects of a manifest as the CLI does."""
-        for one in parse_manifest(manifest, where="test.yaml"):
+        for api_object in parse_manifest(manifest, where="test.yaml"):
             self._made += 1
-            stored = admit(one, uid=f"uid-{one.metadata['name']}-{self._made}", now=NOW)
-            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(one))
+            stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}-{self._made}", now=NOW)
+            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(api_object))
 
     async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool], timeout_s: float = 60) -> ApiObject | None:
         """Wait until the newest version of an object satisfies the test; None stands for a deleted one."""
 
         def newest(items: list[Change[ApiObject]]) -> tuple[bool, ApiObject | None]:
-            mine = [one for one in items if (one.parts.get("kind"), one.parts.get("name")) == (kind, name)]
-            return bool(mine), mine[-1].value if mine else None
+            changes = [change for change in items if (change.parts.get("kind"), change.parts.get("name")) == (kind, name)]
+            return bool(changes), changes[-1].value if changes else None
 
         await self.objects.until(lambda items: newest(items)[0] and is_enough(newest(items)[1]), timeout_s=timeout_s)
         return newest(self.objects.items)[1]
 
     async def scheduled(self, name: str) -> str:
         """Wait until a pod has its node."""
-        one = await self.until("pod", name, lambda value: value is not None and condition(value).get("status") == "True")
-        assert one is not None
-        return str(one.spec["nodeName"])
+        api_object = await self.until("pod", name, lambda value: value is not None and condition(value).get("status") == "True")
+        assert api_object is not None
+        return str(api_object.spec["nodeName"])
 
     async def told(self, kind: str, name: str, reason: str) -> str:
         """Wait until an object has a condition with this reason; gives the message."""
-        one = await self.until(kind, name, lambda value: value is not None and condition(value).get("reason") == reason)
-        assert one is not None
-        return str(condition(one)["message"])
+        api_object = await self.until(kind, name, lambda value: value is not None and condition(value).get("reason") == reason)
+        assert api_object is not None
+        return str(condition(api_object)["message"])
 
     async def claim(self, name: str) -> ApiObject:
         """Read a claim as it is now."""
@@ -111,16 +111,16 @@ class Place:
 
     def held(self, node: str) -> dict[str, list[str]]:
         """List what a node's ledger holds: owner to GPUs."""
-        found = self.nodes[node].ledger.allocations
+        allocations = self.nodes[node].ledger.allocations
         return {
-            key.rpartition("/")[0]: sorted(name for holding in one.holdings for name in holding.devices.get("gpu", ()))
-            for key, one in sorted(found.items())
+            key.rpartition("/")[0]: sorted(name for holding in allocation.holdings for name in holding.devices.get("gpu", ()))
+            for key, allocation in sorted(allocations.items())
         }
 
 
-def condition(one: ApiObject) -> dict[str, Any]:
+def condition(api_object: ApiObject) -> dict[str, Any]:
     """Give the first condition of an object."""
-    found: dict[str, Any] = (one.status.get("conditions") or [{}])[0]
+    found: dict[str, Any] = (api_object.status.get("conditions") or [{}])[0]
     return found
 
 
@@ -137,7 +137,7 @@ spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu.topobus
 
 def pod(name: str, *claims: str, gpus: int = 0, template: str = "", extra: str = "") -> str:
     """Write a pod with claims by name, one by template, and GPUs of its own."""
-    entries = [f"{{name: c{index}, resourceClaimName: {one}}}" for index, one in enumerate(claims)]
+    entries = [f"{{name: c{index}, resourceClaimName: {each_claim}}}" for index, each_claim in enumerate(claims)]
     entries += [f"{{name: made, resourceClaimTemplateName: {template}}}"] if template else []
     limits = f"{{topobus.dev/gpu: {gpus}}}" if gpus else "{}"
     return f"""
@@ -167,8 +167,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Machine, list[In
     build("dgx", root)
     tree = Tree(HardwareSettings(root=str(root)))
     machine = read_machine(tree, "n1")
-    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name)
-    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda one: one.name)
+    gpus = sorted(NvidiaDriver().discover(tree, machine), key=lambda device: device.name)
+    nics = sorted(PciNetdevDriver().discover(tree, machine), key=lambda device: device.name)
     return machine, [
         Inventory(node="n1", device_class="gpu", generation=1, devices=tuple(gpus)),
         Inventory(node="n1", device_class="nic", generation=1, devices=tuple(nics)),
@@ -199,10 +199,10 @@ async def home(bus: Bus, recorded: tuple[Machine, list[Inventory]]) -> AsyncIter
     nodes: dict[str, SmallTopology] = {}
     for name in ("n1", "n2"):
         machine = msgspec.structs.replace(recorded[0], node=name)
-        inventories = [msgspec.structs.replace(one, node=name) for one in recorded[1]]
+        inventories = [msgspec.structs.replace(inventory, node=name) for inventory in recorded[1]]
         await bus.put(catalogue.MACHINE, machine, node=name)
-        for one in inventories:
-            await bus.put(catalogue.INVENTORY, one, node=name, device_class=one.device_class)
+        for inventory in inventories:
+            await bus.put(catalogue.INVENTORY, inventory, node=name, device_class=inventory.device_class)
         nodes[name] = SmallTopology(bus, machine, inventories)
         await nodes[name].start()
     async with Reader(bus.watch(catalogue.OBJECT)) as objects:
@@ -230,7 +230,7 @@ async def test_pod_gets_node_claims_and_own_devices_when_all_fit(served: Place) 
     assert len({device for devices in held.values() for device in devices}) == 6
     for name in (made.rpartition("/")[2], "named"):
         users = (await served.claim(name)).status["reservedFor"]
-        assert [(one["resource"], one["name"]) for one in users] == [("pods", "trainer")]
+        assert [(user["resource"], user["name"]) for user in users] == [("pods", "trainer")]
 
 
 async def test_pod_lets_go_of_everything_when_it_is_deleted(served: Place) -> None:
@@ -405,7 +405,7 @@ async def test_pod_waits_quietly_when_its_claims_take_what_it_needs_itself(serve
 
     assert "node n1" in message
     assert "node n2" in message
-    writes = [one for one in served.objects.items if one.parts.get("name") == "one-more"]
+    writes = [change for change in served.objects.items if change.parts.get("name") == "one-more"]
     assert "allocation" not in (await served.claim("one-more")).status
     assert len(writes) <= 3
 
@@ -454,10 +454,16 @@ async def test_pods_are_whole_or_gone_when_replicas_die_after_any_write(home: Pl
         await _agreed(home, pods)
 
     held = {owner: devices for node in home.nodes for owner, devices in home.held(node).items()}
-    wanted = {"claim/default/shared": 1} | {f"pod/default/{one.metadata['name']}": 1 for one in pods}
-    made = {f"claim/default/{status['resourceClaimName']}": 1 for one in pods for status in one.status.get("resourceClaimStatuses") or ()}
+    wanted = {"claim/default/shared": 1} | {f"pod/default/{api_object.metadata['name']}": 1 for api_object in pods}
+    made = {
+        f"claim/default/{status['resourceClaimName']}": 1
+        for api_object in pods
+        for status in api_object.status.get("resourceClaimStatuses") or ()
+    }
     assert {owner: len(devices) for owner, devices in held.items()} == wanted | made
-    assert {user["uid"] for user in (await home.claim("shared")).status["reservedFor"]} == {one.metadata["uid"] for one in pods}
+    assert {user["uid"] for user in (await home.claim("shared")).status["reservedFor"]} == {
+        api_object.metadata["uid"] for api_object in pods
+    }
     everything = [(node, device) for node in home.nodes for devices in home.held(node).values() for device in devices]
     assert len(set(everything)) == len(everything) == sum((wanted | made).values())
 
@@ -537,15 +543,19 @@ async def _settled(home: Place) -> list[ApiObject]:
     """Wait until no pod waits or goes and each claim belongs to one that stays; gives the pods."""
 
     def newest(items: list[Change[ApiObject]], kind: str) -> list[ApiObject]:
-        found = {one.parts["name"]: one.value for one in items if one.parts.get("kind") == kind}
-        return [one for one in found.values() if one is not None]
+        api_objects = {change.parts["name"]: change.value for change in items if change.parts.get("kind") == kind}
+        return [api_object for api_object in api_objects.values() if api_object is not None]
 
     def is_settled(items: list[Change[ApiObject]]) -> bool:
         pods = newest(items, "pod")
-        uids = {one.metadata["uid"] for one in pods}
-        is_whole = all(not one.metadata.get("deletionTimestamp") and condition(one).get("status") == "True" for one in pods)
-        owners = {owner["uid"] for one in newest(items, "resourceclaim") for owner in one.metadata.get("ownerReferences") or ()}
-        users = {user["uid"] for one in newest(items, "resourceclaim") for user in one.status.get("reservedFor") or ()}
+        uids = {api_object.metadata["uid"] for api_object in pods}
+        is_whole = all(
+            not api_object.metadata.get("deletionTimestamp") and condition(api_object).get("status") == "True" for api_object in pods
+        )
+        owners = {
+            owner["uid"] for api_object in newest(items, "resourceclaim") for owner in api_object.metadata.get("ownerReferences") or ()
+        }
+        users = {user["uid"] for api_object in newest(items, "resourceclaim") for user in api_object.status.get("reservedFor") or ()}
         return is_whole and owners <= uids and users <= uids
 
     await home.objects.until(is_settled, timeout_s=60)
@@ -554,8 +564,12 @@ async def _settled(home: Place) -> list[ApiObject]:
 
 async def _agreed(home: Place, pods: list[ApiObject]) -> None:
     """Wait until the ledgers name nobody else than these pods and their claims: what was placed for a pod that went meanwhile is let go after it."""
-    owners = {"claim/default/shared", *(f"pod/default/{one.metadata['name']}" for one in pods)}
-    owners |= {f"claim/default/{status['resourceClaimName']}" for one in pods for status in one.status.get("resourceClaimStatuses") or ()}
+    owners = {"claim/default/shared", *(f"pod/default/{api_object.metadata['name']}" for api_object in pods)}
+    owners |= {
+        f"claim/default/{status['resourceClaimName']}"
+        for api_object in pods
+        for status in api_object.status.get("resourceClaimStatuses") or ()
+    }
     async with Reader(home.bus.watch(catalogue.LEDGER)) as ledgers:
         await ledgers.until(lambda _: {owner for node in home.nodes for owner in home.held(node)} == owners, timeout_s=60)
 
@@ -567,12 +581,12 @@ async def test_claim_is_advised_when_it_does_not_fit(served: Place) -> None:
     async with Reader(served.bus.follow(catalogue.DECISION, start=Start.ALL)) as decisions:
         await served.apply(claim("greedy", 9))
         await served.told("resourceclaim", "greedy", "DoesNotFit")
-        events = await decisions.until(lambda items: any(isinstance(one.value.outcome, Refusal) for one in items))
+        events = await decisions.until(lambda items: any(isinstance(received_event.value.outcome, Refusal) for received_event in items))
 
     advice = (await served.claim("greedy")).status["conditions"][1]
     assert (advice["type"], advice["reason"]) == ("Advice", "NearestMiss")
     assert advice["message"] == (
         "nearest miss: node n2 has 8 of 9 devices for request r; would fit on node n2 with 8 devices instead of 9 for request r"
     )
-    refusal = next(one.value.outcome for one in events if isinstance(one.value.outcome, Refusal))
-    assert [one.code for one in refusal.reasons] == ["too-few-devices", "too-few-devices", "nearest-miss", "would-fit"]
+    refusal = next(received_event.value.outcome for received_event in events if isinstance(received_event.value.outcome, Refusal))
+    assert [reason.code for reason in refusal.reasons] == ["too-few-devices", "too-few-devices", "nearest-miss", "would-fit"]

@@ -96,9 +96,9 @@ class Place:
 
     async def apply(self) -> None:
         """Store the manifest as the CLI does."""
-        for one in parse_manifest(MANIFEST, where="test.yaml"):
-            stored = admit(one, uid=f"uid-{one.metadata['name']}", now="2026-01-01T00:00:00Z")
-            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(one))
+        for api_object in parse_manifest(MANIFEST, where="test.yaml"):
+            stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}", now="2026-01-01T00:00:00Z")
+            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(api_object))
 
     async def clear(self) -> None:
         """Have nothing stored and nothing held, as before the first step."""
@@ -127,9 +127,11 @@ class Place:
         """Wait until what is stored satisfies the test; gives it by kind and name."""
 
         def newest(items: list[Change[ApiObject]]) -> dict[str, ApiObject]:
-            found = {f"{one.parts['kind']}/{one.parts['name']}": one.value for one in items if one.parts}
-            self._namespaces = {f"{one.parts['kind']}/{one.parts['name']}": one.parts["namespace"] for one in items if one.parts}
-            return {key: one for key, one in found.items() if one is not None}
+            api_objects = {f"{change.parts['kind']}/{change.parts['name']}": change.value for change in items if change.parts}
+            self._namespaces = {
+                f"{change.parts['kind']}/{change.parts['name']}": change.parts["namespace"] for change in items if change.parts
+            }
+            return {key: api_object for key, api_object in api_objects.items() if api_object is not None}
 
         await self.objects.until(lambda items: is_enough(newest(items)))
         return newest(self.objects.items)
@@ -137,21 +139,21 @@ class Place:
     def held(self) -> dict[str, int]:
         """Count the devices that the ledger holds, by owner."""
         return {
-            key.rpartition("/")[0]: sum(len(names) for holding in one.holdings for names in holding.devices.values())
-            for key, one in sorted(self.topology.ledger.allocations.items())
+            key.rpartition("/")[0]: sum(len(names) for holding in allocation.holdings for names in holding.devices.values())
+            for key, allocation in sorted(self.topology.ledger.allocations.items())
         }
 
 
 def is_scheduled(stored: dict[str, ApiObject]) -> bool:
     """Say whether the pod has its node."""
     pod = stored.get("pod/trainer")
-    return pod is not None and any(one["status"] == "True" for one in pod.status.get("conditions") or ())
+    return pod is not None and any(condition["status"] == "True" for condition in pod.status.get("conditions") or ())
 
 
 def is_ended(stored: dict[str, ApiObject]) -> bool:
     """Say whether the pod, its own claim and the shared claim's allocation are gone."""
-    claims = [one for key, one in stored.items() if key.startswith("resourceclaim/")]
-    return "pod/trainer" not in stored and [one.metadata["name"] for one in claims] == ["shared"] and _is_free(claims[0])
+    claims = [api_object for key, api_object in stored.items() if key.startswith("resourceclaim/")]
+    return "pod/trainer" not in stored and [claim.metadata["name"] for claim in claims] == ["shared"] and _is_free(claims[0])
 
 
 def _is_free(claim: ApiObject) -> bool:
@@ -171,7 +173,7 @@ async def place(bus: Bus, recorded: Path) -> AsyncIterator[Place]:
     """One node of eight GPUs, no controller yet."""
     tree = Tree(HardwareSettings(root=str(recorded)))
     machine = read_machine(tree, NODE)
-    gpus = tuple(sorted(NvidiaDriver().discover(tree, machine), key=lambda one: one.name))
+    gpus = tuple(sorted(NvidiaDriver().discover(tree, machine), key=lambda device: device.name))
     inventory = Inventory(node=NODE, device_class="gpu", generation=1, devices=gpus)
     await bus.put(catalogue.MACHINE, msgspec.structs.replace(machine, node=NODE), node=NODE)
     await bus.put(catalogue.INVENTORY, inventory, node=NODE, device_class="gpu")
@@ -202,7 +204,7 @@ async def test_pod_is_scheduled_whole_when_a_replica_dies_at_any_step(place: Pla
         assert place.held() == {f"claim/default/{made}": 2, "claim/default/shared": 1, "pod/default/trainer": 3}, f"step {deaths}"
         for name in (made, "shared"):
             users = stored[f"resourceclaim/{name}"].status["reservedFor"]
-            assert [one["uid"] for one in users] == ["uid-trainer"], f"step {deaths}"
+            assert [user["uid"] for user in users] == ["uid-trainer"], f"step {deaths}"
         await place.clear()
         await place.apply()
 

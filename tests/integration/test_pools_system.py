@@ -77,8 +77,8 @@ async def test_pools_are_placed_and_allocated_from_when_the_operator_configures_
     kubelet, folder = node
     inventory = await bus.get(INVENTORY, node=NODE, device_class="gpu")
     assert inventory is not None
-    far = {one.name for one in inventory.value.devices if one.pool == "gpu-far"}
-    near = {one.name for one in inventory.value.devices if not one.pool}
+    far = {device.name for device in inventory.value.devices if device.pool == "gpu-far"}
+    near = {device.name for device in inventory.value.devices if not device.pool}
     await kubelet.wait_for_resource("topobus.dev/gpu-far", allocatable=4)
     await kubelet.wait_for_resource("topobus.dev/gpu", allocatable=4)
     for resource, count in (("gpu-far", 2), ("gpu", 5), ("gpu-big", 1)):

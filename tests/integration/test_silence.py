@@ -62,8 +62,8 @@ async def node(nats_server: NatsServer, bus: Bus, tmp_path: Path) -> AsyncIterat
     settings = {"TOPOBUS_ALL__HARDWARE__ROOT": str(tmp_path / "machine"), **QUICK}
     async with AsyncExitStack() as stack:
         running = {name: await stack.enter_async_context(service(name, nats_server.url, settings)) for name in ("discovery", "gpu", "nic")}
-        for one in running.values():
-            await one.until_ready()
+        for each_service in running.values():
+            await each_service.until_ready()
         # After the others: its first look at the inventories finds them all.
         running["topology"] = await stack.enter_async_context(service("topology", nats_server.url, settings))
         await running["topology"].until_ready()
@@ -81,17 +81,17 @@ async def test_pods_are_refused_until_it_is_back_when_a_device_service_is_killed
     owner = Owner(kind=OwnerKind.DEVICE_PLUGIN, namespace="kubelet", name="topobus.dev/gpu", uid="u-1")
     inventory = await node.bus.get(INVENTORY, node=NODE, device_class="gpu")
     assert inventory is not None
-    free = next(one.name for one in inventory.value.devices if (one.name,) != first.containers[0].devices["gpu"])
+    free = next(device.name for device in inventory.value.devices if (device.name,) != first.containers[0].devices["gpu"])
     adopted = await node.bus.ask(ADOPT, AdoptRequest(op_id="op-adopt", owner=owner, devices={"gpu": (free,)}), node=NODE)
     entry = await node.bus.get(LEDGER, node=NODE)
 
     assert isinstance(refused, Refusal)
-    assert [(one.code, one.facts["resource"]) for one in refused.reasons] == [("service-silent", "gpu")]
+    assert [(reason.code, reason.facts["resource"]) for reason in refused.reasons] == [("service-silent", "gpu")]
     assert refused.to_free == ()
     assert isinstance(neighbour, Placement)
     assert isinstance(adopted.result, Adopted)
     assert entry is not None
-    assert {one.owner.name for one in entry.value.allocations.values()} == {"first", "third", "topobus.dev/gpu"}
+    assert {allocation.owner.name for allocation in entry.value.allocations.values()} == {"first", "third", "topobus.dev/gpu"}
 
     async with service("gpu", nats_server.url, node.settings):
         await node.until("class.heard")
@@ -111,7 +111,7 @@ async def test_pods_are_refused_until_it_goes_on_when_a_device_service_hangs(nod
     await node.until("class.heard")
 
     assert isinstance(refused, Refusal)
-    assert [one.code for one in refused.reasons] == ["service-silent"]
+    assert [reason.code for reason in refused.reasons] == ["service-silent"]
     assert isinstance(await node.place("third", gpu=1), Placement)
     entry = await node.bus.get(LEDGER, node=NODE)
     assert entry is not None
@@ -141,8 +141,8 @@ async def test_operators_see_unknown_when_a_device_service_is_silent(nats_server
     )
 
     gpu, nic = json.loads(listed)["inventories"]
-    states = {one["device"]: one["health"]["state"] for one in json.loads(health)["devices"]}
-    finding = next(one for one in json.loads(doctor)["findings"] if one["what"] == f"{NODE}: inventory gpu")
+    states = {device["device"]: device["health"]["state"] for device in json.loads(health)["devices"]}
+    finding = next(each_finding for each_finding in json.loads(doctor)["findings"] if each_finding["what"] == f"{NODE}: inventory gpu")
     assert gpu["devices"][0]["health"]["conditions"][0]["reason"] == "service-silent"
     assert gpu["warnings"][0].startswith("service-silent: nobody answers there")
     assert nic["warnings"] == []

@@ -58,14 +58,14 @@ async def test_one_class_starves_nobody_when_it_fills_the_inventories(secured: S
         async with secured.attacker("gpu") as attacker:
             for number in range(40):
                 await attacker.ask(f"$KV.{INVENTORY.bucket}.ghost-{number}.gpu", b"x" * 500_000)
-        mine = Inventory(node="n1", device_class="nic", generation=1)
-        await nic.put(INVENTORY, mine, node="n1", device_class="nic")
+        inventory = Inventory(node="n1", device_class="nic", generation=1)
+        await nic.put(INVENTORY, inventory, node="n1", device_class="nic")
         await topology.compare_and_set(LEDGER, Ledger(node="n1"), 0, node="n1")
         stored = await nic.get(INVENTORY, node="n1", device_class="nic")
         info = await controller._states._jetstream.stream_info(f"KV_{INVENTORY.bucket}")
 
     assert stored is not None
-    assert stored.value == mine
+    assert stored.value == inventory
     assert info is not None
     assert info.size_bytes <= 8 * 1024 * 1024
 
@@ -93,7 +93,7 @@ async def test_services_go_on_when_a_user_takes_every_reader_of_health(secured: 
     """What a service says and reads of its own needs no consumer; followers say why they wait, the check-up names it, and both go on when readers end."""
     key = {"node": "n1", "device_class": "gpu", "device": "gpu-0"}
     prefix = f"{HEALTH.stream}.taken"
-    told: asyncio.Queue[str] = asyncio.Queue()
+    queue: asyncio.Queue[str] = asyncio.Queue()
     async with secured.bus("gpu") as gpu, secured.bus("cli") as cli, secured.attacker("user") as attacker:
         await gpu.publish(HEALTH, health(1), event_id="1", **key)
         taken = 0
@@ -111,15 +111,15 @@ async def test_services_go_on_when_a_user_takes_every_reader_of_health(secured: 
             taken += 1
         last = await gpu.last(HEALTH, limit=1, **key)
         await gpu.publish(HEALTH, health(2), event_id="2", **key)
-        async with Reader(cli.follow(HEALTH, on_waiting=told.put_nowait)) as events:
-            why = await told.get()
+        async with Reader(cli.follow(HEALTH, on_waiting=queue.put_nowait)) as events:
+            why = await queue.get()
             found = await cli.inspect()
             await attacker.ask(f"$JS.API.CONSUMER.DELETE.{prefix}-0")
             await attacker.ask(f"$JS.API.CONSUMER.DELETE.{prefix}-1")
             items = await events.until(lambda seen: len(seen) == 1)
 
     assert taken == 1024
-    assert [one.value.generation for one in last] == [1]
+    assert [received_event.value.generation for received_event in last] == [1]
     assert "as many readers as it may have" in why
     assert "1024 readers" in found[HEALTH.stream]
     assert items[0].value.generation == 2

@@ -39,9 +39,9 @@ async def until(supervisor: Supervisor, name: str, state: ProgramState, *, resta
     """Wait until a program is in a state, after so many restarts at least."""
     async with asyncio.timeout(_LIMIT_S):
         async for statuses in supervisor.changes(at_least_every_s=1.0):
-            for one in statuses:
-                if one.name == name and one.state is state and one.restarts >= restarts:
-                    return one
+            for status in statuses:
+                if status.name == name and status.state is state and status.restarts >= restarts:
+                    return status
     raise AssertionError("unreachable")
 
 
@@ -93,7 +93,7 @@ async def test_supervisor_leaves_nothing_running_when_it_is_closed(tmp_path: Pat
             statuses[name] = supervisor.start(program(name, code, statuses))
         await supervisor.until_ready(["a", "b"], timeout_s=_LIMIT_S)
         grandchild = ending_of(int(statuses["b"].tail[0]))
-        pids = [one.pid for one in supervisor.statuses if one.pid is not None]
+        pids = [status.pid for status in supervisor.statuses if status.pid is not None]
 
     assert len(pids) == 2
     assert not any(is_alive(pid) for pid in pids)

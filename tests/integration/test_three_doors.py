@@ -65,7 +65,12 @@ async def test_every_device_has_one_winner_when_all_doors_ask_at_once(nats_serve
 
     assert entry is not None
     transitions.check(entry.value)
-    held = {name: one.owner for one in entry.value.allocations.values() for h in one.holdings for name in h.devices.get("gpu", ())}
+    held = {
+        name: allocation.owner
+        for allocation in entry.value.allocations.values()
+        for h in allocation.holdings
+        for name in h.devices.get("gpu", ())
+    }
     assert sorted(held) == GPUS
     assert {gpu: {held[gpu]} for gpu in GPUS} == won
     assert not isinstance(late.result, Placement)

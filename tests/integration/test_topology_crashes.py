@@ -214,9 +214,9 @@ async def fresh(bus: Bus) -> AsyncIterator[None]:
 
 async def events(bus: Bus, known: set[int]) -> list[DecisionEvent]:
     """Decision events that were not there before."""
-    found = [one for one in await bus.last(DECISION, limit=256, node=NODE) if one.sequence not in known]
-    known |= {one.sequence for one in found}
-    return [one.value for one in found]
+    found = [received_event for received_event in await bus.last(DECISION, limit=256, node=NODE) if received_event.sequence not in known]
+    known |= {received_event.sequence for received_event in found}
+    return [received_event.value for received_event in found]
 
 
 @pytest.mark.parametrize("story", STORIES)
@@ -244,15 +244,17 @@ async def test_topology_leaks_and_loses_nothing_when_it_dies_at_any_step(bus: Bu
         assert entry is not None
         ledger = entry.value
         transitions.check(ledger)
-        assert {key: one.phase for key, one in ledger.allocations.items()} == holding, at
+        assert {key: allocation.phase for key, allocation in ledger.allocations.items()} == holding, at
         assert transitions.unannounced(ledger) == (), at
-        assert sorted(one.id for one in published) == sorted(one.decision_id for one in ledger.operations.values()), at
+        assert sorted(decision_event.id for decision_event in published) == sorted(
+            operation.decision_id for operation in ledger.operations.values()
+        ), at
         assert len(published) == told, at
-        wholes.append((ledger.sequence, [one.holdings for one in ledger.allocations.values()]))
+        wholes.append((ledger.sequence, [allocation.holdings for allocation in ledger.allocations.values()]))
         if step and not mortal.is_dead.is_set():
             break
         step, is_after = (step, True) if step and not is_after else (step + 1, False)
 
     # Loading the ledger, its write, the look into the stream, the event and the mark: fewer deaths would mean that steps were missed.
     assert deaths >= 8
-    assert all(one == wholes[0] for one in wholes)
+    assert all(whole == wholes[0] for whole in wholes)

@@ -78,7 +78,7 @@ async def test_node_plane_places_and_refuses_as_told_when_the_machine_is_recorde
     (placed,) = first.containers
     assert placed.cpus == CpuSet.parse("0-7,112-119")
     assert placed.numa_nodes == NodeSet(0)
-    assert next(one.facts["count"] for one in placed.reasons if one.code == "same-switch") == 2
+    assert next(reason.facts["count"] for reason in placed.reasons if reason.code == "same-switch") == 2
     assert isinstance(second, Refusal)
-    assert "no-common-numa-node" in [one.code for one in second.reasons]
-    assert [one.facts["owner"] for one in second.to_free] == [trainer.owner.key]
+    assert "no-common-numa-node" in [reason.code for reason in second.reasons]
+    assert [reason.facts["owner"] for reason in second.to_free] == [trainer.owner.key]

@@ -76,13 +76,13 @@ async def ask_place(bus: Bus, op_id: str, request: PodRequest, *, is_dry_run: bo
 
 async def decisions(bus: Bus, count: int) -> list[DecisionEvent]:
     """The first `count` decision events of the node, as a follower from the beginning gets them."""
-    found: list[DecisionEvent] = []
+    decision_events: list[DecisionEvent] = []
     async with asyncio.timeout(LIMIT_S):
-        async for one in bus.follow(DECISION, start=Start.ALL, node=NODE):
-            found.append(one.value)
-            if len(found) == count:
+        async for received_event in bus.follow(DECISION, start=Start.ALL, node=NODE):
+            decision_events.append(received_event.value)
+            if len(decision_events) == count:
                 break
-    return found
+    return decision_events
 
 
 async def no_more_than(bus: Bus, count: int) -> bool:
@@ -109,10 +109,10 @@ async def test_topology_places_the_demo_pod_on_one_node_when_asked(bus: Bus) -> 
     assert placed.numa_nodes == NodeSet(0)
     assert placed.cpus == CpuSet.parse("0-7,112-119")
     assert placed.devices == {"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0", "nic-1")}
-    assert next(one.facts["count"] for one in placed.reasons if one.code == "same-switch") == 2
+    assert next(reason.facts["count"] for reason in placed.reasons if reason.code == "same-switch") == 2
     assert isinstance(second.result, Refusal)
-    assert {"no-common-numa-node", "policy-not-met", "relax"} <= {one.code for one in second.result.reasons}
-    assert [one.facts["owner"] for one in second.result.to_free] == [TRAINER.owner.key]
+    assert {"no-common-numa-node", "policy-not-met", "relax"} <= {reason.code for reason in second.result.reasons}
+    assert [reason.facts["owner"] for reason in second.result.to_free] == [TRAINER.owner.key]
 
 
 @pytest.mark.usefixtures("service")
@@ -122,8 +122,8 @@ async def test_topology_gives_the_same_answer_when_an_operation_is_asked_again(b
     again = [await ask_place(bus, "op-1", TRAINER), await ask_place(bus, "op-2", SECOND)]
     entry = await bus.get(LEDGER, node=NODE)
 
-    assert [one.decision_id for one in again] == [placed.decision_id, refused.decision_id]
-    assert [one.result for one in again] == [placed.result, refused.result]
+    assert [place_reply.decision_id for place_reply in again] == [placed.decision_id, refused.decision_id]
+    assert [place_reply.result for place_reply in again] == [placed.result, refused.result]
     assert entry is not None
     assert entry.value.sequence == 2
 
@@ -136,11 +136,11 @@ async def test_topology_announces_each_decision_with_all_its_inputs_when_made(bu
     await bus.ask(RELEASE, ReleaseRequest(op_id="op-3", owner=TRAINER.owner), node=NODE)
     events = await decisions(bus, 3)
 
-    assert [one.verb for one in events] == ["place", "place", "release"]
-    for one in events[:2]:
-        assert one.view is not None
-        assert one.request is not None
-        assert place(one.view, one.request) == one.outcome
+    assert [event.verb for event in events] == ["place", "place", "release"]
+    for event in events[:2]:
+        assert event.view is not None
+        assert event.request is not None
+        assert place(event.view, event.request) == event.outcome
 
 
 @pytest.mark.usefixtures("service")
@@ -159,7 +159,7 @@ async def test_topology_writes_nothing_when_it_is_a_dry_run(bus: Bus) -> None:
 
 async def test_topology_keeps_off_kubelets_cpus_when_its_manager_gave_them(bus: Bus, nats_server: NatsServer) -> None:
     """CPUs and memory that kubelet gave a container are taken for everybody; a newer word about the same CPUs replaces the older."""
-    given = {"cpu": tuple(f"cpu-{one}" for one in range(4))}
+    given = {"cpu": tuple(f"cpu-{index}" for index in range(4))}
     memory = (MemoryBlock(kind="memory", nodes=NodeSet(0), shares=((0, 1 << 30),)),)
     old, new = (Owner(kind=OwnerKind.CONTAINER, namespace="default", name=name, uid="main") for name in ("old", "new"))
     async with topology(nats_server.url):
@@ -205,7 +205,7 @@ async def test_topology_adopts_what_kubelet_chose_when_allocate_comes(bus: Bus) 
 async def test_topology_prefers_whole_switches_when_kubelet_asks(bus: Bus) -> None:
     """GetPreferredAllocation's answer keeps what must be included, has the size asked for, and is the closest set."""
     await ask_place(bus, "op-1", TRAINER)
-    available = tuple(f"gpu-{one}" for one in range(2, 8))
+    available = tuple(f"gpu-{index}" for index in range(2, 8))
     reply = await bus.ask(PREFER, PreferRequest(device_class="gpu", available=available, must_include=("gpu-5",), size=2), node=NODE)
 
     assert sorted(reply.devices) == ["gpu-4", "gpu-5"]
@@ -278,7 +278,7 @@ async def test_topology_announces_exactly_once_when_it_died_around_the_event(
         reply = await ask_place(bus, "op-2", SECOND)
         events = await decisions(bus, 2)
 
-    assert [one.id for one in events] == ["d-crashed", reply.decision_id]
+    assert [event.id for event in events] == ["d-crashed", reply.decision_id]
     assert events[0] == owed
     assert await no_more_than(bus, 2)
 
@@ -296,7 +296,7 @@ async def test_topology_answers_an_old_operation_when_killed_and_started_again(n
         events = await decisions(bus, 2)
 
     assert (after.decision_id, after.result) == (before.decision_id, before.result)
-    assert [one.op_id for one in events] == ["op-1", "op-2"]
+    assert [event.op_id for event in events] == ["op-1", "op-2"]
     assert await no_more_than(bus, 2)
 
 
@@ -307,15 +307,15 @@ async def test_topology_hands_nothing_out_twice_when_two_instances_race(nats_ser
         await ask_place(bus, "warm", pod("warm", container(cpus=2)))
         replies = await asyncio.gather(*(ask_place(bus, f"op-{n}", pod(f"p{n}", container(cpus=8, gpu=1, nic=1))) for n in range(12)))
 
-    placed = [one.result for one in replies if isinstance(one.result, Placement)]
-    gpus = [name for one in placed for name in one.containers[0].devices["gpu"]]
+    placed = [reply.result for reply in replies if isinstance(reply.result, Placement)]
+    gpus = [name for placement in placed for name in placement.containers[0].devices["gpu"]]
     entry = await bus.get(LEDGER, node=NODE)
     assert entry is not None
     transitions.check(entry.value)
     assert sorted(gpus) == [f"gpu-{n}" for n in range(8)]
-    assert sum(isinstance(one.result, Refusal) for one in replies) == 4
-    assert {one.owner.name for one in entry.value.allocations.values()} == {"warm", *(f"p{n}" for n in range(12))} - {
-        f"p{n}" for n, one in enumerate(replies) if isinstance(one.result, Refusal)
+    assert sum(isinstance(reply.result, Refusal) for reply in replies) == 4
+    assert {allocation.owner.name for allocation in entry.value.allocations.values()} == {"warm", *(f"p{n}" for n in range(12))} - {
+        f"p{n}" for n, reply in enumerate(replies) if isinstance(reply.result, Refusal)
     }
 
 
@@ -418,8 +418,8 @@ async def test_topology_keeps_a_reservation_when_it_is_committed(bus: Bus) -> No
     assert kept.value.allocations[TRAINER.owner.key].phase is AllocationPhase.COMMITTED
     assert (committed.refusal, again.refusal) == (None, None)
     assert nothing.refusal is not None
-    assert [one.code for one in nothing.refusal.reasons] == ["no-reservation"]
-    assert [one.verb for one in events] == ["place", "place", "commit", "commit"]
+    assert [reason.code for reason in nothing.refusal.reasons] == ["no-reservation"]
+    assert [event.verb for event in events] == ["place", "place", "commit", "commit"]
 
 
 async def test_topology_lets_a_reservation_go_when_nobody_commits_it(nats_server: NatsServer, bus: Bus) -> None:
@@ -432,10 +432,10 @@ async def test_topology_lets_a_reservation_go_when_nobody_commits_it(nats_server
         late = await bus.ask(COMMIT, CommitRequest(op_id="op-3", owner=TRAINER.owner), node=NODE)
         entry = await bus.get(LEDGER, node=NODE)
 
-    assert [(one.verb, one.owner) for one in events[1:]] == [("place", TRAINER.owner), ("release", TRAINER.owner)]
+    assert [(event.verb, event.owner) for event in events[1:]] == [("place", TRAINER.owner), ("release", TRAINER.owner)]
     assert late.refusal is not None
     assert entry is not None
-    assert [one.owner.name for one in entry.value.allocations.values()] == ["kept"]
+    assert [allocation.owner.name for allocation in entry.value.allocations.values()] == ["kept"]
 
 
 async def test_topology_searches_for_a_way_when_its_mode_is_corrected(nats_server: NatsServer, bus: Bus) -> None:
@@ -447,7 +447,7 @@ async def test_topology_searches_for_a_way_when_its_mode_is_corrected(nats_serve
         (event,) = await decisions(bus, 1)
 
     assert isinstance(reply.result, Placement)
-    assert [one.numa_nodes for one in reply.result.containers] == [NodeSet(1), NodeSet(0)]
+    assert [container_placement.numa_nodes for container_placement in reply.result.containers] == [NodeSet(1), NodeSet(0)]
     assert event.view is not None
     assert event.request is not None
     assert place(event.view, event.request) == event.outcome == reply.result

@@ -75,21 +75,23 @@ async def test_fpga_service_finds_the_vendors_card_when_the_package_is_installed
         "TOPOBUS_FPGA__HEALTH__POLL_S": "0.1",
     }
     commands = ("topobus.discovery.main", "topobus.fpga.main")
-    processes = [await asyncio.create_subprocess_exec(sys.executable, "-m", one, env=env) for one in commands]
+    processes = [await asyncio.create_subprocess_exec(sys.executable, "-m", command, env=env) for command in commands]
     try:
-        found = await _inventory(bus, lambda one: len(one.devices) == 2)
-        sick, well = (one.name for one in found.devices)
-        recorded.write(f"{recorded.folder(str(found.devices[0].pci))}/acme/state", "failed")
-        told = await _inventory(bus, lambda one: any(device.health.state is HealthState.UNHEALTHY for device in one.devices))
+        inventory = await _inventory(bus, lambda each_inventory: len(each_inventory.devices) == 2)
+        sick, well = (device.name for device in inventory.devices)
+        recorded.write(f"{recorded.folder(str(inventory.devices[0].pci))}/acme/state", "failed")
+        told = await _inventory(
+            bus, lambda each_inventory: any(device.health.state is HealthState.UNHEALTHY for device in each_inventory.devices)
+        )
     finally:
         for process in processes:
             process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(_LIMIT_S):
             codes = [await process.wait() for process in processes]
 
-    assert "acme" in found.drivers
-    assert {one.driver for one in found.devices} == {"acme"}
-    assert {one.name: one.health.state for one in told.devices} == {sick: HealthState.UNHEALTHY, well: HealthState.HEALTHY}
+    assert "acme" in inventory.drivers
+    assert {device.driver for device in inventory.devices} == {"acme"}
+    assert {device.name: device.health.state for device in told.devices} == {sick: HealthState.UNHEALTHY, well: HealthState.HEALTHY}
     assert codes == [0, 0]
 
 

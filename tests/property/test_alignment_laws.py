@@ -33,21 +33,21 @@ def brute(lists: HintLists, policy: Policy, *, prefer_closest: bool) -> tuple[Hi
     """Kubelet's merge as kubelet does it: every permutation, one comparison after the other."""
     if policy is Policy.NONE:
         return Hint(None, preferred=False), True
-    flat = [[Hint(None, preferred=True)] if one is None else one or [Hint(None, preferred=False)] for one in lists]
+    flat = [[Hint(None, preferred=True)] if each_hints is None else each_hints or [Hint(None, preferred=False)] for each_hints in lists]
     is_single = policy is Policy.SINGLE_NUMA_NODE
     if is_single:
-        flat = [[one for one in hints_ if one.preferred and (one.nodes is None or len(one.nodes) == 1)] for hints_ in flat]
+        flat = [[hint for hint in hints_ if hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)] for hints_ in flat]
     fit = fit_order(MACHINE, DISTANCES if prefer_closest and not is_single else ())
-    widths = [min((len(one.nodes) for one in hints_ if one.nodes is not None), default=0) for hints_ in flat]
+    widths = [min((len(hint.nodes) for hint in hints_ if hint.nodes is not None), default=0) for hints_ in flat]
     width = max(widths, default=0)
     best: Hint | None = None
     for combination in itertools.product(*flat):
         merged = MACHINE
-        for one in combination:
-            merged = merged if one.nodes is None else merged & one.nodes
-        raw = {one.nodes for one in combination if one.nodes is not None}
+        for hint in combination:
+            merged = merged if hint.nodes is None else merged & hint.nodes
+        raw = {hint.nodes for hint in combination if hint.nodes is not None}
         if merged:
-            best = _better(best, Hint(merged, all(one.preferred for one in combination) and len(raw) <= 1), width, fit)
+            best = _better(best, Hint(merged, all(hint.preferred for hint in combination) and len(raw) <= 1), width, fit)
     answer = best if best is not None else Hint(MACHINE, preferred=not lists)
     if is_single and answer.nodes == MACHINE:
         answer = Hint(None, answer.preferred)
@@ -99,7 +99,10 @@ def test_merge_ignores_the_order_of_resources_and_of_hints(lists: HintLists, pol
     import random
 
     assert isinstance(drawn, random.Random)
-    shuffled = [one if one is None else drawn.sample(one, k=len(one)) for one in drawn.sample(lists, k=len(lists))]
+    shuffled = [
+        each_hints if each_hints is None else drawn.sample(each_hints, k=len(each_hints))
+        for each_hints in drawn.sample(lists, k=len(lists))
+    ]
 
     assert merge(shuffled, policy).hint == merge(lists, policy).hint
 
@@ -120,7 +123,7 @@ def test_merge_never_loses_a_preferred_answer(lists: HintLists) -> None:
     """If one mask is preferred by every resource, the answer is preferred."""
     common = [
         mask
-        for mask in (NodeSet.from_bits(bits) for bits in {one.nodes.bits for hints_ in lists for one in hints_ or () if one.nodes})
+        for mask in (NodeSet.from_bits(bits) for bits in {hint.nodes.bits for hints_ in lists for hint in hints_ or () if hint.nodes})
         if not mask.isdisjoint(MACHINE) and all(hints_ is not None and Hint(mask, preferred=True) in hints_ for hints_ in lists)
     ]
 
@@ -146,7 +149,7 @@ def requests(draw: st.DrawFn, name: str = "asked") -> PodRequest:
 def busy_nodes(draw: st.DrawFn) -> NodeView:
     """The demo machine with some of it held by two pods."""
     view = dgx()
-    gpus = draw(st.permutations([f"gpu-{one}" for one in range(8)]))
+    gpus = draw(st.permutations([f"gpu-{index}" for index in range(8)]))
     cut, end = draw(st.integers(0, 3)), draw(st.integers(3, 6))
     first = draw(st.integers(0, 80))
     view = holding(view, "one", cpus=f"{first}-{first + 15}", gpu=tuple(gpus[:cut]))
@@ -166,7 +169,7 @@ def test_place_gives_all_that_is_asked_or_reasons(view: NodeView, request: PodRe
     taken: list[str] = []
     for want, got in zip(request.containers, outcome.containers, strict=True):
         assert len(got.cpus) == want.cpus
-        assert {one.device_class: one.count for one in want.devices} == {name: len(names) for name, names in got.devices.items()}
+        assert {device.device_class: device.count for device in want.devices} == {name: len(names) for name, names in got.devices.items()}
         taken += [f"{name}/{device}" for name, names in got.devices.items() for device in names]
         taken += [f"cpu/{cpu}" for cpu in got.cpus]
         for cpus in view.held_cpus.values():
@@ -185,6 +188,6 @@ def test_place_is_right_about_what_to_free(view: NodeView, request: PodRequest) 
     outcome = place(view, request)
     if isinstance(outcome, Placement) or not outcome.to_free:
         return
-    freed = frozenset(str(one.facts["owner"]) for one in outcome.to_free)
+    freed = frozenset(str(reason.facts["owner"]) for reason in outcome.to_free)
 
     assert isinstance(place(without_owners(view, freed), request), Placement)

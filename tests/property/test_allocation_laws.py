@@ -84,22 +84,26 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
     outcome = solve(given(slices, *claims, held=held))
     if not isinstance(outcome, Allocated):
         return
-    known = {(one.spec.driver, found.name): found for one in slices for found in one.spec.devices}
-    granted = [(one.driver, one.device) for result in outcome.results for one in result.devices.results]
+    known = {
+        (resource_slice.spec.driver, found_device.name): found_device
+        for resource_slice in slices
+        for found_device in resource_slice.spec.devices
+    }
+    granted = [(granted_device.driver, granted_device.device) for result in outcome.results for granted_device in result.devices.results]
 
     assert len(set(granted)) == len(granted)
     assert not {f"{driver.split('.')[0]}/{name}" for driver, name in granted} & set(held)
     assert not any(known[one].taints for one in granted)
     for wanted, result in zip(claims, outcome.results, strict=True):
-        for one in wanted.spec.devices.requests:
-            mine = [granted for granted in result.devices.results if granted.request == one.name]
-            assert len(mine) == one.exactly.count
-            assert {granted.driver for granted in mine} == {f"{one.exactly.device_class_name}.example.com"}
+        for each_request in wanted.spec.devices.requests:
+            granted_devices = [granted for granted in result.devices.results if granted.request == each_request.name]
+            assert len(granted_devices) == each_request.exactly.count
+            assert {granted.driver for granted in granted_devices} == {f"{each_request.exactly.device_class_name}.example.com"}
         for constraint in wanted.spec.devices.constraints:
             values = [
-                known[one.driver, one.device].attributes.get(ROOT)
-                for one in result.devices.results
-                if not constraint.requests or one.request in constraint.requests
+                known[granted_device.driver, granted_device.device].attributes.get(ROOT)
+                for granted_device in result.devices.results
+                if not constraint.requests or granted_device.request in constraint.requests
             ]
             texts = [value.string for value in values if value is not None]
             assert len(texts) == len(values)
@@ -111,11 +115,11 @@ def test_allocate_gives_no_device_twice_and_keeps_every_promise(situation: tuple
 def test_allocate_leaves_out_only_what_must_fail_when_clever(situation: tuple[list[Any], list[Any], list[str]], mode: Mode) -> None:
     """The short cuts of the search change how long it takes, never the answer."""
     slices, claims, held = situation
-    one = given(slices, *claims, held=held, mode=mode)
+    allocation_input = given(slices, *claims, held=held, mode=mode)
 
     with patch.object(search, "_HARD_STEPS", 0):
-        clever = allocate(one, COMPILER)
-    plain = allocate(one, COMPILER, is_clever=False)
+        clever = allocate(allocation_input, COMPILER)
+    plain = allocate(allocation_input, COMPILER, is_clever=False)
 
     assert _answer(clever) == _answer(plain)
     assert clever.steps <= plain.steps
@@ -126,6 +130,6 @@ def test_allocate_leaves_out_only_what_must_fail_when_clever(situation: tuple[li
 def test_allocate_refuses_only_what_a_fresh_look_refuses_too(situation: tuple[list[Any], list[Any], list[str]]) -> None:
     """The same input gives the same outcome, reasons and steps included: nothing is kept between two searches."""
     slices, claims, held = situation
-    one: AllocationInput = given(slices, *claims, held=held)
+    allocation_input: AllocationInput = given(slices, *claims, held=held)
 
-    assert solve(one) == solve(one)
+    assert solve(allocation_input) == solve(allocation_input)

@@ -50,7 +50,7 @@ def machines(draw: st.DrawFn) -> tuple[list[Any], list[str], int]:
         slice_of([], name="0", count=2, sharedCounters=[{"name": "card", "counters": {"slots": {"value": slots}}}]),
         slice_of(devices, name="1", count=2),
     ]
-    exclusive = [one["name"] for one in devices if not one.get("allowMultipleAllocations")]
+    exclusive = [each_device["name"] for each_device in devices if not each_device.get("allowMultipleAllocations")]
     held = draw(st.lists(st.sampled_from(exclusive), unique=True, max_size=2)) if exclusive else []
     return slices, held, slots
 
@@ -65,7 +65,7 @@ def wanted(draw: st.DrawFn) -> Any:
             requests.append({"name": f"r{index}", "firstAvailable": subs})
         else:
             requests.append({"name": f"r{index}", "exactly": {"deviceClassName": "gpu", **_fields(draw, may_be_all=index == 0)}})
-    has_all = any(one.get("exactly", {}).get("allocationMode") == "All" for one in requests)
+    has_all = any(request.get("exactly", {}).get("allocationMode") == "All" for request in requests)
     kinds = [[], [{"matchAttribute": TAG}], [{"distinctAttribute": TAG}], [{"requests": ["r0"], "matchAttribute": TAG}]]
     # Upstream makes a constraint that "all" breaks an error, which is another matter.
     return claim(*requests, constraints=draw(st.sampled_from(kinds[:1] if has_all else kinds)))
@@ -88,7 +88,7 @@ class Twin:
     """The rules."""
 
     def __init__(self, slices: list[Any], held: list[str], slots: int) -> None:
-        self.devices: dict[str, SliceDevice] = {one.name: one for part in slices for one in part.spec.devices}
+        self.devices: dict[str, SliceDevice] = {each_device.name: each_device for part in slices for each_device in part.spec.devices}
         self.held = set(held)
         self.slots = slots
 
@@ -102,54 +102,56 @@ class Twin:
             yield []
             return
         request = spec.devices.requests[index]
-        options: list[tuple[str, ExactRequest | SubRequest]] = [(f"{request.name}/{one.name}", one) for one in request.first_available]
+        options: list[tuple[str, ExactRequest | SubRequest]] = [
+            (f"{request.name}/{sub_request.name}", sub_request) for sub_request in request.first_available
+        ]
         if request.exactly is not None:
             options = [(request.name, request.exactly)]
-        for name, one in options:
-            names = [device for device in self.devices if self._is_selected(one, device)]
-            chosen = [tuple(names)] if one.allocation_mode == "All" else list(combinations(names, one.count or 1))
+        for name, each_request in options:
+            names = [device for device in self.devices if self._is_selected(each_request, device)]
+            chosen = [tuple(names)] if each_request.allocation_mode == "All" else list(combinations(names, each_request.count or 1))
             for devices in chosen:
                 if not devices:
                     continue
                 for rest in self._ways(spec, index + 1):
                     yield [*((name, device) for device in devices), *rest]
 
-    def _is_selected(self, one: ExactRequest | SubRequest, name: str) -> bool:
-        found = self.devices[name]
-        if one.selectors and TAG not in found.attributes:
+    def _is_selected(self, request: ExactRequest | SubRequest, name: str) -> bool:
+        slice_device = self.devices[name]
+        if request.selectors and TAG not in slice_device.attributes:
             return False
         # A request for more than the device has is never served by it, whoever holds what.
-        return self._amount(one, found) <= Quantity.parse(found.capacity["memory"].value)
+        return self._amount(request, slice_device) <= Quantity.parse(slice_device.capacity["memory"].value)
 
-    def _amount(self, one: ExactRequest | SubRequest, found: SliceDevice) -> Quantity:
-        asked = one.capacity.requests.get("memory") if one.capacity is not None else None
-        return Quantity.parse(asked if asked is not None else found.capacity["memory"].value)
+    def _amount(self, request: ExactRequest | SubRequest, slice_device: SliceDevice) -> Quantity:
+        asked = request.capacity.requests.get("memory") if request.capacity is not None else None
+        return Quantity.parse(asked if asked is not None else slice_device.capacity["memory"].value)
 
     def _is_legal(self, spec: ClaimSpec, way: Way) -> bool:
         by_name: Mapping[str, ExactRequest | SubRequest] = {
-            **{one.name: one.exactly for one in spec.devices.requests if one.exactly is not None},
-            **{f"{one.name}/{sub.name}": sub for one in spec.devices.requests for sub in one.first_available},
+            **{request.name: request.exactly for request in spec.devices.requests if request.exactly is not None},
+            **{f"{request.name}/{sub.name}": sub for request in spec.devices.requests for sub in request.first_available},
         }
         used: dict[str, Quantity] = {}
         seen: set[str] = set()
         for request, name in way:
-            found = self.devices[name]
-            if name in self.held or (name in seen and not found.allow_multiple_allocations):
+            slice_device = self.devices[name]
+            if name in self.held or (name in seen and not slice_device.allow_multiple_allocations):
                 return False
-            bad = [one for one in found.taints if one.effect in ("NoSchedule", "NoExecute")]
-            if not all(any(tolerates(bears, one) for bears in by_name[request].tolerations) for one in bad):
+            bad = [taint for taint in slice_device.taints if taint.effect in ("NoSchedule", "NoExecute")]
+            if not all(any(tolerates(bears, taint) for bears in by_name[request].tolerations) for taint in bad):
                 return False
-            used[name] = used.get(name, Quantity(0)) + self._amount(by_name[request], found)
-            if used[name] > Quantity.parse(found.capacity["memory"].value):
+            used[name] = used.get(name, Quantity(0)) + self._amount(by_name[request], slice_device)
+            if used[name] > Quantity.parse(slice_device.capacity["memory"].value):
                 return False
             seen.add(name)
         return self._has_slots(seen) and self._keeps_constraints(spec, way)
 
     def _has_slots(self, seen: set[str]) -> bool:
-        paying = [one for name in {*seen, *self.held} for one in self.devices[name].consumes_counters]
-        total = sum(Quantity.parse(one.counters["slots"].value).units for one in paying)
-        mine = [one for name in seen for one in self.devices[name].consumes_counters]
-        return not mine or total <= self.slots
+        paying = [counter_consumption for name in {*seen, *self.held} for counter_consumption in self.devices[name].consumes_counters]
+        total = sum(Quantity.parse(counter_consumption.counters["slots"].value).units for counter_consumption in paying)
+        counter_consumptions = [counter_consumption for name in seen for counter_consumption in self.devices[name].consumes_counters]
+        return not counter_consumptions or total <= self.slots
 
     def _keeps_constraints(self, spec: ClaimSpec, way: Way) -> bool:
         for constraint in spec.devices.constraints:
@@ -159,15 +161,15 @@ class Twin:
                 return False
             if constraint.match_attribute and values and not frozenset.intersection(*values):
                 return False
-            if constraint.distinct_attribute and any(one & other for one, other in combinations(values, 2)):
+            if constraint.distinct_attribute and any(first & second for first, second in combinations(values, 2)):
                 return False
         return True
 
     def _values(self, name: str) -> frozenset[str]:
-        found = self.devices[name].attributes.get(TAG)
-        if found is None:
+        attribute = self.devices[name].attributes.get(TAG)
+        if attribute is None:
             return frozenset()
-        return frozenset(found.strings) if found.strings is not None else frozenset({str(found.string)})
+        return frozenset(attribute.strings) if attribute.strings is not None else frozenset({str(attribute.string)})
 
 
 @settings(deadline=None, max_examples=400)

@@ -23,7 +23,7 @@ THEIRS = cel.NewEnv(
 )
 GIVEN = {
     "device.driver": "d.io",
-    "device.attributes": {"d.io": {name: list(one) if isinstance(one, tuple) else one for name, one in FACTS.items()}},
+    "device.attributes": {"d.io": {name: list(fact) if isinstance(fact, tuple) else fact for name, fact in FACTS.items()}},
 }
 
 numbers = st.sampled_from(

@@ -65,8 +65,8 @@ def test_objects_are_read_or_refused_whatever_they_are(one: ApiObject) -> None:
     lifecycle.owner_of(one)
     lifecycle.number_of(one)
     lifecycle.is_finished(lifecycle.without_protection(one))
-    told = lifecycle.with_condition(one, is_true=False, reason="R", message="m", now="t")
-    assert lifecycle.has_condition(told, reason="R", message="m")
+    api_object = lifecycle.with_condition(one, is_true=False, reason="R", message="m", now="t")
+    assert lifecycle.has_condition(api_object, reason="R", message="m")
     _may_refuse(lambda: ask_deletion(one, now="t"))
     _may_refuse(lambda: admit(one, uid="u", now="t"))
     for action in (
@@ -86,11 +86,11 @@ def test_world_answers_whatever_is_stored(stored: list[ApiObject], spec: dict[st
     """A world full of garbage still gives every readable claim an outcome."""
     world = StandaloneState()
     world.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=(Device(name="gpu-0", device_class="gpu"),)))
-    for index, one in enumerate(stored):
-        _may_refuse(world.put_object, ObjectKey(one.kind.lower(), "default", f"o{index}"), Stored(1, one))
-    mine = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "mine", "uid": "u"}, spec=spec)
+    for index, api_object in enumerate(stored):
+        _may_refuse(world.put_object, ObjectKey(api_object.kind.lower(), "default", f"o{index}"), Stored(1, api_object))
+    own_api_object = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "mine", "uid": "u"}, spec=spec)
 
-    for claim in (mine, *(one for one in stored if one.kind == "ResourceClaim")):
+    for claim in (own_api_object, *(api_object for api_object in stored if api_object.kind == "ResourceClaim")):
         read = _may_refuse(lifecycle.read_claim, claim)
         if read is not None:
             for node in world.nodes_for(claim):

@@ -54,8 +54,10 @@ def test_claim_is_read_or_refused_whatever_it_holds(status: dict[str, Any]) -> N
         assert found.reasons[0].message
         return
     assert isinstance(found, ClaimAllocation)
-    given_out = {(one["device"], one["pool"]) for one in status["allocation"]["devices"]["results"] if one["driver"] == "gpu.topobus.dev"}
-    assert {(one.device, one.pool) for one in found.devices} == given_out
+    given_out = {
+        (result["device"], result["pool"]) for result in status["allocation"]["devices"]["results"] if result["driver"] == "gpu.topobus.dev"
+    }
+    assert {(device.device, device.pool) for device in found.devices} == given_out
     assert {pool for _, pool in given_out} == {"n1"}
     assert all(set(names) <= set(found.held[device_class]) for device_class, names in found.by_share.items())
     assert found.config.keys() <= set(found.names)

@@ -103,7 +103,9 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
     done = migrate(parse_manifest(_manifest(class_spec, claim_spec), where="classic"))
     old_class, old_claim = msgspec.convert(class_spec, DeviceClassParameters), msgspec.convert(claim_spec, ClaimParameters)
     too_long = [
-        one for one in (old_class, old_claim) if len(selector_expression(one.selector, "gpu.topobus.dev").encode()) > MAX_EXPRESSION_BYTES
+        parameters
+        for parameters in (old_class, old_claim)
+        if len(selector_expression(parameters.selector, "gpu.topobus.dev").encode()) > MAX_EXPRESSION_BYTES
     ]
     if too_long:
         assert len(
@@ -115,7 +117,7 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
     inventory = Inventory(node="n1", device_class="gpu", generation=1, devices=tuple(_device(*one) for one in enumerate(found)))
     node = Node("n1", {})
     pools = gather_pools(slices_from_inventory(inventory), node, ALL_GATES)
-    candidates = [one for pool in pools for one in pool.candidates]
+    candidates = [candidate for pool in pools for candidate in pool.candidates]
 
     classic = choose("n1", [Wanted("c", count, old_class.selector, old_claim.selector)], candidates, {})
     given_input = AllocationInput(
@@ -128,7 +130,7 @@ def test_migrated_claim_gets_what_the_classic_one_could_get(
 
     assert isinstance(structured, Allocated) is not isinstance(classic, Refusal), (structured, classic)
     if isinstance(structured, Allocated):
-        names = [one.device for one in structured.results[0].devices.results]
-        facts = {one.id.device: one.facts for one in candidates}
+        names = [granted_device.device for granted_device in structured.results[0].devices.results]
+        facts = {candidate.id.device: candidate.facts for candidate in candidates}
         assert len(set(names)) == count
         assert all(is_wanted(old_class.selector, facts[name]) and is_wanted(old_claim.selector, facts[name]) for name in names)

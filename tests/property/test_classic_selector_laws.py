@@ -125,6 +125,6 @@ def test_migrated_cel_wants_what_the_classic_selector_wants(written: dict[str, A
         return
     assert not isinstance(compiled, SelectorError), f"{compiled}: {expression}"
 
-    verdicts = [compiled.matches(one) for one in found]
+    verdicts = [compiled.matches(device_facts) for device_facts in found]
 
-    assert verdicts == [is_wanted(selector, one) for one in found], expression
+    assert verdicts == [is_wanted(selector, device_facts) for device_facts in found], expression

@@ -17,9 +17,9 @@ from topobus.domain.request import Policy
 # Sparse ids, one above 63.
 IDS = (0, 1, 3, 8, 70)
 MACHINE = NodeSet(*IDS)
-DISTANCES = tuple(tuple(10 if one == other else 10 + abs(one - other) % 17 for other in IDS) for one in IDS)
+DISTANCES = tuple(tuple(10 if identifier == other else 10 + abs(identifier - other) % 17 for other in IDS) for identifier in IDS)
 
-node_bits = st.sampled_from([1 << one for one in IDS])
+node_bits = st.sampled_from([1 << identifier for identifier in IDS])
 places = st.one_of(node_bits, st.tuples(node_bits, node_bits).map(lambda pair: pair[0] | pair[1]))
 
 
@@ -42,14 +42,14 @@ def families(draw: st.DrawFn, where: st.SearchStrategy[int] = places) -> HintRul
     )
 
 
-simple_families = families(node_bits).filter(lambda one: not one.sockets)
+simple_families = families(node_bits).filter(lambda hint_rule: not hint_rule.sockets)
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.one_of(st.none(), families()), max_size=4), st.sampled_from(list(Policy)), st.booleans())
 def test_merge_of_rules_equals_the_merge_of_lists(opinions: list[HintRule | None], policy: Policy, prefer_closest: bool) -> None:
     """Hint, admission, target width and "nothing in common" are the same with and without lists."""
-    lists = [None if one is None else list_hints(one) for one in opinions]
+    lists = [None if opinion is None else list_hints(opinion) for opinion in opinions]
 
     by_rule = merge_opinions(opinions, MACHINE, policy, distances=DISTANCES, prefer_closest=prefer_closest)
     by_list = merge_hints(lists, MACHINE, policy, distances=DISTANCES, prefer_closest=prefer_closest)
@@ -99,8 +99,8 @@ def test_families_know_their_own_lists(family: HintRule) -> None:
 def test_merge_answers_exactly_when_nodes_are_many_and_alike(nodes: int) -> None:
     """A machine of equal nodes gets the lowest ids, proved, however many nodes it has."""
     everywhere = (1 << nodes) - 1
-    cpus = HintRule(units=tuple(Unit(1 << one, 8, 8) for one in range(nodes)), request=12, candidates=everywhere)
-    gpus = HintRule(units=tuple(Unit(1 << one, 2, one % 2) for one in range(nodes)), request=3, candidates=everywhere)
+    cpus = HintRule(units=tuple(Unit(1 << index, 8, 8) for index in range(nodes)), request=12, candidates=everywhere)
+    gpus = HintRule(units=tuple(Unit(1 << index, 2, index % 2) for index in range(nodes)), request=3, candidates=everywhere)
 
     merged = merge_opinions([cpus, gpus], NodeSet.from_bits(everywhere), Policy.BEST_EFFORT)
 

@@ -78,7 +78,7 @@ def test_health_is_healthy_again_when_nothing_is_seen_for_long(looks: list[tuple
     longest_s = int(_SETTINGS.hold_s * 2**_SETTINGS.flap_count) + 1
     end = _walk([*looks, ([], 1), ([], 1), ([], longest_s)])[-1]
 
-    assert end.state is HealthState.HEALTHY or any(one.is_sticky for one in end.conditions)
+    assert end.state is HealthState.HEALTHY or any(condition.is_sticky for condition in end.conditions)
 
 
 @given(looks=_looks)

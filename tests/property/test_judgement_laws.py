@@ -82,7 +82,13 @@ def publications(draw: st.DrawFn) -> list[tuple[str, dict[str, Any] | None]]:
 
 def _described(pools: tuple[Pool, ...]) -> object:
     return [
-        (pool.id, pool.state, pool.why, [(one.id, one.pool_index) for one in pool.candidates], sorted(one.id for one in pool.elsewhere))
+        (
+            pool.id,
+            pool.state,
+            pool.why,
+            [(candidate.id, candidate.pool_index) for candidate in pool.candidates],
+            sorted(candidate.id for candidate in pool.elsewhere),
+        )
         for pool in pools
         # A pool that only tells this node of its counters has nothing to give here.
         if pool.candidates or pool.state != "ready"
@@ -104,7 +110,7 @@ def test_slice_book_shows_what_a_look_at_all_slices_shows(published: list[tuple[
         book.put((1, name), (stored[name],) if name in stored else ())
 
         for node in NODES:
-            fresh = gather_pools([stored[one] for one in sorted(stored)], node_of(node), ALL_GATES)
+            fresh = gather_pools([stored[key] for key in sorted(stored)], node_of(node), ALL_GATES)
             known = _described(book.table(node_of(node)).pools)
             assert _without_numbers(known) == _without_numbers(_described(fresh))
 
@@ -182,8 +188,10 @@ def _world(slices: list[dict[str, Any]]) -> StandaloneState:
     return world
 
 
-def _put(world: StandaloneState, one: ApiObject) -> None:
-    world.put_object(ObjectKey(one.kind.lower(), one.metadata.get("namespace", "_"), one.metadata["name"]), Stored(1, one))
+def _put(world: StandaloneState, api_object: ApiObject) -> None:
+    world.put_object(
+        ObjectKey(api_object.kind.lower(), api_object.metadata.get("namespace", "_"), api_object.metadata["name"]), Stored(1, api_object)
+    )
 
 
 def _plain(outcome: Outcome) -> object:
@@ -239,7 +247,7 @@ def test_search_leaves_out_only_what_must_fail_when_devices_share(
     """With counters, shares and lists, too, going back past choices that have no part in a miss loses no solution and finds none that is not there."""
     world = _world(slices)
     objects = [_object("ResourceClaim", f"c{number}", raw, "default") for number, raw in enumerate(asked)]
-    specs = [(one, read_as(one.spec, ClaimSpec, where="claim")) for one in objects]
+    specs = [(api_object, read_as(api_object.spec, ClaimSpec, where="claim")) for api_object in objects]
     given = world.input_for("n1", specs, mode=mode)
 
     plain = allocate(given, COMPILER, is_clever=False)

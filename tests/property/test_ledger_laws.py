@@ -17,7 +17,7 @@ from topobus.domain.request import Owner, OwnerKind
 from topobus.domain.transitions import Step
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
-GPUS = st.frozensets(st.sampled_from([f"gpu-{one}" for one in range(8)]), min_size=1, max_size=3)
+GPUS = st.frozensets(st.sampled_from([f"gpu-{index}" for index in range(8)]), min_size=1, max_size=3)
 
 
 def kubelet(name: str) -> Owner:
@@ -72,13 +72,15 @@ class LedgerMachine(RuleBasedStateMachine):
         if isinstance(outcome, Refusal):
             held = {
                 name
-                for one in before.allocations.values()
-                if one.owner.kind is not OwnerKind.DEVICE_PLUGIN
-                for h in one.holdings
+                for allocation in before.allocations.values()
+                if allocation.owner.kind is not OwnerKind.DEVICE_PLUGIN
+                for h in allocation.holdings
                 for name in h.devices.get("gpu", ())
             }
-            cpus = [h.cpus for one in before.allocations.values() if one.owner.kind is OwnerKind.POD for h in one.holdings]
-            assert held & gpus or any(cpu in one for one in cpus)
+            cpus = [
+                h.cpus for allocation in before.allocations.values() if allocation.owner.kind is OwnerKind.POD for h in allocation.holdings
+            ]
+            assert held & gpus or any(cpu in cpu_set for cpu_set in cpus)
             return self._apply(
                 transitions.record_refusal(before, op_id=self._op, verb="adopt", owner=kubelet(name), decision_id="d", refusal=outcome)
             )
@@ -91,9 +93,9 @@ class LedgerMachine(RuleBasedStateMachine):
         by_share = gpus & shares if has_shares else frozenset[str]()
         others = {
             (gpu, gpu in h.shared.get("gpu", ()))
-            for one in self.ledger.allocations.values()
-            if one.owner != claim(name)
-            for h in one.holdings
+            for allocation in self.ledger.allocations.values()
+            if allocation.owner != claim(name)
+            for h in allocation.holdings
             for gpu in h.devices.get("gpu", ())
         }
         step = transitions.adopt(
@@ -183,7 +185,7 @@ class LedgerMachine(RuleBasedStateMachine):
         """Announcing keeps every answer and the sequence."""
         names = [op_id for op_id, _ in transitions.unannounced(self.ledger)]
         announced = transitions.announce(self.ledger, names)
-        assert all(one.pending is None for one in announced.operations.values())
+        assert all(operation.pending is None for operation in announced.operations.values())
         assert transitions.unannounced(announced) == ()
         assert (announced.sequence, announced.allocations) == (self.ledger.sequence, self.ledger.allocations)
         self.ledger = announced
@@ -199,8 +201,10 @@ class LedgerMachine(RuleBasedStateMachine):
         if hasattr(self, "ledger"):
             transitions.check(self.ledger)
             holds: dict[str, list[bool]] = {}
-            for one in self.ledger.allocations.values():
-                for gpu, is_share in {(gpu, gpu in h.shared.get("gpu", ())) for h in one.holdings for gpu in h.devices.get("gpu", ())}:
+            for allocation in self.ledger.allocations.values():
+                for gpu, is_share in {
+                    (gpu, gpu in h.shared.get("gpu", ())) for h in allocation.holdings for gpu in h.devices.get("gpu", ())
+                }:
                     holds.setdefault(gpu, []).append(is_share)
             assert all(len(found) == 1 or all(found) for found in holds.values())
             assert len(self.ledger.operations) <= transitions.OPERATIONS_KEPT
@@ -227,5 +231,5 @@ def test_operations_are_forgotten_oldest_first_when_there_are_too_many() -> None
     assert isinstance(newest.outcome, Refusal)
     assert isinstance(oldest.outcome, Refusal)
     assert newest.outcome.reasons[0].facts
-    assert [one.code for one in oldest.outcome.reasons] == ["not-enough-devices"]
+    assert [reason.code for reason in oldest.outcome.reasons] == ["not-enough-devices"]
     assert (oldest.number, newest.number) == (6, transitions.OPERATIONS_KEPT + 5)

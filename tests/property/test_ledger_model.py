@@ -138,7 +138,7 @@ class StoreBus:
 
     async def last(self, _event: Any, *, limit: int, **_parts: str) -> Any:
         """The newest events; reading them never fails here, for the announcer would wait in real time."""
-        return tuple(Event(one) for one in list(self._store.events.values())[-limit:])
+        return tuple(Event(event) for event in list(self._store.events.values())[-limit:])
 
 
 class Event:
@@ -207,8 +207,8 @@ def kubelet(name: str) -> Owner:
 def units_of(allocation: Allocation) -> Units:
     """All that an owner holds."""
     return frozenset(
-        {(device_class, name) for one in allocation.holdings for device_class, names in one.devices.items() for name in names}
-        | {("cpu", str(cpu)) for one in allocation.holdings for cpu in one.cpus}
+        {(device_class, name) for holding in allocation.holdings for device_class, names in holding.devices.items() for name in names}
+        | {("cpu", str(cpu)) for holding in allocation.holdings for cpu in holding.cpus}
     )
 
 
@@ -239,7 +239,7 @@ class LedgerModel(RuleBasedStateMachine):
             self._on(which, lambda instance: self._open(instance), [])
             self._on(which, lambda instance: self._announce(instance), [])
         self._learn()
-        assert {one.decision_id for one in self.applied.values()} == self.store.events.keys()
+        assert {operation_record.decision_id for operation_record in self.applied.values()} == self.store.events.keys()
         assert transitions.unannounced(self._ledger()) == ()
         self.runner.close()
 
@@ -276,7 +276,7 @@ class LedgerModel(RuleBasedStateMachine):
     def _learn(self) -> None:
         """Apply to the model what has newly happened, oldest first."""
         ledger = self._ledger()
-        new = sorted((one.number, key) for key, one in ledger.operations.items() if key not in self.applied)
+        new = sorted((operation.number, key) for key, operation in ledger.operations.items() if key not in self.applied)
         for _, key in new:
             record = ledger.operations[key]
             self.applied[key] = record
@@ -291,18 +291,23 @@ class LedgerModel(RuleBasedStateMachine):
             self.holds[record.owner_key] = (self.holds[record.owner_key][0], AllocationPhase.COMMITTED)
         elif isinstance(record.outcome, Placement):
             units = frozenset(
-                {(name, device) for one in record.outcome.containers for name, devices in one.devices.items() for device in devices}
-                | {("cpu", str(cpu)) for one in record.outcome.containers for cpu in one.cpus}
+                {
+                    (name, device)
+                    for container_placement in record.outcome.containers
+                    for name, devices in container_placement.devices.items()
+                    for device in devices
+                }
+                | {("cpu", str(cpu)) for container_placement in record.outcome.containers for cpu in container_placement.cpus}
             )
             self.holds[record.owner_key] = (units, ledger.allocations[record.owner_key].phase)
         else:
-            mine = units_of(ledger.allocations[record.owner_key])
+            own_units = units_of(ledger.allocations[record.owner_key])
             for displaced in record.displaced:
-                left = self.holds[displaced.key][0] - mine
+                left = self.holds[displaced.key][0] - own_units
                 self.holds.pop(displaced.key)
                 if left:
                     self.holds[displaced.key] = (left, AllocationPhase.COMMITTED)
-            self.holds[record.owner_key] = (mine, AllocationPhase.COMMITTED)
+            self.holds[record.owner_key] = (own_units, AllocationPhase.COMMITTED)
 
     def _new(self, make: Callable[[str], Any]) -> tuple[str, Any]:
         self.count += 1
@@ -314,7 +319,7 @@ class LedgerModel(RuleBasedStateMachine):
         request = pod(name, container(cpus=cpus, **({"gpu": gpus} if gpus else {})))
         return self._new(lambda op_id: PlaceRequest(op_id=op_id, pod=request, is_reservation=is_reservation))
 
-    @rule(target=sent, name=NAMES, gpus=st.frozensets(st.sampled_from([f"gpu-{one}" for one in range(8)]), min_size=1, max_size=2))
+    @rule(target=sent, name=NAMES, gpus=st.frozensets(st.sampled_from([f"gpu-{index}" for index in range(8)]), min_size=1, max_size=2))
     def ask_to_adopt(self, name: str, gpus: frozenset[str]) -> tuple[str, Any]:
         """Kubelet has decided."""
         return self._new(lambda op_id: AdoptRequest(op_id=op_id, owner=kubelet(name), devices={"gpu": tuple(sorted(gpus))}))
@@ -340,7 +345,7 @@ class LedgerModel(RuleBasedStateMachine):
         answer = (
             reply.devices if isinstance(request, ReleaseRequest) else reply.refusal if isinstance(request, CommitRequest) else reply.result
         )
-        codes = [one.code for one in answer.reasons] if isinstance(answer, Refusal) else []
+        codes = [reason.code for reason in answer.reasons] if isinstance(answer, Refusal) else []
         if codes == ["released-since"]:
             # True only when what was given is not held any more.
             record = self.applied[op_id]
@@ -351,8 +356,8 @@ class LedgerModel(RuleBasedStateMachine):
         if isinstance(answer, Placement | Refusal):
             assert type(answer) is type(first)
         if isinstance(answer, Placement):
-            got = [(one.cpus, one.devices) for one in answer.containers]
-            assert got == [(one.cpus, one.devices) for one in first.containers]
+            got = [(container_placement.cpus, container_placement.devices) for container_placement in answer.containers]
+            assert got == [(each_container.cpus, each_container.devices) for each_container in first.containers]
 
     def _is_held(self, record: OperationRecord, request: Any) -> bool:
         held = self.holds[record.owner_key][0]
@@ -422,7 +427,7 @@ class LedgerModel(RuleBasedStateMachine):
             return
         ledger = self._ledger()
         transitions.check(ledger)
-        assert {key: (units_of(one), one.phase) for key, one in ledger.allocations.items()} == self.holds
+        assert {key: (units_of(allocation), allocation.phase) for key, allocation in ledger.allocations.items()} == self.holds
         assert ledger.sequence == len(self.applied)
         assert ledger.epoch <= 1 + EPOCHS_A_FORGERY * self.forgeries
 

@@ -30,16 +30,21 @@ def walk(nodes: list[MemoryNode], request: dict[str, int], reusable: dict[NodeSe
     feasible: list[NodeSet] = []
     for size in range(1, len(nodes) + 1):
         for chosen in itertools.combinations(nodes, size):
-            mask = NodeSet.of(one.id for one in chosen)
-            if any(sum(one.amounts[kind].allocatable for one in chosen) < wanted for kind, wanted in request.items()):
+            mask = NodeSet.of(memory_node.id for memory_node in chosen)
+            if any(sum(memory_node.amounts[kind].allocatable for memory_node in chosen) < wanted for kind, wanted in request.items()):
                 continue
             smallest = min(smallest, size)
             if size == 1 and len(chosen[0].group) > 1:
                 continue
-            if size > 1 and any(one.assignments and (len(one.group) == 1 or one.group != mask) for one in chosen):
+            if size > 1 and any(
+                memory_node.assignments and (len(memory_node.group) == 1 or memory_node.group != mask) for memory_node in chosen
+            ):
                 continue
             left = reusable.get(mask, {})
-            if all(sum(one.amounts[kind].free for one in chosen) + left.get(kind, 0) >= wanted for kind, wanted in request.items()):
+            if all(
+                sum(memory_node.amounts[kind].free for memory_node in chosen) + left.get(kind, 0) >= wanted
+                for kind, wanted in request.items()
+            ):
                 feasible.append(mask)
     return tuple(Hint(mask, len(mask) == smallest) for mask in feasible)
 
@@ -51,12 +56,12 @@ def memory_states(draw: st.DrawFn) -> tuple[list[MemoryNode], dict[str, int], di
     ids = draw(st.lists(st.sampled_from(IDS), min_size=1, max_size=5, unique=True).map(sorted))
     groups = [NodeSet.of(draw(st.sets(st.sampled_from(ids), min_size=1))) for _ in range(2)]
     nodes = []
-    for one in ids:
+    for identifier in ids:
         sizes = {kind: draw(st.integers(0, 6)) for kind in kinds}
-        group = draw(st.sampled_from([NodeSet(one), NodeSet(one), *groups]))
+        group = draw(st.sampled_from([NodeSet(identifier), NodeSet(identifier), *groups]))
         nodes.append(
             MemoryNode(
-                id=one,
+                id=identifier,
                 assignments=draw(st.integers(0, 1)),
                 group=group,
                 amounts={kind: MemoryAmount(allocatable=size, free=draw(st.integers(0, size))) for kind, size in sizes.items()},
@@ -75,7 +80,7 @@ def test_memory_rule_lists_what_kubelet_walks(state: tuple[list[MemoryNode], dic
     nodes, request, reusable = state
     wanted = walk(nodes, request, reusable)
     family = MemoryRule(nodes, request, reusable)
-    masks = [one.nodes.bits for one in wanted if one.nodes is not None]
+    masks = [hint.nodes.bits for hint in wanted if hint.nodes is not None]
 
     assert family.list_hints() == wanted
     assert family.width() == (min(mask.bit_count() for mask in masks) if masks else None)
@@ -84,7 +89,7 @@ def test_memory_rule_lists_what_kubelet_walks(state: tuple[list[MemoryNode], dic
         union |= mask
     assert family.candidates == union
     for size in range(1, len(nodes) + 1):
-        for order in itertools.combinations([one.id for one in nodes], size):
+        for order in itertools.combinations([node.id for node in nodes], size):
             projected = set(members(family.projected(MaskAlgebra(size), order))) - {0}
             assert projected == {pack(mask, order) for mask in masks} - {0}
 
@@ -94,7 +99,7 @@ rules = st.builds(
     HintRule,
     units=st.lists(unit, min_size=1, max_size=5).map(tuple),
     request=st.integers(1, 6),
-    candidates=st.sets(st.sampled_from(IDS), min_size=1).map(lambda ids: sum(1 << one for one in ids)),
+    candidates=st.sets(st.sampled_from(IDS), min_size=1).map(lambda ids: sum(1 << identifier for identifier in ids)),
 )
 lists = st.lists(
     st.builds(Hint, st.one_of(st.none(), st.sets(st.sampled_from([*IDS, 9]), min_size=1).map(NodeSet.of)), st.booleans()), max_size=4
@@ -120,9 +125,9 @@ def test_merge_with_memory_and_lists_equals_the_merge_of_lists(
     """Rules, memory and custom hints together give what the lists behind them give; memory counts once a kind, as in kubelet."""
     nodes, request, reusable = memory
     family = MemoryRule(nodes, request, reusable)
-    distances = tuple(tuple(10 + abs(one - other) % 13 for other in IDS) for one in IDS)
+    distances = tuple(tuple(10 + abs(identifier - other) % 13 for other in IDS) for identifier in IDS)
     opinions = [*others, *([family] * len(request))]
-    plain = [list_hints(one) if isinstance(one, HintRule) else one for one in others] + [family.list_hints()] * len(request)
+    plain = [list_hints(other) if isinstance(other, HintRule) else other for other in others] + [family.list_hints()] * len(request)
 
     with monkeypatch.context() as patch:
         patch.setattr(exact_mixed, "_DENSE_LIMIT", dense_limit)
@@ -136,7 +141,7 @@ def test_merge_with_memory_and_lists_equals_the_merge_of_lists(
 @given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), min_size=1, max_size=8))
 def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, bool]]) -> None:
     """Whatever is allocated is taken from somewhere once, groups never overlap, and all is free again when all blocks are gone."""
-    capacity = {one: {"memory": 8} for one in range(4)}
+    capacity = {index: {"memory": 8} for index in range(4)}
     blocks: list[MemoryBlock] = []
     for wanted, is_released in wishes:
         nodes = memory_nodes(capacity, blocks)
@@ -148,11 +153,13 @@ def test_memory_is_conserved_when_blocks_come_and_go(wishes: list[tuple[int, boo
         blocks += made
         if is_released:
             blocks.pop(0)
-        for one in memory_nodes(capacity, blocks):
-            assert 0 <= one.amounts["memory"].free <= 8
-            assert one.assignments == 0 or all(block.nodes == one.group for block in blocks if one.id in block.nodes)
+        for memory_node in memory_nodes(capacity, blocks):
+            assert 0 <= memory_node.amounts["memory"].free <= 8
+            assert memory_node.assignments == 0 or all(
+                block.nodes == memory_node.group for block in blocks if memory_node.id in block.nodes
+            )
 
-    assert all(one.amounts["memory"].free == 8 and one.assignments == 0 for one in memory_nodes(capacity, []))
+    assert all(memory_node.amounts["memory"].free == 8 and memory_node.assignments == 0 for memory_node in memory_nodes(capacity, []))
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -166,8 +173,8 @@ def test_merge_of_very_large_machines_gives_right_hints(
     """Where no bitset reaches, a preferred answer is never lost nor invented, and any other answer is a reachable one."""
     nodes, request, reusable = memory
     family = MemoryRule(nodes, request, reusable)
-    distances = tuple(tuple(10 + abs(one - other) % 13 for other in IDS) for one in IDS)
-    plain = [list_hints(one) if isinstance(one, HintRule) else one for one in others] + [family.list_hints()] * len(request)
+    distances = tuple(tuple(10 + abs(identifier - other) % 13 for other in IDS) for identifier in IDS)
+    plain = [list_hints(other) if isinstance(other, HintRule) else other for other in others] + [family.list_hints()] * len(request)
     with monkeypatch.context() as patch:
         patch.setattr(exact_mixed, "BITSET_LIMIT", -1)
         large = merge_opinions(
@@ -181,7 +188,7 @@ def test_merge_of_very_large_machines_gives_right_hints(
         assert large.hint == exact.hint
     reachable = {MACHINE.bits}
     for hints in plain:
-        masks = {MACHINE.bits if one.nodes is None else one.nodes.bits for one in hints} or {MACHINE.bits}
+        masks = {MACHINE.bits if hint.nodes is None else hint.nodes.bits for hint in hints} or {MACHINE.bits}
         reachable = {mask & one for mask in masks for one in reachable}
     assert large.hint.nodes is not None
     assert large.hint.nodes.bits in reachable or not reachable - {0}

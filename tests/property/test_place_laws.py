@@ -33,7 +33,7 @@ TESTS = Path(__file__).parents[1]
 def nodes(draw: st.DrawFn) -> NodeView:
     """The demo machine in either mode with some of it held."""
     view = dgx()
-    gpus = draw(st.permutations([f"gpu-{one}" for one in range(8)]))
+    gpus = draw(st.permutations([f"gpu-{index}" for index in range(8)]))
     cut, end = draw(st.integers(0, 2)), draw(st.integers(2, 5))
     first = draw(st.integers(0, 80))
     view = holding(view, "one", cpus=f"{first}-{first + 15}", gpu=tuple(gpus[:cut]))
@@ -57,7 +57,9 @@ def pods(draw: st.DrawFn, *, has_locality: bool = True) -> PodRequest:
     ]
     request = pod("asked", *containers, policy=draw(st.sampled_from(list(Policy))), scope=draw(st.sampled_from(list(Scope))))
     wishes = st.lists(
-        st.builds(Locality, level=st.sampled_from(LocalityLevel), is_hard=st.booleans()), max_size=2, unique_by=lambda one: one.level
+        st.builds(Locality, level=st.sampled_from(LocalityLevel), is_hard=st.booleans()),
+        max_size=2,
+        unique_by=lambda locality: locality.level,
     )
     return structs.replace(request, locality=tuple(draw(wishes))) if has_locality else request
 
@@ -90,7 +92,11 @@ def test_place_gives_the_same_answer_in_whatever_order_things_stand(view: NodeVi
         held_cpus=dict(shuffled(view.held_cpus.items())),
     )
     again = structs.replace(
-        request, containers=tuple(structs.replace(one, devices=tuple(shuffled(one.devices))) for one in request.containers)
+        request,
+        containers=tuple(
+            structs.replace(container_request, devices=tuple(shuffled(container_request.devices)))
+            for container_request in request.containers
+        ),
     )
 
     assert place(other, again) == place(view, request)
@@ -105,7 +111,8 @@ def test_place_keeps_what_is_promised_whatever_is_asked(view: NodeView, request:
     assert place(view, request) == outcome
     if isinstance(outcome, Placement):
         judged = structs.replace(
-            request, locality=tuple(one for one in request.locality if one.level in (LocalityLevel.NUMA, LocalityLevel.SWITCH))
+            request,
+            locality=tuple(locality for locality in request.locality if locality.level in (LocalityLevel.NUMA, LocalityLevel.SWITCH)),
         )
         policy = Policy.BEST_EFFORT if view.options.mode is PlanMode.COMPATIBLE else request.policy
         assert mistakes(view, structs.replace(judged, policy=policy), outcome) == []
@@ -121,11 +128,11 @@ def test_release_restores_exactly_what_was_before(requests: list[PodRequest], dr
     ledger = empty
     first = []
     for number, request in enumerate(requests):
-        mine = structs.replace(request, owner=structs.replace(request.owner, uid=f"u{number}"))
-        outcome = place(with_ledger(dgx(), ledger), mine)
+        pod_request = structs.replace(request, owner=structs.replace(request.owner, uid=f"u{number}"))
+        outcome = place(with_ledger(dgx(), ledger), pod_request)
         first.append(outcome)
         if isinstance(outcome, Placement):
-            ledger = transitions.reserve(ledger, op_id=f"p{number}", request=mine, placement=outcome, decision_id="d").ledger
+            ledger = transitions.reserve(ledger, op_id=f"p{number}", request=pod_request, placement=outcome, decision_id="d").ledger
     for number, allocation in enumerate(drawn.sample(list(ledger.allocations.values()), k=len(ledger.allocations))):
         step = transitions.release(ledger, op_id=f"r{number}", owner=allocation.owner, decision_id="d")
         assert not isinstance(step, Refusal)

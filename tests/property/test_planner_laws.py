@@ -30,13 +30,13 @@ def small_nodes(draw: st.DrawFn) -> NodeView:
     sizes = [draw(st.sampled_from([0, 2, 3, 4, 4])) for _ in range(count)]
     cores: list[CoreView] = []
     for node, size in enumerate(sizes):
-        cores += [CoreView(cpus=CpuSet(len(cores) + one), numa_node=node, socket=node, l3=node) for one in range(size)]
+        cores += [CoreView(cpus=CpuSet(len(cores) + index), numa_node=node, socket=node, l3=node) for index in range(size)]
     where = st.sampled_from([*(NodeSet(node) for node in range(count)), *(NodeSet(node) for node in range(count)), NodeSet(0, 1), None])
     switch = st.sampled_from([PciAddress(0, 1, 0, 0), PciAddress(0, 2, 0, 0), None])
     devices = {
         device_class: tuple(
-            Device(name=f"{device_class}-{one}", device_class=device_class, numa_nodes=draw(where), pcie_switch=draw(switch))
-            for one in range(draw(st.integers(most - 2, most)))
+            Device(name=f"{device_class}-{index}", device_class=device_class, numa_nodes=draw(where), pcie_switch=draw(switch))
+            for index in range(draw(st.integers(most - 2, most)))
         )
         for device_class, most in (("gpu", 4), ("nic", 4))
     }
@@ -71,7 +71,7 @@ def test_planner_finds_a_placement_exactly_when_trying_everything_does(view: Nod
     if isinstance(outcome, Placement):
         assert mistakes(view, request, outcome) == []
     else:
-        assert [one.code for one in outcome.reasons] == ["gave-up"] or not fits(view, request), explain_text(outcome)
+        assert [reason.code for reason in outcome.reasons] == ["gave-up"] or not fits(view, request), explain_text(outcome)
 
 
 @settings(max_examples=250, deadline=None)
@@ -87,11 +87,11 @@ def test_planner_keeps_hard_localities_exactly_when_that_can_be_done(view: NodeV
         assert mistakes(view, hard, outcome) == []
         assert isinstance(softly, Placement)
     else:
-        assert [one.code for one in outcome.reasons] == ["gave-up"] or not fits(view, hard), explain_text(outcome)
+        assert [reason.code for reason in outcome.reasons] == ["gave-up"] or not fits(view, hard), explain_text(outcome)
     if isinstance(softly, Placement):
         assert mistakes(view, request, softly) == []
     else:
-        assert [one.code for one in softly.reasons] == ["gave-up"] or not fits(view, request), explain_text(softly)
+        assert [reason.code for reason in softly.reasons] == ["gave-up"] or not fits(view, request), explain_text(softly)
 
 
 @settings(max_examples=200, deadline=None)
@@ -126,7 +126,7 @@ def test_planner_tells_of_itself_when_kubelets_order_refuses(view: NodeView, req
     """A refusal of mode compatible says that mode corrected would place the pod only when it does."""
     compatible = place(in_mode(view, PlanMode.COMPATIBLE), request)
 
-    if isinstance(compatible, Refusal) and "fits-in-corrected-mode" in [one.code for one in compatible.reasons]:
+    if isinstance(compatible, Refusal) and "fits-in-corrected-mode" in [reason.code for reason in compatible.reasons]:
         assert isinstance(place(in_mode(view, PlanMode.CORRECTED), request), Placement)
 
 
@@ -138,15 +138,22 @@ def test_planner_shares_memory_rightly_when_it_is_aligned(view: NodeView, reques
     view = structs.replace(view, memory=memory, options=structs.replace(view.options, aligns_memory=True))
     amounts = st.sampled_from([0, 2, 4, 6, 12])
     request = structs.replace(
-        request, containers=tuple(structs.replace(one, memory_bytes=data.draw(amounts)) for one in request.containers)
+        request,
+        containers=tuple(structs.replace(container_request, memory_bytes=data.draw(amounts)) for container_request in request.containers),
     )
     outcome = place(in_mode(view, PlanMode.CORRECTED), request)
 
     if not isinstance(outcome, Placement):
         assert isinstance(place(in_mode(view, PlanMode.COMPATIBLE), request), Refusal)
         return
-    staying = {one.name for one in request.containers if one.kind is not ContainerKind.INIT}
-    given_ = [share for one in outcome.containers if one.name in staying for block in one.memory for share in block.shares]
+    staying = {container_request.name for container_request in request.containers if container_request.kind is not ContainerKind.INIT}
+    given_ = [
+        share
+        for container_placement in outcome.containers
+        if container_placement.name in staying
+        for block in container_placement.memory
+        for share in block.shares
+    ]
     for node in view.memory:
         assert sum(size for where, size in given_ if where == node.id) <= node.allocatable["memory"]
 
@@ -169,17 +176,22 @@ def solvable(draw: st.DrawFn) -> tuple[NodeView, PodRequest]:
         )
         homes = {
             "cpu": [str(cpu) for core in view.cores for cpu in core.cpus if core.numa_node == node and cpu not in held],
-            **{name: [one.name for one in devices if one.numa_nodes and node in one.numa_nodes] for name, devices in view.devices.items()},
+            **{
+                name: [device.name for device in devices if device.numa_nodes and node in device.numa_nodes]
+                for name, devices in view.devices.items()
+            },
         }
         taken = {name: draw(st.lists(st.sampled_from(units), unique=True, max_size=3)) if units else [] for name, units in homes.items()}
-        taken = {name: [one for one in units if f"{name}/{one}" not in staying] for name, units in taken.items()}
+        taken = {name: [unit for unit in units if f"{name}/{unit}" not in staying] for name, units in taken.items()}
         if kind is not ContainerKind.INIT:
-            staying |= {f"{name}/{one}" for name, units in taken.items() for one in units}
+            staying |= {f"{name}/{unit}" for name, units in taken.items() for unit in units}
         wanted = {name: len(units) for name, units in taken.items() if units and name != "cpu"}
         containers.append(container(f"c{number}", kind=kind, cpus=len(taken["cpu"]), **wanted))
     # The order in which apps are written is not the one in which they were cut out; what starts before the apps keeps its order.
-    apps = draw(st.permutations([one for one in containers if one.kind is ContainerKind.APP]))
-    return view, pod("asked", *(one for one in containers if one.kind is not ContainerKind.APP), *apps)
+    apps = draw(st.permutations([container_request for container_request in containers if container_request.kind is ContainerKind.APP]))
+    return view, pod(
+        "asked", *(container_request for container_request in containers if container_request.kind is not ContainerKind.APP), *apps
+    )
 
 
 @settings(max_examples=300, deadline=None)

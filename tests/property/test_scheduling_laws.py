@@ -48,21 +48,21 @@ class Home:
 
     def held(self) -> list[DeviceId]:
         """List the devices of all allocations, each as often as it is there."""
-        found: list[DeviceId] = []
-        for one in self.claims.values():
-            results = (one.status.get("allocation") or {"devices": {"results": []}})["devices"]["results"]
-            found += [DeviceId(result["driver"], result["pool"], result["device"]) for result in results]
-        return found
+        device_ids: list[DeviceId] = []
+        for claim in self.claims.values():
+            results = (claim.status.get("allocation") or {"devices": {"results": []}})["devices"]["results"]
+            device_ids += [DeviceId(result["driver"], result["pool"], result["device"]) for result in results]
+        return device_ids
 
     def search(self, node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
         """Search a node with the real engine."""
-        asked = tuple(ClaimToAllocate(one.name, one.spec, len(claims) > 1) for one in claims)
+        asked = tuple(ClaimToAllocate(claim.name, claim.spec, len(claims) > 1) for claim in claims)
         devices = slice_of(gpus(self.sizes[node.name]), pool=node.name, nodeName=node.name)
         return solve(replace(given([devices], *asked), node=node, usage=Usage(dict.fromkeys(self.held(), "another claim"))))
 
     def schedule(self, name: str, uses: tuple[str, ...], only: str) -> PodPlan | None:
         """Go through the points as a scheduler does, until the pod is bound or nothing helps; gives the last plan."""
-        entries = [{"name": one, "resourceClaimName": one} for one in uses]
+        entries = [{"name": use, "resourceClaimName": use} for use in uses]
         pod = ApiObject(
             api_version="v1",
             kind="Pod",
@@ -76,7 +76,7 @@ class Home:
             seen = [filter_node(plan, Node(node), self.search) for node in NODES if only in ("", node)]
             fits = {one.node: one for one in seen if isinstance(one, NodeFit)}
             if fits:
-                best = rank([score_node(plan, one) for one in fits.values()])[0]
+                best = rank([score_node(plan, node_fit) for node_fit in fits.values()])[0]
                 self.bind(plan, fits[best])
                 return plan
             answer = post_filter(plan, [one for one in seen if isinstance(one, NodeMiss)])
@@ -88,13 +88,13 @@ class Home:
 
     def bind(self, plan: PodPlan, fit: NodeFit) -> None:
         """Write what Reserve says."""
-        for one in reserve(plan, fit):
-            if one.is_new:
-                bound = objects.with_bound_allocation(one.claim.object, one.allocation, plan.pod, now=NOW)
+        for reservation in reserve(plan, fit):
+            if reservation.is_new:
+                bound = objects.with_bound_allocation(reservation.claim.object, reservation.allocation, plan.pod, now=NOW)
             else:
-                bound = objects.with_reservation(one.claim.object, plan.pod)
+                bound = objects.with_reservation(reservation.claim.object, plan.pod)
             assert isinstance(bound, ApiObject)
-            self.claims[one.claim.name] = bound
+            self.claims[reservation.claim.name] = bound
         self.bound[plan.pod.uid] = fit.node
 
     def leave(self, name: str) -> None:
@@ -144,9 +144,9 @@ def test_devices_and_reservations_stay_right_when_pods_come_and_go(
         held = home.held()
         assert len(held) == len(set(held))
         for uid, node in home.bound.items():
-            for one in uses[uid]:
-                assert uid in {user.uid for user in objects.consumers_of(home.claims[one])}
-                assert {result["pool"] for result in home.claims[one].status["allocation"]["devices"]["results"]} == {node}
+            for use in uses[uid]:
+                assert uid in {user.uid for user in objects.consumers_of(home.claims[use])}
+                assert {result["pool"] for result in home.claims[use].status["allocation"]["devices"]["results"]} == {node}
 
 
 @settings(max_examples=60, deadline=None)

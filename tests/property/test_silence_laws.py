@@ -21,11 +21,11 @@ looks = st.lists(st.tuples(st.floats(0.1, 10.0), answers), max_size=40)
 
 def walk(row: list[Look]) -> list[tuple[float, Answered | Silent, Silence]]:
     """What is known after each look, with its time; looks are so many seconds apart."""
-    at, known, found = 0.0, Silence(), []
+    at, silence, found = 0.0, Silence(), []
     for wait_s, answer in row:
         at += wait_s
-        known = next_silence(known, answer, at=at, settings=SETTINGS)
-        found.append((at, answer, known))
+        silence = next_silence(silence, answer, at=at, settings=SETTINGS)
+        found.append((at, answer, silence))
     return found
 
 
@@ -33,9 +33,9 @@ def walk(row: list[Look]) -> list[tuple[float, Answered | Silent, Silence]]:
 def test_silence_never_begins_sooner_than_the_settings_say_when_anything_happens(row: list[Look]) -> None:
     """Whoever answered within the last five seconds is not silent, so that no restart and no busy moment shows, and nothing flaps."""
     answered_at = 0.0
-    for at, answer, known in walk(row):
+    for at, answer, silence in walk(row):
         answered_at = at if isinstance(answer, Answered) else answered_at
-        if known.is_silent:
+        if silence.is_silent:
             assert at - answered_at >= SETTINGS.gone_s
 
 
@@ -44,15 +44,15 @@ def test_silence_needs_the_longer_time_when_nobody_was_ever_seen_missing(row: li
     """A service that listens and does not answer is silent after the longer time only."""
     timeouts = [(wait_s, Silent(because=SilentBecause.TIMEOUT) if isinstance(answer, Silent) else answer) for wait_s, answer in row]
     answered_at = 0.0
-    for at, answer, known in walk(timeouts):
+    for at, answer, silence in walk(timeouts):
         answered_at = at if isinstance(answer, Answered) else answered_at
-        assert not known.is_silent or at - answered_at >= SETTINGS.hung_s
+        assert not silence.is_silent or at - answered_at >= SETTINGS.hung_s
 
 
 @given(row=looks)
 def test_silence_ends_at_once_when_one_answer_comes(row: list[Look]) -> None:
     """One sign of life is enough."""
-    assert not any(known.is_silent for _, answer, known in walk(row) if isinstance(answer, Answered))
+    assert not any(silence.is_silent for _, answer, silence in walk(row) if isinstance(answer, Answered))
 
 
 @given(row=looks)
@@ -66,7 +66,7 @@ def test_silence_does_not_change_when_nats_is_away(row: list[Look]) -> None:
 @given(waits=st.lists(st.floats(SETTINGS.longest_gap_s + 0.1, 1000.0), max_size=20), why=st.sampled_from(SilentBecause))
 def test_silence_never_begins_when_it_was_we_who_stood_still(waits: list[float], why: SilentBecause) -> None:
     """Looks with holes between them are no row."""
-    assert not any(known.is_silent for _, _, known in walk([(wait_s, Silent(because=why)) for wait_s in waits]))
+    assert not any(silence.is_silent for _, _, silence in walk([(wait_s, Silent(because=why)) for wait_s in waits]))
 
 
 @given(state=st.sampled_from(HealthState), has_since=st.booleans())

@@ -24,30 +24,30 @@ class Server:
     def execute(self, plan: SlicePlan, limit: int | None = None) -> None:
         """Do the writes of a plan, in order; after `limit` of them the publisher is killed."""
         steps = [*plan.deletes, *plan.updates, *plan.creates]
-        for one in steps if limit is None else steps[:limit]:
+        for step in steps if limit is None else steps[:limit]:
             self.writes += 1
-            if not isinstance(one, ApiObject):
-                assert self.slices.pop(one.name).metadata["resourceVersion"] == one.resource_version
+            if not isinstance(step, ApiObject):
+                assert self.slices.pop(step.name).metadata["resourceVersion"] == step.resource_version
                 continue
-            name = one.metadata.get("name") or f"{one.metadata['generateName']}{self.writes:05d}"
+            name = step.metadata.get("name") or f"{step.metadata['generateName']}{self.writes:05d}"
             before = self.slices.get(name)
-            assert (before.metadata["resourceVersion"] if before else None) == one.metadata.get("resourceVersion")
-            metadata = {**one.metadata, "name": name, "uid": name, "resourceVersion": str(self.writes)}
-            self.slices[name] = msgspec.structs.replace(one, metadata=metadata)
+            assert (before.metadata["resourceVersion"] if before else None) == step.metadata.get("resourceVersion")
+            metadata = {**step.metadata, "name": name, "uid": name, "resourceVersion": str(self.writes)}
+            self.slices[name] = msgspec.structs.replace(step, metadata=metadata)
             self.check_seen()
 
     def specs(self) -> list[SliceSpec]:
         """What is there, by name."""
-        return [read_as(one.spec, SliceSpec, where=name) for name, one in sorted(self.slices.items())]
+        return [read_as(resource_slice.spec, SliceSpec, where=name) for name, resource_slice in sorted(self.slices.items())]
 
     def seen(self) -> list[str] | None:
         """Devices as a scheduler sees them: those of the highest generation, if they are all there; None when the pool is incomplete."""
         specs = self.specs()
-        newest = max((one.pool.generation for one in specs), default=0)
-        current = [one for one in specs if one.pool.generation == newest]
-        if not current or any(one.pool.resource_slice_count != len(current) for one in current):
+        newest = max((spec.pool.generation for spec in specs), default=0)
+        current = [spec for spec in specs if spec.pool.generation == newest]
+        if not current or any(slice_spec.pool.resource_slice_count != len(current) for slice_spec in current):
             return None
-        return [device.name for one in current for device in one.devices]
+        return [device.name for slice_spec in current for device in slice_spec.devices]
 
     def check_seen(self) -> None:
         """No moment shows a device twice."""
@@ -79,9 +79,9 @@ def test_pool_is_what_is_wanted_when_the_publisher_was_killed_at_any_write(histo
 
     server.execute(slice_plan(DRIVER, NODE, "u", wanted, tuple(server.slices.values())))
 
-    assert server.seen() == [one.name for one in wanted]
-    assert [device for one in server.specs() for device in one.devices] == list(wanted)
-    assert len({one.pool.generation for one in server.specs()}) == 1
+    assert server.seen() == [slice_device.name for slice_device in wanted]
+    assert [device for spec in server.specs() for device in spec.devices] == list(wanted)
+    assert len({spec.pool.generation for spec in server.specs()}) == 1
     assert slice_plan(DRIVER, NODE, "u", wanted, tuple(server.slices.values())).is_empty
 
 

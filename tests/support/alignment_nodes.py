@@ -56,10 +56,10 @@ def dgx_facts() -> tuple[Machine, dict[str, Inventory]]:
     machine = Machine(
         node=view.node,
         numa_nodes=tuple(
-            NumaNode(id=node, cpus=CpuSet.of(one.id for one in cpus if one.numa_node == node), memory_bytes=1 << 40)
+            NumaNode(id=node, cpus=CpuSet.of(cpu.id for cpu in cpus if cpu.numa_node == node), memory_bytes=1 << 40)
             for node in view.numa_nodes
         ),
-        cpus=tuple(sorted(cpus, key=lambda one: one.id)),
+        cpus=tuple(sorted(cpus, key=lambda cpu: cpu.id)),
         distances=view.distances,
     )
     inventories = {
@@ -69,7 +69,7 @@ def dgx_facts() -> tuple[Machine, dict[str, Inventory]]:
         node=view.node,
         device_class="cpu",
         generation=1,
-        devices=tuple(Device(name=f"cpu-{one.id}", device_class="cpu", cpu=one.id) for one in machine.cpus),
+        devices=tuple(Device(name=f"cpu-{cpu.id}", device_class="cpu", cpu=cpu.id) for cpu in machine.cpus),
     )
     return machine, inventories
 
@@ -82,7 +82,10 @@ def owner(name: str) -> Owner:
 def container(name: str = "main", *, cpus: int = 0, kind: ContainerKind = ContainerKind.APP, **devices: int) -> ContainerRequest:
     """A container that asks for so many devices a class."""
     return ContainerRequest(
-        name=name, kind=kind, cpus=cpus, devices=tuple(DeviceRequest(device_class=one, count=count) for one, count in devices.items())
+        name=name,
+        kind=kind,
+        cpus=cpus,
+        devices=tuple(DeviceRequest(device_class=device_class, count=count) for device_class, count in devices.items()),
     )
 
 

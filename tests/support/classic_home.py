@@ -91,41 +91,41 @@ class ClassicPlace:
 
     async def apply(self, manifest: str) -> None:
         """Store the objects of a manifest as the CLI does."""
-        for one in parse_manifest(manifest, where="test.yaml"):
+        for api_object in parse_manifest(manifest, where="test.yaml"):
             self._made += 1
-            stored = admit(one, uid=f"uid-{one.metadata['name']}-{self._made}", now=NOW)
-            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(one))
+            stored = admit(api_object, uid=f"uid-{api_object.metadata['name']}-{self._made}", now=NOW)
+            await self.bus.compare_and_set(catalogue.OBJECT, stored, 0, **object_parts(api_object))
 
     def versions(self, kind: str, name: str) -> list[ApiObject | None]:
         """List all versions of an object that the watch brought; None stands for a deleted one."""
-        return [one.value for one in self.objects.items if (one.parts.get("kind"), one.parts.get("name")) == (kind, name)]
+        return [change.value for change in self.objects.items if (change.parts.get("kind"), change.parts.get("name")) == (kind, name)]
 
     async def until(self, kind: str, name: str, is_enough: Callable[[ApiObject | None], bool]) -> ApiObject | None:
         """Wait until the newest version of an object satisfies the test."""
 
         def is_there(_: object) -> bool:
-            found = self.versions(kind, name)
-            return bool(found) and is_enough(found[-1])
+            versions = self.versions(kind, name)
+            return bool(versions) and is_enough(versions[-1])
 
         await self.objects.until(is_there)
         return self.versions(kind, name)[-1]
 
     async def allocated(self, name: str) -> ApiObject:
         """Wait until a claim is allocated."""
-        one = await self.until("resourceclaim", name, lambda value: value is not None and bool(value.status.get("allocation")))
-        assert one is not None
-        return one
+        claim = await self.until("resourceclaim", name, lambda value: value is not None and bool(value.status.get("allocation")))
+        assert claim is not None
+        return claim
 
     async def told(self, name: str, reason: str, kind: str = "resourceclaim") -> str:
         """Wait until an object has a condition with this reason; gives the message."""
-        one = await self.until(kind, name, lambda value: reason in reasons(value))
-        return reasons(one)[reason]
+        api_object = await self.until(kind, name, lambda value: reason in reasons(value))
+        return reasons(api_object)[reason]
 
     async def scheduled(self, name: str) -> str:
         """Wait until a pod has its node."""
-        one = await self.until("pod", name, lambda value: value is not None and bool(value.spec.get("nodeName")))
-        assert one is not None
-        return str(one.spec["nodeName"])
+        pod = await self.until("pod", name, lambda value: value is not None and bool(value.spec.get("nodeName")))
+        assert pod is not None
+        return str(pod.spec["nodeName"])
 
     async def gone(self, kind: str, name: str) -> None:
         """Wait until an object is deleted."""
@@ -158,10 +158,10 @@ class ClassicPlace:
 
     def held(self, node: str) -> dict[str, list[str]]:
         """List what a node's ledger holds: owner (without uid) to devices."""
-        found = self.nodes[node].ledger.allocations
+        allocations = self.nodes[node].ledger.allocations
         return {
-            key.rpartition("/")[0]: sorted(name for holding in one.holdings for names in holding.devices.values() for name in names)
-            for key, one in sorted(found.items())
+            key.rpartition("/")[0]: sorted(name for holding in allocation.holdings for names in holding.devices.values() for name in names)
+            for key, allocation in sorted(allocations.items())
         }
 
     async def check(self) -> None:
@@ -169,32 +169,32 @@ class ClassicPlace:
         entries = await self.bus.list(catalogue.OBJECT, kind="resourceclaim")
         given: dict[tuple[str, str], str] = {}
         for entry in entries:
-            one = as_structured(entry.value)
-            results = ((one.status.get("allocation") or {}).get("devices") or {}).get("results") or []
+            api_object = as_structured(entry.value)
+            results = ((api_object.status.get("allocation") or {}).get("devices") or {}).get("results") or []
             for result in results:
                 key = (result["pool"], result["device"])
-                assert key not in given, f"{key} is {given[key]}'s and {one.metadata['name']}'s"
-                given[key] = one.metadata["name"]
+                assert key not in given, f"{key} is {given[key]}'s and {api_object.metadata['name']}'s"
+                given[key] = api_object.metadata["name"]
         held = {
             (node, device): owner.rpartition("/")[2] for node in self.nodes for owner, names in self.held(node).items() for device in names
         }
         assert {key: name for key, name in held.items() if name in given.values()} == given
 
 
-def reasons(one: ApiObject | None) -> dict[str, str]:
+def reasons(api_object: ApiObject | None) -> dict[str, str]:
     """Give the reasons of an object's conditions with their messages."""
-    found = (one.status.get("conditions") if one is not None else None) or []
-    return {str(condition.get("reason")): str(condition.get("message")) for condition in found}
+    conditions = (api_object.status.get("conditions") if api_object is not None else None) or []
+    return {str(condition.get("reason")): str(condition.get("message")) for condition in conditions}
 
 
-def devices_of(one: ApiObject) -> list[str]:
+def devices_of(api_object: ApiObject) -> list[str]:
     """Name an allocated claim's devices."""
-    return [result["device"] for result in as_structured(one).status["allocation"]["devices"]["results"]]
+    return [result["device"] for result in as_structured(api_object).status["allocation"]["devices"]["results"]]
 
 
-def node_of(one: ApiObject) -> str:
+def node_of(api_object: ApiObject) -> str:
     """Name the node of an allocated claim."""
-    return str(one.status["allocation"]["availableOnNodes"]["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
+    return str(api_object.status["allocation"]["availableOnNodes"]["nodeSelectorTerms"][0]["matchFields"][0]["values"][0])
 
 
 async def _no_opinion(_: HintsRequest) -> HintsReply:
@@ -231,10 +231,10 @@ async def classic_place(bus: Bus, url: str) -> AsyncIterator[ClassicPlace]:
             ),
         ]
         await bus.put(catalogue.MACHINE, machine, node=name)
-        for one in inventories:
-            await bus.put(catalogue.INVENTORY, one, node=name, device_class=one.device_class)
+        for inventory in inventories:
+            await bus.put(catalogue.INVENTORY, inventory, node=name, device_class=inventory.device_class)
             # A device service that nobody answers for is called silent after a while, and its devices Unknown.
-            await bus.answer(catalogue.HINTS, _no_opinion, node=name, device_class=one.device_class)
+            await bus.answer(catalogue.HINTS, _no_opinion, node=name, device_class=inventory.device_class)
         nodes[name] = SmallTopology(bus, machine, inventories)
         await nodes[name].start()
     async with Reader(bus.watch(catalogue.OBJECT)) as objects:

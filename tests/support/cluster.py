@@ -89,12 +89,17 @@ class Cluster:
 
     async def devices(self, driver: str) -> dict[str, dict[str, Any]]:
         """Devices of one driver on the node, as the scheduler sees them."""
-        slices = [one.to_dict() async for one in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
-        return {it["name"]: it for one in slices if one["spec"]["driver"] == driver for it in one["spec"].get("devices") or ()}
+        slices = [resource_slice.to_dict() async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
+        return {
+            it["name"]: it
+            for resource_slice in slices
+            if resource_slice["spec"]["driver"] == driver
+            for it in resource_slice["spec"].get("devices") or ()
+        }
 
     async def slices(self, suffix: str) -> list[str]:
         """Names of the node's slices of drivers that end so."""
-        found = [one.to_dict() async for one in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
+        found = [resource_slice.to_dict() async for resource_slice in self.client.list(ResourceSlice, fields={"spec.nodeName": self.node})]
         return sorted(one["metadata"]["name"] for one in found if one["spec"]["driver"].endswith(suffix))
 
     async def allocatable(self, resource: str) -> int:
@@ -175,19 +180,19 @@ class Cluster:
         self._made = [one for one in self._made if one != (Pod, name)]
 
         async def pods() -> list[str]:
-            return [one.metadata.name async for one in self.client.list(Pod, namespace="default")]
+            return [pod.metadata.name async for pod in self.client.list(Pod, namespace="default")]
 
         await until(f"pod {name} is gone", pods, lambda names: name not in names)
 
     async def events(self, name: str, reason: str) -> list[str]:
         """Messages of the events of an object with this reason."""
-        found = [one.to_dict() async for one in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
+        found = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
         return [str(one.get("message")) for one in found if one.get("reason") == reason]
 
     async def _said_of(self, name: str) -> list[str]:
         """Events of a pod: why it waits stands there."""
         try:
-            found = [one.to_dict() async for one in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
+            found = [event.to_dict() async for event in self.client.list(Event, namespace="default", fields={"involvedObject.name": name})]
         except ApiError:
             return []
         return [f"{one.get('reason')}: {one.get('message')}" for one in found]
@@ -211,7 +216,7 @@ class Cluster:
 
 
 async def _find_node(client: AsyncClient, node: str) -> str:
-    nodes = [one.metadata.name async for one in client.list(Node)]
+    nodes = [each_node.metadata.name async for each_node in client.list(Node)]
     if not node:
         if len(nodes) != 1:
             pytest.fail(f"the cluster has {len(nodes)} nodes: set TOPOBUS_CLUSTER_NODE to one of {', '.join(nodes)}", pytrace=False)
@@ -233,7 +238,7 @@ async def listed_by_kubelet(kubelet: Path, resource: str) -> int:
             answer = await stub.GetAllocatableResources(pod_resources.AllocatableResourcesRequest(), timeout=5)
     except grpc.aio.AioRpcError:
         return -1
-    return len({name for one in answer.devices if one.resource_name == resource for name in one.device_ids})
+    return len({name for device in answer.devices if device.resource_name == resource for name in device.device_ids})
 
 
 def attribute_names(device: dict[str, Any]) -> set[str]:
@@ -248,10 +253,10 @@ async def until(what: str, look: Callable[[], Awaitable[T]], holds: Callable[[T]
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
-                    found = await look()
-                    if holds(found):
-                        return found
-                    seen = found
+                    item = await look()
+                    if holds(item):
+                        return item
+                    seen = item
                 except httpx2.TransportError as err:
                     seen = f"the API server could not be asked: {str(err) or type(err).__name__}"
                 except ApiError as err:

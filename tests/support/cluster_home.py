@@ -70,14 +70,14 @@ def template(name: str, *, count: int = 1) -> Object:
 
 def pod(name: str, *claims: str, templates: tuple[str, ...] = (), gates: tuple[str, ...] = (GATE,), **spec: Any) -> Object:
     """Make a pod behind gates that uses claims."""
-    uses = [{"name": f"c{index}", "resourceClaimName": one} for index, one in enumerate(claims)]
-    uses += [{"name": f"t{index}", "resourceClaimTemplateName": one} for index, one in enumerate(templates)]
+    uses = [{"name": f"c{index}", "resourceClaimName": each_claim} for index, each_claim in enumerate(claims)]
+    uses += [{"name": f"t{index}", "resourceClaimTemplateName": each_template} for index, each_template in enumerate(templates)]
     return {
         "kind": "Pod",
         "metadata": {"name": name, "namespace": "default"},
         "spec": {
             "containers": [{"name": "main", "image": "x"}],
-            "schedulingGates": [{"name": one} for one in gates],
+            "schedulingGates": [{"name": gate} for gate in gates],
             "resourceClaims": uses,
             **spec,
         },
@@ -100,8 +100,8 @@ class ClusterHome:
 
     def put(self, *objects: Object) -> None:
         """Store objects."""
-        for one in objects:
-            self.server.put(one)
+        for api_object in objects:
+            self.server.put(api_object)
 
     def machine_room(self, nodes: int = 2, devices: int = 2) -> None:
         """Make nodes n1, n2, ... with devices each, and the class of them."""
@@ -111,16 +111,16 @@ class ClusterHome:
 
     def get(self, kind: str, name: str) -> Object:
         """Read an object; empty when there is none."""
-        return next((one for one in self.server.objects(kind) if one["metadata"]["name"] == name), {})
+        return next((api_object for api_object in self.server.objects(kind) if api_object["metadata"]["name"] == name), {})
 
     def gates(self, name: str) -> list[str]:
         """List a pod's gates."""
-        return [one["name"] for one in self.get("Pod", name).get("spec", {}).get("schedulingGates") or ()]
+        return [scheduling_gate["name"] for scheduling_gate in self.get("Pod", name).get("spec", {}).get("schedulingGates") or ()]
 
     def devices(self, name: str) -> list[str]:
         """List the devices that a claim has."""
         allocation = (self.get("ResourceClaim", name).get("status") or {}).get("allocation") or {}
-        return [one["device"] for one in allocation.get("devices", {}).get("results", ())]
+        return [result["device"] for result in allocation.get("devices", {}).get("results", ())]
 
     def node_of(self, name: str) -> str:
         """Name the node that a claim's allocation is bound to."""
@@ -133,14 +133,14 @@ class ClusterHome:
 
     def events(self, name: str) -> list[tuple[str, str]]:
         """List what an object was told: reason and message."""
-        return [(one["reason"], one["message"]) for one in self.server.objects("Event") if one["involvedObject"]["name"] == name]
+        return [(event["reason"], event["message"]) for event in self.server.objects("Event") if event["involvedObject"]["name"] == name]
 
     def holders(self) -> dict[str, list[str]]:
         """Say which claims have each device."""
         found: dict[str, list[str]] = {}
-        for one in self.server.objects("ResourceClaim"):
-            for device in self.devices(one["metadata"]["name"]):
-                found.setdefault(device, []).append(one["metadata"]["name"])
+        for resource_claim in self.server.objects("ResourceClaim"):
+            for device in self.devices(resource_claim["metadata"]["name"]):
+                found.setdefault(device, []).append(resource_claim["metadata"]["name"])
         return found
 
     def set_status(self, kind: str, name: str, **status: Any) -> None:

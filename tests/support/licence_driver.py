@@ -51,8 +51,8 @@ class LicenceDriver:
         if reference is None:
             return 1
         namespace = metadata_of(claim).namespace
-        found = await self._context.read_parameters(reference.get("apiGroup", ""), reference["kind"], namespace, reference["name"])
-        seats = found.spec.get("seats") if found is not None and found.kind == "LicenceParameters" else None
+        parameters = await self._context.read_parameters(reference.get("apiGroup", ""), reference["kind"], namespace, reference["name"])
+        seats = parameters.spec.get("seats") if parameters is not None and parameters.kind == "LicenceParameters" else None
         if not isinstance(seats, int) or seats < 1:
             raise ContractError(f"{name_of(claim)}: parametersRef: wanted LicenceParameters of {GROUP} with seats of at least 1")
         return seats
@@ -61,20 +61,20 @@ class LicenceDriver:
         self, pod: ApiObject, claims: Sequence[ClaimWork], potential_nodes: Sequence[str]
     ) -> Mapping[str, Mapping[str, Reason]]:
         """Seats are the same everywhere."""
-        wanted = sum(one.claim_parameters for one in claims if metadata_of(one.claim).uid not in self._server.taken)
+        wanted = sum(claim.claim_parameters for claim in claims if metadata_of(claim.claim).uid not in self._server.taken)
         if wanted <= self._server.free:
             return {}
-        return {one.entry: dict.fromkeys(potential_nodes, self._none(wanted)) for one in claims}
+        return {claim.entry: dict.fromkeys(potential_nodes, self._none(wanted)) for claim in claims}
 
     async def allocate(self, claims: Sequence[ClaimWork], selected_node: str) -> Sequence[AllocationResult | Refusal]:
         """Take seats, once for each claim."""
         outcomes: list[AllocationResult | Refusal] = []
-        for one in claims:
-            uid = metadata_of(one.claim).uid
-            if uid not in self._server.taken and one.claim_parameters > self._server.free:
-                outcomes.append(Refusal(reasons=(self._none(one.claim_parameters),)))
+        for claim in claims:
+            uid = metadata_of(claim.claim).uid
+            if uid not in self._server.taken and claim.claim_parameters > self._server.free:
+                outcomes.append(Refusal(reasons=(self._none(claim.claim_parameters),)))
                 continue
-            self._server.taken.setdefault(uid, one.claim_parameters)
+            self._server.taken.setdefault(uid, claim.claim_parameters)
             handle = ResourceHandle(driver_name=self.name, data=f"seats={self._server.taken[uid]}")
             outcomes.append(AllocationResult(resource_handles=(handle,), shareable=True))
         return outcomes

@@ -67,7 +67,7 @@ def _places(value: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tupl
 
 
 def _others(value: Any) -> Iterator[Any]:
-    yield from (one for one in _KINDS if type(one) is not type(value))
+    yield from (kind for kind in _KINDS if type(kind) is not type(value))
     if isinstance(value, bool):
         yield not value
     elif isinstance(value, int | float):

@@ -56,8 +56,13 @@ def no(code: str, message: str) -> Refusal:
 def claim(name: str, uid: str, *devices: str, node: str = NODE) -> ApiObject:
     """An allocated claim; a device's class is its name's first part."""
     results = [
-        {"request": f"want-{one.partition('-')[0]}", "driver": f"{one.partition('-')[0]}.topobus.dev", "pool": node, "device": one}
-        for one in devices
+        {
+            "request": f"want-{each_device.partition('-')[0]}",
+            "driver": f"{each_device.partition('-')[0]}.topobus.dev",
+            "pool": node,
+            "device": each_device,
+        }
+        for each_device in devices
     ]
     status: dict[str, Any] = {"allocation": {"devices": {"results": results}}} if devices else {}
     metadata = {"name": name, "namespace": "default", "uid": uid}
@@ -95,9 +100,9 @@ class NodePlane:
         await self.bus.answer(PREFER, self._prefer, node=NODE)
         await self.bus.answer(ADOPT, self._adopt, node=NODE)
         await self.bus.answer(RELEASE, self._release, node=NODE)
-        for one in classes:
-            await self.bus.answer(PREPARE, self._prepare, node=NODE, device_class=one)
-            await self.bus.answer(UNPREPARE, self._unprepare, node=NODE, device_class=one)
+        for device_class in classes:
+            await self.bus.answer(PREPARE, self._prepare, node=NODE, device_class=device_class)
+            await self.bus.answer(UNPREPARE, self._unprepare, node=NODE, device_class=device_class)
 
     async def show(self, device_class: str, *devices: Device) -> None:
         """Publish an inventory."""

@@ -21,19 +21,23 @@ def explain_text(outcome: Placement | Refusal) -> str:
         if outcome.to_free:
             lines += ["it would fit if these were freed:", *_bullets(outcome.to_free)]
         return "\n".join(lines)
-    return "\n".join(["placed:", *(line for one in outcome.containers for line in _container(one))])
+    return "\n".join(["placed:", *(line for container in outcome.containers for line in _container(container))])
 
 
-def _container(one: ContainerPlacement) -> Iterable[str]:
-    yield f"  container {one.name}: NUMA node {one.numa_nodes}" if one.numa_nodes else f"  container {one.name}:"
-    if one.cpus:
-        yield f"    cpu: {one.cpus} ({len(one.cpus)})"
-    for device_class, names in sorted(one.devices.items()):
+def _container(container_placement: ContainerPlacement) -> Iterable[str]:
+    yield (
+        f"  container {container_placement.name}: NUMA node {container_placement.numa_nodes}"
+        if container_placement.numa_nodes
+        else f"  container {container_placement.name}:"
+    )
+    if container_placement.cpus:
+        yield f"    cpu: {container_placement.cpus} ({len(container_placement.cpus)})"
+    for device_class, names in sorted(container_placement.devices.items()):
         yield f"    {device_class}: {', '.join(names)}"
-    for line in _bullets(one.reasons):
+    for line in _bullets(container_placement.reasons):
         yield f"  {line}"
 
 
 def _bullets(reasons: Iterable[Reason]) -> Iterable[str]:
-    for one in reasons:
-        yield f"  - {one.message} [{one.code}]"
+    for reason in reasons:
+        yield f"  - {reason.message} [{reason.code}]"

@@ -20,9 +20,11 @@ def mistakes(view: NodeView, request: PodRequest, placement: Placement) -> list[
     """Say what is wrong with a placement; nothing when every promise is kept."""
     found: list[str] = []
     scope = request.scope or view.options.scope
-    got = {one.name: {(cls, name) for cls, names in one.devices.items() for name in names} for one in placement.containers}
-    for one in placement.containers:
-        got[one.name] |= {("cpu", str(cpu)) for cpu in one.cpus}
+    got = {
+        container.name: {(cls, name) for cls, names in container.devices.items() for name in names} for container in placement.containers
+    }
+    for container in placement.containers:
+        got[container.name] |= {("cpu", str(cpu)) for cpu in container.cpus}
     free = _free(view)
     for want in request.containers:
         mine = got[want.name]
@@ -85,9 +87,9 @@ def _places(view: NodeView, request: PodRequest, wanted: Mapping[str, int]) -> l
     """Sets of units that policy and hard localities admit for these amounts: all of them must come out of one such set."""
     policy = request.policy or view.options.policy
     admitted = [_units_in(view, mask, set(wanted)) for mask in _masks(view, wanted, policy)]
-    for one in request.locality:
-        if one.is_hard and any(wanted.values()):
-            admitted = [usable & domain for usable in admitted for domain in _domains(view, one.level)]
+    for locality in request.locality:
+        if locality.is_hard and any(wanted.values()):
+            admitted = [usable & domain for usable in admitted for domain in _domains(view, locality.level)]
     return admitted
 
 
@@ -100,10 +102,10 @@ def _domains(view: NodeView, level: LocalityLevel) -> list[set[Unit]]:
             for node in view.numa_nodes
         ]
     assert level is LocalityLevel.SWITCH
-    switches = {one.pcie_switch for devices in view.devices.values() for one in devices if one.pcie_switch is not None}
+    switches = {device.pcie_switch for devices in view.devices.values() for device in devices if device.pcie_switch is not None}
     found: list[set[Unit]] = []
     for switch in switches:
-        under = {(name, one.name) for name, devices in view.devices.items() for one in devices if one.pcie_switch == switch}
+        under = {(name, device.name) for name, devices in view.devices.items() for device in devices if device.pcie_switch == switch}
         near = {node for name, unit in under for node in homes[name][unit] or ()}
         found.append(under | {("cpu", cpu) for cpu, where in homes["cpu"].items() if where and where & near})
     return found
@@ -118,11 +120,11 @@ def _choices(usable: set[Unit], wanted: Mapping[str, int]) -> Iterator[frozenset
 
 
 def _ordered(request: PodRequest) -> list[ContainerRequest]:
-    return sorted(request.containers, key=lambda one: one.kind is ContainerKind.APP)
+    return sorted(request.containers, key=lambda container: container.kind is ContainerKind.APP)
 
 
 def _wanted(want: ContainerRequest) -> dict[str, int]:
-    wanted = {one.device_class: one.count for one in want.devices}
+    wanted = {device.device_class: device.count for device in want.devices}
     return {**wanted, "cpu": want.cpus} if want.cpus else wanted
 
 
@@ -145,14 +147,16 @@ def _homes(view: NodeView, resource: str) -> dict[str, frozenset[int] | None]:
     """Every unit of a resource, busy and sick ones too, and its NUMA nodes."""
     if resource == "cpu":
         return {str(cpu): None if core.numa_node is None else frozenset([core.numa_node]) for core in view.cores for cpu in core.cpus}
-    return {one.name: None if not one.numa_nodes else frozenset(one.numa_nodes) for one in view.devices[resource]}
+    return {device.name: None if not device.numa_nodes else frozenset(device.numa_nodes) for device in view.devices[resource]}
 
 
 def _free(view: NodeView) -> set[Unit]:
     held = {cpu for cpus in view.held_cpus.values() for cpu in cpus} | set(view.reserved_cpus) | set(view.unhealthy_cpus)
     free = {("cpu", str(cpu)) for core in view.cores for cpu in core.cpus if cpu not in held}
     for name, devices in view.devices.items():
-        free |= {(name, one.name) for one in devices if one.health.is_allocatable and one.name not in view.held_devices.get(name, {})}
+        free |= {
+            (name, device.name) for device in devices if device.health.is_allocatable and device.name not in view.held_devices.get(name, {})
+        }
     return free
 
 
@@ -178,7 +182,7 @@ def _masks(view: NodeView, wanted: Mapping[str, int], policy: Policy) -> list[fr
         homes = _homes(view, resource)
         if count and any(homes.values()):
             nodes = sorted({node for where in homes.values() if where for node in where})
-            masks = [frozenset(one) for size in range(1, len(nodes) + 1) for one in combinations(nodes, size)]
+            masks = [frozenset(combination) for size in range(1, len(nodes) + 1) for combination in combinations(nodes, size)]
             touching = {mask: [name for name, where in homes.items() if where and where & mask] for mask in masks}
             widths = [len(mask) for mask in masks if len(touching[mask]) >= count]
             mine = {

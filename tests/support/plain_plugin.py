@@ -50,10 +50,10 @@ class PlainPlugin(rpc.DevicePluginServicer):
     def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest, context: Any) -> pb.PreferredAllocationResponse:
         """Prefer the last ones."""
         answers = []
-        for one in request.container_requests:
-            _tell("GetPreferredAllocation", list(one.available_deviceIDs))
-            rest = sorted(set(one.available_deviceIDs) - set(one.must_include_deviceIDs), reverse=True)
-            answers.append([*one.must_include_deviceIDs, *rest][: one.allocation_size])
+        for container_request in request.container_requests:
+            _tell("GetPreferredAllocation", list(container_request.available_deviceIDs))
+            rest = sorted(set(container_request.available_deviceIDs) - set(container_request.must_include_deviceIDs), reverse=True)
+            answers.append([*container_request.must_include_deviceIDs, *rest][: container_request.allocation_size])
         return pb.PreferredAllocationResponse(
             container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=names) for names in answers]
         )
@@ -79,14 +79,16 @@ class PlainPlugin(rpc.DevicePluginServicer):
     def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:
         """Say what a container gets."""
         node = pb.DeviceSpec(container_path="/dev/widget", host_path="/dev/full", permissions="rw")
-        for one in request.container_requests:
-            _tell("Allocate", list(one.devices_ids))
+        for container_request in request.container_requests:
+            _tell("Allocate", list(container_request.devices_ids))
         return pb.AllocateResponse(
             container_responses=[
                 pb.ContainerAllocateResponse(
-                    envs={"WIDGETS": ",".join(sorted(one.devices_ids))}, devices=[node], annotations={"acme.example/widgets": "1"}
+                    envs={"WIDGETS": ",".join(sorted(container_request.devices_ids))},
+                    devices=[node],
+                    annotations={"acme.example/widgets": "1"},
                 )
-                for one in request.container_requests
+                for container_request in request.container_requests
             ]
         )
 

@@ -48,7 +48,7 @@ class Service:
         """Wait until an event has been logged so often; the last of these lines."""
 
         def found() -> list[dict[str, Any]]:
-            return [one for one in self.lines if one.get("event") == event and where(one)]
+            return [line for line in self.lines if line.get("event") == event and where(line)]
 
         async with asyncio.timeout(LIMIT_S), self._news:
             await self._news.wait_for(lambda: len(found()) >= count)
@@ -152,5 +152,5 @@ def system_settings(folder: Path) -> dict[str, str]:
 
 async def until_all_ready(running: Mapping[str, Service]) -> None:
     """Wait until each of them is ready."""
-    for one in running.values():
-        await one.until_ready()
+    for each_service in running.values():
+        await each_service.until_ready()

@@ -71,8 +71,8 @@ class SmallCluster:
         capacity = self._kubelet.capacity()
         node = self._server.objects("Node")[0]
         status = {
-            "allocatable": {name: str(one.allocatable) for name, one in capacity.items()},
-            "capacity": {name: str(one.capacity) for name, one in capacity.items()},
+            "allocatable": {name: str(other_capacity.allocatable) for name, other_capacity in capacity.items()},
+            "capacity": {name: str(other_capacity.capacity) for name, other_capacity in capacity.items()},
         }
         if node.get("status") != status:
             self._server.put({**node, "status": status})
@@ -119,7 +119,7 @@ class SmallCluster:
 
     def _schedule(self, pod: Value) -> bool:
         """Allocate its claims and find room for its resources."""
-        allocatable = {name: one.allocatable for name, one in self._kubelet.capacity().items()}
+        allocatable = {name: capacity.allocatable for name, capacity in self._kubelet.capacity().items()}
         used: dict[str, int] = {}
         for other in self._server.objects("Pod", fields=f"spec.nodeName={NODE}"):
             for name, count in _limits(other).items():
@@ -129,7 +129,7 @@ class SmallCluster:
         return all(self._allocate(name, pod) for name in _claim_names(pod))
 
     def _allocate(self, name: str, pod: Value) -> bool:
-        claims = {one["metadata"]["name"]: one for one in self._server.objects("ResourceClaim")}
+        claims = {resource_claim["metadata"]["name"]: resource_claim for resource_claim in self._server.objects("ResourceClaim")}
         claim = claims.get(name)
         if claim is None:
             return False
@@ -145,11 +145,11 @@ class SmallCluster:
         return True
 
     def _choose(self, claim: Value, claims: Any) -> list[Value] | None:
-        classes = {one["metadata"]["name"]: str(one["spec"]) for one in self._server.objects("DeviceClass")}
+        classes = {device_class["metadata"]["name"]: str(device_class["spec"]) for device_class in self._server.objects("DeviceClass")}
         taken = {
             (result["driver"], result["device"])
-            for one in claims
-            for result in ((one.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results", ())
+            for each_claim in claims
+            for result in ((each_claim.get("status") or {}).get("allocation") or {}).get("devices", {}).get("results", ())
         }
         options: list[list[tuple[Value, ...]]] = []
         for request in claim["spec"]["devices"]["requests"]:
@@ -159,30 +159,31 @@ class SmallCluster:
             slices = self._server.objects("ResourceSlice", fields=f"spec.nodeName={NODE},spec.driver={driver[1]}")
             free = [
                 {"request": request["name"], "driver": driver[1], "pool": NODE, "device": device["name"], "of": device}
-                for one in slices
-                for device in one["spec"].get("devices") or ()
+                for resource_slice in slices
+                for device in resource_slice["spec"].get("devices") or ()
                 if (driver[1], device["name"]) not in taken and (not device.get("taints") or request["exactly"].get("tolerations"))
             ]
             options.append(list(itertools.combinations(free, request["exactly"].get("count", 1))))
-        matched = [one["matchAttribute"] for one in claim["spec"]["devices"].get("constraints") or ()]
+        matched = [constraint["matchAttribute"] for constraint in claim["spec"]["devices"].get("constraints") or ()]
         for chosen in itertools.product(*options):
-            devices = [one for group in chosen for one in group]
-            if all(len({str(one["of"].get("attributes", {}).get(name)) for one in devices}) == 1 for name in matched):
-                return [{key: value for key, value in one.items() if key != "of"} for one in devices]
+            devices = [value for group in chosen for value in group]
+            if all(len({str(device["of"].get("attributes", {}).get(name)) for device in devices}) == 1 for name in matched):
+                return [{key: value for key, value in device.items() if key != "of"} for device in devices]
         return None
 
     def _of_kubelet(self, pod: Value) -> Pod:
-        claims = {one["metadata"]["name"]: one for one in self._server.objects("ResourceClaim")}
+        claims = {resource_claim["metadata"]["name"]: resource_claim for resource_claim in self._server.objects("ResourceClaim")}
         references = []
         for name in _claim_names(pod):
             results = claims[name]["status"]["allocation"]["devices"]["results"]
-            drivers = tuple(sorted({one["driver"] for one in results}))
+            drivers = tuple(sorted({result["driver"] for result in results}))
             references.append(ClaimReference(name=name, uid=claims[name]["metadata"]["uid"], drivers=drivers))
         containers = tuple(
             Container(
-                name=one["name"], resources={name: int(count) for name, count in (one.get("resources") or {}).get("limits", {}).items()}
+                name=container["name"],
+                resources={name: int(count) for name, count in (container.get("resources") or {}).get("limits", {}).items()},
             )
-            for one in pod["spec"]["containers"]
+            for container in pod["spec"]["containers"]
         )
         return Pod(name=pod["metadata"]["name"], uid=pod["metadata"]["uid"], containers=containers, claims=tuple(references))
 
@@ -190,7 +191,10 @@ class SmallCluster:
         statuses = []
         for grant in admitted.containers:
             states = [
-                {"name": resource, "resources": [{"resourceID": one, "health": self._state(resource, one)} for one in ids]}
+                {
+                    "name": resource,
+                    "resources": [{"resourceID": identifier, "health": self._state(resource, identifier)} for identifier in ids],
+                }
                 for resource, ids in grant.devices.items()
             ]
             states += [
@@ -198,10 +202,10 @@ class SmallCluster:
                     "name": f"claim:{claim.uid}",
                     "resources": [
                         {
-                            "resourceID": f"{one.driver}/{one.pool}/{one.device}",
-                            "health": self._kubelet.device_health(one.driver, one.pool, one.device).state,
+                            "resourceID": f"{device.driver}/{device.pool}/{device.device}",
+                            "health": self._kubelet.device_health(device.driver, device.pool, device.device).state,
                         }
-                        for one in claim.devices
+                        for device in claim.devices
                     ],
                 }
                 for claim in admitted.claims
@@ -211,8 +215,8 @@ class SmallCluster:
         return statuses
 
     def _state(self, resource: str, device: str) -> str:
-        found = self._kubelet.devices(resource).get(device)
-        return "Healthy" if found is None or found.is_healthy else "Unhealthy"
+        plugin_device = self._kubelet.devices(resource).get(device)
+        return "Healthy" if plugin_device is None or plugin_device.is_healthy else "Unhealthy"
 
 
 def _what_kubelet_watches(pod: Value) -> Value:
@@ -222,15 +226,21 @@ def _what_kubelet_watches(pod: Value) -> Value:
 
 def _limits(pod: Value) -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in pod["spec"]["containers"]:
-        for name, count in ((one.get("resources") or {}).get("limits") or {}).items():
+    for container in pod["spec"]["containers"]:
+        for name, count in ((container.get("resources") or {}).get("limits") or {}).items():
             found[name] = found.get(name, 0) + int(count)
     return found
 
 
 def _claim_names(pod: Value) -> list[str]:
-    made = {one["name"]: one["resourceClaimName"] for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
-    return [one.get("resourceClaimName") or made.get(one["name"], "") for one in pod["spec"].get("resourceClaims") or ()]
+    made = {
+        resource_claim_status["name"]: resource_claim_status["resourceClaimName"]
+        for resource_claim_status in (pod.get("status") or {}).get("resourceClaimStatuses") or ()
+    }
+    return [
+        resource_claim.get("resourceClaimName") or made.get(resource_claim["name"], "")
+        for resource_claim in pod["spec"].get("resourceClaims") or ()
+    ]
 
 
 async def main(kubelet_dir: Path, kubeconfig: Path) -> None:

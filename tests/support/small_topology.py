@@ -27,7 +27,9 @@ class SmallTopology:
     def __init__(self, bus: Bus, machine: Machine, inventories: list[Inventory]) -> None:
         self._bus = bus
         self._node = machine.node
-        self._view = node_view(machine, {one.device_class: one for one in inventories}, None, AlignmentOptions(), CpuSet())
+        self._view = node_view(
+            machine, {inventory.device_class: inventory for inventory in inventories}, None, AlignmentOptions(), CpuSet()
+        )
         self.ledger = Ledger(node=machine.node)
         self.requests: list[PlaceRequest] = []
         self.refuse_next = 0

@@ -32,9 +32,9 @@ def cpu_files(cpus: int = 4, *, threads: int = 1, sockets: int = 1, is_old: bool
     """Describe CPUs numbered core by core, socket by socket; `is_old`: with the file names and masks of kernels before 4.20."""
     files: dict[str, object] = {f"{CPU}/online": f"0-{cpus - 1}", "proc/meminfo": "MemTotal:  1024 kB"}
     for cpu in range(cpus):
-        core = [one for one in range(cpus) if one // threads == cpu // threads]
+        core = [index for index in range(cpus) if index // threads == cpu // threads]
         width = cpus // sockets
-        socket = [one for one in range(cpus) if one // width == cpu // width]
+        socket = [index for index in range(cpus) if index // width == cpu // width]
         topology = f"{CPU}/cpu{cpu}/topology"
         files[f"{topology}/core_id"] = cpu // threads
         files[f"{topology}/physical_package_id"] = cpu // width

@@ -28,8 +28,8 @@ def render_asyncapi(version: str) -> dict[str, Any]:
         },
         "defaultContentType": "application/json",
         "servers": {"nats": {"host": "localhost:4222", "protocol": "nats", "description": "NATS with JetStream"}},
-        "channels": {one.name: _channel(one) for one in nouns} | {f"{one.name}Reply": _reply_channel(one) for one in ASKS},
-        "operations": {name: operation for one in nouns for name, operation in _operations(one).items()},
+        "channels": {noun.name: _channel(noun) for noun in nouns} | {f"{ask.name}Reply": _reply_channel(ask) for ask in ASKS},
+        "operations": {name: operation for noun in nouns for name, operation in _operations(noun).items()},
         "components": {"messages": {kind.__name__: _message(kind) for kind in MESSAGES}, "schemas": render_schemas(MESSAGES)},
     }
 
@@ -99,7 +99,7 @@ def _message(kind: type[Struct]) -> dict[str, Any]:
         "contentType": "application/json",
         "payload": {"$ref": f"#/components/schemas/{kind.__name__}"},
     }
-    event = next((one for one in EVENTS if one.message is kind), None)
+    event = next((each_event for each_event in EVENTS if each_event.message is kind), None)
     if event is not None:
         made["headers"] = {
             "type": "object",

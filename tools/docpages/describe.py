@@ -49,13 +49,13 @@ def describe_fields(kind: type[Struct]) -> tuple[FieldText, ...]:
     docs = _field_docs(kind)
     return tuple(
         FieldText(
-            name=one.encode_name,
-            kind=type_text(hints[one.name]),
-            default=_default_text(one),
-            doc=docs.get(one.name, ""),
-            hint=hints[one.name],
+            name=field.encode_name,
+            kind=type_text(hints[field.name]),
+            default=_default_text(field),
+            doc=docs.get(field.name, ""),
+            hint=hints[field.name],
         )
-        for one in msgspec.structs.fields(kind)
+        for field in msgspec.structs.fields(kind)
     )
 
 
@@ -67,18 +67,18 @@ def type_text(hint: object) -> str:
         return f"{type_text(inner)} {' and '.join(limits)}".strip()
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join("none" if one is type(None) else type_text(one) for one in arguments)
+        return " or ".join("none" if argument is type(None) else type_text(argument) for argument in arguments)
     if origin is typing.Literal:
-        return ", ".join(f"`{one}`" for one in arguments)
+        return ", ".join(f"`{argument}`" for argument in arguments)
     if origin is dict:
         return f"map of {type_text(arguments[0])} to {type_text(arguments[1])}"
     if origin in _CONTAINERS:
-        inner_text = ", ".join(type_text(one) for one in arguments if one is not Ellipsis)
+        inner_text = ", ".join(type_text(argument) for argument in arguments if argument is not Ellipsis)
         return f"{_CONTAINERS[origin]} of {inner_text}"
     if is_struct(hint):
         return f"[{hint.__name__}](#{hint.__name__.lower()})"
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return ", ".join(f"`{one.value}`" for one in hint)
+        return ", ".join(f"`{member.value}`" for member in hint)
     if isinstance(hint, type) and issubclass(hint, IdSet):
         return "id list (`0-3,8`)"
     if hint is PciAddress:
@@ -92,8 +92,8 @@ def nested_structs(kind: object) -> Iterator[type[Struct]]:
     if is_struct(kind):
         yield kind
         return
-    for one in typing.get_args(kind):
-        yield from nested_structs(one)
+    for argument in typing.get_args(kind):
+        yield from nested_structs(argument)
 
 
 def _limits(meta: msgspec.Meta) -> Iterator[tuple[str, object]]:
@@ -102,12 +102,12 @@ def _limits(meta: msgspec.Meta) -> Iterator[tuple[str, object]]:
             yield sign, value
 
 
-def _default_text(one: msgspec.structs.FieldInfo) -> str:
-    value = one.default
+def _default_text(field: msgspec.structs.FieldInfo) -> str:
+    value = field.default
     if value is msgspec.NODEFAULT:
-        if one.default_factory is msgspec.NODEFAULT:
+        if field.default_factory is msgspec.NODEFAULT:
             return ""
-        value = one.default_factory()
+        value = field.default_factory()
     if isinstance(value, Struct):
         return "its own defaults"
     if isinstance(value, enum.Enum):

@@ -39,18 +39,18 @@ def _lines() -> Iterable[str]:
         ("noun", "bucket", "key", "message", "writer", "readers", "history", "largest value", "largest bucket", "when full"),
         (
             (
-                f"`{one.name}`",
-                f"`{one.bucket}`",
-                f"`{_key(one)}`",
-                _link(one.message),
-                _names(one.writer),
-                _names(one.readers),
-                str(one.history),
-                _size(one.max_value_bytes) + (", then gzip" if one.may_be_compressed else ""),
-                _size(one.max_bucket_bytes),
-                "oldest goes" if one.is_said_again else "refuses",
+                f"`{state.name}`",
+                f"`{state.bucket}`",
+                f"`{_key(state)}`",
+                _link(state.message),
+                _names(state.writer),
+                _names(state.readers),
+                str(state.history),
+                _size(state.max_value_bytes) + (", then gzip" if state.may_be_compressed else ""),
+                _size(state.max_bucket_bytes),
+                "oldest goes" if state.is_said_again else "refuses",
             )
-            for one in STATES
+            for state in STATES
         ),
     )
     yield from _descriptions(STATES)
@@ -64,18 +64,18 @@ def _lines() -> Iterable[str]:
         ("noun", "stream", "subject", "message", "type", "writer", "readers", "kept a subject", "largest event", "largest stream"),
         (
             (
-                f"`{one.name}`",
-                f"`{one.stream}`",
-                f"`{_subject(one)}`",
-                _link(one.message),
-                f"`{one.event_type}`",
-                _names(one.writer),
-                _names(one.readers),
-                str(one.max_per_subject),
-                _size(one.max_event_bytes),
-                _size(one.max_stream_bytes),
+                f"`{event.name}`",
+                f"`{event.stream}`",
+                f"`{_subject(event)}`",
+                _link(event.message),
+                f"`{event.event_type}`",
+                _names(event.writer),
+                _names(event.readers),
+                str(event.max_per_subject),
+                _size(event.max_event_bytes),
+                _size(event.max_stream_bytes),
             )
-            for one in EVENTS
+            for event in EVENTS
         ),
     )
     yield from _descriptions(EVENTS)
@@ -90,15 +90,15 @@ def _lines() -> Iterable[str]:
         ("noun", "subject", "request", "answer", "answers", "asks", "waits"),
         (
             (
-                f"`{one.name}`",
-                f"`{_subject(one)}`",
-                _link(one.request),
-                _link(one.reply),
-                _names(one.writer) + (f" (queue group `{one.queue_group}`)" if one.queue_group else ""),
-                _names(one.readers),
-                f"{one.timeout_s:g} s",
+                f"`{ask.name}`",
+                f"`{_subject(ask)}`",
+                _link(ask.request),
+                _link(ask.reply),
+                _names(ask.writer) + (f" (queue group `{ask.queue_group}`)" if ask.queue_group else ""),
+                _names(ask.readers),
+                f"{ask.timeout_s:g} s",
             )
-            for one in ASKS
+            for ask in ASKS
         ),
     )
     yield from _descriptions(ASKS)
@@ -106,7 +106,7 @@ def _lines() -> Iterable[str]:
     yield ""
     yield "Sorted by name. A field without a default must be there."
     yield ""
-    for kind in sorted(_closure(MESSAGES), key=lambda one: one.__name__):
+    for kind in sorted(_closure(MESSAGES), key=lambda kind: kind.__name__):
         yield from _message(kind)
 
 
@@ -119,7 +119,7 @@ def _message(kind: type[Struct]) -> Iterable[str]:
     if config.array_like:
         yield "On the wire: a list of its fields, in this order."
         yield ""
-    rows = [(f"`{one.name}`", one.kind, one.default or "**required**", one.doc) for one in describe_fields(kind)]
+    rows = [(f"`{field.name}`", field.kind, field.default or "**required**", field.doc) for field in describe_fields(kind)]
     if config.tag is not None:
         rows.insert(0, (f"`{config.tag_field}`", f"`{config.tag}`", "**required**", "Which of several forms this is."))
     yield from _table(("field", "type", "default", "meaning"), rows)
@@ -132,7 +132,7 @@ def _closure(kinds: Iterable[type[Struct]]) -> set[type[Struct]]:
         kind = todo.pop()
         if kind not in found:
             found.add(kind)
-            todo.extend(inner for one in describe_fields(kind) for inner in nested_structs(one.hint))
+            todo.extend(inner for field in describe_fields(kind) for inner in nested_structs(field.hint))
     return found
 
 
@@ -145,8 +145,8 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterable[s
 
 
 def _descriptions(nouns: Iterable[Noun]) -> Iterable[str]:
-    for one in nouns:
-        yield f"- **{one.name}**: {one.description}"
+    for noun in nouns:
+        yield f"- **{noun.name}**: {noun.description}"
     yield ""
 
 
@@ -164,7 +164,7 @@ def _link(kind: type[Struct]) -> str:
 
 def _names(names: tuple[str, ...]) -> str:
     if set(DEVICE_SERVICES) <= set(names):
-        names = ("device services", *(one for one in names if one not in DEVICE_SERVICES))
+        names = ("device services", *(name for name in names if name not in DEVICE_SERVICES))
     return ", ".join(names)
 
 

@@ -88,10 +88,10 @@ def _value(hint: object, name: str, variant: str) -> Any:
     if origin in (tuple, list):
         if Ellipsis in arguments or origin is list:
             return [_value(arguments[0], name, variant)]
-        return [_value(one, name, variant) for one in arguments]
+        return [_value(argument, name, variant) for argument in arguments]
     if is_struct(hint):
         hints = typing.get_type_hints(hint, include_extras=True)
-        made = {one.encode_name: _value(hints[one.name], one.name, variant) for one in msgspec.structs.fields(hint)}
+        made = {field.encode_name: _value(hints[field.name], field.name, variant) for field in msgspec.structs.fields(hint)}
         config = hint.__struct_config__
         if config.tag is not None:
             made[config.tag_field or "type"] = config.tag
@@ -120,8 +120,8 @@ def _scalar(hint: object, name: str) -> Any:
 
 
 def _member(arguments: tuple[object, ...], variant: str) -> object:
-    members = [one for one in arguments if one is not type(None)]
-    return next((one for one in members if variant and _tag(one) == variant), members[0])
+    members = [argument for argument in arguments if argument is not type(None)]
+    return next((member for member in members if variant and _tag(member) == variant), members[0])
 
 
 def _tag(kind: object) -> str:
@@ -133,11 +133,11 @@ def _collect(hint: object, found: set[str], seen: set[object]) -> None:
         if hint in seen:
             return
         seen.add(hint)
-        for one in typing.get_type_hints(hint, include_extras=True).values():
-            _collect(one, found, seen)
+        for type_hint in typing.get_type_hints(hint, include_extras=True).values():
+            _collect(type_hint, found, seen)
         return
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        found.update(tag for one in [one for one in arguments if one is not type(None)][1:] if (tag := _tag(one)))
-    for one in arguments:
-        _collect(one, found, seen)
+        found.update(tag for argument in [argument for argument in arguments if argument is not type(None)][1:] if (tag := _tag(argument)))
+    for argument in arguments:
+        _collect(argument, found, seen)

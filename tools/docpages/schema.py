@@ -48,7 +48,7 @@ def render_schemas(kinds: Iterable[type[Struct]]) -> dict[str, Schema]:
         if kind.__name__ in found:
             continue
         found[kind.__name__] = _struct(kind)
-        todo.extend(inner for one in describe_fields(kind) for inner in nested_structs(one.hint))
+        todo.extend(inner for field in describe_fields(kind) for inner in nested_structs(field.hint))
     return dict(sorted(found.items()))
 
 
@@ -57,14 +57,14 @@ def _struct(kind: type[Struct]) -> Schema:
     described = describe_fields(kind)
     fields = msgspec.structs.fields(kind)
     properties: dict[str, Schema] = {}
-    for text, one in zip(described, fields, strict=True):
+    for text, field in zip(described, fields, strict=True):
         schema = dict(_schema(text.hint))
         if text.doc:
             schema["description"] = text.doc
-        if one.default is not msgspec.NODEFAULT:
-            schema["default"] = to_builtins(one.default)
-        elif one.default_factory is not msgspec.NODEFAULT:
-            schema["default"] = to_builtins(one.default_factory())
+        if field.default is not msgspec.NODEFAULT:
+            schema["default"] = to_builtins(field.default)
+        elif field.default_factory is not msgspec.NODEFAULT:
+            schema["default"] = to_builtins(field.default_factory())
         properties[text.name] = schema
     required = [text.name for text in described if not text.default]
     if config.array_like:
@@ -84,7 +84,7 @@ def _schema(hint: object) -> Schema:
         return {"$ref": f"#/components/schemas/{hint.__name__}"}
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return {"anyOf": [_schema(one) for one in arguments]}
+        return {"anyOf": [_schema(argument) for argument in arguments]}
     if origin is typing.Literal:
         return {"enum": list(arguments)}
     if origin is dict:
@@ -93,13 +93,13 @@ def _schema(hint: object) -> Schema:
         if origin is tuple and Ellipsis not in arguments:
             return {
                 "type": "array",
-                "prefixItems": [_schema(one) for one in arguments],
+                "prefixItems": [_schema(argument) for argument in arguments],
                 "minItems": len(arguments),
                 "maxItems": len(arguments),
             }
         return {"type": "array", "items": _schema(arguments[0])}
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return {"enum": [one.value for one in hint]}
+        return {"enum": [member.value for member in hint]}
     if isinstance(hint, type) and issubclass(hint, IdSet):
         return {"type": "string", "examples": ["0-3,8"]}
     if hint is PciAddress:

@@ -35,13 +35,13 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
     yield "## Every service"
     yield ""
     yield from _table(_flat(shared, ""))
-    common = {one.name for one in describe_fields(shared)}
+    common = {field.name for field in describe_fields(shared)}
     for service, kind in sorted(kinds.items()):
         yield f"## {service}"
         yield ""
         yield summary(kind)
         yield ""
-        own = [(key, one) for key, one in _flat(kind, "") if key.partition(".")[0] not in common]
+        own = [(key, field_text) for key, field_text in _flat(kind, "") if key.partition(".")[0] not in common]
         if own:
             yield from _table(own)
         else:
@@ -62,29 +62,29 @@ def _lines(kinds: Mapping[str, type[Struct]], shared: type[Struct]) -> Iterable[
 def _parts(kinds: Iterable[type[Struct]]) -> list[type[Struct]]:
     """Find the structs of which settings have lists or maps, and those inside of them, each once, from outside inwards."""
     found: list[type[Struct]] = []
-    waiting = [one.hint for kind in kinds for _, one in _flat(kind, "")]
+    waiting = [field_text.hint for kind in kinds for _, field_text in _flat(kind, "")]
     while waiting:
         for part in nested_structs(waiting.pop(0)):
             if part not in found:
                 found.append(part)
-                waiting += [one.hint for _, one in _flat(part, "")]
+                waiting += [field_text.hint for _, field_text in _flat(part, "")]
     return found
 
 
 def _flat(kind: type[Struct], prefix: str) -> list[tuple[str, FieldText]]:
     rows: list[tuple[str, FieldText]] = []
-    for one in describe_fields(kind):
-        if is_struct(one.hint):
-            rows += _flat(one.hint, f"{prefix}{one.name}.")
+    for field in describe_fields(kind):
+        if is_struct(field.hint):
+            rows += _flat(field.hint, f"{prefix}{field.name}.")
         else:
-            rows.append((f"{prefix}{one.name}", one))
+            rows.append((f"{prefix}{field.name}", field))
     return rows
 
 
 def _table(rows: Iterable[tuple[str, FieldText]]) -> Iterable[str]:
     yield "| key | type | default | meaning |"
     yield "|---|---|---|---|"
-    for key, one in rows:
-        cells = (f"`{key}`", type_text(one.hint), one.default or "**required**", one.doc)
+    for key, field_text in rows:
+        cells = (f"`{key}`", type_text(field_text.hint), field_text.default or "**required**", field_text.doc)
         yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
     yield ""

@@ -49,5 +49,5 @@ def test_observe_tells_when_a_file_of_the_card_says_so(tmp_path: Path, name: str
 
     seen = driver.observe(tree, [first, second])
 
-    assert [(one.reason, one.state) for one in seen[first.name]] == [wanted]
+    assert [(observation.reason, observation.state) for observation in seen[first.name]] == [wanted]
     assert list(seen[second.name]) == []

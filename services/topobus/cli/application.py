@@ -93,12 +93,12 @@ def run(arguments: Sequence[str]) -> int:
 def _command_of(arguments: Sequence[str]) -> list[str]:
     """Take the leading words: for `place --nod x` the help that is meant is place's."""
     words: list[str] = []
-    known = application()
+    app = application()
     for word in arguments:
-        if word.startswith("-") or word not in known:
+        if word.startswith("-") or word not in app:
             break
         words.append(word)
-        known = known[word]
+        app = app[word]
     return words
 
 

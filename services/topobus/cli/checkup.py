@@ -91,7 +91,7 @@ def check_node(
     Shapes: silent — service to why it did not answer, for those that did not.
     """
     yield _machine_finding(node, machine)
-    by_class = {one.device_class: one for one in inventories}
+    by_class = {inventory.device_class: inventory for inventory in inventories}
     for device_class in sorted({*DEVICE_SERVICES, *by_class}):
         yield _inventory_finding(node, device_class, by_class.get(device_class), machine, silent)
     if ledger is None:
@@ -121,23 +121,27 @@ def _machine_finding(node: str, machine: Machine | None) -> Finding:
     return Finding(level=Level.OK, what=what, found=found)
 
 
-def _inventory_finding(node: str, device_class: str, one: Inventory | None, machine: Machine | None, silent: Mapping[str, str]) -> Finding:
+def _inventory_finding(
+    node: str, device_class: str, inventory: Inventory | None, machine: Machine | None, silent: Mapping[str, str]
+) -> Finding:
     what = f"{node}: inventory {device_class}"
     start = f"start topobus-{device_class} on this node"
-    if one is None:
+    if inventory is None:
         return Finding(level=Level.FAIL, what=what, found="not published", next_step=start)
-    found = f"generation {one.generation}, {len(one.devices)} devices"
+    found = f"generation {inventory.generation}, {len(inventory.devices)} devices"
     if device_class in silent:
         found += f", unknown ({SERVICE_SILENT}: {silent[device_class]}): new pods get none, what is held stays held"
         return Finding(level=Level.FAIL, what=what, found=found, next_step=start)
-    if machine is not None and one.machine_generation < machine.generation:
+    if machine is not None and inventory.machine_generation < machine.generation:
         # No finding: a machine that changed without changing a device of this class is no news, so the inventory is not written again.
-        found += f", unchanged since machine generation {one.machine_generation}"
-    sick = [device.name for device in one.devices if not device.health.is_allocatable]
+        found += f", unchanged since machine generation {inventory.machine_generation}"
+    sick = [device.name for device in inventory.devices if not device.health.is_allocatable]
     if sick:
         return Finding(
             level=Level.WARN, what=what, found=f"{found}, not well: {', '.join(sick[:6])}", next_step="`topobus health` says why"
         )
-    if one.warnings:
-        return Finding(level=Level.WARN, what=what, found=f"{found}; {one.warnings[0]}", next_step=f"see the log of topobus-{device_class}")
+    if inventory.warnings:
+        return Finding(
+            level=Level.WARN, what=what, found=f"{found}; {inventory.warnings[0]}", next_step=f"see the log of topobus-{device_class}"
+        )
     return Finding(level=Level.OK, what=what, found=found)

@@ -222,7 +222,7 @@ class ClusterController:
                 # Only now: a replica in the queue group that knows nothing yet would take plans away from those that do.
                 await self._runtime.bus.answer(catalogue.PLAN, self._plan, node=catalogue.CLUSTER)
                 is_planning = True
-            if not all(one.is_synced for one in self._informers.values()):
+            if not all(informer.is_synced for informer in self._informers.values()):
                 continue
             await self._tell_foreign()
             dues = (self._gates.start_all(group), await self._takebacks.reconcile_all(), await self._housekeeper.reconcile_all())
@@ -246,13 +246,13 @@ class ClusterController:
 
     def _tell_readiness(self) -> None:
         """Keep the readiness part: ready once all lists were taken in; trouble afterwards is a remark, for the copies stand."""
-        waiting = [kind.plural for kind, one in self._informers.items() if not one.is_synced]
-        remarks = sorted({one.trouble for one in self._informers.values() if one.trouble})
+        waiting = [kind.plural for kind, informer in self._informers.items() if not informer.is_synced]
+        remarks = sorted({informer.trouble for informer in self._informers.values() if informer.trouble})
         remarks += [f"ResourceSlice {name} does not count: {why}" for name, why in sorted(self._told_foreign.items())]
         why = "; ".join([f"no list yet of {', '.join(waiting)}"] * bool(waiting) + remarks)
         self._runtime.readiness.set("cluster", is_ready=not waiting, why=why)
-        for kind, one in self._informers.items():
-            self._metrics.troubled.labels(kind.name).set(bool(one.trouble))
+        for kind, informer in self._informers.items():
+            self._metrics.troubled.labels(kind.name).set(bool(informer.trouble))
             self._metrics.objects.labels(kind.name).set(self._world.count(kind.name))
         if not waiting and not self._is_ready:
             self._is_ready = True

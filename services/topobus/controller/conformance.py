@@ -160,28 +160,31 @@ def read_case(case: Mapping[str, Any], *, mode: Mode = Mode.COMPATIBLE) -> Alloc
     # Situations that fail before any node matters name none.
     node = (case.get("node") or {}).get("metadata") or {}
     claims = case.get("claims") or ()
-    known = {one.value for one in Gate}
+    known = {gate.value for gate in Gate}
     features = set(case.get("features") or ())
     if features.issuperset(Gate.BINDING_CONDITIONS.split("+")):
         features.add(Gate.BINDING_CONDITIONS)
     return AllocationInput(
         node=Node(node.get("name") or "", node.get("labels") or {}),
         claims=tuple(
-            ClaimToAllocate(_name(one), read_as(one.get("spec") or {}, ClaimSpec, where=_name(one)), len(claims) > 1) for one in claims
+            ClaimToAllocate(_name(claim), read_as(claim.get("spec") or {}, ClaimSpec, where=_name(claim)), len(claims) > 1)
+            for claim in claims
         ),
         classes={
-            one["metadata"]["name"]: read_as(one.get("spec") or {}, DeviceClassSpec, where=one["metadata"]["name"])
-            for one in case.get("classes") or ()
+            device_class["metadata"]["name"]: read_as(
+                device_class.get("spec") or {}, DeviceClassSpec, where=device_class["metadata"]["name"]
+            )
+            for device_class in case.get("classes") or ()
         },
         slices=tuple(
-            Slice(one["metadata"]["name"], read_as(one["spec"], SliceSpec, where=one["metadata"]["name"]))
-            for one in case.get("slices") or ()
+            Slice(resource_slice["metadata"]["name"], read_as(resource_slice["spec"], SliceSpec, where=resource_slice["metadata"]["name"]))
+            for resource_slice in case.get("slices") or ()
         ),
         usage=Usage(
-            {_device(one): "somebody" for one in allocated.get("devices") or ()},
+            {_device(device): "somebody" for device in allocated.get("devices") or ()},
             {
-                _device(one): {name: Quantity.parse(amount) for name, amount in (used or {}).items()}
-                for one, used in (allocated.get("consumedCapacity") or {}).items()
+                _device(key): {name: Quantity.parse(amount) for name, amount in (used or {}).items()}
+                for key, used in (allocated.get("consumedCapacity") or {}).items()
             },
         ),
         gates=frozenset(Gate(one) for one in features if one in known),
@@ -200,7 +203,7 @@ def answer(outcome: Outcome) -> dict[str, Any]:
                         device["shareID"] = "SHARE"
             return {"outcome": "allocated", "results": results, "steps": outcome.steps}
         case NoFit():
-            return {"outcome": "no-fit", "steps": outcome.steps, "reasons": [one.message for one in outcome.reasons]}
+            return {"outcome": "no-fit", "steps": outcome.steps, "reasons": [reason.message for reason in outcome.reasons]}
         case Fault():
             kind = "node-error" if outcome.is_local else "error"
             return {"outcome": kind, "steps": outcome.steps, "reasons": [outcome.reason.message]}

@@ -64,18 +64,18 @@ class Planner:
         return reply
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
-        known = self._world.nodes()
-        if not known:
+        known_nodes = self._world.nodes()
+        if not known_nodes:
             raise PeerUnavailable("no node has published a machine yet", next_step="is discovery running?")
-        if request.node and request.node not in known:
+        if request.node and request.node not in known_nodes:
             reason = Reason(
                 code="unknown-node",
-                message=f"there is no node {request.node}: known are {_some_of(known)}",
-                facts={"node": request.node, "known": known[:_SHOWN_NODES]},
+                message=f"there is no node {request.node}: known are {_some_of(known_nodes)}",
+                facts={"node": request.node, "known": known_nodes[:_SHOWN_NODES]},
             )
             return PlanReply(answers=(NodeAnswer(node=request.node, result=Refusal(reasons=(reason,))),))
         # A node without a machine can place nothing: its topology does not know what there is. An inventory alone is anybody's word for it.
-        able = tuple(node for node in known if node in self._world.machines) or known
+        able = tuple(node for node in known_nodes if node in self._world.machines) or known_nodes
         nodes = self._where_placed(request.pod) or ((request.node,) if request.node else able)
         if len(nodes) == 1:
             reply = await self.ask_node(nodes[0], request.op_id, request.pod, is_dry_run=request.is_dry_run)

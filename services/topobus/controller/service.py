@@ -192,8 +192,8 @@ class _Controller:
         if change.kind is ChangeKind.SNAPSHOT_END:
             return
         key = ObjectKey(change.parts["kind"], change.parts["namespace"], change.parts["name"])
-        known = self._world.objects.get(key)
-        if known is not None and known.revision >= change.revision:
+        stored = self._world.objects.get(key)
+        if stored is not None and stored.revision >= change.revision:
             return  # our own write, which the world learned when it was made
         if change.kind is ChangeKind.DELETE or change.value is None:
             self._orphans.note(self._world.drop_object(key))

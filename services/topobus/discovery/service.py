@@ -82,8 +82,8 @@ class _Publisher:
         """Read once and publish when something changed; what fails is logged once and tried again at the next look."""
         volatile = await self._read_volatile()
         is_same = volatile is not None and volatile == self._volatile and self._runtime.clock.monotonic() < self._full_look_due_at
-        found = self._last if is_same else await self._read()
-        if found is None:
+        machine = self._last if is_same else await self._read()
+        if machine is None:
             return
         if not is_same:
             # Read before the machine: what changed meanwhile differs at the next look.
@@ -93,7 +93,7 @@ class _Publisher:
             if is_same and await self._is_standing():
                 self._looks.labels(outcome="same").inc()
                 return
-            await self._publish(found)
+            await self._publish(machine)
         except PeerUnavailable as err:
             self._looks.labels(outcome="unpublished").inc()
             if self._unpublished != err.message:
@@ -116,7 +116,7 @@ class _Publisher:
     async def _read(self) -> Machine | None:
         self._volatile = None
         try:
-            found = await self._read_steady()
+            machine = await self._read_steady()
         except HardwareError as err:
             self._looks.labels(outcome="unreadable").inc()
             if self._unreadable != err.message:
@@ -129,25 +129,25 @@ class _Publisher:
         if self._unreadable:
             self._unreadable = ""
             get_logger().info("machine.readable-again")
-        return found
+        return machine
 
     async def _read_steady(self) -> Machine:
-        found = await self._read_once()
+        machine = await self._read_once()
         for _ in range(_MAX_LOOKS - 1):
-            if self._last is not None and steady(found) == steady(self._last):
-                return found
+            if self._last is not None and steady(machine) == steady(self._last):
+                return machine
             again = await self._read_once()
-            if steady(again) == steady(found):
+            if steady(again) == steady(machine):
                 return again
-            found = again
-        return found
+            machine = again
+        return machine
 
     async def _read_once(self) -> Machine:
         read: Callable[[Tree, str], Machine] = read_machine
         with self._seconds.time():
             return await asyncio.to_thread(read, Tree(self._tree.settings), self._node)
 
-    async def _publish(self, found: Machine) -> None:
+    async def _publish(self, machine: Machine) -> None:
         bus = self._runtime.bus
         # Taken first: if what is read below is newer, this one is never the newest again and confirms nothing.
         fingerprint, self._standing = await bus.fingerprint(MACHINE, node=self._node), ""
@@ -159,7 +159,7 @@ class _Publisher:
             entry = None
         # A store that was lost must not send generations back while we remember the last one.
         stored = entry.value if entry else None
-        new = machine_to_publish(stored if stored is not None else self._last, found)
+        new = machine_to_publish(stored if stored is not None else self._last, machine)
         if new is None and entry is None:
             assert self._last is not None
             new = self._last
@@ -177,7 +177,7 @@ class _Publisher:
         if before is None or before is new:
             get_logger().info("machine.published", **_summary(new))
         else:
-            changes = [str(one) for one in describe_changes(before, new)]
+            changes = [str(change) for change in describe_changes(before, new)]
             get_logger().info("machine.changed", generation=new.generation, changes=changes)
         if new.warnings and (before is None or before.warnings != new.warnings):
             get_logger().warning("machine.contradictory", warnings=list(new.warnings))

@@ -189,7 +189,7 @@ class NodeAsks:
             get_logger().error(
                 "edits.forbidden",
                 device_class=device_class,
-                reasons=[one.message for one in refusal.reasons],
+                reasons=[reason.message for reason in refusal.reasons],
                 next_step=f"if the driver needs this, allow it: TOPOBUS_GATEWAY__EDITS (class {device_class}); if not, find out who answered",
             )
         return refusal

@@ -201,7 +201,7 @@ def check(settings: GatewaySettings) -> None:
         str(Path(settings.pod_resources_socket).parent),
     )
     # The folders themselves, however they are written: every socket in `foreign.dir` is removed at the start.
-    if settings.foreign.dir and Path(settings.foreign.dir).resolve() in {Path(one).resolve() for one in kubelets}:
+    if settings.foreign.dir and Path(settings.foreign.dir).resolve() in {Path(each_kubelet).resolve() for each_kubelet in kubelets}:
         raise ConfigError(
             f"gateway: foreign.dir: got {settings.foreign.dir}, which is a folder of kubelet's: its sockets would be removed",
             next_step="set TOPOBUS_GATEWAY__FOREIGN__DIR to another folder",

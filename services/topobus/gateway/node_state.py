@@ -45,7 +45,7 @@ class _List:
     def __init__(self, device_class: str, entries: tuple[ListEntry, ...]) -> None:
         self.device_class = device_class
         self.entries = entries
-        self.by_id = {one.id: one for one in entries}
+        self.by_id = {list_entry.id: list_entry for list_entry in entries}
 
 
 class Broadcast:
@@ -106,18 +106,18 @@ class NodeState:
 
     def classes(self) -> tuple[str, ...]:
         """Classes with something to list: devices, or held ones that are gone."""
-        return tuple(sorted({one.device_class for one in self._lists.values() if one.entries}))
+        return tuple(sorted({resource_list.device_class for resource_list in self._lists.values() if resource_list.entries}))
 
     def offers(self) -> tuple[Offer, ...]:
         """Resources with something to list, by name."""
         return tuple(
             Offer(
                 resource=resource,
-                device_class=one.device_class,
-                pool="" if resource == self._own_resource(one.device_class) else resource.rpartition("/")[2],
+                device_class=resource_list.device_class,
+                pool="" if resource == self._own_resource(resource_list.device_class) else resource.rpartition("/")[2],
             )
-            for resource, one in sorted(self._lists.items())
-            if one.entries
+            for resource, resource_list in sorted(self._lists.items())
+            if resource_list.entries
         )
 
     def inventories(self) -> dict[str, Inventory]:
@@ -162,23 +162,23 @@ class NodeState:
         A silent service changes nothing here: this API knows only healthy and unhealthy, kubelet takes unhealthy devices out of the node's allocatable and
         tells the pods that hold them, and silence is no evidence for that. A device of a silent class is refused later, when it is to be prepared.
         """
-        found = self._lists.get(resource)
-        return found.entries if found is not None else ()
+        resource_list = self._lists.get(resource)
+        return resource_list.entries if resource_list is not None else ()
 
     def entry(self, resource: str, name: str) -> ListEntry | None:
         """One device of a resource's list."""
-        found = self._lists.get(resource)
-        return found.by_id.get(name) if found is not None else None
+        resource_list = self._lists.get(resource)
+        return resource_list.by_id.get(name) if resource_list is not None else None
 
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
         """The DRA health stream's complete list; that API knows Unknown, so the devices of a silent service are that."""
-        known = self._health.get(device_class)
-        if known is None:
+        health_entries = self._health.get(device_class)
+        if health_entries is None:
             inventory = self._inventories.get(device_class)
             if inventory is not None and device_class in self._silent:
                 inventory = unheard(inventory, since=self._silent[device_class])
-            known = self._health[device_class] = health_list(inventory, self._holders.get(device_class, {}))
-        return known
+            health_entries = self._health[device_class] = health_list(inventory, self._holders.get(device_class, {}))
+        return health_entries
 
     def note_silence(self, silent: Mapping[str, str]) -> None:
         """Take over which classes' services are silent, with since when."""
@@ -214,7 +214,7 @@ class NodeState:
             self._inventories.pop(device_class, None)
         else:
             self._inventories[device_class] = inventory
-            illegal = [one.name for one in inventory.devices if not is_dns_label(one.name)]
+            illegal = [device.name for device in inventory.devices if not is_dns_label(device.name)]
             if illegal:
                 get_logger().warning("devices.unlistable", device_class=device_class, devices=illegal, wanted="DNS labels")
         self._refresh([device_class])
@@ -232,8 +232,8 @@ class NodeState:
         self._ledger = ledger
         self.ledger_changed.announce()
         self._forget_confirmed(ledger)
-        held = {name for one in ledger.allocations.values() for two in one.holdings for name in two.devices}
-        if any(two.cpus for one in ledger.allocations.values() for two in one.holdings):
+        held = {name for allocation in ledger.allocations.values() for two in allocation.holdings for name in two.devices}
+        if any(two.cpus for allocation in ledger.allocations.values() for two in allocation.holdings):
             held.add("cpu")
         self._refresh_holders({*held, *self._holders, *self._inventories})
 
@@ -260,7 +260,11 @@ class NodeState:
         """Build the lists of these classes again and wake who streams them."""
         for device_class in classes:
             self._health.pop(device_class, None)
-            previous = {resource: one.entries for resource, one in self._lists.items() if one.device_class == device_class}
+            previous = {
+                resource: resource_list.entries
+                for resource, resource_list in self._lists.items()
+                if resource_list.device_class == device_class
+            }
             lists = plugin_lists(
                 device_class,
                 self._own_resource(device_class),

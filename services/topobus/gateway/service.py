@@ -234,7 +234,7 @@ class _Gateway:
             self._cluster,
             self._state,
             offers=self._offers_dra,
-            shows=lambda one: self._settings.offers_dra(one.device_class, one.pool),
+            shows=lambda device: self._settings.offers_dra(device.device_class, device.pool),
             is_judged=self._rollcall.is_judged,
             settings=self._settings.cluster,
             readiness=self._readiness,
@@ -285,7 +285,7 @@ class _Gateway:
     def _offers_dra(self, device_class: str) -> bool:
         """Say whether a class has anything for its DRA driver: what no pool has, or one of its pools."""
         inventory = self._state.inventories().get(device_class)
-        pools = {"", *(one.pool for one in inventory.devices)} if inventory is not None else {""}
+        pools = {"", *(device.pool for device in inventory.devices)} if inventory is not None else {""}
         return any(self._settings.offers_dra(device_class, pool) for pool in pools)
 
     def _make_plugin(self, offer: Offer, given: AllocationRecord) -> PluginRegistrar:
@@ -325,14 +325,14 @@ class _Gateway:
         said: tuple[bool, str] | None = None
         while True:
             here = identity(kubelet) is not None
-            missing = [f"{one.resource}: {one.status}" for one in self._plugins.values() if one.status != "registered"]
+            missing = [f"{plugin.resource}: {plugin.status}" for plugin in self._plugins.values() if plugin.status != "registered"]
             # A kubelet without DRA is an ordinary one, so a driver counts only where it is the class's one door. Who stands by waits for all of them
             # at first: once it is ready, the one that kubelet has is ended.
             is_patient = self._checkpoint is None and asyncio.get_running_loop().time() < self._stands_by_until
             missing += [
-                f"{one.driver}: {one.status}"
-                for name, one in self._drivers.items()
-                if one.status != "registered" and (is_patient or not self._settings.offers_plugin(name))
+                f"{driver.driver}: {driver.status}"
+                for name, driver in self._drivers.items()
+                if driver.status != "registered" and (is_patient or not self._settings.offers_plugin(name))
             ]
             news = (not missing, "; ".join(missing) or self._remark()) if here else (True, "no kubelet here")
             if news != said and (here or said is not None or is_patient):

@@ -20,7 +20,9 @@ def drm_edits(tree: Tree, devices: Sequence[Device]) -> dict[str, ContainerEdits
     if (refusal := unusable(tree, devices)) is not None:
         return refusal
     edits: dict[str, ContainerEdits] = {}
-    for address, device in sorted(((one.pci, one) for one in devices if one.pci is not None), key=lambda pair: pair[0]):
+    for address, device in sorted(((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]):
         nodes = function_drm_nodes(tree, address).paths
-        edits[device.name] = ContainerEdits(env={own_variable(device): str(address)}, device_nodes=tuple(device_node(one) for one in nodes))
+        edits[device.name] = ContainerEdits(
+            env={own_variable(device): str(address)}, device_nodes=tuple(device_node(node) for node in nodes)
+        )
     return edits

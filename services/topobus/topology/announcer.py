@@ -87,7 +87,7 @@ class Announcer:
                 get_logger().warning("decision.recall-delayed", error=str(err))
                 await asyncio.sleep(_RETRY_S)
                 continue
-            self._out |= waiting & {one.value.id for one in received}
+            self._out |= waiting & {received_event.value.id for received_event in received}
             return
 
     async def _publish_all(self) -> None:

@@ -258,8 +258,8 @@ class AskHandlers:
         """Decide and write, unless the operation is known: then its record stands."""
 
         async def decide_once(ledger: Ledger) -> Step:
-            found = transitions.known(ledger, op_id)
-            return await decide(ledger) if found is None else Step(ledger=ledger, record=found, is_repeat=True)
+            operation_record = transitions.known(ledger, op_id)
+            return await decide(ledger) if operation_record is None else Step(ledger=ledger, record=operation_record, is_repeat=True)
 
         step = await self._book.change(decide_once)
         if step.is_repeat:
@@ -279,19 +279,24 @@ class AskHandlers:
             "elapsed_ms": round((self._clock.monotonic() - began) * 1000, 3),
         }
         if isinstance(record.outcome, Refusal):
-            codes = [one.code for one in record.outcome.reasons]
+            codes = [reason.code for reason in record.outcome.reasons]
             self._metrics.refusals.labels(verb, codes[0] if codes else "").inc()
             get_logger().info(
                 {"place": "pod.refused", "adopt": "adoption.refused"}.get(verb, "reservation.refused"), reasons=codes, **facts
             )
         elif isinstance(record.outcome, Placement):
             placed = [
-                {"container": one.name, "numa_nodes": str(one.numa_nodes), "cpus": str(one.cpus), "devices": one.devices}
-                for one in record.outcome.containers
+                {
+                    "container": container.name,
+                    "numa_nodes": str(container.numa_nodes),
+                    "cpus": str(container.cpus),
+                    "devices": container.devices,
+                }
+                for container in record.outcome.containers
             ]
             get_logger().info("pod.placed", containers=placed, **facts)
         elif verb == "adopt":
-            get_logger().info("devices.adopted", displaced=[one.key for one in record.displaced], **facts)
+            get_logger().info("devices.adopted", displaced=[each_owner.key for each_owner in record.displaced], **facts)
         elif verb == "commit":
             get_logger().info("reservation.committed", **facts)
         else:
@@ -312,10 +317,10 @@ class AskHandlers:
         pod = named_by_class(view, pod)
         asks = sorted(
             {
-                (one.device_class, one.count)
+                (device.device_class, device.count)
                 for container in pod.containers
-                for one in container.devices
-                if not one.names and one.count > 0 and self._has_custom_hints(class_of_resource(view, one.device_class))
+                for device in container.devices
+                if not device.names and device.count > 0 and self._has_custom_hints(class_of_resource(view, device.device_class))
             }
         )
         if not asks:
@@ -341,7 +346,7 @@ class AskHandlers:
         device_class = class_of_resource(view, resource)
         held = view.held_devices.get(device_class, {})
         offered = resource_split(view.devices.get(device_class, ()), tuple(view.devices)).get(resource, ())
-        available = tuple(one.name for one in offered if one.health.is_allocatable and one.name not in held)
+        available = tuple(device.name for device in offered if device.health.is_allocatable and device.name not in held)
         try:
             reply = await self._bus.ask(
                 HINTS,
@@ -355,7 +360,7 @@ class AskHandlers:
             get_logger().warning("hints.missing", device_class=device_class, error=str(err))
             return None
         # "No opinion" is one hint without nodes that everybody can agree with.
-        return ((None, True),) if reply.hints is None else tuple((one.nodes, one.preferred) for one in reply.hints)
+        return ((None, True),) if reply.hints is None else tuple((hint.nodes, hint.preferred) for hint in reply.hints)
 
     def _unknown(self, view: NodeView, devices: Mapping[str, tuple[str, ...]]) -> Refusal | None:
         """Refuse what no inventory lists; CPUs are checked against the machine."""
@@ -368,7 +373,7 @@ class AskHandlers:
             if device_class == CPU_CLASS:
                 known = {cpu_name(cpu) for core in view.cores for cpu in core.cpus}
             else:
-                known = {one.name for one in view.devices[device_class]}
+                known = {device.name for device in view.devices[device_class]}
             reasons += [
                 Reason(
                     code="unknown-device",

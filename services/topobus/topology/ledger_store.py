@@ -151,29 +151,29 @@ class LedgerStore:
 
         Errors: raises ContractError when nothing is known yet and none of the revisions that the bucket has kept is a ledger.
         """
-        found: Ledger | None = None
+        ledger: Ledger | None = None
         trouble: ContractError | None = None
         try:
             entry = await self._bus.get(LEDGER, node=self._node)
             if entry is None:
                 await (self._write_back(0, _next_epoch(self.ledger), why="lost") if self._revision else self._begin())
                 return
-            revision, found = entry.revision, entry.value
+            revision, ledger = entry.revision, entry.value
         except ContractError as err:
             stands_at = err.facts.get("revision")
             if not isinstance(stands_at, int):
                 raise
             revision, trouble = stands_at, err
-        if found is not None and revision == self._revision:
+        if ledger is not None and revision == self._revision:
             self._is_known = True
             return
-        belief = await self._judge(revision, found, trouble)
+        belief = await self._judge(revision, ledger, trouble)
         if belief.doubt is None:
             self._take(belief.ledger, revision)
             return
         await self._write_back(revision, belief.ledger, why=str(belief.doubt))
 
-    async def _judge(self, revision: int, found: Ledger | None, trouble: ContractError | None) -> Belief:
+    async def _judge(self, revision: int, ledger: Ledger | None, trouble: ContractError | None) -> Belief:
         """Walk from what memory knows to what stands there now, one revision after the other; at the start from the oldest that the bucket has kept.
 
         Shapes: found — None when what stands at the revision is no ledger, of which `trouble` tells.
@@ -193,11 +193,11 @@ class LedgerStore:
             is_beginning = held is None and older.revision not in refused and is_plausible(older.value)
             if is_beginning or (held is not None and believe(held, older.value, is_next=is_next).doubt is None):
                 held, held_at, is_next = older.value, older.revision, True
-        if held is None and found is not None and is_plausible(found):
-            return Belief(ledger=found)
+        if held is None and ledger is not None and is_plausible(ledger):
+            return Belief(ledger=ledger)
         if held is None:
             raise self._unrecallable(revision, trouble)
-        belief = Belief(ledger=_next_epoch(held), doubt=Doubt.UNREADABLE) if found is None else believe(held, found, is_next=is_next)
+        belief = Belief(ledger=_next_epoch(held), doubt=Doubt.UNREADABLE) if ledger is None else believe(held, ledger, is_next=is_next)
         if belief.doubt is not None:
             get_logger().warning(
                 "ledger.disbelieved" if self._revision else "ledger.recalled",

@@ -132,7 +132,7 @@ class NodeInputs:
     def _apply(self, change: Change[Inventory]) -> dict[str, Inventory]:
         device_class = change.parts["device_class"]
         if change.kind is not ChangeKind.PUT or change.value is None:
-            return {name: one for name, one in self.inventories.items() if name != device_class}
+            return {name: inventory for name, inventory in self.inventories.items() if name != device_class}
         get_logger().debug(
             "inventory.heard", device_class=device_class, generation=change.value.generation, devices=len(change.value.devices)
         )

@@ -22,30 +22,30 @@ __all__ = ["publish_options"]
 _RETRY_S = 1.0
 
 
-async def publish_options(bus: Bus, mine: NodeAlignment) -> None:
+async def publish_options(bus: Bus, node_alignment: NodeAlignment) -> None:
     """Keep the options published, for ever: written at the start when others stand there, and again when they were lost."""
-    known: NodeAlignment | None = None
-    async with aclosing(bus.watch(ALIGNMENT, node=mine.node)) as changes:
+    alignment: NodeAlignment | None = None
+    async with aclosing(bus.watch(ALIGNMENT, node=node_alignment.node)) as changes:
         async for change in changes:
             match change.kind:
                 case ChangeKind.PUT:
-                    known = change.value
+                    alignment = change.value
                 case ChangeKind.RESET:
-                    known = None
+                    alignment = None
                 case ChangeKind.DELETE | ChangeKind.SNAPSHOT_END:
-                    known = None if change.kind is ChangeKind.DELETE else known
-                    if known != mine:
-                        await _write(bus, mine)
-                        known = mine
+                    alignment = None if change.kind is ChangeKind.DELETE else alignment
+                    if alignment != node_alignment:
+                        await _write(bus, node_alignment)
+                        alignment = node_alignment
 
 
-async def _write(bus: Bus, mine: NodeAlignment) -> None:
+async def _write(bus: Bus, node_alignment: NodeAlignment) -> None:
     while True:
         try:
-            await bus.put(ALIGNMENT, mine, node=mine.node)
+            await bus.put(ALIGNMENT, node_alignment, node=node_alignment.node)
         except (PeerUnavailable, AmbiguousWrite) as err:
             get_logger().warning("alignment.unpublished", error=str(err))
             await asyncio.sleep(_RETRY_S)
         else:
-            get_logger().info("alignment.published", policy=mine.options.policy.value, scope=mine.options.scope.value)
+            get_logger().info("alignment.published", policy=node_alignment.options.policy.value, scope=node_alignment.options.scope.value)
             return

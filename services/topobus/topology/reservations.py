@@ -46,7 +46,9 @@ class Reservations:
         """Let go of what has been reserved for too long."""
         now = self._clock.monotonic()
         reserved = {
-            (key, one.decision_id): one for key, one in self._book.ledger.allocations.items() if one.phase is AllocationPhase.RESERVED
+            (key, allocation.decision_id): allocation
+            for key, allocation in self._book.ledger.allocations.items()
+            if allocation.phase is AllocationPhase.RESERVED
         }
         self._since = {key: self._since.get(key, now) for key in reserved}
         for key, allocation in reserved.items():

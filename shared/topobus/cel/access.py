@@ -68,11 +68,11 @@ def has_field(found: object, field: str) -> bool:
     return False
 
 
-def optional_item(found: OptionalValue, key: object) -> OptionalValue:
+def optional_item(optional_value: OptionalValue, key: object) -> OptionalValue:
     """Look into what may be absent; what has no fields or items has none of this name."""
-    if not found.is_present:
-        return found
-    inside = found.value
+    if not optional_value.is_present:
+        return optional_value
+    inside = optional_value.value
     if isinstance(inside, dict):
         if as_key(key) in inside:
             return some(inside[as_key(key)])

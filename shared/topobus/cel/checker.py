@@ -54,10 +54,10 @@ def check(expression: str, node: Node, functions: Functions) -> Type:
     Errors: raises CompileError.
     """
     checker = _Checker(expression, functions)
-    found = checker.check(node, {"device": t.DEVICE})
+    cel_type = checker.check(node, {"device": t.DEVICE})
     checker.finish(node)
     validate(expression, node, functions)
-    return checker.bindings.finish(found)
+    return checker.bindings.finish(cel_type)
 
 
 class _Checker:
@@ -70,23 +70,23 @@ class _Checker:
         """Check a node with the variables that it sees."""
         match node:
             case Constant():
-                found = node.kind
+                cel_type = node.kind
             case Identifier():
-                found = self._identifier(node, scope)
+                cel_type = self._identifier(node, scope)
             case Select():
-                found = self._select(node, scope)
+                cel_type = self._select(node, scope)
             case Call():
-                found = self._call(node, scope)
+                cel_type = self._call(node, scope)
             case ListLiteral():
-                found = self._list(node, scope)
+                cel_type = self._list(node, scope)
             case MapLiteral():
-                found = self._map(node, scope)
+                cel_type = self._map(node, scope)
             case Fold():
-                found = self._fold(node, scope)
+                cel_type = self._fold(node, scope)
             case _:
                 raise self._fail(node, "unexpected expression")
-        node.type = found
-        return found
+        node.type = cel_type
+        return cel_type
 
     def finish(self, node: Node) -> None:
         """Put in what the type parameters turned out to be."""
@@ -97,14 +97,14 @@ class _Checker:
     def _fail(self, node: Node, message: str) -> CompileError:
         return fail_at(self._expression, node.offset, message)
 
-    def _show(self, one: Type) -> str:
-        return str(self.bindings.finish(one))
+    def _show(self, cel_type: Type) -> str:
+        return str(self.bindings.finish(cel_type))
 
     def _identifier(self, node: Identifier, scope: dict[str, Type]) -> Type:
-        found = scope.get(node.name) or TYPE_NAMES.get(node.name)
-        if found is None:
+        cel_type = scope.get(node.name) or TYPE_NAMES.get(node.name)
+        if cel_type is None:
             raise self._fail(node, f"undeclared reference to '{node.name}' (in container '')")
-        return found
+        return cel_type
 
     def _select(self, node: Select, scope: dict[str, Type]) -> Type:
         name = dotted(node)
@@ -114,10 +114,10 @@ class _Checker:
         is_optional = operand.name == "optional_type"
         if is_optional:
             operand = self.bindings.resolve(operand.parameters[0])
-        found = self.bindings.substitute(self._field(node, operand, node.field))
+        cel_type = self.bindings.substitute(self._field(node, operand, node.field))
         if node.is_test:
             return t.BOOL
-        return t.optional_of(found) if is_optional and found.name != "optional_type" else found
+        return t.optional_of(cel_type) if is_optional and cel_type.name != "optional_type" else cel_type
 
     def _field(self, node: Node, operand: Type, field: str) -> Type:
         if operand == t.DEVICE:
@@ -136,7 +136,7 @@ class _Checker:
             qualified = f"{root}.{node.name}"
             if root and self._functions.find(qualified, is_member=False):
                 node.name, node.target = qualified, None
-        given = [self.check(one, scope) for one in node.arguments]
+        given = [self.check(argument, scope) for argument in node.arguments]
         special = self._built_in(node, given)
         if special is not None:
             return special
@@ -148,7 +148,7 @@ class _Checker:
         """Check operators that are no functions of the registry."""
         match node.name if node.target is None else "":
             case "_&&_" | "_||_":
-                if not all(self.bindings.fit(t.BOOL, one) for one in given):
+                if not all(self.bindings.fit(t.BOOL, cel_type) for cel_type in given):
                     raise self._no_match(node, given)
                 return t.BOOL
             case "_==_" | "_!=_":
@@ -187,15 +187,15 @@ class _Checker:
             raise self._fail(node, f"undeclared reference to '{node.name}' (in container '')")
         results: list[Type] = []
         fitting: list[str] = []
-        for one in overloads:
-            *parameters, result = self.bindings.instantiate((*one.parameters, one.result))
+        for overload in overloads:
+            *parameters, result = self.bindings.instantiate((*overload.parameters, overload.result))
             if self.bindings.fit_all(tuple(parameters), given):
                 results.append(self.bindings.substitute(result))
-                fitting.append(one.signature)
+                fitting.append(overload.signature)
         if not results:
             raise self._no_match(node, given)
         node.overloads = tuple(fitting)
-        return results[0] if all(one == results[0] for one in results) else t.DYN
+        return results[0] if all(cel_type == results[0] for cel_type in results) else t.DYN
 
     def _no_match(self, node: Call, given: list[Type] | tuple[Type, ...]) -> CompileError:
         shown = (
@@ -208,36 +208,36 @@ class _Checker:
     def _list(self, node: ListLiteral, scope: dict[str, Type]) -> Type:
         item: Type | None = None
         for index, one in enumerate(node.items):
-            found = self.check(one, scope)
+            cel_type = self.check(one, scope)
             if index in node.optional:
-                found = self._unwrapped(one, found)
-            item = self._same(item, found)
+                cel_type = self._unwrapped(one, cel_type)
+            item = self._same(item, cel_type)
         return t.list_of(item if item is not None else self.bindings.fresh())
 
     def _map(self, node: MapLiteral, scope: dict[str, Type]) -> Type:
         key: Type | None = None
         value: Type | None = None
-        for one in node.entries:
-            key = self._same(key, self.check(one.key, scope))
-            found = self.check(one.value, scope)
-            value = self._same(value, self._unwrapped(one.value, found) if one.is_optional else found)
+        for entry in node.entries:
+            key = self._same(key, self.check(entry.key, scope))
+            cel_type = self.check(entry.value, scope)
+            value = self._same(value, self._unwrapped(entry.value, cel_type) if entry.is_optional else cel_type)
         return t.map_of(key or self.bindings.fresh(), value or self.bindings.fresh())
 
-    def _unwrapped(self, node: Node, found: Type) -> Type:
-        found = self.bindings.resolve(found)
-        if found.name == "optional_type":
-            return found.parameters[0]
-        if found.is_dynamic:
+    def _unwrapped(self, node: Node, cel_type: Type) -> Type:
+        cel_type = self.bindings.resolve(cel_type)
+        if cel_type.name == "optional_type":
+            return cel_type.parameters[0]
+        if cel_type.is_dynamic:
             return t.DYN
-        raise self._fail(node, f"expected type 'optional_type' but found '{self._show(found)}'")
+        raise self._fail(node, f"expected type 'optional_type' but found '{self._show(cel_type)}'")
 
-    def _same(self, known: Type | None, found: Type) -> Type:
+    def _same(self, cel_type: Type | None, found_cel_type: Type) -> Type:
         """Join the types of a literal's parts; that they are one type is for `validation` to ask, for `format` may mix them."""
-        if known is None:
-            return found
-        if not self.bindings.fit(found, known):
+        if cel_type is None:
+            return found_cel_type
+        if not self.bindings.fit(found_cel_type, cel_type):
             return t.DYN
-        return self.bindings.most_general(known, found)
+        return self.bindings.most_general(cel_type, found_cel_type)
 
     def _fold(self, node: Fold, scope: dict[str, Type]) -> Type:
         over = self.bindings.substitute(self.check(node.over, scope))
@@ -253,11 +253,11 @@ class _Checker:
 
     def _variables(self, node: Fold, over: Type) -> dict[str, Type]:
         if over.name == "list":
-            one = {node.variable: over.parameters[0]}
-            return {node.variable: t.INT, node.second_variable: over.parameters[0]} if node.second_variable else one
+            cel_types = {node.variable: over.parameters[0]}
+            return {node.variable: t.INT, node.second_variable: over.parameters[0]} if node.second_variable else cel_types
         if over.name == "map":
-            found = {node.variable: over.parameters[0]}
-            return found | {node.second_variable: over.parameters[1]} if node.second_variable else found
+            types = {node.variable: over.parameters[0]}
+            return types | {node.second_variable: over.parameters[1]} if node.second_variable else types
         if over.is_dynamic or over.is_parameter:
             return {node.variable: t.DYN} | ({node.second_variable: t.DYN} if node.second_variable else {})
         raise self._fail(

@@ -117,8 +117,8 @@ class _Estimator:
         return covered if covered is not None else _NO_ITEM
 
     def _local(self, name: str) -> _Local | None:
-        known = self._locals.get(name)
-        return known[-1] if known else None
+        known_locals = self._locals.get(name)
+        return known_locals[-1] if known_locals else None
 
     def _path(self, node: Node) -> tuple[str, ...]:
         if isinstance(node, Identifier):
@@ -128,30 +128,30 @@ class _Estimator:
         return self._paths.get(node, ())
 
     def _size(self, node: Node) -> Size | None:
-        known = self._sizes.get(node)
-        if known is None:
-            known = _size_of_form(node)
-        if known is None:
-            known = _size_on_device(self._path(node))
-            if known is not None:
-                self._sizes[node] = known
-        if known is None and _is_scalar(node.type):
-            known = ONE
-        if known is None and isinstance(node, Identifier):
+        size = self._sizes.get(node)
+        if size is None:
+            size = _size_of_form(node)
+        if size is None:
+            size = _size_on_device(self._path(node))
+            if size is not None:
+                self._sizes[node] = size
+        if size is None and _is_scalar(node.type):
+            size = ONE
+        if size is None and isinstance(node, Identifier):
             local = self._local(node.name)
-            known = local.size if local is not None else None
-        return known
+            size = local.size if local is not None else None
+        return size
 
     def _size_or_unknown(self, node: Node) -> Size:
         size = self._size(node)
         return size if size is not None else UNKNOWN
 
     def _entries_of(self, node: Node) -> _Entries | None:
-        known = self._entries.get(node)
-        if known is None and isinstance(node, Identifier):
+        entries = self._entries.get(node)
+        if entries is None and isinstance(node, Identifier):
             local = self._local(node.name)
-            known = local.entries if local is not None else None
-        return known
+            entries = local.entries if local is not None else None
+        return entries
 
     def _learn(self, node: Node, size: Size | None, entries: _Entries | None = None) -> None:
         if size is not None:

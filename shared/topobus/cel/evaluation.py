@@ -155,7 +155,10 @@ class _Planner:
         if node.name == "_+_" and _is_gathering(node):
             return self._gather(node, scope)
         is_index = node.name in _INDICES and node.target is None
-        steps = [self._operand(one, scope) if is_index and not place else self.plan(one, scope) for place, one in enumerate(node.arguments)]
+        steps = [
+            self._operand(argument, scope) if is_index and not place else self.plan(argument, scope)
+            for place, argument in enumerate(node.arguments)
+        ]
         if node.target is None:
             match node.name:
                 case "_&&_":
@@ -201,11 +204,11 @@ class _Planner:
 
     def _converted(self, node: Call, value: object) -> Step:
         """Convert a literal once."""
-        found = self._functions.choose(node.name, is_member=False, values=(value,))
+        overload = self._functions.choose(node.name, is_member=False, values=(value,))
         try:
-            if found is None:
+            if overload is None:
                 raise no_such_overload(node.name, value)
-            return self._constant(found.work(value))
+            return self._constant(overload.work(value))
         except EvaluationError as err:
             raise fail_at(self._expression, node.offset, f"program instantiation failed: {err}") from err
 
@@ -215,28 +218,28 @@ class _Planner:
             return None
         if not values:
             return self._constant(value=False)
-        known = keys_of(values)
-        if known is None:
+        keys = keys_of(values)
+        if keys is None:
             return None
 
         def run(frame: Frame) -> object:
-            return is_key_of(wanted(frame), known)
+            return is_key_of(wanted(frame), keys)
 
         return run
 
     def _folded(self, node: Call) -> Step | None:
         """Work out a call on constants once; what it costs is charged each time all the same. None where it fails, which is for the run to tell."""
-        if node.target is not None or not all(isinstance(one, Constant) for one in node.arguments):
+        if node.target is not None or not all(isinstance(argument, Constant) for argument in node.arguments):
             return None
-        values = tuple([one.value for one in node.arguments if isinstance(one, Constant)])
-        found = self._functions.choose(node.name, is_member=False, values=values)
-        if found is None:
+        values = tuple([argument.value for argument in node.arguments if isinstance(argument, Constant)])
+        overload = self._functions.choose(node.name, is_member=False, values=values)
+        if overload is None:
             return None
         try:
-            result = found.work(*values)
+            result = overload.work(*values)
         except EvaluationError:
             return None
-        cost = cost_of_call(node.name, found.signature, values, result)
+        cost = cost_of_call(node.name, overload.signature, values, result)
 
         def run(frame: Frame) -> object:
             frame.charge(cost)
@@ -248,13 +251,13 @@ class _Planner:
         choose = self._functions.choose
 
         def run(frame: Frame) -> object:
-            values = tuple([one(frame) for one in steps])
-            found = choose(name, is_member=is_member, values=values)
-            if found is None:
+            values = tuple([step(frame) for step in steps])
+            overload = choose(name, is_member=is_member, values=values)
+            if overload is None:
                 raise no_such_overload(name, *values)
             charge_before(frame, name, values)
-            result = found.work(*values)
-            frame.charge(cost_of_call(name, found.signature, values, result))
+            result = overload.work(*values)
+            frame.charge(cost_of_call(name, overload.signature, values, result))
             return result
 
         return run
@@ -271,10 +274,10 @@ class _Planner:
                 return optional_item(values[0], values[1])
             if isinstance(values[0], list | tuple) and isinstance(values[1], Uint | float):
                 values = (values[0], as_index(values[1]))
-            found = choose("_[_]", is_member=False, values=values)
-            if found is None:
+            overload = choose("_[_]", is_member=False, values=values)
+            if overload is None:
                 raise no_such_overload("_[_]", *values)
-            return found.work(*values)
+            return overload.work(*values)
 
         return run
 
@@ -299,7 +302,7 @@ class _Planner:
         return run
 
     def _map(self, node: MapLiteral, scope: dict[str, int]) -> Step:
-        steps = [(self.plan(one.key, scope), self.plan(one.value, scope), one.is_optional) for one in node.entries]
+        steps = [(self.plan(entry.key, scope), self.plan(entry.value, scope), entry.is_optional) for entry in node.entries]
 
         def run(frame: Frame) -> object:
             found: dict[object, object] = {}
@@ -360,10 +363,10 @@ class _Planner:
             items = items_of(over(frame), has_two=bool(second))
             slots = frame.slots
             slots[accumulator] = start(frame)
-            for one, other in items:
-                slots[first] = one
+            for left, right in items:
+                slots[first] = left
                 if second:
-                    slots[second] = other
+                    slots[second] = right
                 if condition(frame) is False:
                     break
                 try:

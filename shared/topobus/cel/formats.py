@@ -80,9 +80,9 @@ def _is_date(text: str) -> bool:
 
 
 def _is_date_time(text: str) -> bool:
-    found = _DATE_TIME.fullmatch(text)
+    match = _DATE_TIME.fullmatch(text)
     try:
-        return found is not None and datetime.fromisoformat(f"{found[1]}T{found[2]}") is not None
+        return match is not None and datetime.fromisoformat(f"{match[1]}T{match[2]}") is not None
     except ValueError:
         return False
 
@@ -104,8 +104,8 @@ _OLD_RULE = "a DNS-1035 label must consist of lower case alphanumeric characters
 _DOMAIN = rf"{_LABEL}(\.{_LABEL})*"
 
 NAMED: dict[str, NamedFormat] = {
-    one.name: one
-    for one in (
+    named_format.name: named_format
+    for named_format in (
         NamedFormat("dns1123Label", _shaped(_LABEL, 63, _LABEL_RULE)),
         NamedFormat("dns1123LabelPrefix", _shaped(_LABEL, 63, _LABEL_RULE, is_prefix=True)),
         NamedFormat("dns1123Subdomain", _shaped(_DOMAIN, 253, _DOMAIN_RULE)),
@@ -124,17 +124,17 @@ NAMED: dict[str, NamedFormat] = {
 
 
 def _named(name: str) -> OptionalValue:
-    found = NAMED.get(name)
-    return some(found) if found is not None else OptionalValue()
+    named_format = NAMED.get(name)
+    return some(named_format) if named_format is not None else OptionalValue()
 
 
-def _validate(one: NamedFormat, text: str) -> OptionalValue:
-    problems = one.check(text)
+def _validate(named_format: NamedFormat, text: str) -> OptionalValue:
+    problems = named_format.check(text)
     return some(problems) if problems else OptionalValue()
 
 
 FORMATS: Library = (
     overload("format.named(string) -> optional<Format>", _named),
-    *(overload(f"format.{one.name}() -> Format", (lambda kept: lambda: kept)(one)) for one in NAMED.values()),
+    *(overload(f"format.{named_format.name}() -> Format", (lambda kept: lambda: kept)(named_format)) for named_format in NAMED.values()),
     overload("Format.validate(string) -> optional<list<string>>", _validate),
 )

@@ -157,8 +157,8 @@ def _equality(signature: str, target: Operand | None, arguments: list[Operand]) 
     if left == right and left.name == "kubernetes.NamedFormat":
         return Size(1, _FORMAT_NAME).scaled(_TENTH)
     if left == right and left.name == "kubernetes.URL":
-        known = arguments[1].size
-        return Size(1, known.most if known is not None else 1).scaled(_TENTH)
+        size = arguments[1].size
+        return Size(1, size.most if size is not None else 1).scaled(_TENTH)
     return _comparison(signature, target, arguments)
 
 

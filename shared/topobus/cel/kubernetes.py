@@ -44,10 +44,10 @@ def _read_version(text: str, is_loose: bool = False) -> SemanticVersion:  # call
 
 
 def _quantities() -> Library:
-    def as_integer(one: Quantity) -> int:
-        if not one.is_integer:
-            raise EvaluationError(f"cannot convert value to integer: {one}")
-        return whole(one.units)
+    def as_integer(quantity: Quantity) -> int:
+        if not quantity.is_integer:
+            raise EvaluationError(f"cannot convert value to integer: {quantity}")
+        return whole(quantity.units)
 
     return (
         overload("quantity(string) -> Quantity", _read_quantity),
@@ -82,11 +82,11 @@ def _versions() -> Library:
 
 
 def _sets() -> Library:
-    def contains(one: list[object], other: list[object]) -> bool:
-        return all(any(is_same(wanted, found) for found in one) for wanted in other)
+    def contains(first: list[object], second: list[object]) -> bool:
+        return all(any(is_same(wanted, found) for found in first) for wanted in second)
 
-    def intersects(one: list[object], other: list[object]) -> bool:
-        return any(is_same(wanted, found) for found in one for wanted in other)
+    def intersects(first: list[object], second: list[object]) -> bool:
+        return any(is_same(wanted, found) for found in first for wanted in second)
 
     return (
         overload("sets.contains(list<A>, list<A>) -> bool", contains),
@@ -101,7 +101,7 @@ def _includes(values: object, wanted: object) -> bool:
         return is_same(values, wanted)
     if len(values) > MAX_ATTRIBUTE_VALUES:
         raise EvaluationError(f"'includes' function cannot be applied to lists longer than {MAX_ATTRIBUTE_VALUES} values")
-    return any(is_same(one, wanted) for one in values)
+    return any(is_same(value, wanted) for value in values)
 
 
 _PATTERNS: Library = (

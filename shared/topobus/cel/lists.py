@@ -35,38 +35,38 @@ def _kubernetes_lists() -> Library:
         return values
 
     def is_sorted(values: list[object]) -> bool:
-        return all(_order(one, other) <= 0 for one, other in pairwise(ordered("isSorted", values)))
+        return all(_order(first, second) <= 0 for first, second in pairwise(ordered("isSorted", values)))
 
     def extreme(name: str, sign: int) -> Callable[[list[object]], object]:
         def work(values: list[object]) -> object:
             if not values:
                 raise EvaluationError(f"{name} called on empty list")
             best = ordered(name, values)[0]
-            for one in values[1:]:
-                if _order(one, best) * sign > 0:
-                    best = one
+            for value in values[1:]:
+                if _order(value, best) * sign > 0:
+                    best = value
             return best
 
         return work
 
     def total(values: list[object]) -> object:
-        kinds = {type(one) for one in values}
+        kinds = {type(value) for value in values}
         if len(kinds) > 1:
             raise EvaluationError("no such overload: sum of values of different types")
         match values:
             case [Uint(), *_]:
-                return whole(sum(one for one in values if isinstance(one, int)), is_unsigned=True)
+                return whole(sum(value for value in values if isinstance(value, int)), is_unsigned=True)
             case [float(), *_]:
-                return sum(one for one in values if isinstance(one, float))
+                return sum(value for value in values if isinstance(value, float))
             case [Duration(), *_]:
-                return total_of_durations([one for one in values if isinstance(one, Duration)])
+                return total_of_durations([value for value in values if isinstance(value, Duration)])
             case [bool(), *_] | [str(), *_]:
                 raise EvaluationError("no such overload: sum of what is no number")
             case _:
-                return whole(sum(one for one in values if isinstance(one, int)))
+                return whole(sum(value for value in values if isinstance(value, int)))
 
     def place(values: list[object], wanted: object) -> int:
-        return next((index for index, one in enumerate(values) if is_same(one, wanted)), -1)
+        return next((index for index, value in enumerate(values) if is_same(value, wanted)), -1)
 
     def last_place(values: list[object], wanted: object) -> int:
         return next((index for index in range(len(values) - 1, -1, -1) if is_same(values[index], wanted)), -1)
@@ -81,10 +81,10 @@ def _kubernetes_lists() -> Library:
     )
 
 
-def _order(one: object, other: object) -> int:
+def _order(first: object, second: object) -> int:
     """Order two values; as upstream, those of which neither comes first (NaN, a text and a number) count as equal."""
     try:
-        return compare(one, other)
+        return compare(first, second)
     except EvaluationError:
         return 0
 

@@ -64,7 +64,7 @@ def expand(expression: str, offset: int, name: str, target: Node | None, argumen
     if name in ("optMap", "optFlatMap"):
         return _optional(expression, offset, name, target, arguments)
     has_two = name.startswith("transform") or (len(arguments) == 3 and name != "map")
-    names = [_variable(expression, one) for one in arguments[: 2 if has_two else 1]]
+    names = [_variable(expression, argument) for argument in arguments[: 2 if has_two else 1]]
     second = names[1] if has_two else ""
     if second == names[0]:
         raise fail_at(expression, arguments[1].offset, "overlapping variable names in comprehension")
@@ -99,9 +99,9 @@ def _loop(offset: int, name: str, over: Node, first: str, second: str, rest: lis
             condition = call("@not_strictly_false", call("!_", accumulated()))
             step = call("_||_", accumulated(), test)
         case "exists_one" | "existsOne":
-            start, one = Constant(offset, 0, t.INT), Constant(offset, 1, t.INT)
-            step = call("_?_:_", test, call("_+_", accumulated(), one), accumulated())
-            result = call("_==_", accumulated(), one)
+            start, constant = Constant(offset, 0, t.INT), Constant(offset, 1, t.INT)
+            step = call("_?_:_", test, call("_+_", accumulated(), constant), accumulated())
+            result = call("_==_", accumulated(), constant)
         case "filter":
             start = ListLiteral(offset, [])
             kept = measure(ListLiteral(offset, [Identifier(offset, first)]))

@@ -26,15 +26,15 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 def _read_address(text: str) -> Address:
     try:
-        found = ipaddress.ip_address(text)
+        ip_address = ipaddress.ip_address(text)
     except ValueError as err:
         raise EvaluationError(f"IP Address {text[:64]!r} parse error during conversion from string: {err}") from err
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
+    if isinstance(ip_address, ipaddress.IPv6Address):
+        if ip_address.ipv4_mapped is not None:
             raise EvaluationError(f"IPv4-mapped IPv6 address {text!r} is not allowed")
-        if found.scope_id is not None or "%" in text:
+        if ip_address.scope_id is not None or "%" in text:
             raise EvaluationError(f"IP address {text!r} with zone value is not allowed")
-    return found
+    return ip_address
 
 
 def _read_network(text: str) -> Network:
@@ -51,19 +51,19 @@ def _read_network(text: str) -> Network:
     return Network(found, int(length))
 
 
-def _masked(one: Network) -> Network:
-    whole = ipaddress.ip_network((one.address, one.length), strict=False)
-    return Network(whole.network_address, one.length)
+def _masked(network: Network) -> Network:
+    whole = ipaddress.ip_network((network.address, network.length), strict=False)
+    return Network(whole.network_address, network.length)
 
 
-def _contains_address(one: Network, other: Address) -> bool:
-    return other.version == one.address.version and _masked(Network(other, one.length)) == _masked(one)
+def _contains_address(network: Network, other: Address) -> bool:
+    return other.version == network.address.version and _masked(Network(other, network.length)) == _masked(network)
 
 
-def _contains_network(one: Network, other: Network) -> bool:
-    if one.address.version != other.address.version:
+def _contains_network(first: Network, second: Network) -> bool:
+    if first.address.version != second.address.version:
         return False
-    return _masked(one) == _masked(Network(other.address, one.length)) and one.length <= other.length
+    return _masked(first) == _masked(Network(second.address, first.length)) and first.length <= second.length
 
 
 def _is(read: Callable[[str], object]) -> Callable[[str], bool]:
@@ -81,20 +81,20 @@ def _is_canonical(text: str) -> bool:
     return str(_read_address(text)) == text
 
 
-def _is_global_unicast(one: Address) -> bool:
+def _is_global_unicast(address: Address) -> bool:
     """As Go: neither unspecified, loopback, multicast, link-local nor the broadcast address; private ones count as global."""
-    is_broadcast = one == ipaddress.IPv4Address("255.255.255.255")
-    return not (one.is_unspecified or one.is_loopback or one.is_multicast or _is_link_local(one) or is_broadcast)
+    is_broadcast = address == ipaddress.IPv4Address("255.255.255.255")
+    return not (address.is_unspecified or address.is_loopback or address.is_multicast or _is_link_local(address) or is_broadcast)
 
 
-def _is_link_local(one: Address) -> bool:
-    return one in ipaddress.ip_network("169.254.0.0/16" if one.version == 4 else "fe80::/10")
+def _is_link_local(address: Address) -> bool:
+    return address in ipaddress.ip_network("169.254.0.0/16" if address.version == 4 else "fe80::/10")
 
 
-def _is_link_local_multicast(one: Address) -> bool:
-    if isinstance(one, ipaddress.IPv4Address):
-        return one in ipaddress.ip_network("224.0.0.0/24")
-    return one.packed[0] == 0xFF and one.packed[1] & 0x0F == 0x02
+def _is_link_local_multicast(address: Address) -> bool:
+    if isinstance(address, ipaddress.IPv4Address):
+        return address in ipaddress.ip_network("224.0.0.0/24")
+    return address.packed[0] == 0xFF and address.packed[1] & 0x0F == 0x02
 
 
 def _read_url(text: str) -> WebAddress:
@@ -104,9 +104,9 @@ def _read_url(text: str) -> WebAddress:
         raise EvaluationError(f"{where}: empty url")
     if _CONTROL.search(text):
         raise EvaluationError(f"{where}: invalid control character in URL")
-    found = _SCHEME.fullmatch(text)
-    scheme, rest = (found[1].lower(), found[2]) if found else ("", text)
-    if not found and (text[0] == ":" or (":" in text.partition("/")[0])):
+    match = _SCHEME.fullmatch(text)
+    scheme, rest = (match[1].lower(), match[2]) if match else ("", text)
+    if not match and (text[0] == ":" or (":" in text.partition("/")[0])):
         raise EvaluationError(f"{where}: first path segment in URL cannot contain colon")
     if not rest.startswith("/"):
         raise EvaluationError(f"{where}: invalid URI for request")
@@ -151,28 +151,28 @@ def problem_of_url(text: str) -> str:
     return ""
 
 
-def _host_name(one: WebAddress) -> str:
-    if one.host.startswith("["):
-        return one.host[1:].partition("]")[0]
-    return one.host.partition(":")[0]
+def _host_name(web_address: WebAddress) -> str:
+    if web_address.host.startswith("["):
+        return web_address.host[1:].partition("]")[0]
+    return web_address.host.partition(":")[0]
 
 
-def _port(one: WebAddress) -> str:
-    after = one.host.rpartition("]")[2] if one.host.startswith("[") else one.host
+def _port(web_address: WebAddress) -> str:
+    after = web_address.host.rpartition("]")[2] if web_address.host.startswith("[") else web_address.host
     return after.partition(":")[2]
 
 
-def _escaped_path(one: WebAddress) -> str:
+def _escaped_path(web_address: WebAddress) -> str:
     return (
-        quote(unquote_to_bytes(one.path), safe="/$&+,;=:@!'()*-._~")
-        if not re.fullmatch(r"[A-Za-z0-9/$&+,;=:@!'()*\-._~\[\]%]*", one.path)
-        else one.path
+        quote(unquote_to_bytes(web_address.path), safe="/$&+,;=:@!'()*-._~")
+        if not re.fullmatch(r"[A-Za-z0-9/$&+,;=:@!'()*\-._~\[\]%]*", web_address.path)
+        else web_address.path
     )
 
 
-def _query(one: WebAddress) -> dict[object, object]:
+def _query(web_address: WebAddress) -> dict[object, object]:
     found: dict[object, object] = {}
-    for key, value in parse_qsl(one.query, keep_blank_values=True):
+    for key, value in parse_qsl(web_address.query, keep_blank_values=True):
         values = found.setdefault(key, [])
         if isinstance(values, list):
             values.append(value)

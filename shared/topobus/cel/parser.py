@@ -43,9 +43,9 @@ def parse(expression: str) -> Node:
     Errors: raises CompileError with line and column.
     """
     parser = _Parser(expression)
-    found = parser.ternary()
+    node = parser.ternary()
     parser.expect("")
-    return found
+    return node
 
 
 class _Parser:
@@ -87,7 +87,7 @@ class _Parser:
     def _grown(self, node: Node, *below: Node, levels: int = 0) -> Node:
         """Take a new node with its depth, its size, and the levels of what stands below it in the text."""
         measure(node)
-        node.levels = levels + max([one.levels for one in below], default=0)
+        node.levels = levels + max([each_node.levels for each_node in below], default=0)
         return self._limited(node)
 
     def _limited(self, node: Node) -> Node:
@@ -104,22 +104,22 @@ class _Parser:
         """Read `a ? b : c`, or less."""
         self._expressions += 1
         self._check_depth(self._expressions, self._next.offset)
-        found = self._chain("||")
+        node = self._chain("||")
         question = self._accept("?")
         if question is not None:
             first = self._chain("||")
             self.expect(":")
             second = self.ternary()
-            found = self._grown(Call(question.offset, "_?_:_", None, [found, first, second]), found, first, second)
+            node = self._grown(Call(question.offset, "_?_:_", None, [node, first, second]), node, first, second)
         self._expressions -= 1
-        return found
+        return node
 
     def _chain(self, sign: str) -> Node:
         """Read terms joined by `||` or `&&`: one node, however many there are."""
-        found = self._chain("&&") if sign == "||" else self._relation()
+        node = self._chain("&&") if sign == "||" else self._relation()
         if not self._is_sign(sign):
-            return found
-        operator, terms = self._next, [found]
+            return node
+        operator, terms = self._next, [node]
         while self._accept(sign):
             terms.append(self._chain("&&") if sign == "||" else self._relation())
         return self._grown(Call(operator.offset, f"_{sign}_", None, terms), *terms)
@@ -129,7 +129,7 @@ class _Parser:
         before = self._relations
         self._relations += 1
         self._check_depth(self._relations, self._next.offset)
-        found = self._calculation(1)
+        node = self._calculation(1)
         while self._next.text in _RELATIONS and (self._next.kind == "sign" or self._next.text == "in"):
             operator = self._take()
             self._relations += 1
@@ -137,22 +137,22 @@ class _Parser:
             right = self._calculation(1)
             self._relations -= 1
             name = "@in" if operator.text == "in" else f"_{operator.text}_"
-            found = self._grown(Call(operator.offset, name, None, [found, right]), found, right, levels=1)
+            node = self._grown(Call(operator.offset, name, None, [node, right]), node, right, levels=1)
         self._relations = before
-        return found
+        return node
 
     def _calculation(self, least: int) -> Node:
         """Read a chain of `+`, `-`, `*`, `/`, `%` of a precedence and above."""
         before = self._calculations
         self._calculations += 1
         self._check_depth(self._calculations, self._next.offset)
-        found = self._unary()
+        node = self._unary()
         while self._next.kind == "sign" and self._next.text in _CALCULATIONS and _CALCULATIONS[self._next.text][0] >= least:
             operator = self._take()
             right = self._calculation(_CALCULATIONS[operator.text][1])
-            found = self._grown(Call(operator.offset, f"_{operator.text}_", None, [found, right]), found, right, levels=1)
+            node = self._grown(Call(operator.offset, f"_{operator.text}_", None, [node, right]), node, right, levels=1)
         self._calculations = before
-        return found
+        return node
 
     def _unary(self) -> Node:
         signs: list[Token] = []
@@ -161,15 +161,15 @@ class _Parser:
         is_negative = bool(signs) and signs[-1].text == "-" and self._next.kind in ("whole", "constant")
         if is_negative and (self._next.kind == "whole" or isinstance(self._next.value, float)):
             signs.pop()
-            found = self._member(self._number(self._take(), is_negative=True))
+            node = self._member(self._number(self._take(), is_negative=True))
         else:
-            found = self._member()
-        names = {one.text for one in signs}
+            node = self._member()
+        names = {sign.text for sign in signs}
         if len(names) > 1:
             raise self._wrong(signs[-1], "expecting one kind of sign")
         if signs and len(signs) % 2:
-            found = self._grown(Call(signs[0].offset, "!_" if signs[0].text == "!" else "-_", None, [found]), found)
-        return found
+            node = self._grown(Call(signs[0].offset, "!_" if signs[0].text == "!" else "-_", None, [node]), node)
+        return node
 
     def _number(self, token: Token, *, is_negative: bool = False) -> Constant:
         value = token.value
@@ -189,19 +189,19 @@ class _Parser:
         before = self._members
         self._members += 1
         self._check_depth(self._members, self._next.offset)
-        found = number if number is not None else self._primary()
+        node = number if number is not None else self._primary()
         while self._next.kind == "sign" and self._next.text in (".", "["):
-            found = self._suffix(found)
+            node = self._suffix(node)
         self._members = before
-        return found
+        return node
 
-    def _suffix(self, found: Node) -> Node:
+    def _suffix(self, node: Node) -> Node:
         bracket = self._accept("[")
         if bracket is not None:
             operator = "_[?_]" if self._accept("?") is not None else "_[_]"
             index = self.ternary()
             self.expect("]")
-            return self._grown(Call(bracket.offset, operator, None, [found, index]), found, index, levels=1)
+            return self._grown(Call(bracket.offset, operator, None, [node, index]), node, index, levels=1)
         dot = self._take()
         is_optional = self._accept("?") is not None
         name = self._take()
@@ -209,12 +209,12 @@ class _Parser:
             raise self._wrong(name, "expecting a name")
         if is_optional:
             field = Constant(name.offset, name.text, t.STRING)
-            return self._grown(Call(dot.offset, "_?._", None, [found, field]), found, levels=1)
+            return self._grown(Call(dot.offset, "_?._", None, [node, field]), node, levels=1)
         opened = self._accept("(")
         if opened is None:
-            return self._grown(Select(dot.offset, found, name.text), found, levels=1)
+            return self._grown(Select(dot.offset, node, name.text), node, levels=1)
         arguments = self._arguments(")")
-        return self._grown(expand(self._expression, opened.offset, name.text, found, arguments), found, *arguments, levels=1)
+        return self._grown(expand(self._expression, opened.offset, name.text, node, arguments), node, *arguments, levels=1)
 
     def _primary(self) -> Node:
         token = self._take()
@@ -226,9 +226,9 @@ class _Parser:
         if token.kind == "sign":
             match token.text:
                 case "(":
-                    found = self.ternary()
+                    node = self.ternary()
                     self.expect(")")
-                    return found
+                    return node
                 case "[":
                     return self._list(token)
                 case "{":
@@ -254,13 +254,13 @@ class _Parser:
         return Identifier(token.offset, token.text)
 
     def _arguments(self, end: str) -> list[Node]:
-        found: list[Node] = []
+        nodes: list[Node] = []
         if self._accept(end):
-            return found
+            return nodes
         while True:
-            found.append(self.ternary())
+            nodes.append(self.ternary())
             if self._accept(end):
-                return found
+                return nodes
             self.expect(",")
 
     def _list(self, token: Token) -> Node:

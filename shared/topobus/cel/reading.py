@@ -25,39 +25,39 @@ _MAPS = ("attributes", "capacity")
 
 def read(node: Node) -> frozenset[Reads] | None:
     """List what a tree reads."""
-    found: set[Reads] = set()
-    return frozenset(found) if _collect(node, found, {}) else None
+    reads: set[Reads] = set()
+    return frozenset(reads) if _collect(node, reads, {}) else None
 
 
 _Names = dict[str, Node | None]
 """What names of `cel.bind` stand for, as far as that is a part of the device; None where a macro's variable hides one."""
 
 
-def _collect(node: Node, found: set[Reads], names: _Names) -> bool:
+def _collect(node: Node, reads: set[Reads], names: _Names) -> bool:
     one = _access(node, names)
     if one is not None:
-        found.add(one)
+        reads.add(one)
         if isinstance(node, Call) and node.name == "@in":
             return True
         if one.domain is None and one.part in _MAPS:
-            found.add(Reads("driver"))
+            reads.add(Reads("driver"))
         return True
     if isinstance(node, Identifier):
         # A part of the device that stands alone (`d == e`) is more than one place.
         return node.name != "device" and _stands_for(node, names) is node
     if isinstance(node, Fold):
         if node.variable == UNUSED:
-            return _collect_bound(node, found, names)
+            return _collect_bound(node, reads, names)
         names = {**names, node.variable: None, node.second_variable: None, node.accumulator: None}
-    return all(_collect(below, found, names) for below in children(node))
+    return all(_collect(below, reads, names) for below in children(node))
 
 
-def _collect_bound(node: Fold, found: set[Reads], names: _Names) -> bool:
+def _collect_bound(node: Fold, reads: set[Reads], names: _Names) -> bool:
     value = _stands_for(node.start, names)
     is_part = _is_part(value)
-    if not is_part and not _collect(node.start, found, names):
+    if not is_part and not _collect(node.start, reads, names):
         return False
-    return _collect(node.result, found, {**names, node.accumulator: value if is_part else None})
+    return _collect(node.result, reads, {**names, node.accumulator: value if is_part else None})
 
 
 def _is_part(node: Node) -> bool:
@@ -94,7 +94,7 @@ def _access(node: Node, names: _Names) -> Reads | None:
     if isinstance(node, Select) and node.is_test:
         node = Select(node.offset, _stands_for(node.operand, names), node.field, is_test=True)
     elif isinstance(node, Call) and node.name == "@in":
-        node = Call(node.offset, node.name, None, [_stands_for(one, names) for one in node.arguments])
+        node = Call(node.offset, node.name, None, [_stands_for(argument, names) for argument in node.arguments])
     else:
         node = _stands_for(node, names)
     if isinstance(node, Select) and _is_device(node.operand) and node.field in _SCALARS:

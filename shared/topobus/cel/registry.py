@@ -35,7 +35,8 @@ class Overload:
     def takes(self, kinds: tuple[str, ...]) -> bool:
         """Say whether values of these types may be given."""
         return len(kinds) == len(self.parameters) and all(
-            one.is_parameter or one.is_dynamic or one.name == kind for one, kind in zip(self.parameters, kinds, strict=True)
+            parameter.is_parameter or parameter.is_dynamic or parameter.name == kind
+            for parameter, kind in zip(self.parameters, kinds, strict=True)
         )
 
 
@@ -85,11 +86,13 @@ class Functions:
     def __init__(self, *libraries: Library) -> None:
         self._known: dict[tuple[str, bool], tuple[Overload, ...]] = {}
         for library in libraries:
-            for one in library:
-                key = (one.name, one.is_member)
-                self._known[key] = (*self._known.get(key, ()), one)
+            for each_overload in library:
+                key = (each_overload.name, each_overload.is_member)
+                self._known[key] = (*self._known.get(key, ()), each_overload)
         # A value of no known type (an item of `[]`) takes that of the first overload that fits: upstream's order decides.
-        self._known = {key: tuple(sorted(found, key=_place)) if key[0] in _ARITHMETIC else found for key, found in self._known.items()}
+        self._known = {
+            key: tuple(sorted(overloads, key=_place)) if key[0] in _ARITHMETIC else overloads for key, overloads in self._known.items()
+        }
         self._chosen: dict[tuple[str, bool, tuple[str, ...]], Overload | None] = {}
 
     def find(self, name: str, *, is_member: bool) -> tuple[Overload, ...]:
@@ -104,9 +107,11 @@ class Functions:
         """Choose the overload for values; None when there is none."""
         key = (name, is_member, tuple(map(kind_of, values)))
         if key not in self._chosen:
-            self._chosen[key] = next((one for one in self.find(name, is_member=is_member) if one.takes(key[2])), None)
+            self._chosen[key] = next(
+                (each_overload for each_overload in self.find(name, is_member=is_member) if each_overload.takes(key[2])), None
+            )
         return self._chosen[key]
 
     def all(self) -> tuple[Overload, ...]:
         """List everything, by name."""
-        return tuple(one for _, found in sorted(self._known.items()) for one in found)
+        return tuple(each_overload for _, overloads in sorted(self._known.items()) for each_overload in overloads)

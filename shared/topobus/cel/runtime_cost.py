@@ -104,7 +104,7 @@ def _charge_range(account: _Account, count: object) -> None:
 def weigh(*values: object) -> int:
     """Count all values within values, and tens of characters; items that stand in two places count twice, for they are looked at twice."""
     known: dict[int, int] = {}
-    return sum(_weight(one, known) for one in values)
+    return sum(_weight(value, known) for value in values)
 
 
 def _weight(value: object, known: dict[int, int]) -> int:
@@ -118,7 +118,7 @@ def _weight(value: object, known: dict[int, int]) -> int:
     if found is None:
         items = list(value.values()) if isinstance(value, dict) else value
         is_plain = set(map(type, items)) <= _PLAIN
-        found = known[id(value)] = 1 + (len(items) if is_plain else sum([_weight(one, known) for one in items]))
+        found = known[id(value)] = 1 + (len(items) if is_plain else sum([_weight(item, known) for item in items]))
     return found
 
 
@@ -128,12 +128,12 @@ def _length_of_replaced(text: str, old: str, new: str, limit: int = -1) -> int:
 
 
 def _length_of_joined(values: list[object], separator: str = "") -> int:
-    return sum(len(one) for one in values if isinstance(one, str)) + len(separator) * len(values)
+    return sum(len(value) for value in values if isinstance(value, str)) + len(separator) * len(values)
 
 
-def _length_of_sum(one: object, other: object) -> int:
+def _length_of_sum(first: object, second: object) -> int:
     # Ten for each item: what is charged here is a tenth.
-    return 10 * (len(one) + len(other)) if isinstance(one, list | tuple) and isinstance(other, list | tuple) else 0
+    return 10 * (len(first) + len(second)) if isinstance(first, list | tuple) and isinstance(second, list | tuple) else 0
 
 
 _LENGTHS: dict[str, Callable[..., int]] = {

@@ -99,17 +99,17 @@ class SelectorCompiler(Protocol):
         ...
 
 
-def seen(one: Reads, device: DeviceFacts) -> object:
+def seen(reads: Reads, device: DeviceFacts) -> object:
     """Give what an expression sees at one place, with its type: 1 and true are equal in Python, not in CEL."""
-    if one.part == "driver":
+    if reads.part == "driver":
         return device.driver
-    if one.part == "allowMultipleAllocations":
+    if reads.part == "allowMultipleAllocations":
         return device.allow_multiple_allocations
-    maps: Mapping[str, Mapping[str, object]] = device.attributes if one.part == "attributes" else device.capacity
-    found = maps.get(device.driver if one.domain is None else one.domain)
-    if one.name is None:
-        return found is not None
-    value = found.get(one.name) if found is not None else None
+    maps: Mapping[str, Mapping[str, object]] = device.attributes if reads.part == "attributes" else device.capacity
+    found_map = maps.get(device.driver if reads.domain is None else reads.domain)
+    if reads.name is None:
+        return found_map is not None
+    value = found_map.get(reads.name) if found_map is not None else None
     return value.__class__, tuple([(part.__class__, part) for part in value]) if isinstance(value, tuple) else value
 
 
@@ -136,13 +136,13 @@ def unreadable(device: SliceDevice, *, has_lists: bool) -> str:
 
     As upstream: a device is shown whole, so one attribute of no known type, a version that is none, or a list while lists are off fails them all.
     """
-    for name, one in device.attributes.items():
-        lists = (one.strings, one.ints, one.bools, one.versions)
-        if all(value is None for value in (one.string, one.int_, one.bool_, one.version)) and (
+    for name, attribute in device.attributes.items():
+        lists = (attribute.strings, attribute.ints, attribute.bools, attribute.versions)
+        if all(value is None for value in (attribute.string, attribute.int_, attribute.bool_, attribute.version)) and (
             not has_lists or all(value is None for value in lists)
         ):
             return f"attribute {name}: unsupported attribute value"
-        for text in (one.version,) if one.version is not None else one.versions or ():
+        for text in (attribute.version,) if attribute.version is not None else attribute.versions or ():
             problem = _version_problem(text)
             if problem:
                 return f"attribute {name}: {problem}"
@@ -163,12 +163,12 @@ def _qualify(name: str, driver: str) -> tuple[str, str]:
     return (domain, identifier) if slash else (driver, name)
 
 
-def _value(one: Attribute) -> FactValue | None:
-    if one.version is not None:
-        return Version(one.version)
-    if one.versions is not None:
-        return tuple(Version(text) for text in one.versions)
-    for value in (one.string, one.int_, one.bool_, one.strings, one.ints, one.bools):
+def _value(attribute: Attribute) -> FactValue | None:
+    if attribute.version is not None:
+        return Version(attribute.version)
+    if attribute.versions is not None:
+        return tuple(Version(text) for text in attribute.versions)
+    for value in (attribute.string, attribute.int_, attribute.bool_, attribute.strings, attribute.ints, attribute.bools):
         if value is not None:
             return value
     return None

@@ -67,7 +67,7 @@ class CelSelector:
         """Give the verdict on a device; evaluated once for all devices that agree on what the expression reads."""
         if self.reads is None:
             return self.evaluate(device)[0]
-        what = tuple([seen(one, device) for one in self.reads])
+        what = tuple([seen(reads, device) for reads in self.reads])
         verdict = self._verdicts.get(what)
         if verdict is None:
             if len(self._verdicts) >= _VERDICTS:
@@ -141,7 +141,7 @@ def _value_of(device: DeviceFacts) -> dict[object, object]:
         "driver": device.driver,
         "allowMultipleAllocations": device.allow_multiple_allocations,
         "attributes": DomainMap({domain: _attributes(found) for domain, found in device.attributes.items()}),
-        "capacity": DomainMap({domain: TextMap(found) for domain, found in device.capacity.items()}),
+        "capacity": DomainMap({domain: TextMap(quantities) for domain, quantities in device.capacity.items()}),
     }
 
 

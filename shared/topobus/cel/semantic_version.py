@@ -18,13 +18,13 @@ _PARTS = 3
 _DIGITS = frozenset("0123456789")
 
 
-def _is_sound(found: re.Match[str]) -> bool:
+def _is_sound(match: re.Match[str]) -> bool:
     """Say whether the parts are: none is empty, and numbers have no leading zeros and fit 64 bits."""
-    labels = (found[4] or "0").split(".")
-    numbers = [*found.groups()[:3], *[one for one in labels if one.isdecimal()]]
-    if not all(labels) or not all((found[5] or "0").split(".")):
+    labels = (match[4] or "0").split(".")
+    numbers = [*match.groups()[:3], *[label for label in labels if label.isdecimal()]]
+    if not all(labels) or not all((match[5] or "0").split(".")):
         return False
-    return all(one == "0" or (one[0] != "0" and len(one) <= 20 and int(one) <= _LARGEST) for one in numbers)
+    return all(number == "0" or (number[0] != "0" and len(number) <= 20 and int(number) <= _LARGEST) for number in numbers)
 
 
 def _without_zeros(part: str) -> str:
@@ -61,15 +61,16 @@ class SemanticVersion:
             if len(parts) < _PARTS and any(mark in parts[-1] for mark in "+-"):
                 raise ValueError(f"not a semantic version: {text!r}, a short one cannot have a prerelease or build data")
             written = ".".join([*parts, *["0"] * (_PARTS - len(parts))])
-        found = _SHAPE.fullmatch(written)
-        if found is None or not _is_sound(found):
+        match = _SHAPE.fullmatch(written)
+        if match is None or not _is_sound(match):
             raise ValueError(f"not a semantic version: {text!r}, wanted MAJOR.MINOR.PATCH")
-        return cls((int(found[1]), int(found[2]), int(found[3])), found[4] or "", found[5] or "")
+        return cls((int(match[1]), int(match[2]), int(match[3])), match[4] or "", match[5] or "")
 
     @property
     def _order(self) -> tuple[tuple[int, int, int], bool, list[tuple[bool, int, str]]]:
         parts = [
-            (not one.isdecimal(), int(one) if one.isdecimal() else 0, "" if one.isdecimal() else one) for one in self.prerelease.split(".")
+            (not part.isdecimal(), int(part) if part.isdecimal() else 0, "" if part.isdecimal() else part)
+            for part in self.prerelease.split(".")
         ]
         return (self.numbers, not self.prerelease, parts if self.prerelease else [])
 
@@ -83,5 +84,5 @@ class SemanticVersion:
         return hash((self.numbers, self.prerelease))
 
     def __str__(self) -> str:
-        text = ".".join(str(one) for one in self.numbers)
+        text = ".".join(str(number) for number in self.numbers)
         return text + (f"-{self.prerelease}" if self.prerelease else "") + (f"+{self.build}" if self.build else "")

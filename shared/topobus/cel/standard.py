@@ -119,7 +119,7 @@ def _comparison() -> Library:
         "_>=_": lambda order: order >= 0,
     }
     numbers = {"int": ("int", "double", "uint"), "uint": ("uint", "double", "int"), "double": ("double", "int", "uint")}
-    pairs = [("bool", "bool"), *((one, other) for one, others in numbers.items() for other in others)]
+    pairs = [("bool", "bool"), *((name, other) for name, others in numbers.items() for other in others)]
     pairs += [(one, one) for one in ("string", "bytes", "timestamp", "duration")]
 
     def make(test: Callable[[int], bool]) -> Callable[[object, object], bool]:
@@ -130,7 +130,7 @@ def _comparison() -> Library:
 
         return work
 
-    return tuple(overload(f"{name}({one}, {other}) -> bool", make(test)) for name, test in tests.items() for one, other in pairs)
+    return tuple(overload(f"{name}({first}, {second}) -> bool", make(test)) for name, test in tests.items() for first, second in pairs)
 
 
 def _convert() -> Library:
@@ -222,8 +222,8 @@ def write(value: object) -> str:
             return str(int(value)) if isinstance(value, int) else str(value)
 
 
-def _address(one: Address) -> str:
-    return str(one)
+def _address(address: Address) -> str:
+    return str(address)
 
 
 def _write_double(value: float) -> str:
@@ -243,7 +243,7 @@ def _write_double(value: float) -> str:
 
 def _texts_and_containers() -> Library:
     def within(value: object, values: list[object]) -> bool:
-        return any(is_same(value, one) for one in values)
+        return any(is_same(value, other_value) for other_value in values)
 
     def has_key(key: object, container: dict[object, object]) -> bool:
         kind = kind_of(key)
@@ -305,13 +305,13 @@ def _optionals() -> Library:
         )
         return OptionalValue() if is_zero else some(value)
 
-    def value(one: OptionalValue) -> object:
-        if not one.is_present:
+    def value(optional_value: OptionalValue) -> object:
+        if not optional_value.is_present:
             raise EvaluationError("optional.none() dereference")
-        return one.value
+        return optional_value.value
 
     def present(values: list[OptionalValue]) -> list[object]:
-        return [one.value for one in values if one.is_present]
+        return [optional_value.value for optional_value in values if optional_value.is_present]
 
     def edge(place: int) -> Callable[[list[object]], OptionalValue]:
         return lambda values: some(values[place]) if values else OptionalValue()

@@ -49,9 +49,9 @@ def _last_index(text: str, part: str, start: int | None = None) -> int:
 
 
 def _join(values: list[object], separator: str = "") -> str:
-    if not all(isinstance(one, str) for one in values):
+    if not all(isinstance(value, str) for value in values):
         raise EvaluationError("no such overload: join of what is no text")
-    return separator.join(str(one) for one in values)
+    return separator.join(str(value) for value in values)
 
 
 def _split(text: str, separator: str, limit: int = -1) -> list[str]:

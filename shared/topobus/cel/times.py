@@ -107,10 +107,10 @@ def _read_duration(text: str) -> Duration:
 
 
 def _read_timestamp(text: str) -> Timestamp:
-    found = _TIMESTAMP.fullmatch(text)
-    if found is None:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
         raise EvaluationError(f"invalid timestamp: {text[:64]!r}")
-    date, hour, minute, second, fraction, sign, hours, minutes = found.groups()
+    date, hour, minute, second, fraction, sign, hours, minutes = match.groups()
     offset = 0
     if sign is not None:
         if int(hours) > _MOST_OFFSET_HOURS or int(minutes) > _MOST_OFFSET_MINUTES:

@@ -55,7 +55,7 @@ def split(expression: str) -> list[Token]:
     >>> [one.text for one in split('a.b >= 0x1F')]
     ['a', '.', 'b', '>=', '0x1F', '']
     """
-    found: list[Token] = []
+    tokens: list[Token] = []
     offset = 0
     while offset < len(expression):
         raw = _RAW.match(expression, offset)
@@ -63,24 +63,24 @@ def split(expression: str) -> list[Token]:
         if raw is not None:
             content = next(part for part in raw.groups()[2:] if part is not None)
             is_bytes = "b" in raw[1].lower()
-            found.append(Token("constant", raw[0], offset, content.encode() if is_bytes else content))
+            tokens.append(Token("constant", raw[0], offset, content.encode() if is_bytes else content))
             offset = raw.end()
             continue
         if word is None:
             raise fail_at(expression, offset, f"Syntax error: token recognition error at: {expression[offset : offset + 16]!r}")
         kind, text = str(word.lastgroup), word[0]
         if kind in ("text", "rawtext"):
-            found.append(Token("constant", text, offset, _read_text(expression, offset, text)))
+            tokens.append(Token("constant", text, offset, _read_text(expression, offset, text)))
         elif kind == "double":
-            found.append(Token("constant", text, offset, _read_double(expression, offset, text)))
+            tokens.append(Token("constant", text, offset, _read_double(expression, offset, text)))
         elif kind == "whole":
             # Kept as a number without a sign: a minus before it makes the smallest number possible.
-            found.append(Token("whole", text, offset, _read_whole(expression, offset, text)))
+            tokens.append(Token("whole", text, offset, _read_whole(expression, offset, text)))
         elif kind in ("name", "sign"):
-            found.append(Token(kind, text, offset))
+            tokens.append(Token(kind, text, offset))
         offset = word.end()
-    found.append(Token("end", "", len(expression)))
-    return found
+    tokens.append(Token("end", "", len(expression)))
+    return tokens
 
 
 def _read_double(expression: str, offset: int, text: str) -> float:
@@ -116,10 +116,10 @@ def _read_text(expression: str, offset: int, text: str) -> str | bytes:
     content = text[length + quote : len(text) - quote]
     parts: list[bytes] = []
     last = 0
-    for found in _ESCAPE.finditer(content):
-        parts.append(content[last : found.start()].encode("utf-8", "surrogatepass"))
-        last = found.end()
-        simple, pair, short, long, octal, _ = found.groups()
+    for match in _ESCAPE.finditer(content):
+        parts.append(content[last : match.start()].encode("utf-8", "surrogatepass"))
+        last = match.end()
+        simple, pair, short, long, octal, _ = match.groups()
         if simple is not None:
             parts.append(_SIMPLE[simple].encode())
         elif pair is not None or octal is not None:
@@ -131,7 +131,7 @@ def _read_text(expression: str, offset: int, text: str) -> str | bytes:
                 raise fail_at(expression, offset, f"Syntax error: invalid unicode code point in {text[:32]}")
             parts.append(chr(number).encode())
         else:
-            raise fail_at(expression, offset, f"Syntax error: invalid escape {found[0]!r}")
+            raise fail_at(expression, offset, f"Syntax error: invalid escape {match[0]!r}")
     parts.append(content[last:].encode("utf-8", "surrogatepass"))
     joined = b"".join(parts)
     return joined if is_bytes else joined.decode("utf-8", "replace")

@@ -124,9 +124,9 @@ def children(node: Node) -> Iterator[Node]:
         case ListLiteral(items=items):
             yield from items
         case MapLiteral(entries=entries):
-            for one in entries:
-                yield one.key
-                yield one.value
+            for entry in entries:
+                yield entry.key
+                yield entry.value
         case Fold():
             yield from (node.over, node.start, node.condition, node.step, node.result)
         case _:
@@ -146,7 +146,7 @@ def dotted(node: Node) -> str:
 def measure(node: Node) -> Node:
     """Write depth and size of a node whose children have theirs."""
     node.depth, node.size = 1, 1
-    for one in children(node):
-        node.depth = max(node.depth, one.depth + 1)
-        node.size += one.size
+    for other_node in children(node):
+        node.depth = max(node.depth, other_node.depth + 1)
+        node.size += other_node.size
     return node

@@ -47,7 +47,7 @@ class Type:
         """Whether a value of it may be anything."""
         self.is_parameter = name[0] == "$"
         """Whether it stands for a type that is not known yet."""
-        self.is_open: bool = self.is_parameter or any(one.is_open for one in parameters)
+        self.is_open: bool = self.is_parameter or any(parameter.is_open for parameter in parameters)
         """Whether it is such a parameter or has one somewhere."""
         self._hash = hash((name, parameters))
 
@@ -107,9 +107,9 @@ def optional_of(value: Type) -> Type:
     return Type("optional_type", (value,))
 
 
-def type_of(one: Type) -> Type:
+def type_of(cel_type: Type) -> Type:
     """Make the type of a type."""
-    return Type("type", (one,))
+    return Type("type", (cel_type,))
 
 
 @cache
@@ -120,10 +120,10 @@ def read_type(text: str) -> Type:
     'map(string, list(kubernetes.Quantity))'
     """
     words = _WORD.findall(text)
-    found, rest = _read(words)
+    cel_type, rest = _read(words)
     if rest:
         raise ValueError(f"not a type: {text!r}")
-    return found
+    return cel_type
 
 
 def _read(words: list[str]) -> tuple[Type, list[str]]:
@@ -133,8 +133,8 @@ def _read(words: list[str]) -> tuple[Type, list[str]]:
     parameters: list[Type] = []
     if rest[:1] == ["<"]:
         while rest[0] in ("<", ","):
-            one, rest = _read(rest[1:])
-            parameters.append(one)
+            cel_type, rest = _read(rest[1:])
+            parameters.append(cel_type)
         rest = rest[1:]
     return Type(_SHORT.get(name, name), tuple(parameters)), rest
 
@@ -154,39 +154,39 @@ class Bindings:
         """Give the parameters of a signature names of their own."""
         names: dict[str, Type] = {}
 
-        def rename(one: Type) -> Type:
-            if one.is_parameter:
-                return names.setdefault(one.name, self.fresh())
-            return Type(one.name, tuple(map(rename, one.parameters))) if one.is_open else one
+        def rename(cel_type: Type) -> Type:
+            if cel_type.is_parameter:
+                return names.setdefault(cel_type.name, self.fresh())
+            return Type(cel_type.name, tuple(map(rename, cel_type.parameters))) if cel_type.is_open else cel_type
 
         return tuple(map(rename, types))
 
-    def resolve(self, one: Type) -> Type:
+    def resolve(self, cel_type: Type) -> Type:
         """Follow a parameter to what it stands for, as far as is known."""
-        while one.is_parameter and one.name in self._known:
-            one = self._known[one.name]
-        return one
+        while cel_type.is_parameter and cel_type.name in self._known:
+            cel_type = self._known[cel_type.name]
+        return cel_type
 
-    def substitute(self, one: Type) -> Type:
+    def substitute(self, cel_type: Type) -> Type:
         """Replace parameters by what they stand for now; what is open stays so."""
-        if not one.is_open:
-            return one
-        one = self.resolve(one)
-        return Type(one.name, tuple(map(self.substitute, one.parameters))) if one.parameters else one
+        if not cel_type.is_open:
+            return cel_type
+        cel_type = self.resolve(cel_type)
+        return Type(cel_type.name, tuple(map(self.substitute, cel_type.parameters))) if cel_type.parameters else cel_type
 
-    def finish(self, one: Type) -> Type:
+    def finish(self, cel_type: Type) -> Type:
         """Replace all parameters; what stayed open is `dyn`."""
-        if not one.is_open:
-            return one
-        one = self.resolve(one)
-        if one.is_parameter:
+        if not cel_type.is_open:
+            return cel_type
+        cel_type = self.resolve(cel_type)
+        if cel_type.is_parameter:
             return DYN
-        return Type(one.name, tuple(map(self.finish, one.parameters))) if one.parameters else one
+        return Type(cel_type.name, tuple(map(self.finish, cel_type.parameters))) if cel_type.parameters else cel_type
 
     def fit_all(self, wanted: tuple[Type, ...], given: tuple[Type, ...]) -> bool:
         """Fit several types at once; nothing is bound when one does not fit."""
         before = dict(self._known)
-        if len(wanted) == len(given) and all(self.fit(one, other) for one, other in zip(wanted, given, strict=True)):
+        if len(wanted) == len(given) and all(self.fit(first, second) for first, second in zip(wanted, given, strict=True)):
             return True
         self._known = before
         return False
@@ -214,25 +214,25 @@ class Bindings:
             return True  # which types two types are is for the run to compare
         return len(wanted.parameters) == len(given.parameters) and all(map(self.fit, wanted.parameters, given.parameters))
 
-    def most_general(self, one: Type, other: Type) -> Type:
+    def most_general(self, first: Type, second: Type) -> Type:
         """Give the more general one of two types that fit."""
-        return one if _is_as_general(one, other) else other
+        return first if _is_as_general(first, second) else second
 
-    def _substitute(self, parameter: Type, one: Type) -> tuple[bool, bool]:
+    def _substitute(self, parameter: Type, cel_type: Type) -> tuple[bool, bool]:
         """Let a parameter stand for a type; says whether it can, and whether it stood for one before."""
-        if one == parameter:
+        if cel_type == parameter:
             return True, True
-        known = self._known.get(parameter.name)
-        if known is None:
-            if self._occurs(parameter, one):
+        known_cel_type = self._known.get(parameter.name)
+        if known_cel_type is None:
+            if self._occurs(parameter, cel_type):
                 return False, False
-            self._known[parameter.name] = one
+            self._known[parameter.name] = cel_type
             return True, False
-        if one == known:
+        if cel_type == known_cel_type:
             return True, True
-        if not self.fit(known, one):
+        if not self.fit(known_cel_type, cel_type):
             return False, True
-        general = self.most_general(one, known)
+        general = self.most_general(cel_type, known_cel_type)
         if not self._occurs(parameter, general):
             self._known[parameter.name] = general
         return True, True
@@ -241,19 +241,19 @@ class Bindings:
         while inside.is_parameter:
             if inside == parameter:
                 return True
-            known = self._known.get(inside.name)
-            if known is None:
+            cel_type = self._known.get(inside.name)
+            if cel_type is None:
                 return False
-            inside = known
-        return inside.is_open and any(self._occurs(parameter, one) for one in inside.parameters)
+            inside = cel_type
+        return inside.is_open and any(self._occurs(parameter, other_parameter) for other_parameter in inside.parameters)
 
 
-def _is_as_general(one: Type, other: Type) -> bool:
+def _is_as_general(first: Type, second: Type) -> bool:
     """Say whether a type fits whatever the other one does."""
-    if one.is_dynamic or one.is_parameter or one == other:
+    if first.is_dynamic or first.is_parameter or first == second:
         return True
-    if other.is_dynamic or other.is_parameter or one.name != other.name:
+    if second.is_dynamic or second.is_parameter or first.name != second.name:
         return False
-    return one.name == "type" or (
-        len(one.parameters) == len(other.parameters) and all(map(_is_as_general, one.parameters, other.parameters))
+    return first.name == "type" or (
+        len(first.parameters) == len(second.parameters) and all(map(_is_as_general, first.parameters, second.parameters))
     )

@@ -121,5 +121,5 @@ def _unsuited(value: Node, kinds: frozenset[str]) -> Node | None:
     if not _suits(value.type, kinds):
         return value
     if isinstance(value, ListLiteral | MapLiteral):
-        return next((found for below in children(value) if (found := _unsuited(below, kinds)) is not None), None)
+        return next((node for below in children(value) if (node := _unsuited(below, kinds)) is not None), None)
     return None

@@ -226,58 +226,58 @@ def size_of(value: object) -> int:
     return len(value) if isinstance(value, str | bytes | list | tuple | dict) else 1
 
 
-def are_equal(one: object, other: object) -> bool:
+def are_equal(first: object, second: object) -> bool:
     """Say whether two values are equal; those of different types are not, but for numbers of one value.
 
     Errors: raises EvaluationError when the first is of a type of Kubernetes' own and the second is not of that type (null apart), as upstream does.
     """
-    left, right = kind_of(one), kind_of(other)
+    left, right = kind_of(first), kind_of(second)
     if left != right:
         if left in _NUMBERS and right in _NUMBERS:
-            return _equal_numbers(one, other)
-        if left in OPAQUE and other is not None:
+            return _equal_numbers(first, second)
+        if left in OPAQUE and second is not None:
             raise EvaluationError("no such overload")
         return False
     if left == "list":
-        return isinstance(one, list | tuple) and isinstance(other, list | tuple) and _equal_lists(one, other)
+        return isinstance(first, list | tuple) and isinstance(second, list | tuple) and _equal_lists(first, second)
     if left == "map":
-        return isinstance(one, dict) and isinstance(other, dict) and _equal_maps(one, other)
-    if isinstance(one, OptionalValue) and isinstance(other, OptionalValue):
-        return one.is_present == other.is_present and (not one.is_present or are_equal(one.value, other.value))
-    return one == other
+        return isinstance(first, dict) and isinstance(second, dict) and _equal_maps(first, second)
+    if isinstance(first, OptionalValue) and isinstance(second, OptionalValue):
+        return first.is_present == second.is_present and (not first.is_present or are_equal(first.value, second.value))
+    return first == second
 
 
-def is_same(one: object, other: object) -> bool:
+def is_same(first: object, second: object) -> bool:
     """Say whether two values are equal where an error counts as no: `!=`, and looking for a value in a list."""
     try:
-        return are_equal(one, other)
+        return are_equal(first, second)
     except EvaluationError:
         return False
 
 
-def _equal_numbers(one: object, other: object) -> bool:
-    if not isinstance(one, float) and not isinstance(other, float):
-        return one == other
+def _equal_numbers(first: object, second: object) -> bool:
+    if not isinstance(first, float) and not isinstance(second, float):
+        return first == second
     try:
-        return _compare_doubles(one, other) == 0
+        return _compare_doubles(first, second) == 0
     except EvaluationError:
         return False
 
 
-def _maybe_equal(one: object, other: object) -> bool:
+def _maybe_equal(first: object, second: object) -> bool:
     """Compare the parts of two lists or maps: upstream takes those that cannot be compared for equal."""
     try:
-        return are_equal(one, other)
+        return are_equal(first, second)
     except EvaluationError:
         return True
 
 
-def _equal_lists(one: list[object] | tuple[object, ...], other: list[object] | tuple[object, ...]) -> bool:
-    return len(one) == len(other) and all(map(_maybe_equal, one, other))
+def _equal_lists(first: list[object] | tuple[object, ...], second: list[object] | tuple[object, ...]) -> bool:
+    return len(first) == len(second) and all(map(_maybe_equal, first, second))
 
 
-def _equal_maps(one: dict[object, object], other: dict[object, object]) -> bool:
-    return len(one) == len(other) and all(key in other and _maybe_equal(value, other[key]) for key, value in one.items())
+def _equal_maps(first: dict[object, object], second: dict[object, object]) -> bool:
+    return len(first) == len(second) and all(key in second and _maybe_equal(value, second[key]) for key, value in first.items())
 
 
 def keys_of(values: Iterable[object]) -> frozenset[tuple[str, object]] | None:
@@ -312,19 +312,19 @@ def is_key_of(value: object, keys: frozenset[tuple[str, object]]) -> bool:
     return kind in _PLAIN and (kind, value) in keys
 
 
-def compare(one: object, other: object) -> int:
+def compare(first: object, second: object) -> int:
     """Order two values of one type: -1, 0 or 1.
 
     Errors: raises EvaluationError for what has no order.
     """
-    left, right = kind_of(one), kind_of(other)
+    left, right = kind_of(first), kind_of(second)
     if left != right and not (left in _NUMBERS and right in _NUMBERS):
-        raise no_such_overload("compare", one, other)
-    match one, other:
+        raise no_such_overload("compare", first, second)
+    match first, second:
         case (str() as a, str() as b):
             return (a > b) - (a < b)
         case (float(), _) | (_, float()):
-            return _compare_doubles(one, other)
+            return _compare_doubles(first, second)
         case (int() as a, int() as b):
             return (a > b) - (a < b)
         case (bytes() as a, bytes() as b):
@@ -338,18 +338,18 @@ def compare(one: object, other: object) -> int:
         case (SemanticVersion() as a, SemanticVersion() as b):
             return (a > b) - (a < b)
         case _:
-            raise no_such_overload("compare", one, other)
+            raise no_such_overload("compare", first, second)
 
 
-def _compare_doubles(one: object, other: object) -> int:
+def _compare_doubles(first: object, second: object) -> int:
     """Order two numbers one of which is a double: as doubles, whatever a whole number loses; beyond the range of its type a double is less or more."""
-    if isinstance(one, float) and isinstance(other, float):
-        if math.isnan(one) or math.isnan(other):
+    if isinstance(first, float) and isinstance(second, float):
+        if math.isnan(first) or math.isnan(second):
             raise EvaluationError("NaN values cannot be ordered")
-        return (one > other) - (one < other)
-    if isinstance(one, float):
-        return _against_whole(one, other)
-    return -_against_whole(other, one)
+        return (first > second) - (first < second)
+    if isinstance(first, float):
+        return _against_whole(first, second)
+    return -_against_whole(second, first)
 
 
 def _against_whole(double: object, number: object) -> int:

@@ -87,8 +87,8 @@ def bounded(kind: type[Struct]) -> type[Struct]:
     hints = typing.get_type_hints(kind, include_extras=True)
     config = kind.__struct_config__
     fields = [
-        (one.name, _limited(hints[one.name], one.name, _IDS.get((kind, one.name), _INTEGER)), _field(one))
-        for one in msgspec.structs.fields(kind)
+        (field.name, _limited(hints[field.name], field.name, _IDS.get((kind, field.name), _INTEGER)), _field(field))
+        for field in msgspec.structs.fields(kind)
     ]
     return msgspec.defstruct(
         f"Bounded{kind.__name__}",
@@ -102,9 +102,9 @@ def bounded(kind: type[Struct]) -> type[Struct]:
     )
 
 
-def _field(one: msgspec.structs.FieldInfo) -> Any:
+def _field(field: msgspec.structs.FieldInfo) -> Any:
     """Keep the name on the wire, and whether the field may be left out; what it is then does not matter here."""
-    return msgspec.field(name=one.encode_name) if one.required else msgspec.field(default=None, name=one.encode_name)
+    return msgspec.field(name=field.encode_name) if field.required else msgspec.field(default=None, name=field.encode_name)
 
 
 def _limited(hint: Any, name: str, integer: Any = _INTEGER) -> Any:
@@ -113,12 +113,12 @@ def _limited(hint: Any, name: str, integer: Any = _INTEGER) -> Any:
     if origin is Annotated:
         return hint  # has limits of its own
     if origin in (typing.Union, types.UnionType):
-        return typing.Union[tuple(_limited(one, name, integer) for one in arguments)]  # noqa: UP007 - made at run time
+        return typing.Union[tuple(_limited(argument, name, integer) for argument in arguments)]  # noqa: UP007 - made at run time
     if origin is dict:
         keys, values = arguments
         return Annotated[dict[_limited(keys, "key"), _limited(values, name)], Meta(max_length=MAX_ENTRIES)]  # type: ignore[misc]  # made at run time
     if origin is tuple and Ellipsis not in arguments:
-        return tuple[tuple(_limited(one, name, integer) for one in arguments)]  # type: ignore[misc]  # made at run time
+        return tuple[tuple(_limited(argument, name, integer) for argument in arguments)]  # type: ignore[misc]  # made at run time
     if origin in (tuple, list):
         return Annotated[list[_limited(arguments[0], name)], Meta(max_length=_most_entries(arguments[0], name))]  # type: ignore[misc]  # made at run time
     if isinstance(hint, type) and issubclass(hint, Struct):

@@ -174,4 +174,4 @@ def render_server(version: tuple[int, int] = (2, 9)) -> str:
 
 # A subject that a server would not take must fail here, not at the operator's.
 _SUBJECT = re.compile(r"[$A-Za-z0-9_>*-]+(\.[$A-Za-z0-9_>*-]+)*")
-assert all(_SUBJECT.fullmatch(subject) for one in PRINCIPALS for subjects in rights(one).values() for subject in subjects)
+assert all(_SUBJECT.fullmatch(subject) for principal in PRINCIPALS for subjects in rights(principal).values() for subject in subjects)

@@ -96,9 +96,9 @@ def wanted_streams(replicas: int, *, store_bytes: int = 0) -> tuple[dict[str, An
 
 def differences(got: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[Difference, ...]:
     """Compare a stream with what is wanted, field by field, the fields that nobody asked for included; drift first."""
-    found = (*_of_wanted_fields(got, wanted), *_of_other_fields(got, wanted))
+    found_differences = (*_of_wanted_fields(got, wanted), *_of_other_fields(got, wanted))
     order = list(DifferenceKind)
-    return tuple(sorted(found, key=lambda difference: order.index(difference.kind)))
+    return tuple(sorted(found_differences, key=lambda difference: order.index(difference.kind)))
 
 
 def updated(got: Mapping[str, Any], wanted: Mapping[str, Any], *, size_bytes: int) -> dict[str, Any]:

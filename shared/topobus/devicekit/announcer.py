@@ -97,7 +97,7 @@ class HealthAnnouncer:
             generation=1 if last is None else next_generation(last.generation),
             inventory_generation=inventory_generation,
             is_removed=is_removed,
-            affected=tuple(sorted(affected, key=lambda one: one.key)),
+            affected=tuple(sorted(affected, key=lambda owner: owner.key)),
             time=time,
         )
         del self._last[device.name]
@@ -127,6 +127,6 @@ class HealthAnnouncer:
             state=str(event.health.state),
             previous=str(event.previous) if event.previous else "",
             reason=worst.reason if worst else "",
-            affected=[one.key for one in event.affected],
+            affected=[owner.key for owner in event.affected],
             generation=event.generation,
         )

@@ -100,16 +100,16 @@ def problems(spec: CdiSpec) -> tuple[str, ...]:
         )
     if not spec.devices:
         found.append(f"{spec.kind} has no devices")
-    names = [one.name for one in spec.devices]
-    found += [f"device {name} is there twice" for name in sorted({one for one in names if names.count(one) > 1})]
-    for one in spec.devices:
-        if not _DEVICE_NAME.fullmatch(one.name):
+    names = [device.name for device in spec.devices]
+    found += [f"device {name} is there twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    for device in spec.devices:
+        if not _DEVICE_NAME.fullmatch(device.name):
             found.append(
-                f"device name {one.name!r} must begin and end with a letter or digit and hold letters, digits, '-', '_', '.' and ':'"
+                f"device name {device.name!r} must begin and end with a letter or digit and hold letters, digits, '-', '_', '.' and ':'"
             )
-        if one.edits.is_empty:
-            found.append(f"device {one.name} has no edits")
-        found += _edit_problems(f"device {one.name}", one.edits)
+        if device.edits.is_empty:
+            found.append(f"device {device.name} has no edits")
+        found += _edit_problems(f"device {device.name}", device.edits)
     return (*found, *_edit_problems("the common edits", spec.common))
 
 
@@ -120,11 +120,11 @@ def lowest_version(spec: CdiSpec) -> str:
     >>> lowest_version(CdiSpec(vendor="v", device_class="c", devices=(CdiDevice(name="a", edits=ContainerEdits(device_nodes=(node,))),)))
     '0.5.0'
     """
-    edits = (spec.common, *(one.edits for one in spec.devices))
+    edits = (spec.common, *(device.edits for device in spec.devices))
     if "." in spec.device_class:
         return "0.6.0"
-    has_other_host_path = any(node.host_path not in ("", node.path) for one in edits for node in one.device_nodes)
-    if has_other_host_path or any(one.name[:1].isdigit() for one in spec.devices):
+    has_other_host_path = any(node.host_path not in ("", node.path) for edit in edits for node in edit.device_nodes)
+    if has_other_host_path or any(device.name[:1].isdigit() for device in spec.devices):
         return "0.5.0"
     return VERSIONS[0]
 
@@ -140,7 +140,7 @@ def render(spec: CdiSpec) -> bytes:
     file = _File(
         cdi_version=lowest_version(spec),
         kind=spec.kind,
-        devices=[_Device(name=one.name, container_edits=_to_wire(one.edits)) for one in spec.devices],
+        devices=[_Device(name=device.name, container_edits=_to_wire(device.edits)) for device in spec.devices],
         container_edits=_to_wire(spec.common),
     )
     plain: dict[str, Any] = msgspec.to_builtins(file)
@@ -165,14 +165,14 @@ def parse(data: bytes, *, where: str = "CDI file") -> CdiSpec:
     spec = CdiSpec(
         vendor=vendor,
         device_class=device_class,
-        devices=tuple(CdiDevice(name=one.name, edits=_from_wire(one.container_edits)) for one in file.devices),
+        devices=tuple(CdiDevice(name=device.name, edits=_from_wire(device.container_edits)) for device in file.devices),
         common=_from_wire(file.container_edits),
     )
-    found = list(problems(spec))
+    found_problems = list(problems(spec))
     if VERSIONS.index(lowest_version(spec)) > VERSIONS.index(file.cdi_version):
-        found.append(f"cdiVersion {file.cdi_version} is too low, wanted {lowest_version(spec)}")
-    if found:
-        raise ContractError(f"{where}: {'; '.join(found)}")
+        found_problems.append(f"cdiVersion {file.cdi_version} is too low, wanted {lowest_version(spec)}")
+    if found_problems:
+        raise ContractError(f"{where}: {'; '.join(found_problems)}")
     return spec
 
 
@@ -202,7 +202,7 @@ def _edit_problems(where: str, edits: ContainerEdits) -> Iterable[str]:
 
 def _start_problems(spec: CdiSpec) -> Iterable[str]:
     """List what a runtime reads, and a container then does not start with: a path that is not absolute, a zero byte in the environment."""
-    for where, edits in (("the common edits", spec.common), *((f"device {one.name}", one.edits) for one in spec.devices)):
+    for where, edits in (("the common edits", spec.common), *((f"device {device.name}", device.edits) for device in spec.devices)):
         paths = [path for node in edits.device_nodes for path in (node.path, node.host_path or node.path)]
         paths += [path for mount in edits.mounts for path in (mount.host_path, mount.container_path)]
         yield from (f"{where}: {path!r} is no absolute path" for path in paths if path and not path.startswith("/"))
@@ -213,16 +213,27 @@ def _to_wire(edits: ContainerEdits) -> _Edits:
     return _Edits(
         env=[f"{key}={value}" for key, value in sorted(edits.env.items())],
         device_nodes=[
-            _Node(path=one.path, host_path="" if one.host_path == one.path else one.host_path, permissions=one.permissions)
-            for one in edits.device_nodes
+            _Node(
+                path=device_node.path,
+                host_path="" if device_node.host_path == device_node.path else device_node.host_path,
+                permissions=device_node.permissions,
+            )
+            for device_node in edits.device_nodes
         ],
-        mounts=[_Mount(host_path=one.host_path, container_path=one.container_path, options=list(one.options)) for one in edits.mounts],
+        mounts=[
+            _Mount(host_path=mount.host_path, container_path=mount.container_path, options=list(mount.options)) for mount in edits.mounts
+        ],
     )
 
 
 def _from_wire(edits: _Edits) -> ContainerEdits:
     return ContainerEdits(
-        env=dict(one.partition("=")[::2] for one in edits.env),
-        device_nodes=tuple(DeviceNode(path=one.path, host_path=one.host_path, permissions=one.permissions) for one in edits.device_nodes),
-        mounts=tuple(Mount(host_path=one.host_path, container_path=one.container_path, options=tuple(one.options)) for one in edits.mounts),
+        env=dict(variable.partition("=")[::2] for variable in edits.env),
+        device_nodes=tuple(
+            DeviceNode(path=device_node.path, host_path=device_node.host_path, permissions=device_node.permissions)
+            for device_node in edits.device_nodes
+        ),
+        mounts=tuple(
+            Mount(host_path=mount.host_path, container_path=mount.container_path, options=tuple(mount.options)) for mount in edits.mounts
+        ),
     )

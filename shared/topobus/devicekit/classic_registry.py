@@ -36,9 +36,12 @@ def load_classic_drivers(context: ClassicContext, *, entry_points: Iterable[meta
 
     Errors: raises ConfigError when two have one name.
     """
-    found = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
+    points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
     # One distribution may stand twice on the path (editable and installed): the same line twice is one plugin.
-    lines = sorted({(one.name, one.value): one for one in found}.values(), key=lambda one: (one.name, one.value))
+    lines = sorted(
+        {(entry_point.name, entry_point.value): entry_point for entry_point in points}.values(),
+        key=lambda entry_point: (entry_point.name, entry_point.value),
+    )
     drivers: dict[str, tuple[ClassicDriver, str]] = {}
     skipped: list[SkippedPlugin] = []
     for line in lines:

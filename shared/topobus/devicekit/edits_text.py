@@ -31,7 +31,7 @@ def unreadable(err: HardwareError) -> Observation:
 
 def gone(tree: Tree, devices: Sequence[Device]) -> Refusal | None:
     """Refuse devices whose PCI function is no longer there; None when all are."""
-    names = tuple(sorted(one.name for one in devices if one.pci is not None and not tree.exists(pci_folder(one.pci))))
+    names = tuple(sorted(device.name for device in devices if device.pci is not None and not tree.exists(pci_folder(device.pci))))
     if not names:
         return None
     reason = Reason(code="device-gone", message=f"no longer on the bus: {', '.join(names)}", facts={"devices": names})

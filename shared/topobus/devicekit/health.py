@@ -43,12 +43,12 @@ def next_health(
     """
     before = previous or DeviceHealth()
     seen = list(observations)
-    is_silent = any(_is_silence(one) for one in seen)
-    old = {one.dimension: one for one in before.conditions}
-    was_silent = any(_is_silence(one) for one in before.conditions)
+    is_silent = any(_is_silence(observation) for observation in seen)
+    old = {condition.dimension: condition for condition in before.conditions}
+    was_silent = any(_is_silence(condition) for condition in before.conditions)
     worst: dict[Dimension, Observation] = {}
-    for one in sorted(seen, key=_rank):
-        worst.setdefault(one.dimension, one)
+    for observation in sorted(seen, key=_rank):
+        worst.setdefault(observation.dimension, observation)
     conditions: list[Condition] = []
     for dimension in Dimension:
         was = old.get(dimension)
@@ -62,31 +62,40 @@ def next_health(
             moved = _move(was, worst.get(dimension), now=now, settings=settings)
         if moved is not None:
             conditions.append(moved)
-    state = min((one.state for one in conditions), key=_SEVERITY.index, default=HealthState.HEALTHY)
+    state = min((condition.state for condition in conditions), key=_SEVERITY.index, default=HealthState.HEALTHY)
     since = before.since if previous is not None and before.state is state and before.since else rfc3339(now)
     return DeviceHealth(state=state, since=since, conditions=tuple(conditions))
 
 
 def forgive(health: DeviceHealth) -> DeviceHealth:
     """Lift the stickiness of all conditions: from here they heal as ordinary ones do."""
-    return msgspec.structs.replace(health, conditions=tuple(msgspec.structs.replace(one, is_sticky=False) for one in health.conditions))
+    return msgspec.structs.replace(
+        health, conditions=tuple(msgspec.structs.replace(condition, is_sticky=False) for condition in health.conditions)
+    )
 
 
-def is_same_to_readers(one: DeviceHealth, other: DeviceHealth) -> bool:
+def is_same_to_readers(first: DeviceHealth, second: DeviceHealth) -> bool:
     """Say whether two healths differ in nothing that a subscriber must be told of (state, reason, action, since)."""
-    return one.state is other.state and [_facts(part) for part in one.conditions] == [_facts(part) for part in other.conditions]
+    return first.state is second.state and [_facts(part) for part in first.conditions] == [_facts(part) for part in second.conditions]
 
 
-def _facts(one: Condition) -> tuple[str, str, str, str, str]:
-    return (one.dimension, one.state, one.reason, one.action, one.since)
+def _facts(condition: Condition) -> tuple[str, str, str, str, str]:
+    return (condition.dimension, condition.state, condition.reason, condition.action, condition.since)
 
 
 def _is_silence(one: Observation | Condition) -> bool:
     return one.dimension is Dimension.DRIVER and one.state is HealthState.UNKNOWN and one.reason in SILENT_REASONS
 
 
-def _rank(one: Observation) -> tuple[int, str, str, tuple[tuple[str, str], ...], str, bool]:
-    return (_SEVERITY.index(one.state), one.reason, one.message, tuple(sorted(one.evidence.items())), one.action, not one.is_sticky)
+def _rank(observation: Observation) -> tuple[int, str, str, tuple[tuple[str, str], ...], str, bool]:
+    return (
+        _SEVERITY.index(observation.state),
+        observation.reason,
+        observation.message,
+        tuple(sorted(observation.evidence.items())),
+        observation.action,
+        not observation.is_sticky,
+    )
 
 
 def _move(was: Condition | None, seen: Observation | None, *, now: datetime, settings: HealthSettings) -> Condition | None:

@@ -18,8 +18,8 @@ __all__ = ["hinting_driver", "hints_of"]
 
 def hints_of(machine: Machine, devices: Sequence[Device], available: Sequence[str], count: int) -> tuple[Hint, ...] | None:
     """Give hints by kubelet's rules for `count` of `available`; names that are not devices are ignored."""
-    known = {one.name for one in devices}
-    return device_hints(devices, [name for name in available if name in known], count, machine.node_set)
+    names = {device.name for device in devices}
+    return device_hints(devices, [name for name in available if name in names], count, machine.node_set)
 
 
 def hinting_driver(drivers: Sequence[DeviceDriver], devices: Sequence[Device]) -> HintingDriver | None:
@@ -27,8 +27,8 @@ def hinting_driver(drivers: Sequence[DeviceDriver], devices: Sequence[Device]) -
 
     Two drivers with devices of one class cannot both be asked for one resource; then the common rules speak.
     """
-    owners = {one.driver for one in devices}
+    owners = {device.driver for device in devices}
     if len(owners) != 1:
         return None
-    driver = next((one for one in drivers if one.name in owners), None)
+    driver = next((device_driver for device_driver in drivers if device_driver.name in owners), None)
     return driver if isinstance(driver, HintingDriver) else None

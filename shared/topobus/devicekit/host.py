@@ -83,7 +83,7 @@ class _DeviceHost:
         self._tree = Tree(settings.hardware, is_revisited=True)
         self._skipped = registry.skipped
         self._ignored = registry.ignored
-        self._drivers = {one.name: IsolatedDriver(one, timeout_s=settings.drivers.timeout_s) for one in registry.drivers}
+        self._drivers = {driver.name: IsolatedDriver(driver, timeout_s=settings.drivers.timeout_s) for driver in registry.drivers}
         self._views: dict[str, DriverView] = {name: DriverView() for name in self._drivers}
         self._machine: Machine | None = None
         self._machine_changes = asyncio.Condition()
@@ -115,9 +115,9 @@ class _DeviceHost:
 
     async def run(self) -> None:
         """Serve until cancelled."""
-        for one in self._skipped:
-            self._log.warning("plugin.skipped", plugin=one.name, value=one.value, why=one.why)
-            self._skips.labels(one.name).inc()
+        for skipped_plugin in self._skipped:
+            self._log.warning("plugin.skipped", plugin=skipped_plugin.name, value=skipped_plugin.value, why=skipped_plugin.why)
+            self._skips.labels(skipped_plugin.name).inc()
         for driver in self._ignored:
             self._log.warning("drivers.ignored", driver=driver.name, device_class=driver.device_class, why=unserved(driver.device_class))
         self._log.info("drivers.loaded", device_class=self._class, drivers=sorted(self._drivers), root=str(self._tree.root))
@@ -146,9 +146,9 @@ class _DeviceHost:
             if entry is not None:
                 # A number that nobody can have counted to is not gone on from.
                 self._generation = next_generation(entry.value.generation) - 1
-                self._devices = tuple(self._forgive(one) for one in entry.value.devices)
+                self._devices = tuple(self._forgive(device) for device in entry.value.devices)
                 self._log.info("inventory.recalled", generation=entry.value.generation, devices=len(entry.value.devices))
-            for name in sorted(set(self._settings.health.forgive) - {one.name for one in self._devices}):
+            for name in sorted(set(self._settings.health.forgive) - {device.name for device in self._devices}):
                 self._log.warning("forgiveness.unused", device=name, next_step="health.forgive names a device that this node does not know")
             return
 
@@ -161,10 +161,10 @@ class _DeviceHost:
             return entry
         except ContractError as err:
             older = await self._bus.history(INVENTORY, node=self._node, device_class=self._class)
-            found = older[-1] if older else None
-            told = {**err.facts, "error": err.message, "recalled_revision": found.revision if found else 0}
+            found_entry = older[-1] if older else None
+            told = {**err.facts, "error": err.message, "recalled_revision": found_entry.revision if found_entry else 0}
             self._log.warning("inventory.misread", **told)
-            return found
+            return found_entry
 
     def _forgive(self, device: Device) -> Device:
         """Lift the sticky faults of a device that the operator says is repaired."""
@@ -204,25 +204,25 @@ class _DeviceHost:
 
     async def _is_standing(self) -> bool:
         """Say whether our inventory stands in the bucket; True while we write it."""
-        mine = self._stored
-        if mine is None:
+        inventory = self._stored
+        if inventory is None:
             return True
         why = "it is gone"
         fingerprint = await self._bus.fingerprint(INVENTORY, node=self._node, device_class=self._class)
-        if fingerprint and self._confirmed == (fingerprint, mine.generation):
+        if fingerprint and self._confirmed == (fingerprint, inventory.generation):
             # Read once already; to read thousands of devices at each look would keep this process from its answers.
             return True
         try:
             entry = await self._bus.get(INVENTORY, node=self._node, device_class=self._class)
             if entry is not None:
-                if await asyncio.to_thread(_is_same_but_counts, entry.value, mine):
+                if await asyncio.to_thread(_is_same_but_counts, entry.value, inventory):
                     # The fingerprint was taken first: if what was read is newer, the old one is never the newest again and confirms nothing.
-                    self._confirmed = (fingerprint, mine.generation)
+                    self._confirmed = (fingerprint, inventory.generation)
                     return True
                 why = f"somebody else wrote generation {entry.value.generation} over it"
         except ContractError as err:
             why = err.message
-        if self._stored is not mine:
+        if self._stored is not inventory:
             # Written while we looked: what we saw may have been the one before.
             return True
         self._stored = None
@@ -276,12 +276,15 @@ class _DeviceHost:
         driver, tree, before = isolated.driver, self._tree, self._views[name]
         verb = "discover"
         devices, warnings, off_bus = before.devices, before.warnings, before.off_bus
-        known = [one.pci for one in self._devices if one.pci is not None and one.driver == name]
+        pcis = [device.pci for device in self._devices if device.pci is not None and device.driver == name]
         try:
             if is_due:
                 devices, off_bus = await isolated.call(
                     verb,
-                    lambda: (tuple(driver.discover(tree, machine)), frozenset(one for one in known if not tree.exists(pci_folder(one)))),
+                    lambda: (
+                        tuple(driver.discover(tree, machine)),
+                        frozenset(pci_address for pci_address in pcis if not tree.exists(pci_folder(pci_address))),
+                    ),
                 )
                 warnings = tuple(driver.warnings) if isinstance(driver, _WarningDriver) else ()
             verb = "observe"
@@ -293,8 +296,10 @@ class _DeviceHost:
             self._tell_silence(name, verb, err, before)
             reason = "driver-hung" if isinstance(err, DriverHung) else "driver-failed"
             # The first word stands as long as the driver is silent: the inventory must not change with each new attempt.
-            told = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
-            return DriverView(devices=devices, observations=before.observations, silence=told, warnings=before.warnings, off_bus=off_bus)
+            observation = before.silence if before.silence is not None and before.silence.reason == reason else silence(reason, err.message)
+            return DriverView(
+                devices=devices, observations=before.observations, silence=observation, warnings=before.warnings, off_bus=off_bus
+            )
         if before.silence is not None:
             self._log.info("driver.recovered", driver=name)
         return DriverView(devices=devices, observations=observations, warnings=warnings, off_bus=off_bus)
@@ -317,7 +322,7 @@ class _DeviceHost:
             except* PeerUnavailable as errors:
                 # What was not published is still news at the next look.
                 self._told = None
-                self._log.warning("publishing.delayed", why="; ".join(str(one) for one in errors.exceptions))
+                self._log.warning("publishing.delayed", why="; ".join(str(exception) for exception in errors.exceptions))
             beat.rest()
             await self._has_news.wait()
 
@@ -340,13 +345,13 @@ class _DeviceHost:
             return
         now = self._runtime.clock.now()
         roster = await self._advance(machine, now, held=None)
-        if roster.devices != self._told or any(one.health.state is not HealthState.HEALTHY for one in roster.devices):
+        if roster.devices != self._told or any(device.health.state is not HealthState.HEALTHY for device in roster.devices):
             # Whoever holds a device is told of its health, and what is held does not leave.
             await self._read_owners()
             roster = await self._advance(machine, now, held=None if self._owners is None else self._owners.keys())
         # Before it is so, for the store may lose its history meanwhile.
         self._told = roster.devices
-        await self._announcer.recall([one.name for one in (*roster.devices, *roster.removed)])
+        await self._announcer.recall([device.name for device in (*roster.devices, *roster.removed)])
         # A removal is told first: after a crash in between, the device is still listed and leaves (silently) at the next start.
         for device in roster.removed:
             await self._announce(device, self._generation + 1, rfc3339(now), is_removed=True)
@@ -383,7 +388,7 @@ class _DeviceHost:
 
     async def _put(self, roster: Roster, machine: Machine) -> None:
         """Publish the inventory when it differs from the one that stands in the bucket."""
-        drivers = [one.driver for one in self._drivers.values()]
+        drivers = [driver.driver for driver in self._drivers.values()]
         inventory = Inventory(
             node=self._node,
             device_class=self._class,
@@ -392,7 +397,10 @@ class _DeviceHost:
             devices=roster.devices,
             has_custom_hints=hinting_driver(drivers, roster.devices) is not None,
             drivers=tuple(sorted(self._drivers)),
-            warnings=(*(f"{one.name}: plugin is skipped: {one.why}" for one in self._skipped), *roster.warnings),
+            warnings=(
+                *(f"{skipped_plugin.name}: plugin is skipped: {skipped_plugin.why}" for skipped_plugin in self._skipped),
+                *roster.warnings,
+            ),
             resource=self._resource,
         )
         # A machine that changed without changing a device is no news to the readers of this class.
@@ -442,7 +450,7 @@ class _DeviceHost:
         return False
 
     def _tell_inventory(self, inventory: Inventory) -> None:
-        counts = {state: sum(one.health.state is state for one in inventory.devices) for state in HealthState}
+        counts = {state: sum(device.health.state is state for device in inventory.devices) for state in HealthState}
         for state, count in counts.items():
             self._gauge.labels(str(state)).set(count)
         self._log.info(
@@ -454,13 +462,13 @@ class _DeviceHost:
         )
 
     def _find(self, name: str) -> Device | None:
-        return next((one for one in self._devices if one.name == name), None)
+        return next((device for device in self._devices if device.name == name), None)
 
     async def _hints(self, request: HintsRequest) -> HintsReply:
         generation, machine, devices = self._generation, self._machine, self._devices
         if machine is None:
             return HintsReply(hints=None, inventory_generation=generation)
-        driver = hinting_driver([one.driver for one in self._drivers.values()], devices)
+        driver = hinting_driver([isolated_driver.driver for isolated_driver in self._drivers.values()], devices)
         if driver is not None:
             try:
                 own = await self._drivers[driver.name].call(
@@ -475,9 +483,9 @@ class _DeviceHost:
         return HintsReply(hints=hints_of(machine, devices, request.available, request.count), inventory_generation=generation)
 
 
-def _is_same_but_counts(one: Inventory, other: Inventory) -> bool:
+def _is_same_but_counts(left: Inventory, right: Inventory) -> bool:
     """Compare two inventories as they stand in the bucket; another instance of ours counts its generations for itself."""
-    first, second = (msgspec.structs.replace(inventory, generation=0, machine_generation=0) for inventory in (one, other))
+    first, second = (msgspec.structs.replace(inventory, generation=0, machine_generation=0) for inventory in (left, right))
     return encode(first) == encode(second)
 
 
@@ -488,7 +496,7 @@ def _owners(ledger: Holders | None, device_class: str) -> dict[str, tuple[Owner,
         for holding in allocation.holdings:
             names = holding.devices.get(device_class, ())
             if device_class == "cpu":
-                names = (*names, *(f"cpu-{one}" for one in holding.cpus))
+                names = (*names, *(f"cpu-{cpu}" for cpu in holding.cpus))
             for name in names:
                 owners = held.get(name, ())
                 held[name] = owners if allocation.shown in owners else (*owners, allocation.shown)

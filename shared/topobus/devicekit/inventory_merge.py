@@ -51,7 +51,7 @@ class Roster:
 
 
 def advance_roster(
-    known: Sequence[Device],
+    devices: Sequence[Device],
     views: Mapping[str, DriverView],
     *,
     device_class: str,
@@ -66,37 +66,44 @@ def advance_roster(
              (then nothing leaves).
     Order:   independent of the order of drivers and devices; of two drivers that claim one name the one that sorts first gets it.
     """
-    before = {one.name: one for one in known}
+    before = {each_device.name: each_device for each_device in devices}
     warnings: list[str] = []
-    found: dict[str, Device] = {}
+    found_devices: dict[str, Device] = {}
     for driver in sorted(views):
         view = views[driver]
-        warnings += [f"{driver}: {one}" for one in view.warnings]
+        warnings += [f"{driver}: {warning}" for warning in view.warnings]
         if view.silence is not None:
             warnings.append(view.silence.message)
         for device in view.devices or ():
             misfit = _misfit(device, device_class)
             if misfit:
                 warnings.append(f"{driver}: device {device.name!r} is left out: {misfit}")
-            elif device.name in found:
-                warnings.append(f"{driver}: device {device.name!r} is left out: {found[device.name].driver} has found it already")
+            elif device.name in found_devices:
+                warnings.append(f"{driver}: device {device.name!r} is left out: {found_devices[device.name].driver} has found it already")
             else:
-                found[device.name] = msgspec.structs.replace(device, driver=driver)
+                found_devices[device.name] = msgspec.structs.replace(device, driver=driver)
     listed: list[Device] = []
     removed: list[Device] = []
-    for name in sorted({*before, *found}):
+    for name in sorted({*before, *found_devices}):
         was = before.get(name)
-        device = found.get(name) or before[name]
+        device = found_devices.get(name) or before[name]
         view = views.get(device.driver, DriverView(silence=_not_loaded(device.driver)))
-        if view.devices is None and view.silence is None and name not in found:
+        if view.devices is None and view.silence is None and name not in found_devices:
             # The driver has not looked yet: what is known stands.
             listed.append(device)
             continue
         health = next_health(
-            was.health if was else None, _observations(device, view, is_found=name in found, machine=machine), now=now, settings=settings
+            was.health if was else None,
+            _observations(device, view, is_found=name in found_devices, machine=machine),
+            now=now,
+            settings=settings,
         )
         device = msgspec.structs.replace(device, health=health)
-        if held is not None and name not in held and _is_forgotten(device, view, is_found=name in found, now=now, settings=settings):
+        if (
+            held is not None
+            and name not in held
+            and _is_forgotten(device, view, is_found=name in found_devices, now=now, settings=settings)
+        ):
             removed.append(device)
         else:
             listed.append(device)
@@ -108,7 +115,7 @@ def _observations(device: Device, view: DriverView, *, is_found: bool, machine: 
         return [view.silence]
     if is_found:
         return list(view.observations.get(device.name, ()))
-    is_on_bus = device.pci not in view.off_bus and any(one.address == device.pci for one in machine.pci_devices)
+    is_on_bus = device.pci not in view.off_bus and any(pci_device.address == device.pci for pci_device in machine.pci_devices)
     reason, text = ("fell-off-bus", f"PCI function {device.pci} is no longer on the bus")
     if device.pci is None or is_on_bus:
         reason, text = ("device-gone", f"driver {device.driver} does not find {device.name} any more")
@@ -131,14 +138,14 @@ def _not_loaded(driver: str) -> Observation:
 def _is_forgotten(device: Device, view: DriverView, *, is_found: bool, now: datetime, settings: HealthSettings) -> bool:
     if is_found:
         return False
-    ends = [one for one in device.health.conditions if _is_end(one, view)]
-    return any((now - datetime.fromisoformat(one.since)).total_seconds() >= settings.forget_s for one in ends)
+    ends = [condition for condition in device.health.conditions if _is_end(condition, view)]
+    return any((now - datetime.fromisoformat(end.since)).total_seconds() >= settings.forget_s for end in ends)
 
 
-def _is_end(one: Condition, view: DriverView) -> bool:
-    if one.dimension is Dimension.PRESENCE and one.state is HealthState.UNHEALTHY and one.reason in _GONE_REASONS:
+def _is_end(condition: Condition, view: DriverView) -> bool:
+    if condition.dimension is Dimension.PRESENCE and condition.state is HealthState.UNHEALTHY and condition.reason in _GONE_REASONS:
         return view.silence is None
-    return one.dimension is Dimension.DRIVER and one.reason == "driver-not-loaded"
+    return condition.dimension is Dimension.DRIVER and condition.reason == "driver-not-loaded"
 
 
 def _misfit(device: Device, device_class: str) -> str:

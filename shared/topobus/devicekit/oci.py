@@ -76,12 +76,12 @@ class OciResult(Struct, frozen=True, kw_only=True):
 
 def device_paths(answers: Iterable[PluginAnswer], cdi_devices: Iterable[str], files: Iterable[CdiFile]) -> tuple[str, ...]:
     """List the host's device nodes about which `oci_spec` must be told."""
-    names = set(cdi_devices) | {name for one in answers for name in one.cdi_devices}
-    parts = [one.edits for one in answers]
+    names = set(cdi_devices) | {name for plugin_answer in answers for name in plugin_answer.cdi_devices}
+    parts = [plugin_answer.edits for plugin_answer in answers]
     for file in files:
         chosen = [device for device in file.spec.devices if file.spec.qualified_name(device.name) in names]
-        parts += [file.spec.common, *(one.edits for one in chosen)] if chosen else []
-    return tuple(sorted({node.host_path or node.path for one in parts for node in one.device_nodes}))
+        parts += [file.spec.common, *(cdi_device.edits for cdi_device in chosen)] if chosen else []
+    return tuple(sorted({node.host_path or node.path for container_edits in parts for node in container_edits.device_nodes}))
 
 
 def oci_spec(
@@ -100,7 +100,7 @@ def oci_spec(
     nodes — host path to facts, for all of `device_paths`.
     Errors: raises nothing; Refusal codes cdi-unresolved, cdi-ambiguous, as a runtime would refuse the container.
     """
-    names = tuple(dict.fromkeys((*cdi_devices, *(name for one in answers for name in one.cdi_devices))))
+    names = tuple(dict.fromkeys((*cdi_devices, *(name for plugin_answer in answers for name in plugin_answer.cdi_devices))))
     injected = resolve_cdi(names, tuple(files))
     if isinstance(injected, Refusal):
         return injected
@@ -123,7 +123,7 @@ def resolve_cdi(names: Sequence[str], files: Sequence[CdiFile]) -> tuple[tuple[s
     for name in names:
         matches = [(file, device) for file in files for device in file.spec.devices if file.spec.qualified_name(device.name) == name]
         highest = max((file.priority for file, _ in matches), default=0)
-        chosen = [one for one in matches if one[0].priority == highest]
+        chosen = [match for match in matches if match[0].priority == highest]
         if not chosen:
             reasons.append(Reason(code="cdi-unresolved", message=f"no CDI file defines {name}", facts={"device": name}))
         elif len(chosen) > 1:
@@ -148,10 +148,10 @@ class _Merge:
         self._conflicts: list[Conflict] = []
         self._missing: list[str] = []
         process = self._spec.setdefault("process", {})
-        self._env = {key: (value, "the pod") for key, _, value in (one.partition("=") for one in process.get("env", ()))}
+        self._env = {key: (value, "the pod") for key, _, value in (variable.partition("=") for variable in process.get("env", ()))}
         self._annotations = {key: (value, "the pod") for key, value in self._spec.get("annotations", {}).items()}
-        self._mounts = {one["destination"]: (one, "the pod") for one in self._spec.get("mounts", ())}
-        self._devices = {one["path"]: (one, "the pod") for one in self._spec.get("linux", {}).get("devices", ())}
+        self._mounts = {mount["destination"]: (mount, "the pod") for mount in self._spec.get("mounts", ())}
+        self._devices = {device["path"]: (device, "the pod") for device in self._spec.get("linux", {}).get("devices", ())}
         self._access: list[dict[str, Any]] = []
         self._user: dict[str, Any] = process.get("user", {})
 
@@ -165,12 +165,12 @@ class _Merge:
         for mount in edits.mounts:
             self._set(self._mounts, mount.container_path, _mount(mount), answer.resource, "mount")
         for node in edits.device_nodes:
-            found = self._find(node)
-            if found is not None:
+            host_node = self._find(node)
+            if host_node is not None:
                 # The host's own mode and owner, as a runtime takes them for a device that kubelet names.
-                device = {**_device(node, found), "fileMode": found.mode, "uid": found.uid, "gid": found.gid}
+                device = {**_device(node, host_node), "fileMode": host_node.mode, "uid": host_node.uid, "gid": host_node.gid}
                 if self._set(self._devices, node.path, device, answer.resource, "device node"):
-                    self._grant(node, found)
+                    self._grant(node, host_node)
 
     def inject(self, source: str, edits: ContainerEdits) -> None:
         """Inject CDI edits: what was set before gives way."""
@@ -179,13 +179,13 @@ class _Merge:
         for mount in edits.mounts:
             self._replace(self._mounts, mount.container_path, _mount(mount), source, "mount")
         for node in edits.device_nodes:
-            found = self._find(node)
-            if found is not None:
-                device = _device(node, found)
+            host_node = self._find(node)
+            if host_node is not None:
+                device = _device(node, host_node)
                 # A node belongs to the container's user, unless that is root.
                 device |= {key: self._user[key] for key in ("uid", "gid") if self._user.get(key, 0) > 0}
                 self._replace(self._devices, node.path, device, source, "device node")
-                self._grant(node, found)
+                self._grant(node, host_node)
 
     def finish(self, cpus: str, memory_nodes: str) -> OciResult:
         """Write everything into the spec."""
@@ -195,7 +195,7 @@ class _Merge:
             spec["annotations"] = {key: value for key, (value, _) in self._annotations.items()}
         # Outer folders first, or an inner mount would disappear below an outer one.
         mounts = [one for one, _ in self._mounts.values()]
-        spec["mounts"] = sorted(mounts, key=lambda one: len(PurePosixPath(one["destination"]).parts))
+        spec["mounts"] = sorted(mounts, key=lambda mount: len(PurePosixPath(mount["destination"]).parts))
         linux = spec.setdefault("linux", {})
         if self._devices:
             linux["devices"] = [one for one, _ in self._devices.values()]
@@ -222,15 +222,15 @@ class _Merge:
 
     def _find(self, node: DeviceNode) -> HostNode | None:
         path = node.host_path or node.path
-        found = self._nodes.get(path)
-        if found is None:
+        host_node = self._nodes.get(path)
+        if host_node is None:
             self._missing.append(path)
-        return found
+        return host_node
 
-    def _grant(self, node: DeviceNode, found: HostNode) -> None:
-        if found.kind in ("c", "b"):
+    def _grant(self, node: DeviceNode, host_node: HostNode) -> None:
+        if host_node.kind in ("c", "b"):
             access = node.permissions or _ALL_ACCESS
-            rule = {"allow": True, "type": found.kind, "major": found.major, "minor": found.minor, "access": access}
+            rule = {"allow": True, "type": host_node.kind, "major": host_node.major, "minor": host_node.minor, "access": access}
             if rule not in self._access:
                 self._access.append(rule)
 
@@ -242,6 +242,6 @@ def _mount(mount: Mount) -> dict[str, Any]:
     return {"destination": mount.container_path, "source": mount.host_path, "type": "bind", "options": options}
 
 
-def _device(node: DeviceNode, found: HostNode) -> dict[str, Any]:
-    numbers = {"major": found.major, "minor": found.minor} if found.kind != "p" else {}
-    return {"path": node.path, "type": found.kind, **numbers}
+def _device(node: DeviceNode, host_node: HostNode) -> dict[str, Any]:
+    numbers = {"major": host_node.major, "minor": host_node.minor} if host_node.kind != "p" else {}
+    return {"path": node.path, "type": host_node.kind, **numbers}

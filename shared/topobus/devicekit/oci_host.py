@@ -19,7 +19,7 @@ __all__ = ["look_up", "read_cdi_files"]
 
 def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
     """Read device nodes; what is absent or no device node is left out."""
-    found: dict[str, HostNode] = {}
+    host_nodes: dict[str, HostNode] = {}
     for path in paths:
         try:
             status = Path(path).stat()
@@ -28,7 +28,7 @@ def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
         kinds = {"c": stat.S_ISCHR, "b": stat.S_ISBLK, "p": stat.S_ISFIFO}
         kind = next((name for name, is_kind in kinds.items() if is_kind(status.st_mode)), None)
         if kind is not None:
-            found[path] = HostNode(
+            host_nodes[path] = HostNode(
                 kind=kind,
                 major=os.major(status.st_rdev),
                 minor=os.minor(status.st_rdev),
@@ -36,7 +36,7 @@ def look_up(paths: Iterable[str]) -> dict[str, HostNode]:
                 uid=status.st_uid,
                 gid=status.st_gid,
             )
-    return found
+    return host_nodes
 
 
 def read_cdi_files(folders: Sequence[Path], pattern: str = "*.json") -> tuple[tuple[CdiFile, ...], tuple[str, ...]]:

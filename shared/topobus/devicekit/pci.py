@@ -65,15 +65,15 @@ def select_functions(
     An empty collection accepts all. A function that left the tree since the machine was published is left out: it is gone.
     Order: by address.
     """
-    found = (
-        one
-        for one in machine.pci_devices
-        if (not vendors or one.vendor in vendors)
-        and (not base_classes or one.class_code >> 8 in base_classes)
-        and (accept is None or accept(one))
-        and tree.exists(pci_folder(one.address))
+    pci_devices = (
+        device
+        for device in machine.pci_devices
+        if (not vendors or device.vendor in vendors)
+        and (not base_classes or device.class_code >> 8 in base_classes)
+        and (accept is None or accept(device))
+        and tree.exists(pci_folder(device.address))
     )
-    return tuple(sorted(found, key=lambda one: one.address))
+    return tuple(sorted(pci_devices, key=lambda device: device.address))
 
 
 def pci_device(
@@ -197,7 +197,7 @@ class PciHealth:
                 )
             ]
         seen = [self._errors(tree, folder), self._link(tree, folder)]
-        return [one for one in seen if one is not None]
+        return [observation for observation in seen if observation is not None]
 
     def _errors(self, tree: Tree, folder: str) -> Observation | None:
         if (found := self._rise(tree, f"{folder}/aer_dev_fatal")) is not None:

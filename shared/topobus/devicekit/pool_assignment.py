@@ -28,18 +28,18 @@ def check_pools(device_class: str, pools: Sequence[Pool]) -> None:
 
 def with_pools(devices: Sequence[Device], pools: Sequence[Pool]) -> tuple[Device, ...]:
     """Put each device into the first pool that takes it, or into none."""
-    named = ((one, pool_of(one, pools)) for one in devices)
-    return tuple(one if one.pool == pool else msgspec.structs.replace(one, pool=pool) for one, pool in named)
+    named = ((device, pool_of(device, pools)) for device in devices)
+    return tuple(device if device.pool == pool else msgspec.structs.replace(device, pool=pool) for device, pool in named)
 
 
 def odd_pools(devices: Sequence[Device], pools: Sequence[Pool]) -> tuple[str, ...]:
     """Tell of pools that have nothing on this node though it has devices of the class; on another kind of node that is as it should be."""
     odd: list[str] = []
-    for one in pools if devices else ():
-        taken = [device for device in devices if one.takes(device)]
+    for pool in pools if devices else ():
+        taken = [device for device in devices if pool.takes(device)]
         if not taken:
-            odd.append(f"pool {one.name}: none of the {len(devices)} devices matches")
-        elif not any(device.pool == one.name for device in taken):
+            odd.append(f"pool {pool.name}: none of the {len(devices)} devices matches")
+        elif not any(device.pool == pool.name for device in taken):
             others = ", ".join(sorted({device.pool for device in taken}))
-            odd.append(f"pool {one.name}: earlier pools ({others}) have all {len(taken)} devices that match")
+            odd.append(f"pool {pool.name}: earlier pools ({others}) have all {len(taken)} devices that match")
     return tuple(odd)

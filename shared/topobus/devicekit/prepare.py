@@ -54,7 +54,7 @@ class Preparer:
         refusal = self._check(request.devices, devices, {*request.looked_at, *request.tolerated})
         if refusal is not None:
             return refusal
-        result = await self._prepare_all([one for one in devices if one is not None], request)
+        result = await self._prepare_all([device for device in devices if device is not None], request)
         reply = PrepareReply(result=result)
         if isinstance(result, Prepared):
             self._keep(request, reply)
@@ -64,7 +64,7 @@ class Preparer:
             devices=list(request.devices),
             owner=request.owner.key,
             op_id=request.op_id,
-            reasons=[] if isinstance(result, Prepared) else [one.message for one in result.reasons],
+            reasons=[] if isinstance(result, Prepared) else [reason.message for reason in result.reasons],
         )
         return reply
 
@@ -75,7 +75,7 @@ class Preparer:
         for op_id in [key for key, (kept, _) in self._answers.items() if set(kept.devices) & set(request.devices)]:
             del self._answers[op_id]
         reasons: list[Reason] = []
-        for name, devices in self._by_driver([one for one in map(self._find, request.devices) if one is not None]).items():
+        for name, devices in self._by_driver([device for device in map(self._find, request.devices) if device is not None]).items():
             isolated = self._drivers.get(name)
             if isolated is None:
                 continue
@@ -90,7 +90,7 @@ class Preparer:
             devices=list(request.devices),
             owner=request.owner.key,
             op_id=request.op_id,
-            reasons=[one.message for one in reasons],
+            reasons=[reason.message for reason in reasons],
         )
         return UnprepareReply(refusal=Refusal(reasons=tuple(reasons)) if reasons else None)
 
@@ -109,39 +109,41 @@ class Preparer:
         return None
 
     async def _prepare_all(self, devices: Sequence[Device], request: PrepareRequest) -> Prepared | Refusal:
-        names = sorted(one.name for one in devices)
+        names = sorted(device.name for device in devices)
         # One variable a class that every container with these devices can rely on, whoever made them.
         common = ContainerEdits(env={f"TOPOBUS_{self._class.upper().replace('-', '_')}_DEVICES": ",".join(names)})
         edits: dict[str, ContainerEdits] = {}
         context = PrepareContext(owner=request.owner, config=request.config, device_config=request.device_config)
-        for name, mine in self._by_driver(devices).items():
+        for name, own_devices in self._by_driver(devices).items():
             isolated = self._drivers[name]
             driver = isolated.driver
-            unshared = refuse_sharing(driver, mine, context)
+            unshared = refuse_sharing(driver, own_devices, context)
             if unshared is not None:
                 return unshared
             try:
-                answer = await isolated.call("prepare", partial(driver.prepare, self._tree, mine, context))
+                answer = await isolated.call("prepare", partial(driver.prepare, self._tree, own_devices, context))
             except (DriverFailed, DriverHung) as err:
                 return Refusal(reasons=(_driver_reason(name, err),))
             if isinstance(answer, Refusal):
                 return answer
-            missing = sorted(one.name for one in mine if one.name not in answer)
+            missing = sorted(device.name for device in own_devices if device.name not in answer)
             if missing:
                 text = f"driver {name} prepared no edits for {', '.join(missing)}"
                 return Refusal(reasons=(Reason(code="driver-incomplete", message=text, facts={"driver": name, "devices": tuple(missing)}),))
-            edits.update({one.name: answer[one.name] for one in mine})
+            edits.update({device.name: answer[device.name] for device in own_devices})
             merged = merge_edits(common, answer.get("", ContainerEdits()))
             if isinstance(merged, str):
                 text = f"two drivers of class {self._class} set {merged} to different values"
                 return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"variable": merged}),))
             common = merged
         seen = self._tree.settings.runtime_dev
-        return Prepared(edits={name: place_nodes(one, seen) for name, one in edits.items()}, common=place_nodes(common, seen))
+        return Prepared(edits={name: place_nodes(edit, seen) for name, edit in edits.items()}, common=place_nodes(common, seen))
 
     def _by_driver(self, devices: Sequence[Device]) -> dict[str, tuple[Device, ...]]:
-        names = sorted({one.driver for one in devices})
-        return {name: tuple(sorted((one for one in devices if one.driver == name), key=lambda one: one.name)) for name in names}
+        names = sorted({device.driver for device in devices})
+        return {
+            name: tuple(sorted((device for device in devices if device.driver == name), key=lambda device: device.name)) for name in names
+        }
 
     def _keep(self, request: PrepareRequest, reply: PrepareReply) -> None:
         if not request.op_id:
@@ -151,20 +153,20 @@ class Preparer:
             self._answers.popitem(last=False)
 
 
-def merge_edits(one: ContainerEdits, other: ContainerEdits) -> ContainerEdits | str:
+def merge_edits(first: ContainerEdits, second: ContainerEdits) -> ContainerEdits | str:
     """Join two edits of one container; the name of the first variable that both set differently when they conflict.
 
     Device nodes and mounts keep their order; what stands in both comes once.
     """
-    for key in sorted(one.env.keys() & other.env.keys()):
-        if one.env[key] != other.env[key]:
+    for key in sorted(first.env.keys() & second.env.keys()):
+        if first.env[key] != second.env[key]:
             return key
     return msgspec.structs.replace(
-        one,
-        env={**one.env, **other.env},
-        device_nodes=tuple(dict.fromkeys((*one.device_nodes, *other.device_nodes))),
-        mounts=tuple(dict.fromkeys((*one.mounts, *other.mounts))),
-        annotations={**one.annotations, **other.annotations},
+        first,
+        env={**first.env, **second.env},
+        device_nodes=tuple(dict.fromkeys((*first.device_nodes, *second.device_nodes))),
+        mounts=tuple(dict.fromkeys((*first.mounts, *second.mounts))),
+        annotations={**first.annotations, **second.annotations},
     )
 
 
@@ -175,7 +177,9 @@ def place_nodes(edits: ContainerEdits, folder: str) -> ContainerEdits:
     """
     if folder.rstrip("/") == _DEV:
         return edits
-    return msgspec.structs.replace(edits, device_nodes=tuple(_place_node(one, folder.rstrip("/")) for one in edits.device_nodes))
+    return msgspec.structs.replace(
+        edits, device_nodes=tuple(_place_node(device_node, folder.rstrip("/")) for device_node in edits.device_nodes)
+    )
 
 
 def _place_node(node: DeviceNode, folder: str) -> DeviceNode:

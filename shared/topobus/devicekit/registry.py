@@ -65,9 +65,12 @@ def load_drivers(
     Errors: raises ConfigError when two plugins have one name, and when `allow` or `deny` names a plugin that is not installed.
     """
     settings = settings or DriverSettings()
-    found = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
+    points = metadata.entry_points(group=GROUP) if entry_points is None else entry_points
     # One distribution may stand twice on the path (editable and installed): the same line twice is one plugin.
-    lines = sorted({(one.name, one.value): one for one in found}.values(), key=lambda one: (one.name, one.value))
+    lines = sorted(
+        {(entry_point.name, entry_point.value): entry_point for entry_point in points}.values(),
+        key=lambda entry_point: (entry_point.name, entry_point.value),
+    )
     drivers: dict[str, tuple[DeviceDriver, str]] = {}
     skipped: list[SkippedPlugin] = []
     denied: list[str] = []
@@ -93,7 +96,7 @@ def load_drivers(
                 name=driver.name,
             )
         drivers[driver.name] = (driver, line.value)
-    known = {*drivers, *denied, *(one.name for one in skipped)}
+    known = {*drivers, *denied, *(skipped_plugin.name for skipped_plugin in skipped)}
     for key, wanted in (("drivers.allow", settings.allow), ("drivers.deny", settings.deny)):
         for name in wanted:
             if name not in known:

@@ -60,17 +60,17 @@ def sharing_of(devices: Sequence[Device], context: PrepareContext) -> Sharing | 
 
     Errors: refuses a malformed one, and two that differ: one process cannot keep to both.
     """
-    found: dict[str, Sharing] = {}
+    sharings: dict[str, Sharing] = {}
     for device in devices:
         sharing = read_sharing(context.config_of(device.name))
         if isinstance(sharing, Refusal):
             return sharing
-        found[device.name] = sharing or Sharing()
-    different = sorted({str(one) for one in found.values()})
+        sharings[device.name] = sharing or Sharing()
+    different = sorted({str(each_sharing) for each_sharing in sharings.values()})
     if len(different) > 1:
-        named = ", ".join(f"{name}: {one.strategy}" for name, one in sorted(found.items()))
+        named = ", ".join(f"{name}: {each_sharing.strategy}" for name, each_sharing in sorted(sharings.items()))
         return _refuse("sharing-differs", f"devices of one claim are to be shared in different ways: {named}")
-    return next(iter(found.values()), Sharing())
+    return next(iter(sharings.values()), Sharing())
 
 
 def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: PrepareContext) -> Refusal | None:
@@ -78,10 +78,10 @@ def refuse_sharing(driver: DeviceDriver, devices: Sequence[Device], context: Pre
     sharing = sharing_of(devices, context)
     if isinstance(sharing, Refusal):
         return sharing
-    known = driver.sharing_strategies if isinstance(driver, SharingDriver) else frozenset()
-    if sharing.strategy == EXCLUSIVE or sharing.strategy in known:
+    sharing_strategies = driver.sharing_strategies if isinstance(driver, SharingDriver) else frozenset()
+    if sharing.strategy == EXCLUSIVE or sharing.strategy in sharing_strategies:
         return None
-    able = ", ".join((EXCLUSIVE, *sorted(known)))
+    able = ", ".join((EXCLUSIVE, *sorted(sharing_strategies)))
     message = f"driver {driver.name} cannot share devices by {sharing.strategy}: it knows {able}"
     return _refuse("sharing-unsupported", message, driver=driver.name, strategy=sharing.strategy)
 

@@ -102,7 +102,7 @@ class Inventory(Struct, frozen=True, kw_only=True):
 
     def device(self, name: str) -> Device | None:
         """Find a device by name."""
-        return next((one for one in self.devices if one.name == name), None)
+        return next((device for device in self.devices if device.name == name), None)
 
 
 def driver_name(device_class: str) -> str:

@@ -94,7 +94,7 @@ class DeviceHealth(Struct, frozen=True, kw_only=True):
     def worst(self) -> Condition | None:
         """The condition that decides, or None when healthy."""
         order = (HealthState.UNHEALTHY, HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.DEGRADED)
-        return next((one for state in order for one in self.conditions if one.state is state), None)
+        return next((condition for state in order for condition in self.conditions if condition.state is state), None)
 
 
 HEALTHY = DeviceHealth()

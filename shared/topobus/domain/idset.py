@@ -38,9 +38,9 @@ class IdSet:
     bits: int
 
     def __init__(self, *ids: int) -> None:
-        for one in ids:
-            if one < 0 or one > self.MAX_ID:
-                raise ValueError(f"id {one} is out of range: wanted 0 to {self.MAX_ID}")
+        for identifier in ids:
+            if identifier < 0 or identifier > self.MAX_ID:
+                raise ValueError(f"id {identifier} is out of range: wanted 0 to {self.MAX_ID}")
         object.__setattr__(self, "bits", _bits_of_ids(ids))
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -221,10 +221,10 @@ def _bits_of_ids(ids: Collection[int]) -> int:
     highest = max(ids, default=0)
     if highest < _FEW_BITS:
         bits = 0
-        for one in ids:
-            bits |= 1 << one
+        for identifier in ids:
+            bits |= 1 << identifier
         return bits
     octets = bytearray(highest // 8 + 1)
-    for one in ids:
-        octets[one >> 3] |= 1 << (one & 7)
+    for identifier in ids:
+        octets[identifier >> 3] |= 1 << (identifier & 7)
     return int.from_bytes(octets, "little")

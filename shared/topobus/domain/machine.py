@@ -126,26 +126,26 @@ class Machine(Struct, frozen=True, kw_only=True):
     @property
     def node_set(self) -> NodeSet:
         """All NUMA nodes, memory-only ones included (kubelet's default affinity mask)."""
-        return NodeSet.of(one.id for one in self.numa_nodes)
+        return NodeSet.of(numa_node.id for numa_node in self.numa_nodes)
 
     @property
     def online_cpus(self) -> CpuSet:
         """All online CPUs."""
-        return CpuSet.of(one.id for one in self.cpus if one.online)
+        return CpuSet.of(cpu.id for cpu in self.cpus if cpu.online)
 
     def numa(self, node_id: int) -> NumaNode | None:
         """Find a NUMA node by id; None when the machine lacks it."""
-        return next((one for one in self.numa_nodes if one.id == node_id), None)
+        return next((numa_node for numa_node in self.numa_nodes if numa_node.id == node_id), None)
 
-    def distance(self, one: int, other: int) -> int:
+    def distance(self, first: int, second: int) -> int:
         """SLIT distance between two node ids; 10 to itself and 20 to others where the machine does not tell.
 
         Errors: raises KeyError for an id that the machine lacks.
         """
         ids = [node.id for node in self.numa_nodes]
-        if one not in ids or other not in ids:
-            raise KeyError(f"NUMA node {one if one not in ids else other} is not in this machine")
+        if first not in ids or second not in ids:
+            raise KeyError(f"NUMA node {first if first not in ids else second} is not in this machine")
         if not self.distances:
             # LOCAL_DISTANCE and REMOTE_DISTANCE of the kernel (include/linux/topology.h), which it assumes without a SLIT.
-            return 10 if one == other else 20
-        return self.distances[ids.index(one)][ids.index(other)]
+            return 10 if first == second else 20
+        return self.distances[ids.index(first)][ids.index(second)]

@@ -42,10 +42,10 @@ class PciAddress:
     @classmethod
     def parse(cls, text: str) -> PciAddress:
         """Read `[domain:]bus:device.function`; ValueError names the text otherwise."""
-        found = _ADDRESS.fullmatch(text.strip())
-        if found is None:
+        match = _ADDRESS.fullmatch(text.strip())
+        if match is None:
             raise ValueError(f"not a PCI address: {text!r}, wanted domain:bus:device.function such as 0000:3b:00.0")
-        domain, bus, device, function = found.groups()
+        domain, bus, device, function = match.groups()
         return cls(int(domain or "0", 16), int(bus, 16), int(device, 16), int(function, 16))
 
     @property

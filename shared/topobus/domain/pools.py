@@ -19,19 +19,19 @@ from topobus.domain.quantity import Quantity
 __all__ = ["Condition", "Pool", "fault_of_pools", "pool_of", "resource_of", "resource_split"]
 
 _TEXTS: dict[str, Callable[[Device], str]] = {
-    "driver": lambda one: one.driver,
-    "model": lambda one: one.model,
-    "name": lambda one: one.name,
-    "parent": lambda one: one.parent,
-    "pci": lambda one: str(one.pci) if one.pci is not None else "",
-    "pcie_root": lambda one: one.pcie_root,
-    "uuid": lambda one: one.uuid,
-    "vendor": lambda one: one.vendor,
+    "driver": lambda device: device.driver,
+    "model": lambda device: device.model,
+    "name": lambda device: device.name,
+    "parent": lambda device: device.parent,
+    "pci": lambda device: str(device.pci) if device.pci is not None else "",
+    "pcie_root": lambda device: device.pcie_root,
+    "uuid": lambda device: device.uuid,
+    "vendor": lambda device: device.vendor,
 }
 _NUMBERS: dict[str, Callable[[Device], int | None]] = {
     # A device with several nodes is local to none of them alone.
-    "numa_node": lambda one: next(iter(one.numa_nodes)) if one.numa_nodes is not None and len(one.numa_nodes) == 1 else None,
-    "socket": lambda one: one.socket,
+    "numa_node": lambda device: next(iter(device.numa_nodes)) if device.numa_nodes is not None and len(device.numa_nodes) == 1 else None,
+    "socket": lambda device: device.socket,
 }
 _TABLES = ("attributes", "capacity")
 # A resource's name part has 63 characters at most, and so has a DNS label.
@@ -70,7 +70,7 @@ class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
         if len(tests) != 1:
             got = " and ".join(tests) or "none"
             raise ValueError(f"field {self.field!r}: wanted one of equals, one_of, glob, minimum or maximum; got {got}")
-        if self.field in _TEXTS and (tests == ["minimum or maximum"] or not all(isinstance(one, str) for one in self._values())):
+        if self.field in _TEXTS and (tests == ["minimum or maximum"] or not all(isinstance(value, str) for value in self._values())):
             raise ValueError(f"field {self.field!r} is text: wanted glob, or equals or one_of with text in quotes")
         if (self.field in _NUMBERS or self.field.startswith("capacity.")) and (self.glob or not all(map(_is_number, self._values()))):
             raise ValueError(f"field {self.field!r} is a number: wanted minimum, maximum, or equals or one_of with numbers")
@@ -95,7 +95,7 @@ class Condition(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, o
                 self.maximum is None or not _amount(self.maximum) < amount
             )
         # True and 1 are equal to Python, and not to whoever wrote one of them.
-        return any(type(value) is type(one) and value == one for one in self._values())
+        return any(type(value) is type(other_value) and value == other_value for other_value in self._values())
 
     def _values(self) -> tuple[bool | int | str, ...]:
         return self.one_of if self.equals is None else (self.equals,)
@@ -120,7 +120,7 @@ class Pool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def takes(self, device: Device) -> bool:
         """Say whether a device belongs here by its own properties."""
-        return all(one.holds(device) for one in self.where)
+        return all(condition.holds(device) for condition in self.where)
 
 
 def fault_of_pools(device_class: str, pools: Sequence[Pool]) -> str:
@@ -130,22 +130,22 @@ def fault_of_pools(device_class: str, pools: Sequence[Pool]) -> str:
     "pool 'h100' of class gpu: wanted a name that begins with 'gpu-', such as gpu-h100"
     """
     seen: set[str] = set()
-    for one in pools:
+    for pool in pools:
         if device_class == "cpu":
-            return f"pool {one.name!r}: class cpu has no pools, for kubelet gives exclusive CPUs by its own resource cpu"
-        if not one.name.startswith(f"{device_class}-"):
+            return f"pool {pool.name!r}: class cpu has no pools, for kubelet gives exclusive CPUs by its own resource cpu"
+        if not pool.name.startswith(f"{device_class}-"):
             # So no two services of a node can offer one name, and a name tells the class.
-            near = f"{device_class}-{one.name}"[:_NAME_LIMIT]
-            return f"pool {one.name!r} of class {device_class}: wanted a name that begins with '{device_class}-', such as {near}"
-        if one.name in seen:
-            return f"pool {one.name!r} is listed twice: wanted one pool, with one_of where a field may have several values"
-        seen.add(one.name)
+            near = f"{device_class}-{pool.name}"[:_NAME_LIMIT]
+            return f"pool {pool.name!r} of class {device_class}: wanted a name that begins with '{device_class}-', such as {near}"
+        if pool.name in seen:
+            return f"pool {pool.name!r} is listed twice: wanted one pool, with one_of where a field may have several values"
+        seen.add(pool.name)
     return ""
 
 
 def pool_of(device: Device, pools: Sequence[Pool]) -> str:
     """Name the pool of a device: the first that takes it; empty for none."""
-    return next((one.name for one in pools if one.takes(device)), "")
+    return next((pool.name for pool in pools if pool.takes(device)), "")
 
 
 def resource_of(device: Device) -> str:
@@ -155,11 +155,11 @@ def resource_of(device: Device) -> str:
 
 def resource_split(devices: Sequence[Device], classes: Collection[str] = ()) -> dict[str, tuple[Device, ...]]:
     """Sort devices of one class by resource; a pool called like one of the node's `classes` is none, for the class has the name."""
-    found: dict[str, list[Device]] = {}
-    for one in devices:
-        resource = resource_of(one)
-        found.setdefault(one.device_class if resource in classes else resource, []).append(one)
-    return {name: tuple(mine) for name, mine in sorted(found.items())}
+    found_devices: dict[str, list[Device]] = {}
+    for device in devices:
+        resource = resource_of(device)
+        found_devices.setdefault(device.device_class if resource in classes else resource, []).append(device)
+    return {name: tuple(own_devices) for name, own_devices in sorted(found_devices.items())}
 
 
 def _value(device: Device, field: str) -> AttributeValue | None:
@@ -176,7 +176,7 @@ def _check_field(field: str) -> None:
     table, dot, key = field.partition(".")
     if field in known or (table in _TABLES and dot and key):
         return
-    tables = [f"{one}.NAME" for one in _TABLES]
+    tables = [f"{each_table}.NAME" for each_table in _TABLES]
     near = get_close_matches(field, known, n=1)
     if not near and get_close_matches(table, _TABLES, n=1):
         near = [f"{get_close_matches(table, _TABLES, n=1)[0]}.{key or 'NAME'}"]

@@ -70,10 +70,10 @@ class Quantity:
         if isinstance(text, int):
             return cls(text * _NANO)
         written = repr(text) if isinstance(text, float) else text
-        found = _SHAPE.fullmatch(written) if 0 < len(written) <= _MAX_CHARACTERS else None
-        if found is None:
+        match = _SHAPE.fullmatch(written) if 0 < len(written) <= _MAX_CHARACTERS else None
+        if match is None:
             raise _not_a_quantity(written)
-        sign, digits, fraction, power, suffix = found.groups()
+        sign, digits, fraction, power, suffix = match.groups()
         whole = -int(digits or "0") if sign == "-" else int(digits or "0")
         if not fraction and power is None:
             # Nearly every amount is written so.

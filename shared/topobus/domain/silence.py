@@ -125,7 +125,7 @@ def unheard(inventory: Inventory, *, since: str = "") -> Inventory:
         action=RecoveryAction.WAIT,
         since=since,
     )
-    return structs.replace(inventory, devices=tuple(_unheard(one, condition) for one in inventory.devices))
+    return structs.replace(inventory, devices=tuple(_unheard(device, condition) for device in inventory.devices))
 
 
 def _unheard(device: Device, condition: Condition) -> Device:

@@ -73,8 +73,8 @@ def placed_by(ledger: Ledger, record: OperationRecord) -> Placement | Refusal:
         return record.outcome if record.outcome is not None else _placement_of(allocation)
     if record.outcome is not None and allocation is not None:
         # Adopted by the same owner meanwhile: the gateway writes down what the controller has placed.
-        placed = [Holding(devices=one.devices, cpus=one.cpus) for one in record.outcome.containers]
-        if not any(missing(allocation, one) for one in placed):
+        placed = [Holding(devices=container.devices, cpus=container.cpus) for container in record.outcome.containers]
+        if not any(missing(allocation, holding) for holding in placed):
             return record.outcome
     message = f"{record.owner_key} was placed by decision {record.decision_id} and has been released since"
     return _released_since(record, message)
@@ -116,30 +116,30 @@ def reserve(
 
     Errors: raises InvariantError when the placement takes what another owner holds (it was planned on another ledger).
     """
-    found = known(ledger, op_id)
-    if found is not None:
-        return _repeat(ledger, found)
+    operation_record = known(ledger, op_id)
+    if operation_record is not None:
+        return _repeat(ledger, operation_record)
     shared = {
-        (one.name, device.device_class, name)
-        for one in request.containers
-        for device in one.devices
+        (container.name, device.device_class, name)
+        for container in request.containers
+        for device in container.devices
         if device.is_shared
         for name in device.names
     }
-    memory = {one.name: one.memory_bytes for one in request.containers}
+    memory = {container.name: container.memory_bytes for container in request.containers}
     holdings = tuple(
         Holding(
-            container=one.name,
+            container=container.name,
             devices={
                 device_class: kept
-                for device_class, names in sorted(one.devices.items())
-                if (kept := tuple(name for name in names if (one.name, device_class, name) not in shared))
+                for device_class, names in sorted(container.devices.items())
+                if (kept := tuple(name for name in names if (container.name, device_class, name) not in shared))
             },
-            cpus=one.cpus,
-            memory_bytes=memory.get(one.name, 0),
-            memory=one.memory,
+            cpus=container.cpus,
+            memory_bytes=memory.get(container.name, 0),
+            memory=container.memory,
         )
-        for one in placement.containers
+        for container in placement.containers
     )
     allocation = Allocation(owner=request.owner, phase=phase, holdings=holdings, decision_id=decision_id)
     record = OperationRecord(verb="place", owner_key=request.owner.key, decision_id=decision_id, outcome=placement, pending=pending)
@@ -150,9 +150,9 @@ def reserve(
 
 def commit(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, pending: PendingDecision | None = None) -> Step | Refusal:
     """Make a reservation final; refused when the owner has none. A committed one stays as it is."""
-    found = known(ledger, op_id)
-    if found is not None:
-        return _repeat(ledger, found)
+    operation_record = known(ledger, op_id)
+    if operation_record is not None:
+        return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
     if held is None:
         message = f"{owner} has no reservation to commit; it was released, or never made"
@@ -178,9 +178,9 @@ def release(
     What is prepared may be in use by a container, whoever says that its claim is gone: without `is_undone` it is refused, and stays held.
     `keeps_devices` lets go of the preparation alone. `only` is the decision whose holding is meant: a later one of the same owner stays as it is.
     """
-    found = known(ledger, op_id)
-    if found is not None:
-        return _repeat(ledger, found)
+    operation_record = known(ledger, op_id)
+    if operation_record is not None:
+        return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
     if held is not None and only not in ("", held.decision_id):
         record = OperationRecord(verb="release", owner_key=owner.key, decision_id=decision_id, pending=pending)
@@ -188,7 +188,7 @@ def release(
     if held is not None and held.is_prepared and not is_undone:
         message = f"{owner} is prepared on this node: its devices are let go when that is undone"
         return Refusal(reasons=(Reason(code="prepared", message=message, facts={"owner": owner.key}),))
-    left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
+    left = {key: allocation for key, allocation in ledger.allocations.items() if key != owner.key}
     if keeps_devices and held is not None:
         left[owner.key] = structs.replace(held, is_prepared=False)
     gone = names_of(held) if held is not None and not keeps_devices else {}
@@ -220,42 +220,45 @@ def adopt(
     CONTAINER owner is right. Any other live holding refuses, naming it. `is_shared` records without holding.
     `shared` names those of `devices` of which the owner has a share: owners of shares do not stand in each other's way, only in that of the whole.
     """
-    found = known(ledger, op_id)
-    if found is not None:
-        return _repeat(ledger, found)
+    operation_record = known(ledger, op_id)
+    if operation_record is not None:
+        return _repeat(ledger, operation_record)
     wanted = holding_of(devices, shared)
     if isinstance(wanted, Refusal):
         return wanted
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, pending=pending)
     if is_shared:
         return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
-    left = {key: one for key, one in ledger.allocations.items() if key != owner.key}
-    clashes = [one for one in left.values() if meets(one, wanted)]
-    live = [one for one in clashes if not _gives_way(one.owner, owner)]
+    left = {key: allocation for key, allocation in ledger.allocations.items() if key != owner.key}
+    clashes = [allocation for allocation in left.values() if meets(allocation, wanted)]
+    live = [clash for clash in clashes if not _gives_way(clash.owner, owner)]
     if live:
         reasons = tuple(
             Reason(
                 code="device-held",
-                message=f"{one.owner} holds {', '.join(common(one, wanted))}",
-                facts={"owner": one.owner.key, "devices": common(one, wanted)},
+                message=f"{allocation.owner} holds {', '.join(common(allocation, wanted))}",
+                facts={"owner": allocation.owner.key, "devices": common(allocation, wanted)},
             )
-            for one in sorted(live, key=lambda allocation: allocation.owner.key)
+            for allocation in sorted(live, key=lambda allocation: allocation.owner.key)
         )
         return Refusal(reasons=reasons)
-    for one in clashes:
-        kept = tuple(rest for holding in one.holdings if holds_any(rest := without(holding, wanted)))
+    for clash in clashes:
+        kept = tuple(rest for holding in clash.holdings if holds_any(rest := without(holding, wanted)))
         if kept:
-            left[one.owner.key] = structs.replace(one, holdings=kept)
+            left[clash.owner.key] = structs.replace(clash, holdings=kept)
         else:
-            del left[one.owner.key]
+            del left[clash.owner.key]
     before = ledger.allocations.get(owner.key)
     # Once prepared it stays so until that is undone, whatever is adopted besides.
     is_prepared = is_prepared or (before is not None and before.is_prepared)
     wanted = structs.replace(
-        wanted, container=container, memory=memory, memory_bytes=sum(one.size_bytes for one in memory if one.kind == _MEMORY)
+        wanted,
+        container=container,
+        memory=memory,
+        memory_bytes=sum(memory_block.size_bytes for memory_block in memory if memory_block.kind == _MEMORY),
     )
     left[owner.key] = Allocation(owner=owner, holdings=(wanted,), decision_id=decision_id, is_prepared=is_prepared, user=user)
-    displaced = tuple(one.owner for one in sorted(clashes, key=lambda allocation: allocation.owner.key))
+    displaced = tuple(clash.owner for clash in sorted(clashes, key=lambda allocation: allocation.owner.key))
     record = structs.replace(record, displaced=displaced)
     changed = _with(ledger, op_id, record, left)
     check(changed)
@@ -267,9 +270,9 @@ def name_user(ledger: Ledger, *, op_id: str, owner: Owner, decision_id: str, use
 
     Nothing is decided, so the holding keeps its decision and no event goes out.
     """
-    found = known(ledger, op_id)
-    if found is not None:
-        return _repeat(ledger, found)
+    operation_record = known(ledger, op_id)
+    if operation_record is not None:
+        return _repeat(ledger, operation_record)
     held = ledger.allocations.get(owner.key)
     record = OperationRecord(verb="adopt", owner_key=owner.key, decision_id=decision_id, is_announced=True)
     if held is None or held.decision_id != decision_id or held.user == user:
@@ -289,9 +292,9 @@ def record_refusal(
     ledger: Ledger, *, op_id: str, verb: str, owner: Owner, decision_id: str, refusal: Refusal, pending: PendingDecision | None = None
 ) -> Step:
     """Store a refusal, so that asking again gives the same answer."""
-    found = known(ledger, op_id)
-    if found is not None:
-        return _repeat(ledger, found)
+    operation_record = known(ledger, op_id)
+    if operation_record is not None:
+        return _repeat(ledger, operation_record)
     record = OperationRecord(verb=verb, owner_key=owner.key, decision_id=decision_id, outcome=refusal, pending=pending)
     return Step(ledger=_with(ledger, op_id, record, ledger.allocations), record=record)
 
@@ -300,15 +303,15 @@ def announce(ledger: Ledger, op_ids: Iterable[str]) -> Ledger:
     """Mark operations as announced; does not count as a change (the sequence stays)."""
     done = set(op_ids)
     operations = {
-        key: structs.replace(one, is_announced=True, pending=None) if key in done and not one.is_announced else one
-        for key, one in ledger.operations.items()
+        key: structs.replace(operation, is_announced=True, pending=None) if key in done and not operation.is_announced else operation
+        for key, operation in ledger.operations.items()
     }
     return structs.replace(ledger, operations=operations)
 
 
 def unannounced(ledger: Ledger) -> tuple[tuple[str, OperationRecord], ...]:
     """Operations whose decision event is not known to be out, oldest first."""
-    waiting = [(key, one) for key, one in ledger.operations.items() if not one.is_announced]
+    waiting = [(key, operation) for key, operation in ledger.operations.items() if not operation.is_announced]
     return tuple(sorted(waiting, key=lambda pair: pair[1].number))
 
 
@@ -320,9 +323,9 @@ def shed(ledger: Ledger) -> Ledger:
     newest = set(sorted(ledger.operations, key=lambda key: ledger.operations[key].number)[-_FULL_OPERATIONS:])
     operations = {
         key: structs.replace(slim, pending=structs.replace(slim.pending, request=None) if slim.pending is not None else None)
-        for key, one in ledger.operations.items()
-        if key in newest or not one.is_announced
-        for slim in (_slim(one),)
+        for key, operation in ledger.operations.items()
+        if key in newest or not operation.is_announced
+        for slim in (_slim(operation),)
     }
     return structs.replace(ledger, operations=operations)
 
@@ -335,10 +338,10 @@ def check(ledger: Ledger) -> None:
     holders: dict[tuple[str, str], tuple[str, bool]] = {}
     cpus = CpuSet()
     for key, allocation in ledger.allocations.items():
-        mine = CpuSet()
+        cpu_set = CpuSet()
         for holding in allocation.holdings:
             if holding.cpus:
-                mine |= holding.cpus
+                cpu_set |= holding.cpus
             for device_class, names in holding.devices.items():
                 shares = holding.shared.get(device_class, ())
                 for name in names:
@@ -346,11 +349,11 @@ def check(ledger: Ledger) -> None:
                     other, is_other_share = holders.setdefault((device_class, name), (key, by_share))
                     if other != key and not (by_share and is_other_share):
                         raise InvariantError(f"ledger of {ledger.node}: {device_class} {name} is held by {other} and by {key}")
-        if not mine:
+        if not cpu_set:
             continue
-        if not mine.isdisjoint(cpus):
-            raise InvariantError(f"ledger of {ledger.node}: CPUs {mine & cpus} are held by {key} and by another owner")
-        cpus |= mine
+        if not cpu_set.isdisjoint(cpus):
+            raise InvariantError(f"ledger of {ledger.node}: CPUs {cpu_set & cpus} are held by {key} and by another owner")
+        cpus |= cpu_set
 
 
 def _with(ledger: Ledger, op_id: str, record: OperationRecord, allocations: Mapping[str, Allocation]) -> Ledger:
@@ -375,15 +378,15 @@ def _slim(record: OperationRecord) -> OperationRecord:
     if isinstance(outcome, Placement):
         outcome = None
     elif isinstance(outcome, Refusal):
-        outcome = Refusal(reasons=tuple(Reason(code=one.code, message=one.message) for one in outcome.reasons[:1]))
+        outcome = Refusal(reasons=tuple(Reason(code=reason.code, message=reason.message) for reason in outcome.reasons[:1]))
     pending = structs.replace(record.pending, view=None) if record.pending is not None else None
     return structs.replace(record, outcome=outcome, pending=pending)
 
 
 def _placement_of(allocation: Allocation) -> Placement:
     containers = tuple(
-        ContainerPlacement(name=one.container, alignment=Hint(None, preferred=False), cpus=one.cpus, devices=one.devices)
-        for one in allocation.holdings
+        ContainerPlacement(name=holding.container, alignment=Hint(None, preferred=False), cpus=holding.cpus, devices=holding.devices)
+        for holding in allocation.holdings
     )
     return Placement(containers=containers)
 

@@ -148,8 +148,8 @@ def _floats(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
     if isinstance(value, float):
         yield path, value
     elif isinstance(value, Struct):
-        for one in msgspec.structs.fields(value):
-            yield from _floats(getattr(value, one.name), (*path, one.encode_name))
+        for field in msgspec.structs.fields(value):
+            yield from _floats(getattr(value, field.name), (*path, field.encode_name))
     elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _floats(inner, (*path, str(key)))
@@ -180,9 +180,9 @@ def _explain(
     unknown = _UNKNOWN_FIELD.match(what)
     if unknown and file is not None:
         # Only the file can hold one: variables that name no field have been refused before.
-        known = fields_at(kind, path)
-        near = get_close_matches(unknown[1], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"keys here: {', '.join(known)}"
+        fields = fields_at(kind, path)
+        near = get_close_matches(unknown[1], fields, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"keys here: {', '.join(fields)}"
         return ConfigError(f"{service}: there is no setting {'.'.join((*path, unknown[1]))} (from file {file})", next_step=hint)
     variable = next((name for key, name in origins.items() if key[: len(path)] == path), None) if path else None
     source = variable or (f"file {file}" if file else "the environment")

@@ -53,8 +53,8 @@ def choices_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> list[str]:
     """List the values that the field at `path` can have; empty when it is not one of a few words."""
     plain = _plain(_type_at(kind, path))
     if typing.get_origin(plain) is typing.Literal:
-        return [str(one) for one in typing.get_args(plain)]
-    return [str(one.value) for one in plain] if isinstance(plain, type) and issubclass(plain, enum.Enum) else []
+        return [str(argument) for argument in typing.get_args(plain)]
+    return [str(member.value) for member in plain] if isinstance(plain, type) and issubclass(plain, enum.Enum) else []
 
 
 def _type_at(kind: type[msgspec.Struct], path: tuple[str, ...]) -> object:
@@ -97,7 +97,7 @@ def _plain(kind: object) -> object:
     if typing.get_origin(kind) is typing.Annotated:
         return _plain(typing.get_args(kind)[0])
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        rest = [one for one in typing.get_args(kind) if one is not type(None)]
+        rest = [argument for argument in typing.get_args(kind) if argument is not type(None)]
         if len(rest) == 1:
             return _plain(rest[0])
     return kind

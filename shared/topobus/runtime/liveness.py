@@ -51,8 +51,8 @@ class ServiceLiveness:
 
     def is_judged(self, device_class: str) -> bool:
         """Say whether it is known of a class's service that it speaks, or that it is silent; at first neither is."""
-        known = self._known.get(device_class)
-        return known is not None and (known.was_heard or known.is_silent)
+        silence = self._known.get(device_class)
+        return silence is not None and (silence.was_heard or silence.is_silent)
 
     async def run(self) -> None:
         """Look for ever."""
@@ -63,30 +63,34 @@ class ServiceLiveness:
     async def look(self) -> None:
         """Look at all classes once, at the same time: a hung one delays no other."""
         classes = sorted(set(self._classes()))
-        answers = await asyncio.gather(*(self._call(one) for one in classes))
+        answers = await asyncio.gather(*(self._call(device_class) for device_class in classes))
         at = self._clock.monotonic()
-        judged = {one for one in self._known if self.is_judged(one)}
+        judged = {device_class for device_class in self._known if self.is_judged(device_class)}
         self._known = {
-            one: next_silence(self._known.get(one, Silence(looked_at=at)), answer, at=at, settings=self._settings)
-            for one, answer in zip(classes, answers, strict=True)
+            device_class: next_silence(self._known.get(device_class, Silence(looked_at=at)), answer, at=at, settings=self._settings)
+            for device_class, answer in zip(classes, answers, strict=True)
         }
-        silent = {one: self._silent.get(one) or self._since(known, at) for one, known in self._known.items() if known.is_silent}
+        silent = {
+            device_class: self._silent.get(device_class) or self._since(silence, at)
+            for device_class, silence in self._known.items()
+            if silence.is_silent
+        }
         if silent != self._silent:
             self._tell(self._silent, silent)
             self._silent = silent
             self._on_change()
-        elif not {one for one in self._known if self.is_judged(one)} <= judged:
+        elif not {device_class for device_class in self._known if self.is_judged(device_class)} <= judged:
             self._on_change()
 
     async def _call(self, device_class: str) -> Answered | Silent:
         return await self._bus.is_answered(self._ask, timeout_s=self._settings.timeout_s, node=self._node, device_class=device_class)
 
-    def _since(self, known: Silence, at: float) -> str:
-        return rfc3339(self._clock.now() - timedelta(seconds=at - (known.since if known.since is not None else at)))
+    def _since(self, silence: Silence, at: float) -> str:
+        return rfc3339(self._clock.now() - timedelta(seconds=at - (silence.since if silence.since is not None else at)))
 
     def _tell(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
-        for one in sorted(now.keys() - before.keys()):
+        for device_class in sorted(now.keys() - before.keys()):
             step = "see whether its service runs on this node: its devices are Unknown until it answers, and what is held stays held"
-            get_logger().warning("class.silent", device_class=one, since=now[one], next_step=step)
-        for one in sorted(before.keys() - now.keys()):
-            get_logger().info("class.heard", device_class=one, silent_since=before[one])
+            get_logger().warning("class.silent", device_class=device_class, since=now[device_class], next_step=step)
+        for device_class in sorted(before.keys() - now.keys()):
+            get_logger().info("class.heard", device_class=device_class, silent_since=before[device_class])

@@ -8,13 +8,13 @@ import stat
 __all__ = ["objection_to_folder"]
 
 
-def objection_to_folder(found: os.stat_result) -> str:
+def objection_to_folder(found_stat: os.stat_result) -> str:
     """Say why a folder's content is not ours alone to decide; empty when it is.
 
     Shapes: found — of the folder itself, not of a link to it, and best of an open one, for a name may stand for another folder a moment later.
     """
-    if found.st_uid != os.geteuid():
-        return f"belongs to user {found.st_uid}, not to you ({os.geteuid()})"
-    if found.st_mode & stat.S_IWOTH or (found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid()):
-        return f"may be written by others (mode {stat.S_IMODE(found.st_mode):o})"
+    if found_stat.st_uid != os.geteuid():
+        return f"belongs to user {found_stat.st_uid}, not to you ({os.geteuid()})"
+    if found_stat.st_mode & stat.S_IWOTH or (found_stat.st_mode & stat.S_IWGRP and found_stat.st_gid != os.getegid()):
+        return f"may be written by others (mode {stat.S_IMODE(found_stat.st_mode):o})"
     return ""

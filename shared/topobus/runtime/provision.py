@@ -58,7 +58,7 @@ async def inspect(jetstream: JetStream, replicas: int, *, store_bytes: int = 0) 
         if info is None:
             found[config["name"]] = "it does not exist"
             continue
-        wrong = [one.text for one in differences(info.config, config) if one.kind is not DifferenceKind.HARMLESS]
+        wrong = [difference.text for difference in differences(info.config, config) if difference.kind is not DifferenceKind.HARMLESS]
         found[config["name"]] = next(iter([*wrong, *_exhausted(info)]), "")
     return found
 
@@ -119,8 +119,8 @@ async def _provision_one(jetstream: JetStream, config: dict[str, Any], *, may_cr
 
 async def _compare(jetstream: JetStream, info: StreamInfo, config: dict[str, Any], *, may_create: bool) -> None:
     name = config["name"]
-    found = differences(info.config, config)
-    for difference in found:
+    found_differences = differences(info.config, config)
+    for difference in found_differences:
         if difference.kind is DifferenceKind.DRIFT:
             raise ConfigError(
                 f"stream {name} differs from the catalogue: {difference.text}",
@@ -128,10 +128,12 @@ async def _compare(jetstream: JetStream, info: StreamInfo, config: dict[str, Any
                 stream=name,
                 field=difference.field,
             )
-    named = [difference.text for difference in found if difference.kind is DifferenceKind.HARMLESS and difference.field != "metadata"]
+    named = [
+        difference.text for difference in found_differences if difference.kind is DifferenceKind.HARMLESS and difference.field != "metadata"
+    ]
     if named:
         get_logger().info("stream.differs", stream=name, differences=named, effect="none: it is used as it is")
-    if may_create and any(difference.kind is DifferenceKind.OUTDATED for difference in found):
+    if may_create and any(difference.kind is DifferenceKind.OUTDATED for difference in found_differences):
         await _update(jetstream, info, config)
 
 

@@ -131,8 +131,8 @@ def _fail(name: str, err: TopobusError) -> int:
 async def _life(name: str, settings: S, serve: Callable[[S, Runtime], Awaitable[None]]) -> int:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for one in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(one, stop.set)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stop.set)
     readiness = Readiness()
     registry = CollectorRegistry()
     for collector in (ProcessCollector, PlatformCollector, GCCollector):

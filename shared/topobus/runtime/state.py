@@ -144,7 +144,7 @@ class States:
 
     async def list(self, state: State[M], parts: dict[str, str]) -> tuple[Entry[M], ...]:
         """Read all present entries, sorted by key; malformed ones are logged and left out."""
-        found: dict[str, Entry[M]] = {}
+        entries: dict[str, Entry[M]] = {}
         patience = ReadTimeout(f"list {state.bucket}", limit_s=self._connection.settings.timeout_s)
         async with aclosing(self.watch(state, parts)) as changes:
             while True:
@@ -152,14 +152,14 @@ class States:
                 if change.kind is ChangeKind.SNAPSHOT_END:
                     break
                 if change.kind is ChangeKind.RESET:
-                    found.clear()
+                    entries.clear()
                     continue
                 key = state.key(**change.parts)
                 if change.kind is ChangeKind.PUT and change.value is not None:
-                    found[key] = Entry(parts=change.parts, revision=change.revision, value=change.value)
+                    entries[key] = Entry(parts=change.parts, revision=change.revision, value=change.value)
                 else:
-                    found.pop(key, None)
-        return tuple(found[key] for key in sorted(found))
+                    entries.pop(key, None)
+        return tuple(entries[key] for key in sorted(entries))
 
     async def history(self, state: State[M], parts: dict[str, str], *, has_deleted: bool = False) -> tuple[Entry[M], ...]:
         """Read the kept values of one key since it was last deleted, oldest first; those that nobody can read are left out.
@@ -167,24 +167,24 @@ class States:
         Shapes: has_deleted — those from before a deletion as well: evidence of what was there.
         """
         key = state.key(**parts)
-        found: list[Entry[M]] = []
+        entries: list[Entry[M]] = []
         patience = ReadTimeout(f"read {state.bucket}/{key}", limit_s=self._connection.settings.timeout_s)
         feed = Feed(self._connection, bucket_stream(state), bucket_subject(state, key), From.ALL)
         async with aclosing(feed.messages()) as items:
             while True:
                 item = await patience.next(items)
                 if item is Mark.CAUGHT_UP:
-                    return tuple(found)
+                    return tuple(entries)
                 if not isinstance(item, Delivery) or _OPERATION in item.headers:
                     if not (has_deleted and isinstance(item, Delivery)):
-                        found.clear()
+                        entries.clear()
                     continue
                 try:
                     value = await _read_value(state, item.data, where=f"{state.bucket}/{key}")
                     state.check_place(value, parts)
                 except ContractError:
                     continue
-                found.append(Entry(parts=parts, revision=item.sequence, value=value))
+                entries.append(Entry(parts=parts, revision=item.sequence, value=value))
 
     async def watch(self, state: State[M], parts: dict[str, str]) -> AsyncGenerator[Change[M], None]:
         """Tell the snapshot, its end, then every change, for ever."""

@@ -55,14 +55,14 @@ def provide_nats_server(say: Callable[[str], None] = lambda _: None) -> NatsProg
 
     Errors: raises ConfigError with what to do when there is no way, or when TOPOBUS_NATS_SERVER names nothing that runs.
     """
-    found = _find()
-    if found is not None:
-        return NatsProgram(program=found)
+    path = _find()
+    if path is not None:
+        return NatsProgram(program=path)
     if os.geteuid() == 0 and shutil.which("apt-get"):
         say("no nats-server on PATH: installing Debian's package nats-server with apt-get")
-        found = _install()
-        if found is not None:
-            return NatsProgram(program=found)
+        path = _install()
+        if path is not None:
+            return NatsProgram(program=path)
         say("apt-get could not install nats-server")
     docker = shutil.which("docker")
     if docker is not None and _succeeds([docker, "version"], _DOCKER_TIMEOUT_S):

@@ -57,13 +57,13 @@ class StampedAnswers:
         system's clock.
         """
         try:
-            found, resolved = os.stat(at), os.stat(real)  # noqa: PTH116
+            stat, resolved = os.stat(at), os.stat(real)  # noqa: PTH116
         except OSError:
             return
-        if (found.st_dev, found.st_ino) != (resolved.st_dev, resolved.st_ino):
+        if (stat.st_dev, stat.st_ino) != (resolved.st_dev, resolved.st_ino):
             return
-        if max(found.st_mtime_ns, found.st_ctime_ns) < began_ns - _FRESH_NS:
-            self._answers[kind, path] = _Answer(at, _stamp(found), value)
+        if max(stat.st_mtime_ns, stat.st_ctime_ns) < began_ns - _FRESH_NS:
+            self._answers[kind, path] = _Answer(at, _stamp(stat), value)
 
 
 class OpenFiles:
@@ -104,5 +104,5 @@ class _OpenFile:
         os.close(self.descriptor)
 
 
-def _stamp(found: os.stat_result) -> tuple[int, ...]:
-    return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+def _stamp(stat: os.stat_result) -> tuple[int, ...]:
+    return (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)

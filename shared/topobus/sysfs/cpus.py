@@ -53,8 +53,8 @@ class _Sharing(Struct):
         if not self.nest.add(cpus):
             self.warnings.append(f"{CPU_FOLDER}/cpu{cpu}: its {kind} {cpus} overlaps another set of CPUs; left out")
             return
-        for one in cpus:
-            self.sets.setdefault(kind, {}).setdefault(one, cpus)
+        for each_cpu in cpus:
+            self.sets.setdefault(kind, {}).setdefault(each_cpu, cpus)
 
     def of(self, kind: str, cpu: int) -> CpuSet | None:
         return self.sets.get(kind, {}).get(cpu)
@@ -177,9 +177,9 @@ def _read_caches(tree: Tree, cpu: int, seen: CpuSet, core: CpuSet | None, sharin
 
 def _first_of(tree: Tree, folder: str, seen: CpuSet, *names: tuple[str, str]) -> CpuSet | None:
     for mask, listed in names:
-        found = read_cpus(tree, folder, mask, listed)
-        if found is not None:
-            return found & seen
+        cpu_set = read_cpus(tree, folder, mask, listed)
+        if cpu_set is not None:
+            return cpu_set & seen
     return None
 
 

@@ -122,29 +122,29 @@ def _read_port(tree: Tree, path: str, name: str) -> DflPort:
 
 
 def _registers(tree: Tree, folder: str, names: tuple[str, ...]) -> tuple[ErrorRegister, ...]:
-    found = []
+    error_registers = []
     for name in names:
         value = tree.read_int(f"{folder}/{name}", 0)
         if value is not None:
-            found.append(ErrorRegister(name=name, path=f"{folder}/{name}", value=value))
-    return tuple(found)
+            error_registers.append(ErrorRegister(name=name, path=f"{folder}/{name}", value=value))
+    return tuple(error_registers)
 
 
 def _alarms(tree: Tree, engine_path: str) -> tuple[ErrorRegister, ...]:
-    found: list[ErrorRegister] = []
+    error_registers: list[ErrorRegister] = []
     # The sensors are platform devices below the engine: dfl-fme.0/hwmon/hwmonN, or one level further down in newer kernels.
     folders = [engine_path, *(f"{engine_path}/{name}" for name in tree.names(engine_path) if name.startswith("dfl_dev."))]
     for folder in folders:
         for sensor in tree.names(f"{folder}/hwmon"):
             names = tuple(name for name in tree.names(f"{folder}/hwmon/{sensor}") if name.endswith("_alarm"))
-            found.extend(_registers(tree, f"{folder}/hwmon/{sensor}", names))
-    return tuple(found)
+            error_registers.extend(_registers(tree, f"{folder}/hwmon/{sensor}", names))
+    return tuple(error_registers)
 
 
 def _interface_ids(tree: Tree, engine_path: str) -> tuple[str, ...]:
     inner = [f"{engine_path}/{name}/fpga_region" for name in tree.names(engine_path) if name.startswith("dfl-fme-region.")]
     ids = (tree.read(f"{folder}/{name}/compat_id") for folder in inner for name in tree.names(folder))
-    return tuple(sorted({one for one in ids if one}))
+    return tuple(sorted({identifier for identifier in ids if identifier}))
 
 
 def _pci_of(path: str) -> PciAddress | None:

@@ -26,8 +26,8 @@ def is_knl(tree: Tree) -> bool:
     block = text.split("\n\n", 1)[0]
 
     def told(key: str) -> str:
-        found = re.search(rf"^{key}[ \t]*: *(.*)$", block, re.MULTILINE)
-        return found[1].strip() if found else ""
+        match = re.search(rf"^{key}[ \t]*: *(.*)$", block, re.MULTILINE)
+        return match[1].strip() if match else ""
 
     return told("vendor_id") == "GenuineIntel" and told("cpu family") == "6" and told("model") in _MODELS
 
@@ -38,9 +38,9 @@ def knl_caches(tree: Tree, cpus: dict[int, CpuSet]) -> tuple[CpuSet, ...]:
     `cpus` are the nodes' own. Where nobody tells, fast memory that shows as no node must be a cache.
     """
     for path in _SIDE_FILES:
-        told = re.search(r"^cache_size: (-?\d+)", tree.read_mounted(path) or "", re.MULTILINE)
-        if told is not None:
-            is_cached = int(told[1]) > 0
+        match = re.search(r"^cache_size: (-?\d+)", tree.read_mounted(path) or "", re.MULTILINE)
+        if match is not None:
+            is_cached = int(match[1]) > 0
             break
     else:
         is_cached = all(cpus.values())

@@ -42,13 +42,13 @@ def read_machine(tree: Tree, node: str) -> Machine:
         cpus = read_cpu_facts(scan, limits.cpus, dict.fromkeys(cpus.present, 0))
     shared = {cpu: (cache & cpus.usable or cache).lowest for cache in numa.caches for cpu in cache}
     pci_devices, pci_warnings = read_pci_devices(scan, cpus.usable)
-    pci_devices, lost_warnings = _without_missing_nodes(pci_devices, {one.id for one in numa.nodes})
+    pci_devices, lost_warnings = _without_missing_nodes(pci_devices, {numa_node.id for numa_node in numa.nodes})
     return Machine(
         node=node,
         boot_id=read_boot_id(scan),
         architecture=architecture,
         numa_nodes=numa.nodes,
-        cpus=tuple(one if one.l3 is not None or one.id not in shared else replace(one, l3=shared[one.id]) for one in cpus.cpus),
+        cpus=tuple(cpu if cpu.l3 is not None or cpu.id not in shared else replace(cpu, l3=shared[cpu.id]) for cpu in cpus.cpus),
         distances=numa.distances,
         pci_devices=pci_devices,
         warnings=(*warnings, *cpus.warnings, *numa.warnings, *pci_warnings, *lost_warnings),
@@ -57,12 +57,12 @@ def read_machine(tree: Tree, node: str) -> Machine:
 
 def _without_missing_nodes(devices: tuple[PciDevice, ...], nodes: set[int]) -> tuple[tuple[PciDevice, ...], list[str]]:
     """Forget a NUMA node that the machine lacks: a device said to be there could be near nothing, and would be refused for ever."""
-    lost = {one.address: one.numa_node for one in devices if one.numa_node is not None and one.numa_node not in nodes}
+    lost = {device.address: device.numa_node for device in devices if device.numa_node is not None and device.numa_node not in nodes}
     warnings = [
         f"sys/bus/pci/devices/{address}/numa_node: got {node}, wanted one of the nodes {str(NodeSet.of(nodes)) or 'none'}; taken as unknown"
         for address, node in lost.items()
     ]
-    return tuple(replace(one, numa_node=None) if one.address in lost else one for one in devices), warnings
+    return tuple(replace(device, numa_node=None) if device.address in lost else device for device in devices), warnings
 
 
 def _read_architecture(tree: Tree) -> str:
@@ -70,9 +70,9 @@ def _read_architecture(tree: Tree) -> str:
     if tree.is_live:
         return platform.machine()
     # hwloc's recorder keeps here what uname said.
-    told = re.search(r"^Architecture: (\S+)", tree.read("proc/hwloc-nofile-info") or "", re.MULTILINE)
-    if told is not None:
-        return told[1]
+    match = re.search(r"^Architecture: (\S+)", tree.read("proc/hwloc-nofile-info") or "", re.MULTILINE)
+    if match is not None:
+        return match[1]
     if (version := re.search(r"\((x86_64|aarch64|ppc64le|ppc64|s390x|riscv64)\)", tree.read("proc/version") or "")) is not None:
         return version[1]
     text = tree.read("proc/cpuinfo") or ""

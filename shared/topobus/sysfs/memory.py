@@ -21,8 +21,8 @@ def read_memory(tree: Tree, path: str, warnings: list[str]) -> int:
     except HardwareError as err:
         warnings.append(err.message)
         return 0
-    found = re.search(r"MemTotal:\s+(\d+)", text or "")
-    return int(found[1]) * 1024 if found else 0
+    match = re.search(r"MemTotal:\s+(\d+)", text or "")
+    return int(match[1]) * 1024 if match else 0
 
 
 def read_hugepages(tree: Tree, folder: str, warnings: list[str]) -> tuple[HugepagePool, ...]:
@@ -39,4 +39,4 @@ def read_hugepages(tree: Tree, folder: str, warnings: list[str]) -> tuple[Hugepa
             warnings.append(err.message)
             continue
         pools.append(HugepagePool(page_bytes=int(size[1]) * 1024, total=total, free=total if free is None else free))
-    return tuple(sorted(pools, key=lambda one: one.page_bytes))
+    return tuple(sorted(pools, key=lambda pool: pool.page_bytes))

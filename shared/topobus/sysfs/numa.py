@@ -80,15 +80,15 @@ def read_node_cpus(tree: Tree) -> NodeCpus:
     return NodeCpus(ids=ids, cpus=cpus, warnings=tuple(warnings))
 
 
-def read_numa_facts(tree: Tree, found: NodeCpus, *, usable: CpuSet, allowed: NodeSet | None, architecture: str) -> NumaFacts:
+def read_numa_facts(tree: Tree, node_cpus: NodeCpus, *, usable: CpuSet, allowed: NodeSet | None, architecture: str) -> NumaFacts:
     """Read all nodes that we may use. `usable` are the CPUs that we may use, `allowed` our cpuset's nodes (None: no limit)."""
-    warnings = list(found.warnings)
-    if not found.cpus:
+    warnings = list(node_cpus.warnings)
+    if not node_cpus.cpus:
         memory = read_memory(tree, "proc/meminfo", warnings)
         pages = read_hugepages(tree, "sys/kernel/mm/hugepages", warnings)
         only = NumaNode(id=0, cpus=usable, memory_bytes=memory, hugepages=pages, near_cpus=usable)
         return NumaFacts(nodes=(only,), distances=(), is_told=False, warnings=tuple(warnings))
-    cpus = dict(found.cpus)
+    cpus = dict(node_cpus.cpus)
     gpu_nodes = _read_gpu_nodes(tree, cpus)
     if architecture.startswith(("ppc", "power")):
         # GPU memory on POWER goes away when the GPU is reset: it is no place to put a pod's memory.
@@ -96,10 +96,10 @@ def read_numa_facts(tree: Tree, found: NodeCpus, *, usable: CpuSet, allowed: Nod
             del cpus[node]
     else:
         cpus |= {node: near for node, near in gpu_nodes.items() if near}
-    matrix = _read_distances(tree, found.ids, warnings)
+    matrix = _read_distances(tree, node_cpus.ids, warnings)
     is_policy = bool(matrix) and is_knl(tree)
-    near_cpus = _find_near(tree, cpus, matrix, found, is_policy=is_policy)
-    if is_policy and len(found.ids) > 1:
+    near_cpus = _find_near(tree, cpus, matrix, node_cpus, is_policy=is_policy)
+    if is_policy and len(node_cpus.ids) > 1:
         warnings.append("distances are a policy on this processor (Knights Landing), no latency; taken as unknown")
         matrix = {}
     if allowed is not None and allowed & NodeSet.of(cpus):
@@ -109,15 +109,17 @@ def read_numa_facts(tree: Tree, found: NodeCpus, *, usable: CpuSet, allowed: Nod
     nodes = tuple(
         NumaNode(
             id=node,
-            cpus=found.cpus[node] & usable,
+            cpus=node_cpus.cpus[node] & usable,
             memory_bytes=read_memory(tree, f"{NODE_FOLDER}/node{node}/meminfo", warnings),
             hugepages=read_hugepages(tree, f"{NODE_FOLDER}/node{node}/hugepages", warnings),
             near_cpus=near_cpus[node],
         )
         for node in sorted(cpus)
     )
-    distances = tuple(tuple(matrix[one.id][other.id] for other in nodes) for one in nodes) if matrix else ()
-    return NumaFacts(nodes=nodes, distances=distances, caches=knl_caches(tree, found.cpus) if is_policy else (), warnings=tuple(warnings))
+    distances = tuple(tuple(matrix[node.id][other.id] for other in nodes) for node in nodes) if matrix else ()
+    return NumaFacts(
+        nodes=nodes, distances=distances, caches=knl_caches(tree, node_cpus.cpus) if is_policy else (), warnings=tuple(warnings)
+    )
 
 
 def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, dict[int, int]]:
@@ -135,11 +137,11 @@ def _read_distances(tree: Tree, ids: NodeSet, warnings: list[str]) -> dict[int, 
 
 
 def _find_near(
-    tree: Tree, cpus: dict[int, CpuSet], matrix: dict[int, dict[int, int]], found: NodeCpus, *, is_policy: bool
+    tree: Tree, cpus: dict[int, CpuSet], matrix: dict[int, dict[int, int]], node_cpus: NodeCpus, *, is_policy: bool
 ) -> dict[int, CpuSet]:
     """Give the CPUs near each node: its own and those that the firmware names as initiators; for a node without, the closest nodes'."""
     near = dict(cpus)
-    for node in sorted(cpus, key=lambda one: (not cpus[one], one)):
+    for node in sorted(cpus, key=lambda node: (not cpus[node], node)):
         for other in _read_initiators(tree, node):
             if other != node and other in near:
                 near[node] |= near[other]
@@ -148,7 +150,7 @@ def _find_near(
             closest = min((matrix[node][other] for other in others), default=0)
             tied = [other for other in others if matrix[node][other] == closest]
             # As far as the node itself, or equally far from all: that says nothing (where far is meant as far).
-            if closest > matrix[node][node] and (is_policy or len(tied) < len(found.ids) - 1):
+            if closest > matrix[node][node] and (is_policy or len(tied) < len(node_cpus.ids) - 1):
                 for other in tied:
                     near[node] |= near[other]
     return near
@@ -167,8 +169,8 @@ def _read_gpu_nodes(tree: Tree, cpus: dict[int, CpuSet]) -> dict[int, CpuSet]:
     """Find nodes that are the memory of an NVIDIA GPU, with the CPUs near that GPU."""
     nodes: dict[int, CpuSet] = {}
     for address in tree.names("proc/driver/nvidia/gpus"):
-        told = re.search(r"Node:\s*(\d+)", tree.read(f"proc/driver/nvidia/gpus/{address}/numa_status") or "")
-        if told is not None and int(told[1]) in cpus:
+        match = re.search(r"Node:\s*(\d+)", tree.read(f"proc/driver/nvidia/gpus/{address}/numa_status") or "")
+        if match is not None and int(match[1]) in cpus:
             near = read_cpus(tree, f"sys/bus/pci/devices/{address}", "local_cpus", "local_cpulist")
-            nodes[int(told[1])] = near or CpuSet()
+            nodes[int(match[1])] = near or CpuSet()
     return nodes

@@ -35,7 +35,7 @@ def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...],
     A number that is none is told, and replaced by what configuration space says, else by "not told". A function whose place cannot be read is left out
     and told. The others stay.
     """
-    found: dict[PciAddress, PciDevice] = {}
+    pci_devices: dict[PciAddress, PciDevice] = {}
     warnings: list[str] = []
     ports: dict[PciAddress, int | None] = {}
     for name in tree.names(PCI_FOLDER):
@@ -46,9 +46,9 @@ def read_pci_devices(tree: Tree, usable: CpuSet) -> tuple[tuple[PciDevice, ...],
             warnings.append(f"{PCI_FOLDER}/{name}: {err.message if isinstance(err, HardwareError) else err}; left out")
             continue
         if device is not None:
-            found[address] = device
+            pci_devices[address] = device
             ports[address] = port
-    return tuple(_finish(device, found, ports) for _, device in sorted(found.items())), tuple(warnings)
+    return tuple(_finish(device, pci_devices, ports) for _, device in sorted(pci_devices.items())), tuple(warnings)
 
 
 def read_pci_device(tree: Tree, address: PciAddress, usable: CpuSet) -> PciDevice | None:
@@ -118,18 +118,18 @@ def _local_cpus(tree: Tree, folder: str, warnings: list[str]) -> CpuSet | None:
         return None
 
 
-def _finish(device: PciDevice, found: dict[PciAddress, PciDevice], ports: dict[PciAddress, int | None]) -> PciDevice:
+def _finish(device: PciDevice, pci_devices: dict[PciAddress, PciDevice], ports: dict[PciAddress, int | None]) -> PciDevice:
     """Fill in the switch: the innermost upstream port above; where configuration space is closed to us, what the bridges' order tells."""
     switch: PciAddress | None = None
     is_switch_port = device.is_switch_port
-    above = [found[one] for one in device.path if one in found]
-    for one in reversed(above):
-        if ports.get(one.address) == _UPSTREAM:
-            switch = one.address
+    above = [pci_devices[pci_address] for pci_address in device.path if pci_address in pci_devices]
+    for pci_device in reversed(above):
+        if ports.get(pci_device.address) == _UPSTREAM:
+            switch = pci_device.address
             break
-    if switch is None and not any(ports.get(one.address) is not None for one in above):
+    if switch is None and not any(ports.get(pci_device.address) is not None for pci_device in above):
         # Root port, upstream port, downstream port: the second PCI Express bridge on the way down is a switch's upstream port.
-        express = [one for one in above if one.link is not None]
+        express = [pci_device for pci_device in above if pci_device.link is not None]
         if len(express) >= 3:
             switch = express[-2].address
         if device.is_bridge and ports.get(device.address) is None and device.link is not None and express:
@@ -202,8 +202,8 @@ def _read_link(tree: Tree, real: str) -> PciLink | None:
 
 def _speed(text: str | None) -> float:
     """Read `16.0 GT/s PCIe` or `8 GT/s`; 0 for `Unknown`."""
-    found = re.match(r"(\d+(?:\.\d+)?) ?GT/s", text or "")
-    return float(found[1]) if found else 0.0
+    match = re.match(r"(\d+(?:\.\d+)?) ?GT/s", text or "")
+    return float(match[1]) if match else 0.0
 
 
 def _whole(text: str | None) -> int:

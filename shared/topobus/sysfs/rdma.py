@@ -68,13 +68,13 @@ def _read_ports(tree: Tree, folder: str) -> tuple[RdmaPort, ...]:
 
 def _nodes(tree: Tree, base: str, device: str) -> tuple[str, ...]:
     """Name the verbs and management devices: each entry tells in `ibdev` whose it is (a function with two devices has both sets)."""
-    found = [
+    names = [
         name
         for kind in ("infiniband_verbs", "infiniband_mad")
         for name in tree.names(f"{base}/{kind}")
         if (tree.read(f"{base}/{kind}/{name}/ibdev") or device) == device
     ]
-    return tuple(f"infiniband/{name}" for name in found if re.fullmatch(r"(uverbs|umad|issm)\d+", name))
+    return tuple(f"infiniband/{name}" for name in names if re.fullmatch(r"(uverbs|umad|issm)\d+", name))
 
 
 def _word(text: str | None) -> str:
@@ -84,5 +84,5 @@ def _word(text: str | None) -> str:
 
 def _rate(text: str | None) -> float | None:
     """Take the number of `400 Gb/sec (4X NDR)`."""
-    found = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s+Gb/sec", text or "")
-    return float(found.group(1)) if found else None
+    match = re.match(r"\s*([0-9]+(?:\.[0-9]+)?)\s+Gb/sec", text or "")
+    return float(match.group(1)) if match else None

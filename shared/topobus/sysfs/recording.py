@@ -101,7 +101,7 @@ class _Recorder:
 
     def _folders_with_cpus(self) -> list[str]:
         """Name the PMU folders that tell which CPUs are of which kind (cpu_core, cpu_atom)."""
-        return [f"sys/devices/{one}" for one in self._tree.names("sys/devices") if self._tree.exists(f"sys/devices/{one}/cpus")]
+        return [f"sys/devices/{name}" for name in self._tree.names("sys/devices") if self._tree.exists(f"sys/devices/{name}/cpus")]
 
     def _folder(self, path: str) -> None:
         """Copy one folder and all below it, once."""

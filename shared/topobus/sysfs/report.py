@@ -34,8 +34,12 @@ def machine_report(machine: Machine) -> dict[str, Any]:
         "architecture": machine.architecture,
         "boot_id": machine.boot_id,
         "numa": [
-            {"id": one.id, "cpus": str(view.widen(one.near_cpus or one.cpus) & usable), "memory_bytes": one.memory_bytes}
-            for one in machine.numa_nodes
+            {
+                "id": numa_node.id,
+                "cpus": str(view.widen(numa_node.near_cpus or numa_node.cpus) & usable),
+                "memory_bytes": numa_node.memory_bytes,
+            }
+            for numa_node in machine.numa_nodes
         ],
         "packages": view.groups(lambda cpu: cpu.socket),
         "cores": len(view.groups(lambda cpu: cpu.core)),
@@ -45,7 +49,10 @@ def machine_report(machine: Machine) -> dict[str, Any]:
         "warnings": list(machine.warnings),
     }
     if machine.distances and len(machine.numa_nodes) > 1:
-        report["distances"] = {"nodes": [one.id for one in machine.numa_nodes], "values": [list(row) for row in machine.distances]}
+        report["distances"] = {
+            "nodes": [numa_node.id for numa_node in machine.numa_nodes],
+            "values": [list(row) for row in machine.distances],
+        }
     return report
 
 
@@ -55,19 +62,22 @@ class _View:
     def __init__(self, machine: Machine) -> None:
         self._machine = machine
         self._usable = machine.online_cpus
-        self.present = CpuSet.of(one.id for one in machine.cpus)
+        self.present = CpuSet.of(cpu.id for cpu in machine.cpus)
         self._nest = Nest()
         keys: tuple[Callable[[Cpu], int | None], ...] = (lambda cpu: cpu.socket, _die, lambda cpu: cpu.core, lambda cpu: cpu.l3)
         for key in keys:
             for cpus in self._collect(key):
                 self._nest.add(cpus)
         # Nodes with CPUs of their own come first: where two contradict each other, the other one gives way.
-        self._local = [one.near_cpus or one.cpus for one in sorted(machine.numa_nodes, key=lambda one: (not one.cpus, one.id))]
+        self._local = [
+            numa_node.near_cpus or numa_node.cpus
+            for numa_node in sorted(machine.numa_nodes, key=lambda numa_node: (not numa_node.cpus, numa_node.id))
+        ]
         for cpus in self._local:
             if cpus:
                 self._nest.add(cpus)
-        by_node = {one.id: one for one in machine.numa_nodes}
-        self._local += [_local_cpus(one, by_node) for one in machine.pci_devices]
+        by_node = {numa_node.id: numa_node for numa_node in machine.numa_nodes}
+        self._local += [_local_cpus(pci_device, by_node) for pci_device in machine.pci_devices]
 
     def _collect(self, key: Callable[[Cpu], int | None]) -> list[CpuSet]:
         bits: dict[int, int] = defaultdict(int)
@@ -75,7 +85,7 @@ class _View:
             number = key(cpu)
             if number is not None:
                 bits[number] |= 1 << cpu.id
-        return [CpuSet.from_bits(one) for one in bits.values()]
+        return [CpuSet.from_bits(bit) for bit in bits.values()]
 
     def groups(self, key: Callable[[Cpu], int | None]) -> list[str]:
         """List groups by their usable CPUs; one without any stays (as empty text) when memory or a device is inside it."""
@@ -94,21 +104,21 @@ class _View:
 
 
 def _pci_functions(machine: Machine, view: _View) -> list[dict[str, str]]:
-    by_node = {one.id: one for one in machine.numa_nodes}
+    by_node = {numa_node.id: numa_node for numa_node in machine.numa_nodes}
     near: dict[tuple[int, int], CpuSet] = {}
     # The first function on a root bus speaks for all below it: what is near is the root complex.
-    for one in machine.pci_devices:
-        if not one.path:
-            near.setdefault(_root_bus(one), view.widen(_local_cpus(one, by_node)) & machine.online_cpus)
+    for pci_device in machine.pci_devices:
+        if not pci_device.path:
+            near.setdefault(_root_bus(pci_device), view.widen(_local_cpus(pci_device, by_node)) & machine.online_cpus)
     return [
         {
-            "address": str(one.address),
-            "type": f"{one.class_code >> 8:04x} [{one.vendor:04x}:{one.device:04x}]"
-            f" [{one.subsystem_vendor:04x}:{one.subsystem_device:04x}] {one.revision:02x}",
-            "near_cpus": str(near.get(_root_bus(one), one.near_cpus)),
+            "address": str(pci_device.address),
+            "type": f"{pci_device.class_code >> 8:04x} [{pci_device.vendor:04x}:{pci_device.device:04x}]"
+            f" [{pci_device.subsystem_vendor:04x}:{pci_device.subsystem_device:04x}] {pci_device.revision:02x}",
+            "near_cpus": str(near.get(_root_bus(pci_device), pci_device.near_cpus)),
         }
-        for one in machine.pci_devices
-        if not one.is_bridge and one.address.domain <= _MAX_DOMAIN
+        for pci_device in machine.pci_devices
+        if not pci_device.is_bridge and pci_device.address.domain <= _MAX_DOMAIN
     ]
 
 
@@ -117,12 +127,12 @@ def _die(cpu: Cpu) -> int | None:
     return None if cpu.die is None or cpu.socket is None else cpu.socket << 16 | cpu.die
 
 
-def _root_bus(one: PciDevice) -> tuple[int, int]:
-    top = one.path[0] if one.path else one.address
+def _root_bus(pci_device: PciDevice) -> tuple[int, int]:
+    top = pci_device.path[0] if pci_device.path else pci_device.address
     return (top.domain, top.bus)
 
 
-def _local_cpus(one: PciDevice, by_node: dict[int, NumaNode]) -> CpuSet:
+def _local_cpus(pci_device: PciDevice, by_node: dict[int, NumaNode]) -> CpuSet:
     """Give CPUs near a function, those included that we may not use where the NUMA node tells."""
-    node = by_node.get(one.numa_node) if one.numa_node is not None else None
-    return one.near_cpus or (node.near_cpus if node is not None else CpuSet())
+    node = by_node.get(pci_device.numa_node) if pci_device.numa_node is not None else None
+    return pci_device.near_cpus or (node.near_cpus if node is not None else CpuSet())

@@ -165,8 +165,8 @@ class Tree:
             return ask(self._text(path), path)
         kept = answers.find(kind, path)
         if kept is not None:
-            found: T | None = kept.value
-            return found
+            item: T | None = kept.value
+            return item
         began_ns = time.time_ns()
         text = self._text(path)
         value = ask(text, path)
@@ -244,11 +244,11 @@ class Tree:
 
     def _identify(self, text: str, path: str) -> str | None:
         try:
-            found = os.stat(text)  # noqa: PTH116 - asked for many folders at each look
+            stat = os.stat(text)  # noqa: PTH116 - asked for many folders at each look
         except OSError:
             return None
         is_kernels = self._kernels[path.partition("/")[0]]
-        return f"{found.st_dev}:{found.st_ino}" if is_kernels else f"{found.st_dev}:{found.st_ino}:{found.st_mtime_ns}"
+        return f"{stat.st_dev}:{stat.st_ino}" if is_kernels else f"{stat.st_dev}:{stat.st_ino}:{stat.st_mtime_ns}"
 
     def _text(self, path: str) -> str:
         parts = self._split(path)
@@ -289,7 +289,7 @@ class Tree:
             links += 1
             if links > _MAX_LINKS:
                 raise HardwareError(f"too many links at {'/'.join([*done, part])} under {self.root}", path="/".join([*done, part]))
-            steps = [one for one in target.split("/") if one not in ("", ".")]
+            steps = [each_part for each_part in target.split("/") if each_part not in ("", ".")]
             if target.startswith("/"):
                 # An absolute link of a recorded tree means "from the recorded root"; of the live one it is what it says.
                 done = []

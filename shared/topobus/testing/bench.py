@@ -126,7 +126,7 @@ def merge_cases() -> tuple[Case, ...]:
     """The cases with budgets, and how far beyond them the engine goes."""
     view, request = _dgx(), _request()
     gpus = [_gpu(place) for place in range(16)]
-    sites = {one.name: site_of(one, {node: 1 << node // 4 for node in range(8)}) for one in gpus}
+    sites = {gpu.name: site_of(gpu, {node: 1 << node // 4 for node in range(8)}) for gpu in gpus}
     return (
         Case(name="merge 8 nodes x 4 resources, no preferred hint", run=worst_merge(8, 4), budget_ms=2.0),
         Case(name="merge 16 nodes x 5 resources, no preferred hint", run=worst_merge(16, 5), budget_ms=20.0),
@@ -165,7 +165,7 @@ def worst_merge(nodes: int, resources: int, *, is_busy: bool = True, is_closest:
             if not is_busy or place <= (node * 5 + kind) % per_node
         }
         classes.append((devices, names, 6 + 3 * kind if is_busy else 1))
-    distances = [[10 if one == other else 20 + abs(one - other) for other in range(nodes)] for one in range(nodes)]
+    distances = [[10 if index == other else 20 + abs(index - other) for other in range(nodes)] for index in range(nodes)]
 
     def run() -> object:
         opinions: list[HintRule | None] = [cpu_rule(cpus, free, 40 if is_busy else 16)]
@@ -187,7 +187,8 @@ def gb200_merge() -> Callable[[], object]:
     everything = NodeSet.of(range(36))
     cpus = {node: CpuSet.of(range(node * 72, node * 72 + 72)) for node in range(2)}
     devices = {
-        name: [Device(name=f"{name}-{one}", device_class=name, numa_nodes=NodeSet(one // 2)) for one in range(4)] for name in ("gpu", "nic")
+        name: [Device(name=f"{name}-{index}", device_class=name, numa_nodes=NodeSet(index // 2)) for index in range(4)]
+        for name in ("gpu", "nic")
     }
 
     kinds = (("memory", 480, 96), ("hugepages-2Mi", 64, 8), ("hugepages-1Gi", 32, 4))
@@ -237,7 +238,7 @@ def memory_merge(nodes: int) -> Callable[[], object]:
 
     def run() -> object:
         memory = MemoryRule(memory_nodes, {"memory": 700, "hugepages-2Mi": 100})
-        opinions = [cpu_rule(cpus, free, 40), device_rule(devices, {one.name for one in devices[1:]}, 2, everything), memory, memory]
+        opinions = [cpu_rule(cpus, free, 40), device_rule(devices, {device.name for device in devices[1:]}, 2, everything), memory, memory]
         return merge_opinions(opinions, everything, Policy.BEST_EFFORT)
 
     return run
@@ -250,14 +251,14 @@ def _dgx() -> NodeView:
     devices = {
         name: tuple(
             Device(
-                name=f"{name}-{one}",
+                name=f"{name}-{index}",
                 device_class=name,
-                numa_nodes=NodeSet(one // 4),
-                pcie_root=f"pci0000:{one // 2}0",
-                pcie_switch=PciAddress(0, one // 2 * 16, 0, 0),
-                links=tuple(Link(peer=f"gpu-{peer}", bandwidth_gbps=900.0) for peer in range(8) if peer != one) if name == "gpu" else (),
+                numa_nodes=NodeSet(index // 4),
+                pcie_root=f"pci0000:{index // 2}0",
+                pcie_switch=PciAddress(0, index // 2 * 16, 0, 0),
+                links=tuple(Link(peer=f"gpu-{peer}", bandwidth_gbps=900.0) for peer in range(8) if peer != index) if name == "gpu" else (),
             )
-            for one in range(8)
+            for index in range(8)
         )
         for name in ("gpu", "nic")
     }

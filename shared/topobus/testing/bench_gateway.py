@@ -78,12 +78,12 @@ def main(argv: Sequence[str]) -> int:
     figures = asyncio.run(_measure(max(10, arguments.rounds)))
     facts = {"cpus": os.cpu_count(), "kernel": platform.release(), "python": platform.python_version(), "load_before": round(before, 2)}
     if arguments.json:
-        rows = [{**structs.asdict(one), "is_within": one.is_within} for one in figures]
+        rows = [{**structs.asdict(figure), "is_within": figure.is_within} for figure in figures]
         print(json.dumps({"group": "gateway", "machine": facts, "cases": rows}, indent=2))  # noqa: T201
     else:
         print(" ".join(f"{key}={value}" for key, value in facts.items()))  # noqa: T201
-        for one in figures:
-            print(_line(one))  # noqa: T201
+        for figure in figures:
+            print(_line(figure))  # noqa: T201
     return 0
 
 
@@ -160,7 +160,7 @@ async def _claims(node: BenchNode, rounds: int) -> list[Figure]:
 
 async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
     """From the inventory's write to the last stream's new list."""
-    devices = tuple(Device(name=f"bulk-{one:04d}", device_class=_BULK, numa_nodes=NodeSet(one % 2)) for one in range(_DEVICES))
+    devices = tuple(Device(name=f"bulk-{index:04d}", device_class=_BULK, numa_nodes=NodeSet(index % 2)) for index in range(_DEVICES))
     sick = DeviceHealth(
         state=HealthState.UNHEALTHY, conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="bench"),)
     )
@@ -188,7 +188,7 @@ async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
             began = time.perf_counter()
             await show(*devices[:place], structs.replace(devices[place], health=sick), *devices[place + 1 :])
             gone = pb.ListAndWatchResponse(devices=[_listed(devices[place], "Unhealthy")]).SerializeToString()
-            await asyncio.gather(*(_until_in(one, gone) for one in streams))
+            await asyncio.gather(*(_until_in(stream, gone) for stream in streams))
             spent.append(time.perf_counter() - began)
             # Not at once: a burst is one message, and that is not what is measured here.
             await asyncio.sleep(0.05)
@@ -196,7 +196,7 @@ async def _list_update(node: BenchNode, rounds: int) -> list[Figure]:
 
 
 def _listed(device: Device, health: str) -> pb.Device:
-    nodes = [pb.NUMANode(ID=one) for one in device.numa_nodes or ()]
+    nodes = [pb.NUMANode(ID=numa_node) for numa_node in device.numa_nodes or ()]
     return pb.Device(ID=device.name, health=health, topology=pb.TopologyInfo(nodes=nodes))
 
 
@@ -266,7 +266,7 @@ async def _nats_away(node: BenchNode) -> list[Figure]:
 
 
 def _closed(node: BenchNode) -> int:
-    return sum(one.event == "ListAndWatch.closed" for one in node.kubelet.events)
+    return sum(event.event == "ListAndWatch.closed" for event in node.kubelet.events)
 
 
 async def _pods(node: BenchNode) -> list[Figure]:
@@ -342,8 +342,11 @@ def _claim(name: str, uid: str, driver: str, device: str) -> ApiObject:
     )
 
 
-def _line(one: Figure) -> str:
-    budgets = [f"{one.budget:g}" if one.budget is not None else "-", f"{one.budget_p99:g}" if one.budget_p99 is not None else "-"]
-    budget = f"budget {'/'.join(budgets)}{'' if one.is_within else '  OVER'}" if budgets != ["-", "-"] else ""
-    worst = f"p99 {one.p99:9.3f}" if one.p99 is not None else " " * 13
-    return f"{one.case:<62} {one.value:9.3f} {one.unit:<8} {worst}  {budget}"
+def _line(figure: Figure) -> str:
+    budgets = [
+        f"{figure.budget:g}" if figure.budget is not None else "-",
+        f"{figure.budget_p99:g}" if figure.budget_p99 is not None else "-",
+    ]
+    budget = f"budget {'/'.join(budgets)}{'' if figure.is_within else '  OVER'}" if budgets != ["-", "-"] else ""
+    worst = f"p99 {figure.p99:9.3f}" if figure.p99 is not None else " " * 13
+    return f"{figure.case:<62} {figure.value:9.3f} {figure.unit:<8} {worst}  {budget}"

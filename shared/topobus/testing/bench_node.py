@@ -51,7 +51,7 @@ class BenchService:
     def resident_mib(self) -> float:
         """Resident memory now, of the process alone."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
-        line = next(one for one in status.splitlines() if one.startswith("VmRSS:"))
+        line = next(each_line for each_line in status.splitlines() if each_line.startswith("VmRSS:"))
         return int(line.split()[1]) / 1024
 
     async def is_ready(self) -> bool:
@@ -82,11 +82,11 @@ class BenchNode:
 
     def plugin_socket(self, device_class: str) -> Path:
         """The gateway's present device plugin socket of a class."""
-        return max(self.kubelet.device_plugin_dir.glob(f"topobus-{device_class}-*.sock"), key=lambda one: one.stat().st_ctime_ns)
+        return max(self.kubelet.device_plugin_dir.glob(f"topobus-{device_class}-*.sock"), key=lambda path: path.stat().st_ctime_ns)
 
     def driver_socket(self, driver: str) -> Path:
         """The gateway's present DRA socket of a driver."""
-        return max((self.kubelet.plugins_dir / driver).glob("*.sock"), key=lambda one: one.stat().st_ctime_ns)
+        return max((self.kubelet.plugins_dir / driver).glob("*.sock"), key=lambda path: path.stat().st_ctime_ns)
 
 
 @asynccontextmanager
@@ -110,10 +110,12 @@ async def bench_node(names: Sequence[str], *, machine: str = "dgx", nats_config:
 
 async def _until_ready(services: Iterable[BenchService]) -> None:
     async with asyncio.timeout(_START_LIMIT_S):
-        for one in services:
-            while not await one.is_ready():
-                if one.process.returncode is not None:
-                    raise PeerUnavailable(f"{one.name} ended with {one.process.returncode}: {one.log.read_text(encoding='utf-8')[-2000:]}")
+        for service in services:
+            while not await service.is_ready():
+                if service.process.returncode is not None:
+                    raise PeerUnavailable(
+                        f"{service.name} ended with {service.process.returncode}: {service.log.read_text(encoding='utf-8')[-2000:]}"
+                    )
                 await asyncio.sleep(0.05)
 
 

@@ -60,16 +60,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Check the files named on the command line; gives the exit status."""
     parser = argparse.ArgumentParser(prog="python -m topobus.testing.conformance", description="Check recorded answers against ours.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSON Lines, plain or gzip; the name begins with the kind")
-    known = kinds()
+    known_kinds = kinds()
     status = 0
     for file in parser.parse_args(argv).files:
-        kind = next((one for one in sorted(known, key=len, reverse=True) if file.name.startswith(one)), None)
+        kind = next((key for key in sorted(known_kinds, key=len, reverse=True) if file.name.startswith(key)), None)
         if kind is None:
-            print(f"{file.name}: unknown kind, wanted a name that begins with one of {', '.join(sorted(known))}", file=sys.stderr)  # noqa: T201
+            print(f"{file.name}: unknown kind, wanted a name that begins with one of {', '.join(sorted(known_kinds))}", file=sys.stderr)  # noqa: T201
             status = 2
             continue
         try:
-            failed = _report(file, known[kind])
+            failed = _report(file, known_kinds[kind])
         except (OSError, EOFError, ValueError, KeyError, TypeError) as err:
             print(f"{file.name}: cannot be used: {type(err).__name__}: {err}", file=sys.stderr)  # noqa: T201
             status = 2
@@ -146,13 +146,13 @@ def check_merge(case: dict[str, Any]) -> tuple[Any, Any]:
             # A nil map and an empty map are both "don't care".
             lists.append(None)
             continue
-        lists += [None if hints is None else [_hint(one) for one in hints] for hints in provider.values()]
+        lists += [None if hints is None else [_hint(each_hint) for each_hint in hints] for hints in provider.values()]
     nodes = NodeSet.of(case["nodes"])
     merged = merge_hints(
         lists,
         nodes,
         Policy(case["policy"]),
-        distances=[case["distances"][str(one)] for one in nodes],
+        distances=[case["distances"][str(node)] for node in nodes],
         prefer_closest=case["preferClosest"],
     )
     hint = merged.hint
@@ -163,15 +163,15 @@ def check_merge(case: dict[str, Any]) -> tuple[Any, Any]:
 def check_device_hints(case: dict[str, Any]) -> tuple[Any, Any]:
     """Kind `device-hints`: the hints and the three buckets; a nil list reads as an empty one in these files."""
     devices = [
-        Device(name=one["id"], device_class="device", numa_nodes=None if one["numa"] is None else NodeSet.of(one["numa"]))
-        for one in case["devices"]
+        Device(name=device["id"], device_class="device", numa_nodes=None if device["numa"] is None else NodeSet.of(device["numa"]))
+        for device in case["devices"]
     ]
     hints = device_hints(devices, case["available"], case["request"], NodeSet.of(case["nodes"]), reusable=case["reusable"])
-    free = [one for one in devices if one.name in set(case["available"])]
+    free = [device for device in devices if device.name in set(case["available"])]
     split = split_by_affinity(free, None if case["affinity"] is None else NodeSet.of(case["affinity"]))
     expected = {key: case["expect"][key] or [] for key in ("hints", "aligned", "unaligned", "noAffinity")}
     got = {
-        "hints": [_plain(one) for one in hints or ()],
+        "hints": [_plain(hint) for hint in hints or ()],
         "aligned": list(split.aligned),
         "unaligned": list(split.unaligned),
         "noAffinity": list(split.no_affinity),
@@ -181,7 +181,7 @@ def check_device_hints(case: dict[str, Any]) -> tuple[Any, Any]:
 
 def check_cpus(case: dict[str, Any]) -> tuple[Any, Any]:
     """Kind `cpu-static-policy`: the hints, and the very CPUs taken (None where kubelet fails; its words are not compared)."""
-    topology = CpuTopology(CpuPlace(one["cpu"], one["core"], one["socket"], one["numa"], one["l3"]) for one in case["cpus"])
+    topology = CpuTopology(CpuPlace(cpu["cpu"], cpu["core"], cpu["socket"], cpu["numa"], cpu["l3"]) for cpu in case["cpus"])
     options = CpuOptions(**{name.replace("-", "_"): True for name, value in case["options"].items() if value == "true"})
     available, reusable = CpuSet.parse(case["available"]), CpuSet.parse(case["reusable"])
     hints = cpu_hints(
@@ -194,22 +194,22 @@ def check_cpus(case: dict[str, Any]) -> tuple[Any, Any]:
     affinity = None if case["affinity"] is None else NodeSet.of(case["affinity"])
     assigned = assign_cpus(topology, available | reusable, case["request"], affinity, options)
     expected = {"hints": case["expect"]["hints"] or [], "assigned": case["expect"]["assigned"]}
-    return expected, {"hints": [_plain(one) for one in hints or ()], "assigned": None if assigned is None else str(assigned)}
+    return expected, {"hints": [_plain(hint) for hint in hints or ()], "assigned": None if assigned is None else str(assigned)}
 
 
 def check_memory(case: dict[str, Any]) -> tuple[Any, Any]:
     """Kind `memory-hints`: resource to hints, empty when nothing survives."""
     nodes = [
         MemoryNode(
-            id=one["id"],
-            assignments=one["assignments"],
-            group=NodeSet.of(one["cells"]),
-            amounts={name: MemoryAmount(allocatable=amount["allocatable"], free=amount["free"]) for name, amount in one["memory"].items()},
+            id=node["id"],
+            assignments=node["assignments"],
+            group=NodeSet.of(node["cells"]),
+            amounts={name: MemoryAmount(allocatable=amount["allocatable"], free=amount["free"]) for name, amount in node["memory"].items()},
         )
-        for one in case["nodes"]
+        for node in case["nodes"]
     ]
     hints = memory_hints(nodes, case["request"])
-    return case["expect"]["hints"], {resource: [_plain(one) for one in found] for resource, found in hints.items()}
+    return case["expect"]["hints"], {resource: [_plain(hint) for hint in found_hints] for resource, found_hints in hints.items()}
 
 
 def _hint(raw: Mapping[str, Any]) -> Hint:

@@ -58,7 +58,7 @@ def read_counts(pid: int, *, sent: int = 0, received: int = 0) -> Counts:
     """
     folder = Path(f"/proc/{pid}")
     status = (folder / "status").read_text(encoding="ascii", errors="replace")
-    tasks = [_read_task(one) for one in (folder / "task").iterdir()]
+    tasks = [_read_task(path) for path in (folder / "task").iterdir()]
     return Counts(
         processor_s=time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED),
         reads=parse_field((folder / "io").read_text(encoding="ascii"), "syscr"),

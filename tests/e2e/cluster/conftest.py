@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say it once more where everybody looks."""
-    skipped = [one for one in terminalreporter.stats.get("skipped", []) if "tests/e2e/cluster/" in one.nodeid]
+    skipped = [stat for stat in terminalreporter.stats.get("skipped", []) if "tests/e2e/cluster/" in stat.nodeid]
     if skipped and _missing():
         terminalreporter.write_sep("!", f"{len(skipped)} CLUSTER TESTS DID NOT RUN: set {', '.join(_WANTED)}", red=True)
     elif skipped:

@@ -30,22 +30,22 @@ KUBELET = Path(os.environ.get("TOPOBUS_KUBELET_DIR", "/var/lib/kubelet"))
 
 def our_sockets() -> list[str]:
     """Sockets of ours in kubelet's folders."""
-    found = [*(KUBELET / "device-plugins").glob("topobus*"), *(KUBELET / "plugins_registry").rglob("*topobus.dev*")]
-    found += (KUBELET / "plugins").glob("*.topobus.dev/*")
-    return sorted(str(one.relative_to(KUBELET)) for one in found if stat.S_ISSOCK(one.lstat().st_mode))
+    paths = [*(KUBELET / "device-plugins").glob("topobus*"), *(KUBELET / "plugins_registry").rglob("*topobus.dev*")]
+    paths += (KUBELET / "plugins").glob("*.topobus.dev/*")
+    return sorted(str(path.relative_to(KUBELET)) for path in paths if stat.S_ISSOCK(path.lstat().st_mode))
 
 
 def our_cdi_files() -> list[str]:
     """CDI files of claims."""
-    return sorted(one.name for one in cdi_dir().glob("topobus.dev-*")) if cdi_dir().is_dir() else []
+    return sorted(path.name for path in cdi_dir().glob("topobus.dev-*")) if cdi_dir().is_dir() else []
 
 
 def plugin_sockets() -> set[tuple[str, int, int]]:
     """Our device plugins' sockets, each with what tells it from a later one of the same name."""
     found = set()
-    for one in (KUBELET / "device-plugins").glob("topobus*"):
-        status = one.lstat()
-        found.add((one.name, status.st_ino, status.st_ctime_ns))
+    for path in (KUBELET / "device-plugins").glob("topobus*"):
+        status = path.lstat()
+        found.add((path.name, status.st_ino, status.st_ctime_ns))
     return found
 
 
@@ -62,7 +62,7 @@ async def test_scheduler_sees_devices_with_standard_attributes_when_the_node_is_
     """Slices of our node are there, and each device says its PCI address, root and NUMA node, by which a scheduler aligns."""
     devices = await until("slices", lambda: cluster.devices(DRIVER), bool)
 
-    lacking = {name: {"pciBusID", "pcieRoot", "numaNode"} - attribute_names(one) for name, one in devices.items()}
+    lacking = {name: {"pciBusID", "pcieRoot", "numaNode"} - attribute_names(device) for name, device in devices.items()}
     assert {name: one for name, one in lacking.items() if one} == {}
 
 
@@ -71,7 +71,7 @@ async def test_kubelet_has_the_driver_when_the_node_is_up(cluster: Cluster) -> N
     offered = await is_up(cluster)
 
     assert offered == len(await cluster.devices(DRIVER))
-    assert [one for one in our_sockets() if one.startswith("plugins_registry/") and DRIVER in one]
+    assert [our_socket for our_socket in our_sockets() if our_socket.startswith("plugins_registry/") and DRIVER in our_socket]
 
 
 async def test_pod_runs_when_it_asks_for_a_resource(cluster: Cluster) -> None:
@@ -88,18 +88,18 @@ async def test_pod_runs_with_its_claim_when_it_asks_by_dra(cluster: Cluster) -> 
     claim = await cluster.make_claim(DRIVER)
     pod = await cluster.make_pod(claim=claim)
     await cluster.until_running(pod)
-    found = await cluster.claim(claim)
+    found_claim = await cluster.claim(claim)
     written = our_cdi_files()
     await cluster.remove(pod)
 
     async def left() -> list[str]:
         return our_cdi_files()
 
-    (result,) = found["status"]["allocation"]["devices"]["results"]
+    (result,) = found_claim["status"]["allocation"]["devices"]["results"]
     assert (result["driver"], result["pool"]) == (DRIVER, cluster.node)
     assert result["device"] in known
-    assert [one for one in written if found["metadata"]["uid"] in one]
-    await until("the claim's CDI file is gone", left, lambda names: not [one for one in names if found["metadata"]["uid"] in one])
+    assert [one for one in written if found_claim["metadata"]["uid"] in one]
+    await until("the claim's CDI file is gone", left, lambda names: not [name for name in names if found_claim["metadata"]["uid"] in name])
 
 
 async def test_scheduler_aligns_two_classes_when_a_claim_asks_for_one_pcie_root(cluster: Cluster) -> None:
@@ -108,15 +108,15 @@ async def test_scheduler_aligns_two_classes_when_a_claim_asks_for_one_pcie_root(
     roots: dict[str, dict[str, str]] = {}
     for driver in drivers:
         devices = await until(f"slices of {driver}", partial(cluster.devices, driver), bool)
-        roots[driver] = {name: _root(one) for name, one in devices.items()}
+        roots[driver] = {name: _root(device) for name, device in devices.items()}
     if not set(roots[drivers[0]].values()) & set(roots[drivers[1]].values()):
         pytest.skip(f"NOT CHECKED ON A CLUSTER: no {CLASS} and {SECOND_CLASS} of this node share a PCIe root")
     claim = await cluster.make_claim(*drivers, match="resource.kubernetes.io/pcieRoot")
     await cluster.until_running(await cluster.make_pod(claim=claim))
     results = (await cluster.claim(claim))["status"]["allocation"]["devices"]["results"]
 
-    assert sorted(one["driver"] for one in results) == sorted(drivers)
-    assert len({roots[one["driver"]][one["device"]] for one in results}) == 1
+    assert sorted(result["driver"] for result in results) == sorted(drivers)
+    assert len({roots[result["driver"]][result["device"]] for result in results}) == 1
 
 
 def _root(device: dict[str, Any]) -> str:
@@ -128,8 +128,8 @@ async def test_resources_and_pods_survive_when_kubelet_restarts(cluster: Cluster
     await is_up(cluster)
     by_claim = await cluster.make_pod(claim=await cluster.make_claim(DRIVER))
     by_resource = await cluster.make_pod(resource=RESOURCE)
-    for one in (by_claim, by_resource):
-        await cluster.until_running(one)
+    for name in (by_claim, by_resource):
+        await cluster.until_running(name)
     offered = await is_up(cluster, in_claims=1)
     before = plugin_sockets()
     await command("RESTART_KUBELET")
@@ -141,7 +141,7 @@ async def test_resources_and_pods_survive_when_kubelet_restarts(cluster: Cluster
     # kubelet deletes sockets as it starts; the node object still says what was before.
     await until(f"new sockets, and {offered} {RESOURCE} at kubelet itself", look, lambda found: found == (True, offered))
     await is_up(cluster, in_claims=1)
-    assert [(await cluster.pod(one))["status"]["phase"] for one in (by_claim, by_resource)] == ["Running", "Running"]
+    assert [(await cluster.pod(name))["status"]["phase"] for name in (by_claim, by_resource)] == ["Running", "Running"]
     await cluster.until_running(await cluster.make_pod(resource=RESOURCE))
     await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(DRIVER)))
 
@@ -157,7 +157,7 @@ async def test_claims_are_prepared_again_when_the_gateway_is_killed(cluster: Clu
     await cluster.until_running(await cluster.make_pod(claim=other))
 
     assert (await cluster.pod(old))["status"]["phase"] == "Running"
-    devices = [(await cluster.claim(one))["status"]["allocation"]["devices"]["results"][0]["device"] for one in (claim, other)]
+    devices = [(await cluster.claim(name))["status"]["allocation"]["devices"]["results"][0]["device"] for name in (claim, other)]
     assert len(set(devices)) == 2
     await cluster.remove(old)
 
@@ -213,15 +213,15 @@ async def test_pods_go_on_when_the_gateway_is_updated_without_surge(cluster: Clu
     await is_up(cluster)
     by_claim = await cluster.make_pod(claim=await cluster.make_claim(DRIVER))
     by_resource = await cluster.make_pod(resource=RESOURCE)
-    for one in (by_claim, by_resource):
-        await cluster.until_running(one)
+    for name in (by_claim, by_resource):
+        await cluster.until_running(name)
     await is_up(cluster, in_claims=1)
     async with Watch(cluster) as seen:
         await installation.update(surge=False)
     await is_up(cluster, in_claims=1)
 
     assert len(seen.devices) == 1
-    assert [(await cluster.pod(one))["status"]["phase"] for one in (by_claim, by_resource)] == ["Running", "Running"]
+    assert [(await cluster.pod(name))["status"]["phase"] for name in (by_claim, by_resource)] == ["Running", "Running"]
     await cluster.until_running(await cluster.make_pod(resource=RESOURCE))
     await cluster.until_running(await cluster.make_pod(claim=await cluster.make_claim(DRIVER)))
 

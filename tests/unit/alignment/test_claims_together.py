@@ -34,8 +34,8 @@ def _view(**held: tuple[str, ...]) -> NodeView:
     """Two NUMA nodes of eight CPUs, two GPUs and two NICs each, a switch for each pair; `held` is what the claim holds."""
     devices = {
         name: tuple(
-            Device(name=f"{name}-{one}", device_class=name, numa_nodes=NodeSet(one // 2), pcie_switch=PciAddress(0, one + 1, 0, 0))
-            for one in range(4)
+            Device(name=f"{name}-{index}", device_class=name, numa_nodes=NodeSet(index // 2), pcie_switch=PciAddress(0, index + 1, 0, 0))
+            for index in range(4)
         )
         for name in ("gpu", "nic")
     }
@@ -67,19 +67,19 @@ def test_place_takes_cpus_and_memory_where_the_claims_devices_are(policy: Policy
     """The claim holds a GPU of NUMA node 1: CPUs and memory come from there, though node 0 would come first; without the claim they come from node 0."""
     view = _view(gpu=("gpu-3",))
 
-    [mine] = _placed(view, _pod(policy=policy)).containers
+    [container_placement] = _placed(view, _pod(policy=policy)).containers
     [alone] = _placed(view, structs.replace(_pod(policy=policy), claims=())).containers
 
-    assert (mine.cpus, mine.numa_nodes) == (CpuSet.of(range(8, 12)), NodeSet(1))
-    assert {node for block in mine.memory for node in block.nodes} == {1}
+    assert (container_placement.cpus, container_placement.numa_nodes) == (CpuSet.of(range(8, 12)), NodeSet(1))
+    assert {node for block in container_placement.memory for node in block.nodes} == {1}
     assert alone.cpus == CpuSet.of(range(4))
 
 
 def test_place_gives_the_pod_nothing_of_what_its_claims_hold() -> None:
     """The claim's device is in no container of the placement: it stays the claim's."""
-    [mine] = _placed(_view(gpu=("gpu-3",)), _pod(policy=Policy.RESTRICTED)).containers
+    [container_placement] = _placed(_view(gpu=("gpu-3",)), _pod(policy=Policy.RESTRICTED)).containers
 
-    assert mine.devices == {}
+    assert container_placement.devices == {}
 
 
 def test_place_refuses_when_the_claims_devices_and_the_cpus_have_no_node_in_common() -> None:
@@ -96,10 +96,10 @@ def test_place_keeps_a_hard_locality_over_claims_and_own_devices() -> None:
     wants = ContainerRequest(name="main", devices=(DeviceRequest(device_class="nic", count=1),))
     view = _view(gpu=("gpu-2",))
 
-    [mine] = _placed(view, _pod(wants, locality=near)).containers
+    [container_placement] = _placed(view, _pod(wants, locality=near)).containers
     taken = with_claim_held(view, OTHER, {"nic": ("nic-2",)}, CpuSet())
 
-    assert mine.devices == {"nic": ("nic-2",)}
+    assert container_placement.devices == {"nic": ("nic-2",)}
     assert isinstance(place(taken, _pod(wants, locality=near)), Refusal)
 
 
@@ -118,16 +118,16 @@ def test_place_aligns_the_whole_pod_when_scope_is_pod() -> None:
 
     for uses in (("main",), ()):
         request = _pod(*containers, uses=uses, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD)
-        assert [one.numa_nodes for one in _placed(_view(gpu=("gpu-3",)), request).containers] == [NodeSet(1), NodeSet(1)]
+        assert [container.numa_nodes for container in _placed(_view(gpu=("gpu-3",)), request).containers] == [NodeSet(1), NodeSet(1)]
 
 
 def test_place_counts_the_cpus_of_a_claim_as_the_containers_own() -> None:
     """CPUs that a claim holds on node 1 draw the pod's own to node 1, and are not given twice."""
     view = with_claim_held(_view(), CLAIM, {}, CpuSet(8, 9))
 
-    [mine] = _placed(view, _pod(ContainerRequest(name="main", cpus=4), policy=Policy.SINGLE_NUMA_NODE)).containers
+    [container_placement] = _placed(view, _pod(ContainerRequest(name="main", cpus=4), policy=Policy.SINGLE_NUMA_NODE)).containers
 
-    assert mine.cpus == CpuSet.of(range(10, 14))
+    assert container_placement.cpus == CpuSet.of(range(10, 14))
 
 
 def test_plan_and_place_say_the_same_when_claims_take_part() -> None:

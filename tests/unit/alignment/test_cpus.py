@@ -18,7 +18,7 @@ def machine(nodes: int, cores_a_node: int, threads: int = 2, *, offline: tuple[i
         for thread in range(threads)
         for core in range(cores)
     )
-    return CpuTopology(one for one in places if one.cpu not in offline)
+    return CpuTopology(place for place in places if place.cpu not in offline)
 
 
 def test_take_cpus_takes_whole_cores_first_when_some_are_broken() -> None:

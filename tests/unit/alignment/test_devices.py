@@ -34,7 +34,7 @@ def gpu(place: int, *links: tuple[int, float], per_switch: int = 2, nodes: str |
 
 def sites(devices: list[Device]) -> dict[str, Site]:
     """Where they sit."""
-    return {one.name: site_of(one, SOCKETS) for one in devices}
+    return {device.name: site_of(device, SOCKETS) for device in devices}
 
 
 def test_choose_devices_takes_the_widest_bottleneck_when_links_differ() -> None:
@@ -71,9 +71,9 @@ def test_choose_devices_counts_a_degraded_device_as_a_last_resort() -> None:
 
 def test_links_between_are_the_worst_when_nothing_is_known() -> None:
     """Two devices without any known place are as far apart as can be."""
-    one, other = Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu")
+    device, other = Device(name="a", device_class="gpu"), Device(name="b", device_class="gpu")
 
-    assert Links([one, other]).between("a", "b", site_of(one, {}), site_of(other, {})).rank == list(LinkClass).index(LinkClass.SYSTEM)
+    assert Links([device, other]).between("a", "b", site_of(device, {}), site_of(other, {})).rank == list(LinkClass).index(LinkClass.SYSTEM)
 
 
 @pytest.mark.parametrize("count", range(1, 8))
@@ -87,14 +87,16 @@ def test_choose_devices_is_exact_when_compared_with_all_subsets(count: int) -> N
             for place in range(7)
         ]
         where = sites(devices)
-        known = Links(devices)
+        known_links = Links(devices)
 
-        def goal(subset: tuple[Device, ...], where: dict[str, Site] = where, known: Links = known) -> tuple[int, float, tuple[str, ...]]:
+        def goal(
+            subset: tuple[Device, ...], where: dict[str, Site] = where, known: Links = known_links
+        ) -> tuple[int, float, tuple[str, ...]]:
             links = [known.between(a.name, b.name, where[a.name], where[b.name]) for a, b in itertools.combinations(subset, 2)]
             return (
-                max((one.rank for one in links), default=0),
-                -sum(one.bandwidth_gbps for one in links),
-                tuple(sorted(one.name for one in subset)),
+                max((link.rank for link in links), default=0),
+                -sum(link.bandwidth_gbps for link in links),
+                tuple(sorted(device.name for device in subset)),
             )
 
         best = min(goal(subset) for subset in itertools.combinations(devices, count))

@@ -52,14 +52,14 @@ def test_place_refuses_a_resource_when_nobody_offers_it(request_: PodRequest, sa
     outcome = place(with_widgets(dgx()), request_)
 
     assert isinstance(outcome, Refusal)
-    assert [one.code for one in outcome.reasons] == ["unknown-resource"]
+    assert [reason.code for reason in outcome.reasons] == ["unknown-resource"]
     assert said in outcome.reasons[0].message
 
 
 def test_refusal_names_the_driver_when_one_has_devices_like_it() -> None:
     """People see who offers the resource that they may have meant."""
     view = dgx()
-    gpus = tuple(structs.replace(one, driver="nvidia") for one in view.devices["gpu"])
+    gpus = tuple(structs.replace(device, driver="nvidia") for device in view.devices["gpu"])
 
     outcome = place(structs.replace(view, devices={**view.devices, "gpu": gpus}), asking(nvidia=1))
 
@@ -72,7 +72,7 @@ def test_place_gives_a_foreign_resource_when_its_plugin_is_with_us() -> None:
     view = with_widgets(dgx())
 
     by_name, by_class, both, more = (
-        place(view, one) for one in (asking(widget=2), asking(by_class=2), asking(widget=1, by_class=1), asking(widget=4))
+        place(view, pod_request) for pod_request in (asking(widget=2), asking(by_class=2), asking(widget=1, by_class=1), asking(widget=4))
     )
 
     assert isinstance(by_name, Placement)
@@ -85,9 +85,9 @@ def test_place_gives_a_foreign_resource_when_its_plugin_is_with_us() -> None:
 def test_node_view_knows_foreign_names_when_an_inventory_tells_one() -> None:
     """The inventory carries the resource's name, so whoever reads inventories plans alike."""
     machine, inventories = dgx_facts()
-    theirs = Inventory(node=machine.node, device_class=CLASS, generation=1, devices=(), resource=WIDGET)
+    inventory = Inventory(node=machine.node, device_class=CLASS, generation=1, devices=(), resource=WIDGET)
 
-    view = node_view(machine, {**inventories, CLASS: theirs}, None, AlignmentOptions(), dgx().reserved_cpus)
+    view = node_view(machine, {**inventories, CLASS: inventory}, None, AlignmentOptions(), dgx().reserved_cpus)
 
     assert view.resource_names == {WIDGET: CLASS}
 
@@ -98,7 +98,7 @@ def test_offered_part_leaves_out_what_no_service_knows() -> None:
 
     kept = offered_part(with_widgets(dgx()), request)
 
-    assert [one.device_class for one in kept.containers[0].devices] == [WIDGET]
+    assert [device.device_class for device in kept.containers[0].devices] == [WIDGET]
     assert offered_part(dgx(), pod("p", container(gpu=1))) == pod("p", container(gpu=1))
 
 

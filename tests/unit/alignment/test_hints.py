@@ -22,7 +22,7 @@ def device(name: str, nodes: str | None) -> Device:
 def texts(hints: tuple[Hint, ...] | None) -> list[tuple[str, bool]]:
     """Write hints as lists of ids with their flag."""
     assert hints is not None
-    return [(str(one.nodes), one.preferred) for one in hints]
+    return [(str(hint.nodes), hint.preferred) for hint in hints]
 
 
 def test_cpu_hints_prefer_by_capacity_when_node_is_busy() -> None:

@@ -32,7 +32,7 @@ def asking(wish: str, *containers: ContainerRequest, policy: Policy | None = Non
     """A pod with localities such as `hard:switch soft:numa`."""
     locality = tuple(
         Locality(level=LocalityLevel(level), is_hard=strength == "hard")
-        for strength, _, level in (one.partition(":") for one in wish.split())
+        for strength, _, level in (word.partition(":") for word in wish.split())
     )
     return structs.replace(pod("asking", *containers, policy=policy, scope=scope), locality=locality)
 
@@ -57,7 +57,7 @@ def refused(outcome: Placement | Refusal) -> Refusal:
 
 def linked(view: NodeView, *groups: tuple[int, ...]) -> NodeView:
     """The same node with the GPUs of each group linked pairwise."""
-    peers = {one: [other for group in groups if one in group for other in group if other != one] for one in range(8)}
+    peers = {index: [other for group in groups if index in group for other in group if other != index] for index in range(8)}
     gpus = tuple(
         structs.replace(
             device, links=tuple(Link(peer=f"gpu-{peer}", kind=LinkClass.FABRIC, bandwidth_gbps=400.0) for peer in peers[place_])
@@ -72,11 +72,13 @@ def test_locality_takes_the_switch_that_has_all_when_it_is_hard(mode: PlanMode) 
     """Two GPUs, two NICs and CPUs come from one switch and its NUMA node, though GPUs alone could be had nearer the front."""
     view = holding(dgx(), "busy", nic=("nic-0", "nic-2"), gpu=("gpu-4",))
 
-    (one,) = placed(place(node(mode, view), asking("hard:switch", container(cpus=8, gpu=2, nic=2), policy=Policy.RESTRICTED)))
+    (container_placement,) = placed(
+        place(node(mode, view), asking("hard:switch", container(cpus=8, gpu=2, nic=2), policy=Policy.RESTRICTED))
+    )
 
-    assert one.devices == {"gpu": ("gpu-6", "gpu-7"), "nic": ("nic-6", "nic-7")}
-    assert one.numa_nodes == NodeSet(1)
-    assert [reason.facts["domain"] for reason in one.reasons if reason.code == "locality-met"] == ["switch 0000:30:00.0"]
+    assert container_placement.devices == {"gpu": ("gpu-6", "gpu-7"), "nic": ("nic-6", "nic-7")}
+    assert container_placement.numa_nodes == NodeSet(1)
+    assert [reason.facts["domain"] for reason in container_placement.reasons if reason.code == "locality-met"] == ["switch 0000:30:00.0"]
 
 
 @MODES
@@ -84,7 +86,7 @@ def test_locality_refuses_and_names_what_is_missing_when_no_switch_has_all(mode:
     """Three GPUs are never under one switch: the nearest miss and what it lacks are named; nobody is blamed."""
     outcome = refused(place(node(mode), asking("hard:switch", container(gpu=3, nic=1))))
 
-    (reason,) = [one for one in outcome.reasons if one.code == "locality-not-met"]
+    (reason,) = [each_reason for each_reason in outcome.reasons if each_reason.code == "locality-not-met"]
     assert (reason.facts["locality"], reason.facts["missing"]) == ("hard:switch", ("1 gpu",))
     assert "1 gpu missing there" in reason.message
     assert outcome.to_free == ()
@@ -99,7 +101,7 @@ def test_locality_names_whose_devices_to_free_when_they_stand_in_the_way(mode: P
 
     outcome = refused(place(node(mode, view), asking("hard:switch", container(gpu=2))))
 
-    assert [one.code for one in outcome.reasons] == ["locality-not-met"]
+    assert [reason.code for reason in outcome.reasons] == ["locality-not-met"]
     assert len(outcome.to_free) == 1
 
 
@@ -112,7 +114,7 @@ def test_locality_is_kept_where_it_can_be_had_when_it_is_soft(mode: PlanMode) ->
     (given_up,) = placed(place(node(mode, view), asking("soft:switch", container(gpu=3))))
 
     assert kept.devices == {"gpu": ("gpu-4", "gpu-5")}
-    assert [one.facts["missed"] for one in given_up.reasons if one.code == "locality-missed"] == [("soft:switch",)]
+    assert [reason.facts["missed"] for reason in given_up.reasons if reason.code == "locality-missed"] == [("soft:switch",)]
 
 
 @MODES
@@ -120,9 +122,9 @@ def test_locality_prefers_the_broken_domain_when_one_device_is_asked_for(mode: P
     """One GPU is taken where one is missing already, so that whole switches stay whole."""
     view = holding(dgx(), "busy", gpu=("gpu-2",))
 
-    (one,) = placed(place(node(mode, view), asking("hard:switch", container(gpu=1), policy=Policy.SINGLE_NUMA_NODE)))
+    (container_placement,) = placed(place(node(mode, view), asking("hard:switch", container(gpu=1), policy=Policy.SINGLE_NUMA_NODE)))
 
-    assert one.devices == {"gpu": ("gpu-3",)}
+    assert container_placement.devices == {"gpu": ("gpu-3",)}
 
 
 @MODES
@@ -137,10 +139,10 @@ def test_locality_holds_cpus_and_devices_together_when_they_just_fit(mode: PlanM
     fits = asking(f"hard:{level}", container(cpus=cpus, gpu=gpus))
     too_wide = asking(f"hard:{level}", container(cpus=cpus + 1, gpu=gpus))
 
-    (one,) = placed(place(view, fits))
+    (container_placement,) = placed(place(view, fits))
     reasons = refused(place(view, too_wide)).reasons
 
-    assert len(one.numa_nodes) == 1
+    assert len(container_placement.numa_nodes) == 1
     assert [reason.facts["missing"] for reason in reasons if reason.code == "locality-not-met"] == [("1 cpu",)]
     assert isinstance(place(view, structs.replace(too_wide, locality=())), Placement)
 
@@ -162,7 +164,7 @@ def test_locality_says_that_nothing_is_known_when_the_machine_tells_no_links(mod
     """Where no GPU reports a link, a hard wish for links cannot be kept, and the refusal says why."""
     outcome = refused(place(node(mode), asking("hard:link", container(gpu=2))))
 
-    assert [one.code for one in outcome.reasons] == ["locality-not-met"]
+    assert [reason.code for reason in outcome.reasons] == ["locality-not-met"]
     assert "nothing on this node tells" in outcome.reasons[0].message
 
 
@@ -174,8 +176,8 @@ def test_locality_binds_each_container_or_the_pod_when_the_scope_says_so(mode: P
     apart = placed(place(node(mode), asking("hard:switch", *two)))
     together = refused(place(node(mode), asking("hard:switch", *two, scope=Scope.POD)))
 
-    assert len({name for one in apart for name in one.devices["gpu"]}) == 3
-    assert [one.facts["missing"] for one in together.reasons if one.code == "locality-not-met"] == [("1 gpu",)]
+    assert len({name for container_placement in apart for name in container_placement.devices["gpu"]}) == 3
+    assert [reason.facts["missing"] for reason in together.reasons if reason.code == "locality-not-met"] == [("1 gpu",)]
 
 
 @MODES
@@ -184,11 +186,11 @@ def test_locality_of_several_levels_is_kept_together_when_both_are_asked_for(mod
     view = holding(dgx(), "busy", gpu=("gpu-0",))
 
     (both,) = placed(place(node(mode, view), asking("hard:socket soft:switch", container(gpu=2))))
-    (one,) = placed(place(node(mode, view), asking("hard:socket soft:switch", container(gpu=4))))
+    (container_placement,) = placed(place(node(mode, view), asking("hard:socket soft:switch", container(gpu=4))))
 
     assert both.devices == {"gpu": ("gpu-2", "gpu-3")}
-    assert one.devices == {"gpu": ("gpu-4", "gpu-5", "gpu-6", "gpu-7")}
-    assert [reason.facts["missed"] for reason in one.reasons if reason.code == "locality-missed"] == [("soft:switch",)]
+    assert container_placement.devices == {"gpu": ("gpu-4", "gpu-5", "gpu-6", "gpu-7")}
+    assert [reason.facts["missed"] for reason in container_placement.reasons if reason.code == "locality-missed"] == [("soft:switch",)]
 
 
 def test_locality_is_found_when_only_another_order_of_containers_keeps_it() -> None:
@@ -208,7 +210,7 @@ def test_locality_is_nothing_to_a_container_that_wants_nothing(mode: PlanMode) -
     """A container without devices and exclusive CPUs is placed whatever the pod asks for."""
     outcome = placed(place(node(mode), asking("hard:link", container("idle"), container("cpus", cpus=2))))
 
-    assert [len(one.cpus) for one in outcome] == [0, 2]
+    assert [len(container_placement.cpus) for container_placement in outcome] == [0, 2]
 
 
 @MODES
@@ -219,7 +221,7 @@ def test_request_is_refused_when_the_node_forbids_what_it_asks_for_itself(mode: 
 
     outcome = refused(place(view, asking("soft:numa", container(gpu=1), policy=Policy.NONE, scope=Scope.POD)))
 
-    assert [(one.code, one.facts["what"]) for one in outcome.reasons] == [
+    assert [(reason.code, reason.facts["what"]) for reason in outcome.reasons] == [
         ("policy-forbidden", "policy"),
         ("policy-forbidden", "scope"),
         ("policy-forbidden", "locality"),
@@ -237,7 +239,7 @@ def test_claim_is_refused_when_the_node_forbids_its_wishes_and_not_without_any(m
 
     outcome = refused(place(view, structs.replace(plain, locality=(Locality(level=LocalityLevel.NUMA),))))
 
-    assert [(one.code, one.facts["what"]) for one in outcome.reasons] == [("policy-forbidden", "locality")]
+    assert [(reason.code, reason.facts["what"]) for reason in outcome.reasons] == [("policy-forbidden", "locality")]
     assert isinstance(place(view, plain), Placement)
     assert isinstance(place(view, structs.replace(plain, policy=None)), Placement)
 
@@ -249,7 +251,9 @@ def small(
     view = dgx()
     return structs.replace(
         view,
-        cores=tuple(CoreView(cpus=CpuSet(one), numa_node=one // cpus, socket=one // cpus, l3=one // cpus) for one in range(2 * cpus)),
+        cores=tuple(
+            CoreView(cpus=CpuSet(index), numa_node=index // cpus, socket=index // cpus, l3=index // cpus) for index in range(2 * cpus)
+        ),
         devices={
             "gpu": tuple(
                 structs.replace(view.devices["gpu"][place_], numa_nodes=NodeSet(int(where)), pcie_switch=None)
@@ -270,12 +274,14 @@ def test_planner_refuses_as_kubelet_does_when_the_mode_is_compatible() -> None:
     """Kubelet's order refuses, says which container found no room, and that mode corrected would place the pod."""
     outcome = refused(place(small(gpus="0", mode=PlanMode.COMPATIBLE), BLOCKED))
 
-    codes = [one.code for one in outcome.reasons]
+    codes = [reason.code for reason in outcome.reasons]
     assert "policy-not-met" in codes
     assert codes[-1] == "fits-in-corrected-mode"
     assert outcome.reasons[0].facts["container"] == "gpu"
     # What the pod's first container took is not free any more.
-    assert "node 0: 2 of 8 free; node 1: 8 of 8 free" in next(one.message for one in outcome.reasons if one.facts.get("resource") == "cpu")
+    assert "node 0: 2 of 8 free; node 1: 8 of 8 free" in next(
+        reason.message for reason in outcome.reasons if reason.facts.get("resource") == "cpu"
+    )
 
 
 def test_planner_moves_the_first_container_aside_when_the_second_needs_its_node() -> None:
@@ -283,7 +289,7 @@ def test_planner_moves_the_first_container_aside_when_the_second_needs_its_node(
     any_, gpu = placed(place(small(gpus="0"), BLOCKED))
 
     assert (any_.numa_nodes, gpu.numa_nodes) == (NodeSet(1), NodeSet(0))
-    assert {one.code for one in gpu.reasons} >= {"aligned", "searched"}
+    assert {reason.code for reason in gpu.reasons} >= {"aligned", "searched"}
 
 
 def test_planner_does_not_pin_a_pod_to_its_init_container_when_the_mode_is_corrected() -> None:
@@ -296,7 +302,7 @@ def test_planner_does_not_pin_a_pod_to_its_init_container_when_the_mode_is_corre
 
     assert len(prepare.cpus) == 2
     assert big.numa_nodes == NodeSet(1)
-    assert "policy-not-met" in [one.code for one in kept.reasons]
+    assert "policy-not-met" in [reason.code for reason in kept.reasons]
 
 
 def test_planner_says_that_it_gave_up_when_the_budget_is_spent() -> None:
@@ -312,7 +318,7 @@ def test_planner_says_that_there_is_no_other_way_when_it_has_tried_all() -> None
     """When everything was tried, the reasons are those of kubelet's order, and that nothing else would do."""
     outcome = refused(place(small(gpus="0"), pod("two", container("a", cpus=6, gpu=1), container("b", cpus=6), container("c", cpus=6))))
 
-    assert [one.code for one in outcome.reasons][-1] == "no-other-way"
+    assert [reason.code for reason in outcome.reasons][-1] == "no-other-way"
 
 
 @MODES
@@ -322,12 +328,12 @@ def test_place_never_chooses_what_a_container_only_looks_at(mode: PlanMode) -> N
     takes = DeviceRequest(device_class="gpu", count=1)
     names = DeviceRequest(device_class="gpu", count=1, names=("gpu-0",))
 
-    (one,) = placed(place(node(mode), pod("p", ContainerRequest(name="main", devices=(takes, looks)))))
+    (container_placement,) = placed(place(node(mode), pod("p", ContainerRequest(name="main", devices=(takes, looks)))))
     outcome = refused(place(node(mode), pod("p", ContainerRequest(name="main", devices=(names, looks)))))
 
-    assert one.devices == {"gpu": ("gpu-0", "gpu-1")}
-    assert [reason.facts["devices"] for reason in one.reasons if reason.code == "devices-chosen"] == [("gpu-1",)]
-    assert [one.code for one in outcome.reasons] == ["duplicate-device"]
+    assert container_placement.devices == {"gpu": ("gpu-0", "gpu-1")}
+    assert [reason.facts["devices"] for reason in container_placement.reasons if reason.code == "devices-chosen"] == [("gpu-1",)]
+    assert [reason.code for reason in outcome.reasons] == ["duplicate-device"]
 
 
 def test_planner_gives_up_on_a_pod_of_hundreds_of_containers() -> None:
@@ -337,4 +343,4 @@ def test_planner_gives_up_on_a_pod_of_hundreds_of_containers() -> None:
 
     outcome = refused(place(view, pod("many", *many, container("near", cpus=10, fpga=1), container("too", cpus=4, fpga=1))))
 
-    assert [one.code for one in outcome.reasons] == ["gave-up"]
+    assert [reason.code for reason in outcome.reasons] == ["gave-up"]

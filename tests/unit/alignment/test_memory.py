@@ -51,7 +51,7 @@ def test_memory_hints_refuse_when_nothing_fits_and_corrected(is_corrected: bool,
 
 def test_memory_hints_answer_when_the_machine_has_36_nodes() -> None:
     """Memory-only nodes by the dozen do not make the walk exponential."""
-    hints = memory_hints([node(one, 8) for one in range(36)], {"memory": 20})
+    hints = memory_hints([node(index, 8) for index in range(36)], {"memory": 20})
 
     assert hints["memory"][0] == Hint(NodeSet(0, 1, 2), preferred=True)
 
@@ -115,9 +115,9 @@ def test_memory_nodes_follow_from_the_blocks_that_are_held() -> None:
         MemoryBlock(kind="memory", nodes=NodeSet(2), shares=((2, 3),)),
     ]
 
-    nodes = memory_nodes({one: {"memory": 8} for one in range(4)}, blocks)
+    nodes = memory_nodes({index: {"memory": 8} for index in range(4)}, blocks)
 
-    assert [(one.amounts["memory"].free, one.assignments, str(one.group)) for one in nodes] == [
+    assert [(memory_node.amounts["memory"].free, memory_node.assignments, str(memory_node.group)) for memory_node in nodes] == [
         (0, 1, "0-1"),
         (6, 1, "0-1"),
         (5, 1, "2"),

@@ -42,11 +42,11 @@ def test_node_view_counts_memory_as_kubelet_does() -> None:
     """Ordinary memory is the node's without its huge pages and what is reserved; pools are named as Kubernetes names them."""
     machine, inventories = dgx_facts()
     pools = (HugepagePool(page_bytes=2 << 20, total=1024, free=0), HugepagePool(page_bytes=GIB, total=3, free=3))
-    machine = structs.replace(machine, numa_nodes=tuple(structs.replace(one, hugepages=pools) for one in machine.numa_nodes))
+    machine = structs.replace(machine, numa_nodes=tuple(structs.replace(numa_node, hugepages=pools) for numa_node in machine.numa_nodes))
 
     view = node_view(machine, inventories, None, AlignmentOptions(), CpuSet(), reserved_memory={1: GIB})
 
-    assert [one.allocatable for one in view.memory] == [
+    assert [numa_memory.allocatable for numa_memory in view.memory] == [
         {"memory": (1024 - 5) * GIB, "hugepages-2Mi": 2 * GIB, "hugepages-1Gi": 3 * GIB},
         {"memory": (1024 - 6) * GIB, "hugepages-2Mi": 2 * GIB, "hugepages-1Gi": 3 * GIB},
     ]

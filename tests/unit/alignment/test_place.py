@@ -30,7 +30,7 @@ def placed(outcome: Placement | Refusal) -> tuple[ContainerPlacement, ...]:
 def codes(outcome: Placement | Refusal) -> list[str]:
     """The reason codes of a refusal."""
     assert isinstance(outcome, Refusal), explain_text(outcome)
-    return [one.code for one in outcome.reasons]
+    return [reason.code for reason in outcome.reasons]
 
 
 def sick(view: NodeView, device_class: str, *names: str) -> NodeView:
@@ -39,43 +39,49 @@ def sick(view: NodeView, device_class: str, *names: str) -> NodeView:
         state=HealthState.UNHEALTHY,
         conditions=(Condition(dimension=Dimension.LINK, state=HealthState.UNHEALTHY, reason="fell-off-bus"),),
     )
-    devices = tuple(structs.replace(one, health=health) if one.name in names else one for one in view.devices[device_class])
+    devices = tuple(structs.replace(device, health=health) if device.name in names else device for device in view.devices[device_class])
     return structs.replace(view, devices={**view.devices, device_class: devices})
 
 
 def test_place_puts_each_nic_under_a_gpus_switch_when_both_are_asked_for() -> None:
     """The demo pod lands on node 0, whole cores, both NICs beside both GPUs, and says so."""
-    (one,) = placed(place(dgx(policy=Policy.RESTRICTED), TRAINER))
+    (container_placement,) = placed(place(dgx(policy=Policy.RESTRICTED), TRAINER))
 
-    assert one.alignment == Hint(NodeSet(0), preferred=True)
-    assert one.cpus == CpuSet.parse("0-7,112-119")
-    assert one.devices == {"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0", "nic-1")}
-    assert [reason.code for reason in one.reasons] == ["aligned", "cpus-taken", "devices-chosen", "devices-chosen", "same-switch"]
-    assert one.reasons[0].facts["tied"] == ("1",)
+    assert container_placement.alignment == Hint(NodeSet(0), preferred=True)
+    assert container_placement.cpus == CpuSet.parse("0-7,112-119")
+    assert container_placement.devices == {"gpu": ("gpu-0", "gpu-1"), "nic": ("nic-0", "nic-1")}
+    assert [reason.code for reason in container_placement.reasons] == [
+        "aligned",
+        "cpus-taken",
+        "devices-chosen",
+        "devices-chosen",
+        "same-switch",
+    ]
+    assert container_placement.reasons[0].facts["tied"] == ("1",)
 
 
 def test_place_looks_ahead_to_free_nics_when_it_chooses_gpus() -> None:
     """GPUs are taken where NICs are still free under the same switch, though other GPUs come first by name."""
     view = holding(dgx(), "busy", nic=("nic-0", "nic-1"))
 
-    (one,) = placed(place(view, TRAINER))
+    (container_placement,) = placed(place(view, TRAINER))
 
-    assert one.devices == {"gpu": ("gpu-2", "gpu-3"), "nic": ("nic-2", "nic-3")}
+    assert container_placement.devices == {"gpu": ("gpu-2", "gpu-3"), "nic": ("nic-2", "nic-3")}
 
 
 def test_place_takes_a_broken_pair_when_one_gpu_is_asked_for() -> None:
     """A single GPU comes from a switch that has lost one already, so that pairs stay whole."""
     view = holding(dgx(), "busy", gpu=("gpu-2",))
 
-    (one,) = placed(place(view, pod("small", container(gpu=1))))
+    (container_placement,) = placed(place(view, pod("small", container(gpu=1))))
 
-    assert one.devices == {"gpu": ("gpu-3",)}
+    assert container_placement.devices == {"gpu": ("gpu-3",)}
 
 
 def test_place_names_what_to_free_when_no_node_has_all() -> None:
     """FPGAs only on node 0 and free GPUs only on node 1: the owner on node 0 is named, with what it holds where."""
-    (one,) = placed(place(dgx(), TRAINER))
-    view = holding(dgx(), "trainer", cpus=str(one.cpus), **one.devices)
+    (container_placement,) = placed(place(dgx(), TRAINER))
+    view = holding(dgx(), "trainer", cpus=str(container_placement.cpus), **container_placement.devices)
 
     outcome = place(view, pod("second", container(gpu=4, fpga=1), policy=Policy.SINGLE_NUMA_NODE))
 
@@ -96,18 +102,18 @@ def test_place_names_the_fewest_owners_when_several_stand_in_the_way() -> None:
     outcome = place(view, pod("wanting", container(gpu=4), policy=Policy.SINGLE_NUMA_NODE))
 
     assert isinstance(outcome, Refusal)
-    assert [one.facts["owner"] for one in outcome.to_free] == [owner("big").key]
+    assert [reason.facts["owner"] for reason in outcome.to_free] == [owner("big").key]
 
 
 def test_place_names_devices_on_nodes_that_the_machine_lacks() -> None:
     """A device that names a NUMA node which does not exist is in no hint; the refusal says so instead of crashing."""
     view = dgx()
-    fpgas = tuple(structs.replace(one, numa_nodes=NodeSet(7)) for one in view.devices["fpga"])
+    fpgas = tuple(structs.replace(device, numa_nodes=NodeSet(7)) for device in view.devices["fpga"])
 
     outcome = place(structs.replace(view, devices={**view.devices, "fpga": fpgas}), pod("p", container(fpga=1), policy=Policy.RESTRICTED))
 
     assert isinstance(outcome, Refusal)
-    (row,) = (one for one in outcome.reasons if one.code == "resource-nodes")
+    (row,) = (reason for reason in outcome.reasons if reason.code == "resource-nodes")
     assert row.facts["free"] == ("2 on NUMA nodes that this machine lacks: fpga-0 (7), fpga-1 (7)",)
 
 
@@ -170,19 +176,19 @@ def test_place_refuses_named_devices_when_one_cannot_be_had(claim: PodRequest, c
 
 def test_place_gives_exactly_the_named_devices_when_a_claim_has_chosen() -> None:
     """A claim's devices are taken as named, across nodes too, whatever the node's policy: DRA is no hint provider."""
-    (one,) = placed(place(dgx(policy=Policy.SINGLE_NUMA_NODE), named("gpu", "gpu-1", "gpu-6")))
+    (container_placement,) = placed(place(dgx(policy=Policy.SINGLE_NUMA_NODE), named("gpu", "gpu-1", "gpu-6")))
 
-    assert one.devices == {"gpu": ("gpu-1", "gpu-6")}
-    assert one.numa_nodes == NodeSet(0, 1)
+    assert container_placement.devices == {"gpu": ("gpu-1", "gpu-6")}
+    assert container_placement.numa_nodes == NodeSet(0, 1)
 
 
 def test_place_holds_nothing_back_when_a_device_is_shared() -> None:
     """Admin access sees a held and sick device without taking it."""
     view = holding(sick(dgx(), "gpu", "gpu-1"), "other", gpu=("gpu-1",))
 
-    (one,) = placed(place(view, named("gpu", "gpu-1", is_shared=True)))
+    (container_placement,) = placed(place(view, named("gpu", "gpu-1", is_shared=True)))
 
-    assert one.devices == {"gpu": ("gpu-1",)}
+    assert container_placement.devices == {"gpu": ("gpu-1",)}
 
 
 def test_place_reuses_what_init_containers_held_when_app_containers_come() -> None:
@@ -219,7 +225,7 @@ def test_place_aligns_the_pod_as_a_whole_when_scope_is_pod() -> None:
     together = placed(place(view, pod("p", *two, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD)))
     refused = place(holding(view, "more", gpu=("gpu-4",)), pod("p", *two, policy=Policy.SINGLE_NUMA_NODE, scope=Scope.POD))
 
-    assert [one.numa_nodes for one in together] == [NodeSet(1), NodeSet(1)]
+    assert [container_placement.numa_nodes for container_placement in together] == [NodeSet(1), NodeSet(1)]
     assert "policy-not-met" in codes(refused)
 
 
@@ -236,20 +242,20 @@ def test_place_goes_outside_the_alignment_and_says_so_when_best_effort_must() ->
     """best-effort takes what is aligned first, the rest elsewhere, and names the strays."""
     view = holding(dgx(), "busy", gpu=("gpu-0", "gpu-1", "gpu-4", "gpu-5"))
 
-    (one,) = placed(place(view, pod("wide", container(gpu=3))))
+    (container_placement,) = placed(place(view, pod("wide", container(gpu=3))))
 
-    assert set(one.devices["gpu"]) < {"gpu-2", "gpu-3", "gpu-6", "gpu-7"}
-    assert len(one.devices["gpu"]) == 3
+    assert set(container_placement.devices["gpu"]) < {"gpu-2", "gpu-3", "gpu-6", "gpu-7"}
+    assert len(container_placement.devices["gpu"]) == 3
 
 
 def test_place_never_hands_out_sick_or_reserved_units_when_free_ones_are_few() -> None:
     """Sick devices and CPUs, and reserved CPUs, are not free."""
     view = structs.replace(sick(dgx(), "gpu", "gpu-0"), reserved_cpus=CpuSet(0, 112), unhealthy_cpus=CpuSet(1))
 
-    (one,) = placed(place(view, pod("p", container(cpus=221, gpu=7))))
+    (container_placement,) = placed(place(view, pod("p", container(cpus=221, gpu=7))))
 
-    assert one.cpus == CpuSet.parse("2-111,113-223")
-    assert "gpu-0" not in one.devices["gpu"]
+    assert container_placement.cpus == CpuSet.parse("2-111,113-223")
+    assert "gpu-0" not in container_placement.devices["gpu"]
 
 
 def test_place_refuses_odd_cpus_when_only_whole_cores_are_given() -> None:
@@ -278,19 +284,19 @@ def test_place_refuses_when_the_owner_was_placed_and_holds_nothing() -> None:
 
 def test_place_records_a_silent_service_when_its_hints_did_not_come() -> None:
     """A class whose service kept silent has no opinion, and the placement says so."""
-    (one,) = placed(place(structs.replace(dgx(), silent_classes=("gpu",)), TRAINER))
+    (container_placement,) = placed(place(structs.replace(dgx(), silent_classes=("gpu",)), TRAINER))
 
-    assert [hint.hints for hint in one.hints if hint.resource == "gpu"] == [None]
-    assert "no-opinion" in [reason.code for reason in one.reasons]
+    assert [hint.hints for hint in container_placement.hints if hint.resource == "gpu"] == [None]
+    assert "no-opinion" in [reason.code for reason in container_placement.reasons]
 
 
 def test_place_follows_custom_hints_when_a_service_gave_some() -> None:
     """Hints from the service itself replace those by kubelet's rules."""
     view = structs.replace(dgx(policy=Policy.RESTRICTED), custom_hints={"gpu/2": ((NodeSet(1), True),)})
 
-    (one,) = placed(place(view, TRAINER))
+    (container_placement,) = placed(place(view, TRAINER))
 
-    assert one.numa_nodes == NodeSet(1)
+    assert container_placement.numa_nodes == NodeSet(1)
 
 
 @pytest.mark.parametrize(
@@ -417,11 +423,11 @@ def hungry(name: str, gib: int, *, gpus: int = 2, hugepages: int = 0) -> PodRequ
 
 def test_place_takes_memory_with_the_devices_when_memory_is_aligned() -> None:
     """Memory and huge pages come from the node of the GPUs, and the placement says how much of which."""
-    (one,) = placed(place(with_block(with_memory(), "busy", "0", n0=40), hungry("p", 32, hugepages=2)))
+    (container_placement,) = placed(place(with_block(with_memory(), "busy", "0", n0=40), hungry("p", 32, hugepages=2)))
 
-    assert one.alignment == Hint(NodeSet(1), preferred=True)
-    assert one.numa_nodes == NodeSet(1)
-    assert {block.kind: block.by_node for block in one.memory} == {"memory": {1: 32 * GIB}, "hugepages-2Mi": {1: 2 * GIB}}
+    assert container_placement.alignment == Hint(NodeSet(1), preferred=True)
+    assert container_placement.numa_nodes == NodeSet(1)
+    assert {block.kind: block.by_node for block in container_placement.memory} == {"memory": {1: 32 * GIB}, "hugepages-2Mi": {1: 2 * GIB}}
 
 
 def test_place_keeps_groups_and_single_nodes_apart_when_memory_spans_nodes() -> None:
@@ -431,7 +437,7 @@ def test_place_keeps_groups_and_single_nodes_apart_when_memory_spans_nodes() -> 
     outcome = place(view, hungry("p", 20))
 
     assert isinstance(outcome, Refusal)
-    assert [one.facts["owner"] for one in outcome.to_free] == [owner("wide").key]
+    assert [reason.facts["owner"] for reason in outcome.to_free] == [owner("wide").key]
 
 
 @pytest.mark.parametrize(("mode", "code"), [(PlanMode.COMPATIBLE, "not-enough-memory"), (PlanMode.CORRECTED, "no-numa-node")])
@@ -459,6 +465,6 @@ def test_place_never_aligns_memory_that_may_be_exceeded() -> None:
 
 def test_place_ignores_memory_when_the_node_does_not_align_it() -> None:
     """Without the policy memory is only recorded, as with kubelet's policy None."""
-    (one,) = placed(place(dgx(), hungry("p", 10_000)))
+    (container_placement,) = placed(place(dgx(), hungry("p", 10_000)))
 
-    assert one.memory == ()
+    assert container_placement.memory == ()

@@ -21,9 +21,9 @@ def node(cpus: int = 4, *, mode: PlanMode = PlanMode.CORRECTED, **devices: dict[
     return NodeView(
         node="small",
         numa_nodes=NodeSet(0, 1),
-        cores=tuple(CoreView(cpus=CpuSet(one), numa_node=one // cpus, socket=0, l3=0) for one in range(2 * cpus)),
+        cores=tuple(CoreView(cpus=CpuSet(index), numa_node=index // cpus, socket=0, l3=0) for index in range(2 * cpus)),
         devices={
-            name: tuple(Device(name=one, device_class=name, numa_nodes=where) for one, where in sorted(units.items()))
+            name: tuple(Device(name=key, device_class=name, numa_nodes=where) for key, where in sorted(units.items()))
             for name, units in devices.items()
         },
         options=AlignmentOptions(policy=Policy.SINGLE_NUMA_NODE, mode=mode),

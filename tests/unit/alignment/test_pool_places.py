@@ -18,7 +18,7 @@ from topobus.domain.view import NodeView, PlanMode
 def pooled(*names: str, pool: str = "gpu-h100") -> NodeView:
     """The demo machine with these GPUs in a pool."""
     view = dgx()
-    gpus = tuple(structs.replace(one, pool=pool) if one.name in names else one for one in view.devices["gpu"])
+    gpus = tuple(structs.replace(device, pool=pool) if device.name in names else device for device in view.devices["gpu"])
     return structs.replace(view, devices={**view.devices, "gpu": gpus})
 
 
@@ -42,7 +42,7 @@ def test_place_takes_only_the_resources_own_devices(resource: str, count: int, a
     assert list(outcome.containers[0].devices) == ["gpu"]
     assert len(outcome.containers[0].devices["gpu"]) == count
     assert set(outcome.containers[0].devices["gpu"]) <= allowed
-    assert [one.resource for one in outcome.containers[0].hints] == [resource]
+    assert [hint.resource for hint in outcome.containers[0].hints] == [resource]
 
 
 def test_place_aligns_a_pool_with_another_class_when_both_are_asked_for() -> None:
@@ -75,7 +75,7 @@ def test_place_refuses_with_the_resource_and_who_is_in_the_way_when_a_pool_is_em
     (reason,) = outcome.reasons
     assert (reason.code, reason.facts["resource"], reason.facts["exists"], reason.facts["free"]) == ("not-enough-devices", "gpu-h100", 2, 1)
     assert "wants 2 gpu-h100; of 2 on this node 1 can be had" in reason.message
-    assert [one.facts["owner"] for one in outcome.to_free] == [owner("busy").key]
+    assert [each_reason.facts["owner"] for each_reason in outcome.to_free] == [owner("busy").key]
 
 
 def test_place_refuses_a_pool_that_is_not_here_as_an_unknown_class() -> None:
@@ -131,5 +131,5 @@ def test_place_admits_exactly_what_both_resources_can_give(in_pool: set[int], he
     assert isinstance(outcome, Placement) is fits
     assert (plan(view, request) == outcome) or not fits
     if isinstance(outcome, Placement):
-        given_ = {int(one.removeprefix("gpu-")) for one in outcome.containers[0].devices.get("gpu", ())}
+        given_ = {int(device.removeprefix("gpu-")) for device in outcome.containers[0].devices.get("gpu", ())}
         assert (len(given_ & in_pool), len(given_ - in_pool), given_ & held) == (from_pool, from_rest, set())

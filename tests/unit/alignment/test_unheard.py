@@ -43,5 +43,7 @@ def test_place_refuses_only_what_a_silent_service_would_give_when_it_is_asked_fo
     outcome = place(view, request_)
 
     reasons = outcome.reasons if isinstance(outcome, Refusal) else ()
-    assert [(one.code, one.facts["resource"], one.facts["since"]) for one in reasons] == [("service-silent", one, SINCE) for one in wanted]
+    assert [(reason.code, reason.facts["resource"], reason.facts["since"]) for reason in reasons] == [
+        ("service-silent", one, SINCE) for one in wanted
+    ]
     assert isinstance(outcome, Placement) is not bool(wanted)

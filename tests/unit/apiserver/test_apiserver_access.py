@@ -40,8 +40,8 @@ async def server() -> AsyncIterator[ApiServerSimulator]:
 async def client(server: ApiServerSimulator) -> AsyncIterator[httpx2.AsyncClient]:
     """A client with the user's token."""
     headers = {"Authorization": f"Bearer {server.add_user(USER)}"}
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, headers=headers) as one:
-        yield one
+    async with httpx2.AsyncClient(base_url=server.url, trust_env=False, headers=headers) as async_client:
+        yield async_client
 
 
 def grant(server: ApiServerSimulator, kind: str, *rules: dict[str, Any], namespace: str = "") -> None:

@@ -35,7 +35,10 @@ async def test_library_does_its_work_when_it_knows_nothing_of_the_simulator(tmp_
         for index in range(3):
             await client.create(a_slice(f"s{index}", f"n{index % 2}"))
         first = await client.get(ResourceSlice, "s0")
-        listed = [one.metadata.name async for one in client.list(ResourceSlice, fields={"spec.nodeName": "n0"}, chunk_size=1)]
+        listed = [
+            resource_slice.metadata.name
+            async for resource_slice in client.list(ResourceSlice, fields={"spec.nodeName": "n0"}, chunk_size=1)
+        ]
         await client.patch(ResourceSlice, "s0", {"metadata": {"labels": {"a": "b"}}}, patch_type=PatchType.MERGE)
         with pytest.raises(ApiError) as conflict:
             await client.replace(first)
@@ -60,7 +63,7 @@ async def test_librarys_watch_follows_when_changes_come(tmp_path: Path) -> None:
         server.remove("ResourceClaim", "c")
 
         seen = [await anext(events) for _ in range(3)]
-        pods = [one async for one in client.list(Pod, namespace="default")]
+        pods = [pod async for pod in client.list(Pod, namespace="default")]
 
     assert [kind for kind, _ in seen] == ["ADDED", "MODIFIED", "DELETED"]
     assert seen[1][1].status.allocation is not None

@@ -37,8 +37,8 @@ async def server() -> AsyncIterator[ApiServerSimulator]:
 @pytest.fixture
 async def client(server: ApiServerSimulator) -> AsyncIterator[httpx2.AsyncClient]:
     """An ordinary HTTP client of it."""
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as one:
-        yield one
+    async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as async_client:
+        yield async_client
 
 
 async def test_create_gives_what_is_the_servers_when_an_object_is_made(client: httpx2.AsyncClient) -> None:
@@ -171,13 +171,13 @@ async def test_bound_pod_stays_when_deleted_with_grace(client: httpx2.AsyncClien
     binding = {"target": {"kind": "Node", "name": "n1"}}
 
     bound = [(await client.post(f"{pods}/p/binding", json=binding)).status_code for _ in range(2)]
-    found = (await client.get("/api/v1/pods", params={"fieldSelector": "spec.nodeName=n1"})).json()["items"]
+    items = (await client.get("/api/v1/pods", params={"fieldSelector": "spec.nodeName=n1"})).json()["items"]
     await client.delete(f"{pods}/p")
     is_marked = bool(server.objects("Pod")[0]["metadata"]["deletionTimestamp"])
     await client.request("DELETE", f"{pods}/p", json={"gracePeriodSeconds": 0})
 
     assert bound == [201, 409]
-    assert [one["metadata"]["name"] for one in found] == ["p"]
+    assert [one["metadata"]["name"] for one in items] == ["p"]
     assert is_marked
     assert server.objects("Pod") == []
 
@@ -206,7 +206,7 @@ async def test_selectors_choose_when_fields_and_labels_are_given(client: httpx2.
         await client.post(SLICES, json={**a_slice(name, node=node), "metadata": {"name": name, "labels": labels}})
 
     async def names(**query: str) -> list[str]:
-        return [one["metadata"]["name"] for one in (await client.get(SLICES, params=query)).json()["items"]]
+        return [item["metadata"]["name"] for item in (await client.get(SLICES, params=query)).json()["items"]]
 
     assert await names(fieldSelector="spec.nodeName=n1,spec.driver=gpu.topobus.dev") == ["a", "b"]
     assert await names(fieldSelector="spec.nodeName!=n1") == ["c"]
@@ -228,7 +228,7 @@ async def test_list_comes_in_pages_when_a_limit_is_given(client: httpx2.AsyncCli
     server.compact()
     late = await client.get(SLICES, params={"limit": "2", "continue": mark})
 
-    assert [one["metadata"]["name"] for page in (first, second) for one in page["items"]] == ["a", "b", "c"]
+    assert [item["metadata"]["name"] for page in (first, second) for item in page["items"]] == ["a", "b", "c"]
     assert first["metadata"]["remainingItemCount"] == 1
     assert "continue" not in second["metadata"]
     assert (late.status_code, late.json()["reason"]) == (410, "Expired")
@@ -279,9 +279,9 @@ async def test_server_refuses_when_the_test_or_the_token_says_so(server: ApiServ
     async with ApiServerSimulator(token="secret") as guarded, httpx2.AsyncClient(base_url=guarded.url, trust_env=False) as stranger:
         codes = [(await stranger.get(SLICES, headers=headers)).status_code for headers in ({}, {"Authorization": "Bearer secret"})]
 
-    assert [one.status_code for one in answers] == [429, 201]
+    assert [response.status_code for response in answers] == [429, 201]
     assert answers[0].headers["retry-after"] == "1"
-    assert [(one.method, one.code, one.is_write) for one in server.requests] == [("POST", 429, True), ("POST", 201, True)]
+    assert [(request.method, request.code, request.is_write) for request in server.requests] == [("POST", 429, True), ("POST", 201, True)]
     assert codes == [401, 200]
 
 
@@ -290,6 +290,6 @@ async def test_discovery_names_what_is_served_when_asked(client: httpx2.AsyncCli
     groups = (await client.get("/apis")).json()["groups"]
     resources = (await client.get("/apis/resource.k8s.io/v1")).json()["resources"]
 
-    assert {"apps", "rbac.authorization.k8s.io", "resource.k8s.io"} <= {one["name"] for one in groups}
-    assert {"resourceslices", "resourceclaims", "resourceclaims/status", "deviceclasses"} <= {one["name"] for one in resources}
+    assert {"apps", "rbac.authorization.k8s.io", "resource.k8s.io"} <= {group["name"] for group in groups}
+    assert {"resourceslices", "resourceclaims", "resourceclaims/status", "deviceclasses"} <= {resource["name"] for resource in resources}
     assert (await client.get("/version")).json()["minor"] == "36"

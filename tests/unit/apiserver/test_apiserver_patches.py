@@ -32,8 +32,8 @@ async def server() -> AsyncIterator[ApiServerSimulator]:
 @pytest.fixture
 async def client(server: ApiServerSimulator) -> AsyncIterator[httpx2.AsyncClient]:
     """An ordinary HTTP client of it."""
-    async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as one:
-        yield one
+    async with httpx2.AsyncClient(base_url=server.url, trust_env=False) as async_client:
+        yield async_client
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ async def test_strategic_patch_keeps_the_rest_when_sent(client: httpx2.AsyncClie
     assert patched["metadata"]["finalizers"] == ["f/a", "f/b"]
     assert patched["spec"]["containers"] == [{"name": "a", "image": "y"}]
     assert len(patched["spec"]["schedulingGates"]) == 2
-    assert [one["type"] for one in status.json()["status"]["conditions"]] == ["Ready", "PodScheduled"]
+    assert [condition["type"] for condition in status.json()["status"]["conditions"]] == ["Ready", "PodScheduled"]
 
 
 async def test_apply_owns_single_elements_when_a_list_is_a_map(client: httpx2.AsyncClient, server: ApiServerSimulator) -> None:
@@ -127,12 +127,12 @@ async def test_apply_owns_single_elements_when_a_list_is_a_map(client: httpx2.As
     server.put({"kind": "ResourceClaim", "metadata": {"name": "c"}, "spec": {"devices": {"requests": [request]}}})
 
     async def apply(driver: str, devices: list[str]) -> dict[str, Any]:
-        status = {"devices": [{"driver": driver, "pool": "n", "device": one, "data": {"x": 1}} for one in devices]}
+        status = {"devices": [{"driver": driver, "pool": "n", "device": device, "data": {"x": 1}} for device in devices]}
         body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": {"name": "c"}, "status": status if devices else {}}
         answer = await client.patch(f"{CLAIMS}/c/status", params={"fieldManager": driver}, json=body, headers=APPLY)
         assert answer.status_code == 200, answer.text
-        found: dict[str, Any] = answer.json()["status"]
-        return found
+        found_status: dict[str, Any] = answer.json()["status"]
+        return found_status
 
     await apply("gpu.example.com", ["gpu-0"])
     both = await apply("nic.example.com", ["nic-0"])

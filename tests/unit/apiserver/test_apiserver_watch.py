@@ -73,7 +73,7 @@ async def test_watch_loses_nothing_when_changes_come_while_it_is_read() -> None:
     while len(seen) < 3:
         seen.append(await asyncio.wait_for(anext(events), 5))
 
-    assert [one.type if one else None for one in seen] == ["ADDED", None, "DELETED"]
+    assert [event.type if event else None for event in seen] == ["ADDED", None, "DELETED"]
 
 
 async def test_watch_begins_with_what_there_is_when_asked_for_initial_events() -> None:
@@ -103,7 +103,7 @@ async def test_watch_is_ended_with_410_when_its_version_is_compacted() -> None:
             server.put(a_slice("c"))
             goes_on = await anext(events)
         async with watching(server, resourceVersion=version) as events:
-            late = [one async for one in events]
+            late = [event async for event in events]
 
     assert brief(goes_on) == ("ADDED", "c")
     assert [(kind, body["code"], body["reason"]) for kind, body in late] == [("ERROR", 410, "Expired")]
@@ -124,9 +124,9 @@ async def test_watch_sends_bookmarks_when_asked() -> None:
 
 async def until(events: AsyncIterator[tuple[str, dict[str, Any]]], version: str) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     """Events up to one of a version."""
-    async for one in events:
-        yield one
-        if one[1]["metadata"]["resourceVersion"] == version:
+    async for event in events:
+        yield event
+        if event[1]["metadata"]["resourceVersion"] == version:
             return
 
 
@@ -147,7 +147,7 @@ async def test_watch_shows_leaving_objects_as_deleted_when_a_selector_no_longer_
 async def test_watch_ends_in_order_when_its_time_is_over() -> None:
     """TimeoutSeconds ends the stream without an error; the client may watch on."""
     async with ApiServerSimulator() as server, watching(server, resourceVersion="1", timeoutSeconds="0.05") as events:
-        assert [one async for one in events] == []
+        assert [event async for event in events] == []
 
 
 async def test_server_keeps_objects_and_address_when_started_again() -> None:
@@ -163,7 +163,7 @@ async def test_server_keeps_objects_and_address_when_started_again() -> None:
         await server.start()
 
         assert (counted, server.url) == (1, url)
-        assert [one["metadata"]["name"] for one in server.objects("ResourceSlice")] == ["a"]
+        assert [resource_slice["metadata"]["name"] for resource_slice in server.objects("ResourceSlice")] == ["a"]
 
 
 async def test_wipe_takes_the_nodes_slices_when_kubelet_starts() -> None:
@@ -176,4 +176,8 @@ async def test_wipe_takes_the_nodes_slices_when_kubelet_starts() -> None:
         one_driver = server.wipe_slices("n1", "nic.topobus.dev")
         whole_node = server.wipe_slices("n1")
 
-        assert (one_driver, whole_node, [one["metadata"]["name"] for one in server.objects("ResourceSlice")]) == (1, 1, ["c"])
+        assert (one_driver, whole_node, [resource_slice["metadata"]["name"] for resource_slice in server.objects("ResourceSlice")]) == (
+            1,
+            1,
+            ["c"],
+        )

@@ -41,7 +41,7 @@ def test_every_image_of_the_manifests_is_built_and_imported_when_asked(programs:
 
     assert answer.returncode == 0, answer.stderr
     assert sorted(answer.stdout.split()) == sorted(f"docker.io/{one['name']}:latest" for one in listed)
-    assert len([one for one in calls if one.startswith("podman build")]) == len(listed)
+    assert len([call for call in calls if call.startswith("podman build")]) == len(listed)
     assert calls.count("ctr -n k8s.io images import -") == len(listed)
 
 

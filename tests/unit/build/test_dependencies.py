@@ -70,7 +70,7 @@ def test_project_depends_on_what_every_service_needs() -> None:
 @pytest.mark.parametrize("service", SERVICES)
 def test_service_imports_nothing_but_its_extra(service: str) -> None:
     """Every module of a service can be imported where only the packages of its own lock are installed."""
-    allowed = [canonicalize_name(one.name) for one in _locked(service)]
+    allowed = [canonicalize_name(requirement.name) for requirement in _locked(service)]
     done = subprocess.run(
         [sys.executable, "-c", _IMPORT_ALONE, service, *allowed], capture_output=True, text=True, check=False, timeout=100
     )
@@ -83,10 +83,10 @@ def test_page_says_how_many_packages_an_extra_brings(service: str) -> None:
     """The table of what one install costs has the number of the lock."""
     page = (ROOT / "docs" / "reference" / "installing.md").read_text(encoding="utf-8")
     locked = {
-        one.name
+        requirement.name
         for name in (SERVICES if service == "all" else [service])
-        for one in _locked(name)
-        if not one.marker or one.marker.evaluate(_MARKERS)
+        for requirement in _locked(name)
+        if not requirement.marker or requirement.marker.evaluate(_MARKERS)
     }
 
     row = re.search(rf"^\| [^|]*`{service}`[^|]* \| (\d+) \|", page, re.MULTILINE)
@@ -100,7 +100,7 @@ def test_service_is_locked_with_hashes_and_no_address(service: str) -> None:
     text = (ROOT / "requirements" / f"{service}.txt").read_text(encoding="utf-8")
     entries = re.split(r"\n(?=\S)", text.strip())
 
-    assert {_name(need) for need in _needs(service)} <= {canonicalize_name(one.name) for one in _locked(service)}
+    assert {_name(need) for need in _needs(service)} <= {canonicalize_name(requirement.name) for requirement in _locked(service)}
     assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
     assert "://" not in text
 

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def _copied() -> list[PurePosixPath]:
     """Give the sources that the Dockerfile's first stage copies."""
     first = (ROOT / "deploy" / "images" / "Dockerfile").read_text(encoding="utf-8").split("\nFROM ")[1]
-    return [PurePosixPath(one) for line in re.findall(r"^COPY (.+)$", first, re.MULTILINE) for one in line.split()[:-1]]
+    return [PurePosixPath(word) for line in re.findall(r"^COPY (.+)$", first, re.MULTILINE) for word in line.split()[:-1]]
 
 
 def test_dockerfile_copies_all_that_the_wheel_is_made_of() -> None:

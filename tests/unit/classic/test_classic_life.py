@@ -117,7 +117,7 @@ def test_allocation_is_read_as_a_structured_one_by_whoever_asks_what_is_held() -
     holdings = ClaimHoldings()
     holdings.put("c", done)
 
-    assert [one["device"] for one in as_structured(done).status["allocation"]["devices"]["results"]] == ["gpu-0", "gpu-1"]
+    assert [result["device"] for result in as_structured(done).status["allocation"]["devices"]["results"]] == ["gpu-0", "gpu-1"]
     assert holdings.holders(["n1"], except_uids=()).keys() == {DeviceId(DRIVER, "n1", "gpu-0"), DeviceId(DRIVER, "n1", "gpu-1")}
 
 
@@ -148,7 +148,7 @@ def test_world_keeps_classic_claims_apart_from_structured_ones() -> None:
     key = ObjectKey("resourceclaim", "default", "c")
     world.put_object(key, Stored(1, classic_lifecycle.with_allocation(_claim(), DRIVER, RESULT, now=NOW)))
 
-    assert ([one for one, _ in world.classic_claims()], world.claims()) == ([key], ())
+    assert ([object_key for object_key, _ in world.classic_claims()], world.claims()) == ([key], ())
 
     world.drop_object(key)
     assert world.classic_claims() == ()

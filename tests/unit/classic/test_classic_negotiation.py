@@ -121,12 +121,12 @@ def test_drivers_write_their_own_entries_and_never_lose_the_selected_node() -> N
         status={"resourceClaims": [{"name": "b", "unsuitableNodes": ["n1"]}]},
     )
 
-    told = negotiation.with_unsuitable(context, {"a": nodes, "c": []})
+    api_object = negotiation.with_unsuitable(context, {"a": nodes, "c": []})
 
-    (first, second, third) = told.status["resourceClaims"]
+    (first, second, third) = api_object.status["resourceClaims"]
     assert (len(first["unsuitableNodes"]), first["unsuitableNodes"][-1]) == (128, "n128")
     assert (second, third) == ({"name": "b", "unsuitableNodes": ["n1"]}, {"name": "c"})
-    assert negotiation.unsuitable_by_claim(told)["c"] == frozenset()
+    assert negotiation.unsuitable_by_claim(api_object)["c"] == frozenset()
 
 
 def test_context_is_named_like_its_pod_and_owned_by_it() -> None:
@@ -139,13 +139,13 @@ def test_context_is_named_like_its_pod_and_owned_by_it() -> None:
 
 def test_pods_that_hold_one_claim_each_do_not_wait_in_a_ring() -> None:
     """Of two pods with the same two claims, one allocated for each, the one that waits for the first by name gives its own up; the other keeps it and waits."""
-    theirs = replace(PENDING, is_allocated=True, is_used_by_others=True)
-    mine = replace(PENDING, is_allocated=True, is_mine=True)
+    other_pod_claim_view = replace(PENDING, is_allocated=True, is_used_by_others=True)
+    own_pod_claim_view = replace(PENDING, is_allocated=True, is_mine=True)
     selected = PodSchedulingSpec(selected_node="n2", potential_nodes=NODES)
 
-    gives = next_step([theirs, MINE], NODES, PodSchedulingSpec(potential_nodes=NODES), {})
-    first = next_step([theirs, MINE], NODES, selected, {})
-    keeps = next_step([mine, replace(MINE, is_mine=False, is_used_by_others=True)], NODES, selected, {})
+    gives = next_step([other_pod_claim_view, MINE], NODES, PodSchedulingSpec(potential_nodes=NODES), {})
+    first = next_step([other_pod_claim_view, MINE], NODES, selected, {})
+    keeps = next_step([own_pod_claim_view, replace(MINE, is_mine=False, is_used_by_others=True)], NODES, selected, {})
 
     assert isinstance(gives, TakeBack)
     assert gives.claim == "claim-b"
@@ -156,7 +156,7 @@ def test_pods_that_hold_one_claim_each_do_not_wait_in_a_ring() -> None:
 
 def test_pod_keeps_what_others_use_too_when_it_waits() -> None:
     """A claim that another pod has reserved, or that was allocated at once, is not given up."""
-    theirs = replace(PENDING, is_allocated=True, is_used_by_others=True)
+    pod_claim_view = replace(PENDING, is_allocated=True, is_used_by_others=True)
 
     for kept in (replace(MINE, is_used_by_others=True), replace(MINE, is_delayed=False)):
-        assert isinstance(next_step([theirs, kept], NODES, None, {}), Wait)
+        assert isinstance(next_step([pod_claim_view, kept], NODES, None, {}), Wait)

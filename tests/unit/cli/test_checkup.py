@@ -17,22 +17,24 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine, NumaNode
 
 MACHINE = Machine(node="n1", generation=3, numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=())
-INVENTORIES = [Inventory(node="n1", device_class=one, generation=1, machine_generation=3) for one in ("cpu", "fpga", "gpu", "nic")]
+INVENTORIES = [
+    Inventory(node="n1", device_class=device_class, generation=1, machine_generation=3) for device_class in ("cpu", "fpga", "gpu", "nic")
+]
 LEDGER = Ledger(node="n1", sequence=5)
 
 
 def only(findings: list[Finding], what: str) -> Finding:
     """Find the one finding about something."""
-    found = [one for one in findings if one.what == what]
-    assert len(found) == 1
-    return found[0]
+    found_findings = [finding for finding in findings if finding.what == what]
+    assert len(found_findings) == 1
+    return found_findings[0]
 
 
 def test_check_node_is_content_when_everything_is_there() -> None:
     """A complete node has no warning and no failure."""
     findings = list(check_node("n1", MACHINE, INVENTORIES, LEDGER, {}))
 
-    assert {one.level for one in findings} == {Level.OK}
+    assert {finding.level for finding in findings} == {Level.OK}
 
 
 def test_check_node_fails_with_the_service_s_name_when_an_inventory_is_missing() -> None:
@@ -63,7 +65,7 @@ def test_check_node_is_content_when_an_inventory_is_older_than_the_machine() -> 
 def test_check_node_warns_when_a_device_is_sick() -> None:
     """A device that cannot be handed out is named."""
     sick = Device(name="gpu-0", device_class="gpu", health=DeviceHealth(state=HealthState.UNHEALTHY))
-    inventories = [replace(one, devices=(sick,)) if one.device_class == "gpu" else one for one in INVENTORIES]
+    inventories = [replace(inventory, devices=(sick,)) if inventory.device_class == "gpu" else inventory for inventory in INVENTORIES]
 
     finding = only(list(check_node("n1", MACHINE, inventories, LEDGER, {})), "n1: inventory gpu")
 
@@ -75,7 +77,7 @@ def test_check_node_fails_when_machine_and_ledger_are_missing() -> None:
     """Discovery and topology are named when what they write is missing."""
     findings = list(check_node("n1", None, INVENTORIES, None, {"topology": "no answer"}))
 
-    assert [one.what for one in findings if one.level is Level.FAIL] == ["n1: machine", "n1: ledger", "n1: topology"]
+    assert [finding.what for finding in findings if finding.level is Level.FAIL] == ["n1: machine", "n1: ledger", "n1: topology"]
 
 
 def test_check_streams_names_stream_and_difference_when_one_drifted() -> None:
@@ -113,14 +115,14 @@ def sockets_found(root: Path, plugins: Path) -> dict[str, Level]:
         alive.bind(str(plugins / "topobus-nic.sock"))
         alive.listen()
         findings = check_folders(root, root / "cdi")
-    return {one.found.split(":")[0]: one.level for one in findings if one.what == "device plugin"}
+    return {finding.found.split(":")[0]: finding.level for finding in findings if finding.what == "device plugin"}
 
 
 def test_check_folders_warns_when_there_is_no_kubelet(tmp_path: Path) -> None:
     """A machine without kubelet is no failure: doctor may run anywhere."""
     findings = check_folders(tmp_path / "absent", tmp_path)
 
-    assert [one.level for one in findings] == [Level.WARN]
+    assert [finding.level for finding in findings] == [Level.WARN]
 
 
 @pytest.mark.parametrize(

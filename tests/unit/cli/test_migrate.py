@@ -53,7 +53,7 @@ def test_migrate_writes_one_document_when_json_is_asked_for(tmp_path: Path, caps
 
     assert (code, found["isComplete"]) == (1, False)
     assert [one["kind"] for one in found["objects"]] == ["DeviceClass"]
-    assert [(one["object"], one["path"], one["severity"]) for one in found["notes"]] == [("ResourceClass gpu", "suitableNodes", "lost")]
+    assert [(note["object"], note["path"], note["severity"]) for note in found["notes"]] == [("ResourceClass gpu", "suitableNodes", "lost")]
 
 
 @pytest.mark.parametrize(

@@ -114,16 +114,20 @@ def test_description_has_health_numa_and_ledger_when_the_claim_is_allocated() ->
     owner = Owner(kind=OwnerKind.CLAIM, name="fast", uid="u-1")
     held = Allocation(owner=owner, holdings=(Holding(devices={"gpu": ("gpu-0",)}),), is_prepared=True)
 
-    found = describe(
+    description = describe(
         ALLOCATED,
         {},
         [Inventory(node="n1", device_class="gpu", generation=1, devices=(device,))],
         [Ledger(node="n1", allocations={owner.key: held})],
         [],
     )
-    shown = _shown(view(ALLOCATED, found))
+    shown = _shown(view(ALLOCATED, description))
 
-    assert (found.devices[0].numa_nodes, found.devices[0].health, found.devices[0].below) == ("1", "healthy", "pci0000:16")
+    assert (description.devices[0].numa_nodes, description.devices[0].health, description.devices[0].below) == (
+        "1",
+        "healthy",
+        "pci0000:16",
+    )
     assert "held on n1: 1 gpu; prepared for a container" in shown
     assert "reserved for: trainer" in shown
 
@@ -131,22 +135,24 @@ def test_description_has_health_numa_and_ledger_when_the_claim_is_allocated() ->
 def test_description_has_reasons_with_codes_when_an_event_tells_them() -> None:
     """The newest event that says what the condition says gives the reasons, advice included; another claim's events do not count."""
     reasons = (Reason(code="too-few-devices", message="node n1: too few"), Reason(code="would-fit", message="would fit with 1"))
-    mine, other = (Owner(kind=OwnerKind.CLAIM, name="fast", uid=uid) for uid in ("u-1", "u-2"))
+    own_owner, other = (Owner(kind=OwnerKind.CLAIM, name="fast", uid=uid) for uid in ("u-1", "u-2"))
     events = [
         DecisionEvent(id=f"e-{owner.uid}", verb="allocate", node="_", op_id="o", time="", owner=owner, outcome=Refusal(reasons=reasons))
-        for owner in (mine, other)
+        for owner in (own_owner, other)
     ]
     waiting = _claim(conditions=[_condition("False", "DoesNotFit", "node n1: too few")])
 
-    found = describe(waiting, {}, [], [], events)
+    description = describe(waiting, {}, [], [], events)
 
-    assert [one.code for one in found.reasons] == ["too-few-devices", "would-fit"]
-    assert [one.id for one in found.decisions] == ["e-u-1"]
-    assert "would fit with 1" in _shown(view(waiting, found))
+    assert [reason.code for reason in description.reasons] == ["too-few-devices", "would-fit"]
+    assert [decision.id for decision in description.decisions] == ["e-u-1"]
+    assert "would fit with 1" in _shown(view(waiting, description))
 
 
 def test_description_has_the_conditions_words_when_no_event_is_left() -> None:
     """Events may be gone; what the object itself says stays."""
-    found = describe(_claim(conditions=[_condition("False", "DoesNotFit", "node n1: too few")]), {}, [], [], [])
+    description = describe(_claim(conditions=[_condition("False", "DoesNotFit", "node n1: too few")]), {}, [], [], [])
 
-    assert [(one.code, one.facts["reason"], one.message) for one in found.reasons] == [("condition", "DoesNotFit", "node n1: too few")]
+    assert [(reason.code, reason.facts["reason"], reason.message) for reason in description.reasons] == [
+        ("condition", "DoesNotFit", "node n1: too few")
+    ]

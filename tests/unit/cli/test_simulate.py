@@ -67,7 +67,7 @@ def test_simulate_plans_in_the_order_of_file_names(simulate: Simulate) -> None:
     )
 
     assert code == ExitCode.NO
-    assert [(one["owner"]["name"], one["outcome"]["outcome"]) for one in answer["decisions"]] == [
+    assert [(decision["owner"]["name"], decision["outcome"]["outcome"]) for decision in answer["decisions"]] == [
         ("first", "placement"),
         ("second", "refusal"),
     ]
@@ -182,7 +182,7 @@ def test_explain_replays_to_the_same_answer_when_a_decision_was_recorded(
     assert code == ExitCode.OK
     assert answer["replay"]["is_same"]
     outcome = answer["decision"]["outcome"]
-    told = [one["code"] for one in outcome.get("reasons", [])] + [
+    told = [reason["code"] for reason in outcome.get("reasons", [])] + [
         reason["code"] for container in outcome.get("containers", []) for reason in container["reasons"]
     ]
     wanted = {
@@ -221,7 +221,7 @@ def test_simulate_allocates_the_claims_of_pods(simulate: Simulate) -> None:
     code, answer = simulate({"a.yaml": CLAIMS % {"name": "claimed", "nics": 1}, "b.yaml": pod("late", {"gpu": 6})})
 
     assert code == ExitCode.NO
-    assert [(one["owner"]["name"], one["outcome"]["outcome"]) for one in answer["decisions"]] == [
+    assert [(decision["owner"]["name"], decision["outcome"]["outcome"]) for decision in answer["decisions"]] == [
         ("claimed", "placement"),
         ("late", "refusal"),
     ]
@@ -245,7 +245,7 @@ def test_simulate_takes_the_claims_back_when_the_pod_itself_does_not_fit(simulat
     """All of a pod or nothing: claims that fit hold nothing when the pod's own CPUs do not."""
     _, answer = simulate({"a.yaml": (CLAIMS % {"name": "claimed", "nics": 1}).replace("cpu: 4", "cpu: 500")})
 
-    assert [one["code"] for one in answer["decisions"][0]["outcome"]["reasons"]] == ["not-enough-cpus"]
+    assert [reason["code"] for reason in answer["decisions"][0]["outcome"]["reasons"]] == ["not-enough-cpus"]
     assert answer["ledger"]["allocations"] == {}
 
 
@@ -255,7 +255,7 @@ def test_simulate_allocates_claims_that_no_pod_names(simulate: Simulate) -> None
     code, answer = simulate({"a.yaml": alone % {"nics": 3}, "b.yaml": (alone % {"nics": 6}).replace("uplink", "more")})
 
     assert code == ExitCode.NO
-    assert [(one["name"], one["condition"]) for one in answer["claims"]] == [
+    assert [(claim["name"], claim["condition"]) for claim in answer["claims"]] == [
         ("ResourceClaim default/uplink", "Allocated"),
         ("ResourceClaim default/more", "DoesNotFit"),
     ]
@@ -272,4 +272,4 @@ spec: {extendedResourceName: nvidia.com/gpu, selectors: [{cel: {expression: devi
     code, answer = simulate({"a.yaml": served, "b.yaml": pod("p", {"gpu": 2}).replace("topobus.dev/gpu", "nvidia.com/gpu")})
 
     assert code == ExitCode.OK
-    assert [list(one["allocations"]) for one in answer["claims"]] == [["default/p-extended-resources"]]
+    assert [list(claim["allocations"]) for claim in answer["claims"]] == [["default/p-extended-resources"]]

@@ -46,7 +46,7 @@ def test_state_folder_removes_another_when_its_run_was_killed(monkeypatch: pytes
         for folder in (killed, used):
             os.utime(folder / "lock", (0, 0))
         with state_folder(None):
-            left = {one.name for one in home.iterdir()}
+            left = {path.name for path in home.iterdir()}
             assert left >= {used.name, young.name, foreign.name}
             assert killed.name not in left
     shutil.rmtree(home)

@@ -62,9 +62,9 @@ def test_wishes_are_refused_by_name_when_they_cannot_be_read(annotations: dict[s
 
 def test_wishes_are_the_same_when_a_claim_carries_them() -> None:
     """A claim's opaque parameters say the same in the same words; an empty one asks for nothing."""
-    found = read_parameters({**OWN, "policy": "restricted", "locality": "hard:link"}, "claim c")
+    alignment_request = read_parameters({**OWN, "policy": "restricted", "locality": "hard:link"}, "claim c")
 
-    assert found == AlignmentRequest(policy=Policy.RESTRICTED, locality=read_locality("hard:link", "x"))
+    assert alignment_request == AlignmentRequest(policy=Policy.RESTRICTED, locality=read_locality("hard:link", "x"))
     assert read_parameters(OWN, "claim c") == AlignmentRequest()
 
 

@@ -63,12 +63,12 @@ def _refusal(text: str) -> str:
 
 def test_manifest_keeps_a_class_whole_when_its_fields_stand_at_the_top() -> None:
     """A ResourceClass has no spec on the wire; it is stored by ours and comes back as it was written."""
-    (one,) = parse_manifest(CLASS, where="f.yaml")
+    (api_object,) = parse_manifest(CLASS, where="f.yaml")
 
-    assert one.spec["driverName"] == "gpu.topobus.dev"
-    assert unfold_class(one)["suitableNodes"] == one.spec["suitableNodes"]
-    assert "spec" not in unfold_class(one)
-    assert object_parts(one) == {"kind": "resourceclass", "namespace": "_", "name": "gpu"}
+    assert api_object.spec["driverName"] == "gpu.topobus.dev"
+    assert unfold_class(api_object)["suitableNodes"] == api_object.spec["suitableNodes"]
+    assert "spec" not in unfold_class(api_object)
+    assert object_parts(api_object) == {"kind": "resourceclass", "namespace": "_", "name": "gpu"}
 
 
 def test_manifest_reads_claims_and_parameters_when_they_are_whole() -> None:
@@ -127,9 +127,11 @@ def test_manifest_refuses_a_context_when_it_names_too_many_nodes() -> None:
 
 def test_manifest_takes_another_drivers_parameters_as_they_are() -> None:
     """Only that driver can judge them; parameters in a group of Kubernetes' or of ours are no such."""
-    (one,) = parse_manifest("{apiVersion: gpu.example.com/v1, kind: GpuClaimParameters, metadata: {name: a}, spec: {any: [1]}}", where="f")
+    (api_object,) = parse_manifest(
+        "{apiVersion: gpu.example.com/v1, kind: GpuClaimParameters, metadata: {name: a}, spec: {any: [1]}}", where="f"
+    )
 
-    assert one.spec == {"any": [1]}
+    assert api_object.spec == {"any": [1]}
     assert "wanted one of" in _refusal("{apiVersion: resource.k8s.io/v1, kind: GpuParameters, metadata: {name: a}, spec: {}}")
     assert "wanted one of" in _refusal("{apiVersion: x.topobus.dev/v1, kind: GpuParameters, metadata: {name: a}, spec: {}}")
 
@@ -137,9 +139,9 @@ def test_manifest_takes_another_drivers_parameters_as_they_are() -> None:
 def test_manifest_reads_a_pods_claims_when_they_are_written_in_the_old_form() -> None:
     """Pods of Kubernetes 1.26 to 1.30 name their claims below `source`."""
     pod = "{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: c}], resourceClaims: [{name: g, source: {resourceClaimName: x}}]}}"
-    (one,) = parse_manifest(pod, where="f")
+    (api_object,) = parse_manifest(pod, where="f")
 
-    assert one.spec["resourceClaims"] == [{"name": "g", "source": {"resourceClaimName": "x"}}]
+    assert api_object.spec["resourceClaims"] == [{"name": "g", "source": {"resourceClaimName": "x"}}]
     assert "did you mean" in _refusal(pod.replace("resourceClaimName", "resourceclaimName"))
 
 
@@ -164,13 +166,13 @@ def test_check_status_tells_what_the_api_would_refuse() -> None:
     many = AllocationResult(resource_handles=(ResourceHandle(),) * 33)
 
     assert check_status(_status()) == []
-    assert [one.path for one in check_status(_status(reserved_for=users[:2]))] == ["status.reservedFor"]
+    assert [problem.path for problem in check_status(_status(reserved_for=users[:2]))] == ["status.reservedFor"]
     assert check_status(_status(allocation=shared, reserved_for=users[:32])) == []
-    assert [one.path for one in check_status(_status(allocation=shared, reserved_for=users))] == ["status.reservedFor"]
-    assert [one.path for one in check_status(_status(allocation=long))] == ["status.allocation.resourceHandles[0].data"]
-    assert [one.path for one in check_status(_status(allocation=many))] == ["status.allocation.resourceHandles"]
-    assert [one.path for one in check_status(ClaimStatus(reserved_for=users[:1], deallocation_requested=True))] == [
+    assert [problem.path for problem in check_status(_status(allocation=shared, reserved_for=users))] == ["status.reservedFor"]
+    assert [problem.path for problem in check_status(_status(allocation=long))] == ["status.allocation.resourceHandles[0].data"]
+    assert [problem.path for problem in check_status(_status(allocation=many))] == ["status.allocation.resourceHandles"]
+    assert [problem.path for problem in check_status(ClaimStatus(reserved_for=users[:1], deallocation_requested=True))] == [
         "status.reservedFor",
         "status.deallocationRequested",
     ]
-    assert [one.path for one in check_status(_status(driver_name=""))] == ["status.driverName"]
+    assert [problem.path for problem in check_status(_status(driver_name=""))] == ["status.driverName"]

@@ -43,7 +43,7 @@ def _migrate(*texts: str) -> Migration:
 
 
 def _notes(done: Migration) -> dict[str, Severity]:
-    return {one.path: one.severity for one in done.notes}
+    return {note.path: note.severity for note in done.notes}
 
 
 def test_class_becomes_a_device_class_with_its_parameters_as_selectors() -> None:

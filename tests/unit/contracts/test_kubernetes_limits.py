@@ -186,12 +186,12 @@ LIMITS = {
     "taint-key": Limit(63, lambda n: device(taints=[{"key": "a.io/" + "k" * n, "effect": "None"}]), "taints[0].key"),
     "taint-value": Limit(63, lambda n: device(taints=[{"key": "k", "value": "v" * n, "effect": "None"}]), "taints[0].value"),
     "counter-sets": Limit(
-        8, lambda n: a_slice(sharedCounters=[{"name": one, "counters": counters(1)} for one in names(n)]), "spec.sharedCounters"
+        8, lambda n: a_slice(sharedCounters=[{"name": name, "counters": counters(1)} for name in names(n)]), "spec.sharedCounters"
     ),
     "counters": Limit(32, lambda n: a_slice(sharedCounters=[{"name": "s", "counters": counters(n)}]), "sharedCounters[0].counters"),
     "counter-name": Limit(63, lambda n: a_slice(sharedCounters=[{"name": "s", "counters": {"c" * n: {"value": 1}}}]), "counters."),
     "consumed-sets": Limit(
-        2, lambda n: device(consumesCounters=[{"counterSet": one, "counters": counters(1)} for one in names(n)]), "consumesCounters"
+        2, lambda n: device(consumesCounters=[{"counterSet": name, "counters": counters(1)} for name in names(n)]), "consumesCounters"
     ),
     "consumed-counters": Limit(
         32, lambda n: device(consumesCounters=[{"counterSet": "s", "counters": counters(n)}]), "consumesCounters[0].counters"
@@ -400,17 +400,17 @@ def test_check_names_place_and_wish_when_something_is_wrong(check: Callable[[], 
     """What an API server refuses is refused: the path ends where the fault is, the message says what was wanted."""
     problems = check()
 
-    assert any(path in one.path and message in one.message for one in problems), problems
+    assert any(path in problem.path and message in problem.message for problem in problems), problems
 
 
 @pytest.mark.parametrize("kind", ["ResourceClaim", "DeviceClass", "ResourceSlice", "DeviceTaintRule", "ResourceClaimTemplate"])
 def test_check_object_tells_a_wrong_type_when_a_stored_object_has_one(kind: str) -> None:
     """An object that anybody stored is told, never raised over."""
-    one = ApiObject(
+    api_object = ApiObject(
         api_version="resource.k8s.io/v1",
         kind=kind,
         metadata={"name": "x"},
         spec={"devices": 5, "selectors": 5, "driver": 5, "taint": 5, "spec": 5},
     )
 
-    assert check_object(one)
+    assert check_object(api_object)

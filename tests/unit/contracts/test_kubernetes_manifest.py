@@ -57,9 +57,9 @@ spec:
 
 def test_parse_manifest_reads_every_document_in_order_when_there_are_several() -> None:
     """A file of several YAML documents gives its objects in the order written; empty documents are nothing."""
-    found = parse_manifest(f"---\n{POD}---\n---\n{CLAIM}", where="all.yaml")
+    api_objects = parse_manifest(f"---\n{POD}---\n---\n{CLAIM}", where="all.yaml")
 
-    assert [(one.kind, one.metadata["name"]) for one in found] == [("Pod", "trainer"), ("ResourceClaim", "fast")]
+    assert [(api_object.kind, api_object.metadata["name"]) for api_object in api_objects] == [("Pod", "trainer"), ("ResourceClaim", "fast")]
 
 
 def test_parse_manifest_keeps_fields_that_topobus_does_not_use_when_they_are_legal() -> None:
@@ -166,10 +166,10 @@ def test_parse_manifest_leaves_foreign_resources_alone_when_they_are_unknown() -
 
 def test_object_parts_use_the_cluster_token_when_the_kind_has_no_namespace() -> None:
     """Classes and slices belong to no namespace; claims without one belong to `default`."""
-    one = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "gpu"})
+    api_object = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": "gpu"})
     two = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata={"name": "fast"})
 
-    assert object_parts(one) == {"kind": "deviceclass", "namespace": "_", "name": "gpu"}
+    assert object_parts(api_object) == {"kind": "deviceclass", "namespace": "_", "name": "gpu"}
     assert object_parts(two) == {"kind": "resourceclaim", "namespace": "default", "name": "fast"}
 
 
@@ -232,5 +232,5 @@ def test_ask_deletion_says_that_nothing_holds_it_when_there_is_no_finalizer() ->
     assert marked.metadata["deletionTimestamp"] == "2026-01-01T00:00:00Z"
 
 
-def _fields(one: ApiObject) -> dict[str, object]:
-    return {name: getattr(one, name) for name in one.__struct_fields__}
+def _fields(api_object: ApiObject) -> dict[str, object]:
+    return {name: getattr(api_object, name) for name in api_object.__struct_fields__}

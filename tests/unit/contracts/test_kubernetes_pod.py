@@ -75,7 +75,7 @@ def test_pod_request_leaves_out_what_a_claim_serves_when_the_status_says_so() ->
 
     request = pod_request(pod, uid="u")
 
-    assert [one.devices for one in request.containers] == [(), (DeviceRequest(device_class="example.com/gpu", count=1),)]
+    assert [container.devices for container in request.containers] == [(), (DeviceRequest(device_class="example.com/gpu", count=1),)]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_pod_request_knows_sidecars_and_init_containers_when_the_pod_has_them() 
 
     request = pod_request(pod, uid="u")
 
-    assert [(one.name, one.kind) for one in request.containers] == [
+    assert [(container.name, container.kind) for container in request.containers] == [
         ("a", ContainerKind.INIT),
         ("b", ContainerKind.SIDECAR),
         ("c", ContainerKind.APP),

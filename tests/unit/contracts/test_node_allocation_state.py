@@ -16,7 +16,7 @@ POD = Owner(kind=OwnerKind.POD, namespace="team", name="p", uid="u-2")
 
 
 def _ledger(*allocations: Allocation) -> Ledger:
-    return Ledger(node="n1", allocations={one.owner.key: one for one in allocations})
+    return Ledger(node="n1", allocations={allocation.owner.key: allocation for allocation in allocations})
 
 
 def test_state_tells_claims_apart_from_other_holders() -> None:

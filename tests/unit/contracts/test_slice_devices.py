@@ -38,9 +38,9 @@ def test_capacity_is_written_as_the_server_gives_it_back_when_it_is_a_round_numb
     """1000 comes back as 1k: written otherwise, every comparison would find a change."""
     device = Device(name="d", device_class="gpu", capacity={"memory": 80 << 30, "lanes": 1000})
 
-    found = slice_device(device).capacity
+    capacities = slice_device(device).capacity
 
-    assert {name: one.value for name, one in found.items()} == {"lanes": "1k", "memory": "80Gi"}
+    assert {name: capacity.value for name, capacity in capacities.items()} == {"lanes": "1k", "memory": "80Gi"}
 
 
 @pytest.mark.parametrize("model", ["x" * 80, "ß" * 40, "a" + "ß" * 40], ids=["long", "two-bytes-each", "cut-within-a-character"])

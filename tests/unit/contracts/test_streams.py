@@ -55,9 +55,9 @@ def test_stream_is_as_wanted_when_the_server_only_adds_its_defaults(added: dict[
 @pytest.mark.parametrize("tampering", _TAMPERED.values(), ids=_TAMPERED.keys())
 def test_stream_is_drift_when_a_field_was_set_that_nobody_here_sets(tampering: dict[str, Any]) -> None:
     """A stream that copies, is fed, renames, starves or has a field unknown to us is not ours, and the difference names the field."""
-    found = differences({**_WANTED[_BUCKET], **tampering}, _WANTED[_BUCKET])
+    found_differences = differences({**_WANTED[_BUCKET], **tampering}, _WANTED[_BUCKET])
 
-    assert [(one.kind, one.field) for one in found] == [(DifferenceKind.DRIFT, next(iter(tampering)))]
+    assert [(difference.kind, difference.field) for difference in found_differences] == [(DifferenceKind.DRIFT, next(iter(tampering)))]
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_stream_is_drift_when_a_field_was_set_that_nobody_here_sets(tampering: d
 )
 def test_stream_is_left_alone_when_an_operator_chose_what_harms_nobody(choice: dict[str, Any]) -> None:
     """Where copies lie, how they are packed and how much they may take is the operator's: named, never refused."""
-    found = differences({**_WANTED[_BUCKET], **choice}, _WANTED[_BUCKET])
+    found_differences = differences({**_WANTED[_BUCKET], **choice}, _WANTED[_BUCKET])
 
-    assert [one.kind for one in found] == [DifferenceKind.HARMLESS]
+    assert [difference.kind for difference in found_differences] == [DifferenceKind.HARMLESS]
 
 
 def test_stream_is_brought_up_to_date_when_a_release_without_bounds_made_it() -> None:

@@ -83,12 +83,13 @@ def given(
     """Put an input together; `held` are names like `gpu/dev-0`. Classes `gpu` and `nic` select by driver."""
     drivers = ("gpu", "nic")
     plain = {
-        one: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{one}.example.com"')),)) for one in drivers
+        driver: DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}.example.com"')),))
+        for driver in drivers
     }
     holders = {DeviceId(f"{one.split('/')[0]}.example.com", NODE, one.split("/")[1]): "claim a/b" for one in held}
     return AllocationInput(
         node=Node(NODE, labels or {}),
-        claims=tuple(replace(one, is_one_of_several=len(claims) > 1) for one in claims),
+        claims=tuple(replace(claim_to_allocate, is_one_of_several=len(claims) > 1) for claim_to_allocate in claims),
         classes=plain | dict(classes or {}),
         slices=tuple(slices),
         usage=Usage(holders),
@@ -97,15 +98,15 @@ def given(
     )
 
 
-def solve(one: AllocationInput, *, step_budget: int = DEFAULT_STEP_BUDGET) -> Outcome:
+def solve(allocation_input: AllocationInput, *, step_budget: int = DEFAULT_STEP_BUDGET) -> Outcome:
     """Allocate with the real CEL engine."""
-    return allocate(one, COMPILER, step_budget=step_budget)
+    return allocate(allocation_input, COMPILER, step_budget=step_budget)
 
 
 def devices_of(outcome: Outcome) -> list[list[str]]:
     """Name the devices of each claim; fails when there is no allocation."""
     assert isinstance(outcome, Allocated), outcome
-    return [[one.device for one in result.devices.results] for result in outcome.results]
+    return [[granted_device.device for granted_device in result.devices.results] for result in outcome.results]
 
 
 def gpus(count: int, **attributes: Sequence[Any]) -> list[dict[str, Any]]:

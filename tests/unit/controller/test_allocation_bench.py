@@ -43,8 +43,8 @@ def test_cases_keep_the_limits_of_the_api(cluster: Cluster) -> None:
 def test_puzzles_keep_the_limits_of_the_api(size: int) -> None:
     """A puzzle is hard, not malformed."""
     for puzzle in puzzles(size):
-        for one in puzzle_slices(puzzle, "n"):
-            assert limits.check_slice(read_as(one["spec"], SliceSpec, where=puzzle.name)) == []
+        for puzzle_slice in puzzle_slices(puzzle, "n"):
+            assert limits.check_slice(read_as(puzzle_slice["spec"], SliceSpec, where=puzzle.name)) == []
         for spec in puzzle.claims:
             assert limits.check_claim(read_as(spec, ClaimSpec, where=puzzle.name)) == []
 
@@ -117,11 +117,11 @@ def test_warm_leaves_nothing_for_the_first_claim_to_make() -> None:
     """What selectors see of a device is there before a claim asks, and one device with an amount that is none keeps nobody from starting."""
     world = Bench(Cluster(2)).world
     table = world.stock.table_of("node-00001")
-    assert not any("facts" in one.__dict__ for one in table.candidates)
+    assert not any("facts" in candidate.__dict__ for candidate in table.candidates)
 
     table.warm()
 
-    assert all("facts" in one.__dict__ for one in table.candidates)
+    assert all("facts" in candidate.__dict__ for candidate in table.candidates)
     broken = NodeTable(node_of("n"), gather_pools([_slice_with_amount("lots")], node_of("n"), ALL_GATES), Numbers())
     broken.warm()
 

@@ -371,8 +371,8 @@ def test_allocate_shares_a_device_while_its_capacity_lasts() -> None:
 
     assert isinstance(outcome, Allocated)
     results = outcome.results[0].devices.results
-    assert [one.consumed_capacity for one in results] == [{"memory": "4Gi"}, {"memory": "4Gi"}]
-    assert len({one.share_id for one in results}) == 2
+    assert [granted_device.consumed_capacity for granted_device in results] == [{"memory": "4Gi"}, {"memory": "4Gi"}]
+    assert len({granted_device.share_id for granted_device in results}) == 2
     assert isinstance(refused, NoFit)
 
 
@@ -388,7 +388,9 @@ def test_allocate_copies_configurations_of_class_before_claim() -> None:
     outcome = solve(given([slice_of(gpus(1))], claim(request("g"), config=mine), classes=classes))
 
     assert isinstance(outcome, Allocated)
-    assert [(one.source, one.requests) for one in outcome.results[0].devices.config] == [("FromClass", ("g",)), ("FromClaim", ("g",))]
+    assert [
+        (granted_configuration.source, granted_configuration.requests) for granted_configuration in outcome.results[0].devices.config
+    ] == [("FromClass", ("g",)), ("FromClaim", ("g",))]
 
 
 def test_allocate_copies_a_configuration_once_for_each_request_only_in_mode_compatible() -> None:

@@ -221,7 +221,7 @@ def test_every_function_is_used_by_an_example() -> None:
         check(expression, tree, ENVIRONMENT)
         used |= _used(tree)
 
-    assert {one.signature for one in ENVIRONMENT.all()} - used == set()
+    assert {overload.signature for overload in ENVIRONMENT.all()} - used == set()
 
 
 def _used(node: Node) -> set[str]:
@@ -250,7 +250,12 @@ def test_reference_lists_what_there_is() -> None:
     """The page of selectors lists every function with its signature, and none that is not there."""
     page = PAGE.read_text(encoding="utf-8")
     listed = set(dict(ROW.findall(page)))
-    wanted = {one.signature for library in LIBRARIES.values() for one in library if not one.name.startswith(("_", "@", "!", "-", "cel.@"))}
+    wanted = {
+        overload.signature
+        for library in LIBRARIES.values()
+        for overload in library
+        if not overload.name.startswith(("_", "@", "!", "-", "cel.@"))
+    }
 
     assert listed == wanted
     assert {name for name in MACROS if f"`{name}`" not in page} == set()

@@ -238,7 +238,7 @@ def test_selector_tells_what_it_reads_or_that_it_cannot(
     selector = compiler.compile(expression)
 
     assert not isinstance(selector, SelectorError)
-    assert (None if selector.reads is None else set(selector.reads)) == (None if reads is None else {Reads(*one) for one in reads})
+    assert (None if selector.reads is None else set(selector.reads)) == (None if reads is None else {Reads(*read) for read in reads})
 
 
 def test_selector_tells_values_apart_that_python_holds_equal(compiler: CelCompiler) -> None:

@@ -76,14 +76,14 @@ def test_selector_is_refused_when_it_may_cost_too_much() -> None:
 
 def test_class_is_invalid_when_a_selector_may_cost_too_much() -> None:
     """A class tells so before a claim names it."""
-    one = ApiObject(
+    api_object = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="DeviceClass",
         metadata={"name": "gpu"},
         spec={"selectors": [{"cel": {"expression": COSTLY}}]},
     )
 
-    reason, message = judge(one, COMPILER)
+    reason, message = judge(api_object, COMPILER)
 
     assert reason == "Invalid"
     assert "too complex" in message

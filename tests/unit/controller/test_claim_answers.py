@@ -28,7 +28,7 @@ def test_explain_nodes_never_says_does_not_fit_when_a_search_gave_up() -> None:
     reason, reasons = explain_nodes(("a", "b"), [FULL, GaveUp(7)])
 
     assert reason == "SearchGaveUp"
-    assert [one.code for one in reasons] == ["too-few-devices", "gave-up"]
+    assert [each_reason.code for each_reason in reasons] == ["too-few-devices", "gave-up"]
 
 
 def test_explain_nodes_counts_the_rest_when_there_are_many() -> None:

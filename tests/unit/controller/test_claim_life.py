@@ -80,9 +80,9 @@ def test_holdings_count_attempts_but_not_admin_access() -> None:
     """An attempt counts as holding already; admin access holds nothing; what a claim lets go is told."""
     holdings = ClaimHoldings()
 
-    taken = {PoolId(one.driver, "n1") for one in ALLOCATION.devices.results if not one.admin_access}
+    taken = {PoolId(granted_device.driver, "n1") for granted_device in ALLOCATION.devices.results if not granted_device.admin_access}
     assert holdings.put("k", lifecycle.with_attempt(CLAIM, ATTEMPT)) == (taken, frozenset())
-    assert sorted(one.device for one in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
+    assert sorted(device_id.device for device_id in holdings.holders(["n1"], except_uids=())) == ["gpu-0", "gpu-1", "x"]
     assert holdings.holders(["n2"], except_uids=()) == {}
     assert holdings.holders(["n1"], except_uids=("u-1",)) == {}
     assert holdings.put("k", lifecycle.with_allocation(CLAIM, ALLOCATION, now="t")) == (frozenset(), frozenset())
@@ -95,8 +95,8 @@ def test_holdings_add_up_shares_when_claims_share_a_device() -> None:
     holdings = ClaimHoldings()
     for uid in ("a", "b"):
         granted = _granted("net.example.com", "big", shareID=uid, consumedCapacity={"memory": "2Gi"})
-        one = msgspec.structs.replace(CLAIM, metadata=CLAIM.metadata | {"uid": uid})
-        holdings.put(uid, lifecycle.with_allocation(one, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t"))
+        api_object = msgspec.structs.replace(CLAIM, metadata=CLAIM.metadata | {"uid": uid})
+        holdings.put(uid, lifecycle.with_allocation(api_object, AllocationResult(devices=DevicesAllocated(results=(granted,))), now="t"))
 
     device = DeviceId("net.example.com", "n1", "big")
     assert holdings.consumed(["n1"], except_uids=()) == {device: {"memory": Quantity.parse("4Gi")}}
@@ -124,7 +124,7 @@ def test_condition_keeps_its_time_when_only_the_reason_changes() -> None:
     first = lifecycle.with_condition(foreign, is_true=False, reason="A", message="a", now="t1")
     second = lifecycle.with_condition(first, is_true=False, reason="B", message="b" * 5000, now="t2")
 
-    assert [one["type"] for one in second.status["conditions"]] == ["Other", "Allocated"]
+    assert [condition["type"] for condition in second.status["conditions"]] == ["Other", "Allocated"]
     assert second.status["conditions"][1]["lastTransitionTime"] == "t1"
     assert len(second.status["conditions"][1]["message"]) == 4096
     assert lifecycle.has_condition(second, reason="B", message="b" * 5000)
@@ -135,10 +135,10 @@ def test_share_ids_are_the_same_when_made_again() -> None:
     """A share id is a UUID that follows from the claim, so a retry writes the same."""
     shared = AllocationResult(devices=DevicesAllocated(results=(_granted("gpu.topobus.dev", "gpu-0", shareID="SHARE-0"),)))
 
-    one, again, other = (lifecycle.with_uuids(shared, uid) for uid in ("u", "u", "v"))
+    allocation_result, again, other = (lifecycle.with_uuids(shared, uid) for uid in ("u", "u", "v"))
 
-    assert one == again != other
-    assert len(one.devices.results[0].share_id or "") == 36
+    assert allocation_result == again != other
+    assert len(allocation_result.devices.results[0].share_id or "") == 36
 
 
 @pytest.mark.parametrize(
@@ -151,10 +151,10 @@ def test_share_ids_are_the_same_when_made_again() -> None:
 )
 def test_read_claim_says_what_is_wrong_when_nobody_checked_it(metadata: dict[str, str], spec: dict[str, object], wanted: str) -> None:
     """A stored claim is not trusted: every limit is checked again."""
-    one = ApiObject(api_version="v1", kind="ResourceClaim", metadata=metadata, spec=spec)
+    api_object = ApiObject(api_version="v1", kind="ResourceClaim", metadata=metadata, spec=spec)
 
     with pytest.raises(ContractError, match=wanted):
-        lifecycle.read_claim(one)
+        lifecycle.read_claim(api_object)
 
 
 def test_attempt_has_the_claims_own_configuration_once() -> None:
@@ -165,12 +165,14 @@ def test_attempt_has_the_claims_own_configuration_once() -> None:
     ]
     claim = msgspec.structs.replace(CLAIM, spec={"devices": {**CLAIM.spec["devices"], "config": config}})
     own = [
-        GrantedConfiguration(source="FromClaim", requests=one.requests, opaque=one.opaque)
-        for one in lifecycle.read_claim(claim).devices.config
+        GrantedConfiguration(source="FromClaim", requests=configuration.requests, opaque=configuration.opaque)
+        for configuration in lifecycle.read_claim(claim).devices.config
     ]
     of_class = GrantedConfiguration(source="FromClass", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"a": 1}))
-    told = GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"mates": 2}))
-    devices = msgspec.structs.replace(ALLOCATION.devices, config=(of_class, *own, told))
+    granted_configuration = GrantedConfiguration(
+        source="FromClaim", opaque=OpaqueConfiguration(driver="gpu.topobus.dev", parameters={"mates": 2})
+    )
+    devices = msgspec.structs.replace(ALLOCATION.devices, config=(of_class, *own, granted_configuration))
     attempt = msgspec.structs.replace(ATTEMPT, allocation=msgspec.structs.replace(ALLOCATION, devices=devices))
 
     tried = lifecycle.with_attempt(claim, attempt)

@@ -42,14 +42,14 @@ def entry(driver: str = "topobus.dev", **fields: Any) -> dict[str, Any]:
 
 def claim(wanted: dict[str, int], *config: dict[str, Any], name: str = "c") -> ApiObject:
     """Make a claim for so many devices a class."""
-    requests = [{"name": one, "exactly": {"deviceClassName": f"{one}.topobus.dev", "count": count}} for one, count in wanted.items()]
-    one = ApiObject(
+    requests = [{"name": key, "exactly": {"deviceClassName": f"{key}.topobus.dev", "count": count}} for key, count in wanted.items()]
+    api_object = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
         metadata={"name": name},
         spec={"devices": {"requests": requests, "config": list(config)}},
     )
-    return admit(one, uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
+    return admit(api_object, uid=f"uid-{name}", now="2026-01-01T00:00:00Z")
 
 
 def world(**held: tuple[str, ...]) -> StandaloneState:
@@ -57,8 +57,8 @@ def world(**held: tuple[str, ...]) -> StandaloneState:
     machine, inventories = dgx_facts()
     made = StandaloneState()
     made.put_machine(machine)
-    for one in inventories.values():
-        made.put_inventory(one)
+    for inventory in inventories.values():
+        made.put_inventory(inventory)
     if held:
         taker = Owner(kind=OwnerKind.POD, name="taker", uid="t")
         allocation = Allocation(owner=taker, holdings=(Holding(container="main", devices=dict(held)),))
@@ -68,15 +68,15 @@ def world(**held: tuple[str, ...]) -> StandaloneState:
 
 def solve(there: StandaloneState, *wanted: ApiObject, step_budget: int = 10_000) -> Outcome:
     """Allocate these claims together."""
-    specs = [(one, read_claim(one)) for one in wanted]
-    wished = [AlignedClaims(one, read_wishes(spec, "claim")) for one, spec in specs]
+    specs = [(api_object, read_claim(api_object)) for api_object in wanted]
+    wished = [AlignedClaims(api_object, read_wishes(spec, "claim")) for api_object, spec in specs]
     return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, step_budget=step_budget)
 
 
 def names(outcome: Outcome) -> list[list[str]]:
     """Name the devices of each claim."""
     assert isinstance(outcome, Allocated), outcome
-    return [[one.device for one in result.devices.results] for result in outcome.results]
+    return [[granted_device.device for granted_device in result.devices.results] for result in outcome.results]
 
 
 # On the demo node gpu-N and nic-N lie under switch N // 2 and on NUMA node N // 4.
@@ -127,7 +127,7 @@ def test_cpus_come_from_the_numa_node_of_the_device_when_claim_wants_both_near()
 
     cpus = [int(one.removeprefix("cpu-")) % 112 for one in found[1:]]
     assert found[0] == "gpu-4"
-    assert all(56 <= one < 112 for one in cpus)
+    assert all(56 <= cpu < 112 for cpu in cpus)
 
 
 def test_claim_is_told_level_places_and_groups_when_no_place_has_all() -> None:
@@ -135,7 +135,7 @@ def test_claim_is_told_level_places_and_groups_when_no_place_has_all() -> None:
     outcome = solve(world(gpu=("gpu-0",)), claim({"gpu": 5}, entry(locality="hard:numa")))
 
     assert isinstance(outcome, NoFit)
-    assert [(one.code, one.message) for one in outcome.reasons] == [
+    assert [(reason.code, reason.message) for reason in outcome.reasons] == [
         ("locality-not-met", "node demo-node: nothing holds all of it by hard:numa; tried 2: NUMA node 0, NUMA node 1"),
         (
             "domain-misses",
@@ -175,11 +175,11 @@ def test_each_claim_of_a_pod_keeps_its_own_wish_when_they_are_served_together() 
 def test_search_is_the_ordinary_one_when_nothing_is_wished() -> None:
     """A claim without wishes gets the very answer of the search without them."""
     there = world(gpu=("gpu-1",))
-    one = claim({"gpu": 3, "nic": 2}, {"opaque": {"driver": "gpu.topobus.dev", "parameters": {"kind": "Sharing"}}})
+    api_object = claim({"gpu": 3, "nic": 2}, {"opaque": {"driver": "gpu.topobus.dev", "parameters": {"kind": "Sharing"}}})
 
-    found = solve(there, one)
+    found = solve(there, api_object)
 
-    assert found == allocate(there.input_for(NODE, [(one, read_claim(one))]), COMPILER)
+    assert found == allocate(there.input_for(NODE, [(api_object, read_claim(api_object))]), COMPILER)
 
 
 def test_search_gives_up_when_its_budget_is_spent() -> None:
@@ -212,10 +212,10 @@ def test_linked_devices_are_given_when_claim_asks_for_link() -> None:
     linked = [f"gpu-{index}" for index in (3, 5, 6)]
     gpus = there.inventories[NODE, "gpu"]
     devices = tuple(
-        msgspec.structs.replace(one, links=tuple(Link(peer=peer, kind=LinkClass.FABRIC) for peer in linked if peer != one.name))
-        if one.name in linked
-        else one
-        for one in gpus.devices
+        msgspec.structs.replace(device, links=tuple(Link(peer=peer, kind=LinkClass.FABRIC) for peer in linked if peer != device.name))
+        if device.name in linked
+        else device
+        for device in gpus.devices
     )
     there.put_inventory(msgspec.structs.replace(gpus, devices=devices))
 
@@ -226,11 +226,11 @@ def test_linked_devices_are_given_when_claim_asks_for_link() -> None:
 
 def test_search_ends_when_nobody_waits_for_it_any_more() -> None:
     """An abandoned search stops before the next place and claims no result."""
-    there, one = world(), claim({"gpu": 1}, entry(locality="hard:numa"))
-    spec = read_claim(one)
-    wished = [AlignedClaims(one, read_wishes(spec, "claim"))]
+    there, api_object = world(), claim({"gpu": 1}, entry(locality="hard:numa"))
+    spec = read_claim(api_object)
+    wished = [AlignedClaims(api_object, read_wishes(spec, "claim"))]
 
-    outcome = allocate_near(there.input_for(NODE, [(one, spec)]), wished, there.view_of(NODE), COMPILER, is_abandoned=lambda: True)
+    outcome = allocate_near(there.input_for(NODE, [(api_object, spec)]), wished, there.view_of(NODE), COMPILER, is_abandoned=lambda: True)
 
     assert outcome == GaveUp(0)
 
@@ -298,9 +298,9 @@ def test_classes_wish_for_a_claim_that_wishes_nothing(own: list[str | None], cla
     """A claim's own word wins, also when it says that it wishes nothing; else what the classes of its requests wish."""
     spec = read_claim(claim(GPU_AND_NIC, *(entry(**({"locality": one} if one else {})) for one in own)))
 
-    found = read_wishes(spec, "claim c", _classes(classes))
+    alignment_request = read_wishes(spec, "claim c", _classes(classes))
 
-    assert (str(found.locality[0]) if found is not None else None) == wanted
+    assert (str(alignment_request.locality[0]) if alignment_request is not None else None) == wanted
 
 
 def test_classes_are_refused_when_they_wish_different_things() -> None:
@@ -312,20 +312,20 @@ def test_classes_are_refused_when_they_wish_different_things() -> None:
 
 
 def _classes(localities: dict[str, str]) -> dict[str, DeviceClassSpec]:
-    return {name: read_as({"config": [entry(locality=one)]}, DeviceClassSpec, where=name) for name, one in localities.items()}
+    return {name: read_as({"config": [entry(locality=locality)]}, DeviceClassSpec, where=name) for name, locality in localities.items()}
 
 
 def test_node_is_asked_for_policy_scope_and_locality_when_claim_wishes_for_them() -> None:
     """The node's topology verifies what was wished; without wishes the request is as ever."""
-    one = claim(GPU_AND_NIC, entry(policy="restricted", scope="pod", locality="hard:switch"))
-    outcome = solve(world(), one)
+    api_object = claim(GPU_AND_NIC, entry(policy="restricted", scope="pod", locality="hard:switch"))
+    outcome = solve(world(), api_object)
     assert isinstance(outcome, Allocated)
 
-    asked = placement_request(one, outcome.results[0], NODE, read_wishes(read_claim(one), "claim"))
-    plain = placement_request(one, outcome.results[0], NODE)
+    asked = placement_request(api_object, outcome.results[0], NODE, read_wishes(read_claim(api_object), "claim"))
+    plain = placement_request(api_object, outcome.results[0], NODE)
 
     assert asked is not None
     assert plain is not None
     assert (asked.policy, asked.scope, asked.locality) == (Policy.RESTRICTED, Scope.POD, (Locality(level=LocalityLevel.SWITCH),))
     assert asked == msgspec.structs.replace(plain, policy=asked.policy, scope=asked.scope, locality=asked.locality)
-    assert (plain.policy, plain.scope, plain.locality, plain.owner) == (Policy.NONE, None, (), owner_of(one))
+    assert (plain.policy, plain.scope, plain.locality, plain.owner) == (Policy.NONE, None, (), owner_of(api_object))

@@ -116,14 +116,14 @@ async def test_list_comes_page_by_page_and_changes_follow(tmp_path: Path) -> Non
             server.put(node(f"n{index}"))
         async with following(server.url, tmp_path, page=2) as (copy, informer, _):
             await copy.until(lambda: informer.is_synced)
-            lists = [one for one in server.requests if one.path.endswith("/nodes") and "watch" not in one.query]
+            lists = [request for request in server.requests if request.path.endswith("/nodes") and "watch" not in request.query]
             server.put(node("n5"))
             server.remove("Node", "n0")
             server.put(node("n1", zone="a"))
             await copy.until(lambda: copy.names == ["n1", "n2", "n3", "n4", "n5"] and "labels" in copy.objects["", "n1"][1]["metadata"])
-            again = [one for one in server.requests if one.path.endswith("/nodes") and "watch" not in one.query]
+            again = [request for request in server.requests if request.path.endswith("/nodes") and "watch" not in request.query]
 
-    assert [one.query["limit"] for one in lists] == ["2", "2", "2"]
+    assert [api_request.query["limit"] for api_request in lists] == ["2", "2", "2"]
     assert len(again) == len(lists)
 
 
@@ -154,7 +154,7 @@ async def test_watch_goes_on_from_a_bookmark_when_it_is_cut_off(tmp_path: Path) 
             server.close_watches()
             server.put(node("b"))
             await copy.until(lambda: copy.names == ["a", "b"])
-            lists = [one for one in server.requests if one.path.endswith("/nodes") and "watch" not in one.query]
+            lists = [request for request in server.requests if request.path.endswith("/nodes") and "watch" not in request.query]
 
     assert len(lists) == 1
 
@@ -177,7 +177,9 @@ async def test_resync_lists_again_though_nothing_was_lost(tmp_path: Path) -> Non
         async with following(server.url, tmp_path, resync_s=0.05) as (copy, informer, _):
             await copy.until(lambda: informer.is_synced)
             await server.until(
-                lambda: len([one for one in server.requests if one.path.endswith("/nodes") and "watch" not in one.query]) >= 3,
+                lambda: (
+                    len([request for request in server.requests if request.path.endswith("/nodes") and "watch" not in request.query]) >= 3
+                ),
                 what="lists again",
             )
 
@@ -257,7 +259,7 @@ async def test_write_of_another_is_not_overwritten(tmp_path: Path) -> None:
         ]
         await api.close()
 
-    assert [getattr(one, "is_conflict", False) for one in answers] == [True, True, True]
+    assert [getattr(answer, "is_conflict", False) for answer in answers] == [True, True, True]
 
 
 async def test_silence_is_peer_unavailable(tmp_path: Path) -> None:

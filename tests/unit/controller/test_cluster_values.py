@@ -44,9 +44,11 @@ POD = PodRef("default", "p", "uid-p")
 
 def read(kind: str, version: str = "v1", **plain: Any) -> ApiObject:
     """Read an object as an informer does; metadata may be left out."""
-    found = read_object(kind, version, {"metadata": {"name": "x", "namespace": "default", "uid": "u", "resourceVersion": "7"}, **plain})
-    assert found is not None
-    return found
+    api_object = read_object(
+        kind, version, {"metadata": {"name": "x", "namespace": "default", "uid": "u", "resourceVersion": "7"}, **plain}
+    )
+    assert api_object is not None
+    return api_object
 
 
 def granted(device: str, **fields: Any) -> GrantedDevice:
@@ -56,7 +58,7 @@ def granted(device: str, **fields: Any) -> GrantedDevice:
 
 def allocation(*devices: str) -> AllocationResult:
     """An allocation of whole devices."""
-    return AllocationResult(devices=DevicesAllocated(results=tuple(granted(one) for one in devices)))
+    return AllocationResult(devices=DevicesAllocated(results=tuple(granted(device) for device in devices)))
 
 
 def plain_claim(name: str, version: int, *, devices: tuple[str, ...] = (), note: GateAttempt | None = None) -> dict[str, Any]:
@@ -78,9 +80,9 @@ def plain_claim(name: str, version: int, *, devices: tuple[str, ...] = (), note:
 
 def read_again(kind: str, plain: dict[str, Any]) -> ApiObject:
     """Read a plain object."""
-    found = read_object(kind, "v1", plain)
-    assert found is not None
-    return found
+    api_object = read_object(kind, "v1", plain)
+    assert api_object is not None
+    return api_object
 
 
 def note(number: int = 1, *devices: str, pod: str = "uid-p") -> GateAttempt:
@@ -92,28 +94,30 @@ def test_claim_of_v1beta1_reads_as_one_of_v1() -> None:
     """What v1beta1 writes beside a request's name stands under `exactly`; alternatives stay as they are."""
     flat = {"name": "r", "deviceClassName": "gpu", "count": 2, "allocationMode": "ExactCount"}
     first = {"name": "s", "firstAvailable": [{"name": "a", "deviceClassName": "gpu"}]}
-    one = read("ResourceClaim", "v1beta1", spec={"devices": {"requests": [flat, first]}})
-    spec = read_as(one.spec, ClaimSpec, where="test")
+    claim = read("ResourceClaim", "v1beta1", spec={"devices": {"requests": [flat, first]}})
+    spec = read_as(claim.spec, ClaimSpec, where="test")
 
     assert spec.devices.requests[0].exactly is not None
     assert (spec.devices.requests[0].exactly.device_class_name, spec.devices.requests[0].exactly.count) == ("gpu", 2)
     assert spec.devices.requests[1].first_available[0].device_class_name == "gpu"
-    assert one.api_version == "resource.k8s.io/v1"
+    assert claim.api_version == "resource.k8s.io/v1"
 
 
 def test_template_of_v1beta1_reads_as_one_of_v1() -> None:
     """A template's claim is brought up to v1, too."""
-    one = read("ResourceClaimTemplate", "v1beta1", spec={"spec": {"devices": {"requests": [{"name": "r", "deviceClassName": "gpu"}]}}})
+    api_object = read(
+        "ResourceClaimTemplate", "v1beta1", spec={"spec": {"devices": {"requests": [{"name": "r", "deviceClassName": "gpu"}]}}}
+    )
 
-    assert one.spec["spec"]["devices"]["requests"] == [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
+    assert api_object.spec["spec"]["devices"]["requests"] == [{"name": "r", "exactly": {"deviceClassName": "gpu"}}]
 
 
 def test_slice_of_v1beta1_reads_as_one_of_v1() -> None:
     """What v1beta1 writes under `basic` stands beside a device's name."""
     device = {"name": "d", "basic": {"attributes": {"model": {"string": "x"}}, "capacity": {"memory": {"value": "1Gi"}}}}
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
-    one = read("ResourceSlice", "v1beta1", spec={"driver": "a.b", "nodeName": "n1", "pool": pool, "devices": [device]})
-    spec = read_as(one.spec, SliceSpec, where="test")
+    resource_slice = read("ResourceSlice", "v1beta1", spec={"driver": "a.b", "nodeName": "n1", "pool": pool, "devices": [device]})
+    spec = read_as(resource_slice.spec, SliceSpec, where="test")
 
     assert spec.devices[0].attributes["model"].string == "x"
     assert spec.devices[0].capacity["memory"].value == "1Gi"
@@ -127,15 +131,15 @@ def test_pod_is_not_kept_when_it_has_neither_claims_nor_gates() -> None:
 def test_pod_is_kept_without_what_nobody_reads() -> None:
     """Volumes and environment of a pod that matters are not kept, of its containers only what they ask for, and once it is bound not even that."""
     spec = {"containers": [{"name": "c", "env": [1]}], "volumes": [1], "resourceClaims": [{"name": "a"}], "affinity": {"podAffinity": {}}}
-    one = read("Pod", spec=spec, status={"phase": "Pending", "podIPs": []})
+    pod = read("Pod", spec=spec, status={"phase": "Pending", "podIPs": []})
 
     bound = read("Pod", spec={**spec, "nodeName": "n1"})
 
-    assert sorted(one.spec) == ["affinity", "containers", "resourceClaims"]
-    assert one.spec["containers"] == [{"name": "c"}]
+    assert sorted(pod.spec) == ["affinity", "containers", "resourceClaims"]
+    assert pod.spec["containers"] == [{"name": "c"}]
     assert sorted(bound.spec) == ["affinity", "nodeName", "resourceClaims"]
-    assert one.spec["affinity"] == {"nodeAffinity": {}}
-    assert one.status == {"phase": "Pending"}
+    assert pod.spec["affinity"] == {"nodeAffinity": {}}
+    assert pod.status == {"phase": "Pending"}
 
 
 @pytest.mark.parametrize("plain", [{}, {"metadata": []}, {"metadata": {"name": 7}}, {"metadata": {"name": "x"}, "spec": "none"}])
@@ -200,10 +204,10 @@ def test_node_lets_a_pod_in_as_kube_scheduler_would(
 ) -> None:
     """Name, taints, marks, labels and required affinity, each by the scheduler's own rules."""
     facts = node_facts(read("Node", metadata={"name": "x", "labels": labels}, spec=node_spec))
-    found = why_not(read_placing(read("Pod", spec={"schedulingGates": [{"name": "g"}], **spec})), facts)
+    reason = why_not(read_placing(read("Pod", spec={"schedulingGates": [{"name": "g"}], **spec})), facts)
 
-    assert (found.code if found is not None else "") == code
-    assert found is None or "None" not in found.message
+    assert (reason.code if reason is not None else "") == code
+    assert reason is None or "None" not in reason.message
 
 
 def test_preferred_affinity_adds_up_weights() -> None:
@@ -261,9 +265,9 @@ def test_condition_is_not_written_again_when_it_says_the_same() -> None:
     plain = {"metadata": {"name": "p", "uid": "u", "resourceVersion": "1"}, "spec": {"schedulingGates": [{"name": "g"}]}, "status": {}}
     first = gated_claims.condition_patch(read_again("Pod", plain), is_true=False, reason="DoesNotFit", message="no", now="t1")
     assert first is not None
-    told = read_again("Pod", merge(plain, first))
-    again = gated_claims.condition_patch(told, is_true=False, reason="DoesNotFit", message="no", now="t2")
-    other = gated_claims.condition_patch(told, is_true=False, reason="DoesNotFit", message="still not", now="t2")
+    pod = read_again("Pod", merge(plain, first))
+    again = gated_claims.condition_patch(pod, is_true=False, reason="DoesNotFit", message="no", now="t2")
+    other = gated_claims.condition_patch(pod, is_true=False, reason="DoesNotFit", message="still not", now="t2")
 
     assert again is None
     assert other is not None
@@ -282,7 +286,7 @@ def test_world_counts_intents_and_allocations_as_taken() -> None:
     world.put("ResourceClaim", "v1", plain_claim("a", 2))
 
     taken = world.supply.usage_for("n1", [], {}).holders
-    assert sorted(one.device for one in taken) == ["d0", "d1"]
+    assert sorted(device_id.device for device_id in taken) == ["d0", "d1"]
     assert world.book.later_intents(2) == {"uid-a"}
     assert world.book.later_intents(3) == frozenset()
 
@@ -298,7 +302,7 @@ def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() 
     world.put("ResourceClaim", "v1", plain_claim("a", 4, note=note(1, "d0")))
 
     assert world.is_taken_back(("default", "a"))
-    assert [one.device for one in world.supply.usage_for("n1", [], {}).holders] == ["d0"]
+    assert [device_id.device for device_id in world.supply.usage_for("n1", [], {}).holders] == ["d0"]
     world.put("ResourceClaim", "v1", plain_claim("a", 5))
     assert world.supply.usage_for("n1", [], {}).holders == {}
     assert list(world.let_go) == [("default", "a")]
@@ -368,7 +372,7 @@ def test_room_follows_pods_as_they_come_and_go() -> None:
 def test_claim_spec_is_written_as_an_older_server_reads_it() -> None:
     """What is read from v1beta1 and written there again is the same."""
     flat = {"devices": {"requests": [{"name": "r", "deviceClassName": "gpu"}], "constraints": []}}
-    one = read("ResourceClaim", "v1beta1", spec=flat)
+    claim = read("ResourceClaim", "v1beta1", spec=flat)
 
-    assert downgraded_claim(one.spec, "v1beta1") == flat
-    assert downgraded_claim(one.spec, "v1") == one.spec
+    assert downgraded_claim(claim.spec, "v1beta1") == flat
+    assert downgraded_claim(claim.spec, "v1") == claim.spec

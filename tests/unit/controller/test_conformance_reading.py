@@ -51,7 +51,7 @@ def test_check_answers_when_parts_are_null_or_unknown() -> None:
 def test_read_case_takes_the_gates_of_binding_conditions_one_by_one() -> None:
     """Two gates together switch binding conditions on; a file may name them apart."""
     both = read_case(_case(features=["DRAResourceClaimDeviceStatus", "DRADeviceBindingConditions"])).gates
-    one = read_case(_case(features=["DRADeviceBindingConditions"])).gates
+    gates = read_case(_case(features=["DRADeviceBindingConditions"])).gates
 
     assert both == {Gate.BINDING_CONDITIONS}
-    assert not one
+    assert not gates

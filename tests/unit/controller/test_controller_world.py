@@ -39,18 +39,18 @@ def _world(*nodes: str) -> StandaloneState:
     return world
 
 
-def _put(world: StandaloneState, one: ApiObject, revision: int = 1) -> None:
-    world.put_object(ObjectKey(one.kind.lower(), "default", one.metadata["name"]), Stored(revision, one))
+def _put(world: StandaloneState, api_object: ApiObject, revision: int = 1) -> None:
+    world.put_object(ObjectKey(api_object.kind.lower(), "default", api_object.metadata["name"]), Stored(revision, api_object))
 
 
-def _input(world: StandaloneState, one: ApiObject, node: str = "n1") -> AllocationInput:
-    return world.input_for(node, [(one, read_claim(one))])
+def _input(world: StandaloneState, api_object: ApiObject, node: str = "n1") -> AllocationInput:
+    return world.input_for(node, [(api_object, read_claim(api_object))])
 
 
 def _devices(given: AllocationInput) -> list[str]:
     outcome = solve(given)
     assert isinstance(outcome, Allocated), outcome
-    return [one.device for one in outcome.results[0].devices.results]
+    return [granted_device.device for granted_device in outcome.results[0].devices.results]
 
 
 def _ledger(owner: Owner, *devices: str) -> Ledger:
@@ -86,11 +86,11 @@ def test_world_counts_ledger_and_attempts_of_others_as_taken() -> None:
 def test_world_gives_a_claim_what_it_holds_already_when_it_was_interrupted() -> None:
     """A claim that holds devices in the ledger gets exactly those, on that node, and no others."""
     world = _world("n1", "n2")
-    mine = _claim("mine", count=2)
-    world.put_ledger(_ledger(lifecycle.owner_of(mine), "gpu-1", "gpu-3"))
+    claim = _claim("mine", count=2)
+    world.put_ledger(_ledger(lifecycle.owner_of(claim), "gpu-1", "gpu-3"))
 
-    assert world.nodes_for(mine) == ("n1",)
-    assert _devices(_input(world, mine)) == ["gpu-1", "gpu-3"]
+    assert world.nodes_for(claim) == ("n1",)
+    assert _devices(_input(world, claim)) == ["gpu-1", "gpu-3"]
     assert not isinstance(solve(_input(world, _claim("mine", count=3))), Allocated)
 
 
@@ -110,12 +110,12 @@ def test_world_keeps_a_pods_claims_on_one_node() -> None:
     _put(world, first)
     _put(world, second)
     _put(world, ApiObject(api_version="v1", kind="Pod", metadata={"name": "p", "uid": "pod-1"}, spec=spec))
-    together = [(one, read_claim(one)) for one in (first, second)]
+    together = [(api_object, read_claim(api_object)) for api_object in (first, second)]
 
     assert [key.name for key, _ in world.mates(first)] == ["second"]
     outcome = solve(world.input_for("n2", together))
     assert isinstance(outcome, Allocated)
-    assert [[one.device for one in result.devices.results] for result in outcome.results] == [["gpu-0"], ["gpu-1"]]
+    assert [[granted_device.device for granted_device in result.devices.results] for result in outcome.results] == [["gpu-0"], ["gpu-1"]]
 
     _put(world, lifecycle.with_allocation(first, outcome.results[0], now="t"), revision=2)
     assert world.nodes_for(second) == ("n2",)
@@ -132,10 +132,10 @@ def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> Non
     start, elsewhere, supply = world.freedom_of("n1"), world.freedom_of("n2"), world.supply
 
     world.put_ledger(_ledger(owner, "gpu-0"))
-    one = _claim("one")
-    outcome = solve(_input(world, one))
+    claim = _claim("one")
+    outcome = solve(_input(world, claim))
     assert isinstance(outcome, Allocated)
-    _put(world, lifecycle.with_allocation(one, outcome.results[0], now="t"))
+    _put(world, lifecycle.with_allocation(claim, outcome.results[0], now="t"))
     assert (world.freedom_of("n1"), world.supply) == (start, supply)
 
     world.put_ledger(_ledger(owner))
@@ -166,10 +166,10 @@ def test_world_tells_when_something_became_free_on_a_node_and_only_then() -> Non
 def test_world_refuses_a_class_or_slice_when_it_breaks_a_limit(kind: str, spec: dict[str, Any], wanted: str) -> None:
     """One wrong object is left out with its reason; it must not end the searches of others."""
     world = _world("n1")
-    one = ApiObject(api_version="resource.k8s.io/v1", kind=kind, metadata={"name": "odd"}, spec=spec)
+    api_object = ApiObject(api_version="resource.k8s.io/v1", kind=kind, metadata={"name": "odd"}, spec=spec)
 
     with pytest.raises(ContractError, match=wanted):
-        world.put_object(ObjectKey(kind.lower(), "_", "odd"), Stored(1, one))
+        world.put_object(ObjectKey(kind.lower(), "_", "odd"), Stored(1, api_object))
 
     assert _devices(_input(world, _claim("a"))) == ["gpu-0"]
 
@@ -182,7 +182,7 @@ def test_pod_claims_have_stable_names_that_fit_when_the_pods_name_is_long() -> N
         api_version="resource.k8s.io/v1", kind="ResourceClaimTemplate", metadata={"name": "t"}, spec={"spec": {"devices": {"requests": []}}}
     )
 
-    names = [wanted_claims(one)[0].name for one in pods]
+    names = [wanted_claims(pod)[0].name for pod in pods]
     made = claim_from_template(pods[0], wanted_claims(pods[0])[0], template, now="t")
 
     assert names[0] == names[1] != names[2]
@@ -204,10 +204,10 @@ def test_world_gives_nobody_a_device_on_a_node_that_the_machine_lacks() -> None:
     )
     world.put_inventory(Inventory(node="n1", device_class="gpu", generation=1, devices=devices))
     world.put_machine(_machine(0))
-    one = _claim("one")
-    _put(world, one)
+    claim = _claim("one")
+    _put(world, claim)
 
-    before = _devices(_input(world, one))
+    before = _devices(_input(world, claim))
     world.put_machine(_machine(0, 1))
 
-    assert (before, _devices(_input(world, one))) == (["gpu-1"], ["gpu-0"])
+    assert (before, _devices(_input(world, claim))) == (["gpu-1"], ["gpu-0"])

@@ -29,9 +29,9 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "allocation.md"
 TAG = "example.com/tag"
 
 
-def given(mode: Mode, slices: list[Any], one: Any, gates: frozenset[Gate] = ALL_GATES) -> AllocationInput:
+def given(mode: Mode, slices: list[Any], claims: Any, gates: frozenset[Gate] = ALL_GATES) -> AllocationInput:
     """Put an input together."""
-    return put_together(slices, one, mode=mode, gates=gates)
+    return put_together(slices, claims, mode=mode, gates=gates)
 
 
 def tagged(*values: Any) -> list[dict[str, Any]]:
@@ -73,8 +73,8 @@ def two_configurations(mode: Mode) -> AllocationInput:
 
 def no_longer_shared(mode: Mode) -> AllocationInput:
     """Shares are held of a device that is published as one for a single claim now."""
-    one = given(mode, [slice_of(gpus(1))], claim(request()))
-    return replace(one, usage=Usage(consumed={DeviceId("gpu.example.com", NODE, "dev-0"): {"memory": Quantity.parse("1Gi")}}))
+    allocation_input = given(mode, [slice_of(gpus(1))], claim(request()))
+    return replace(allocation_input, usage=Usage(consumed={DeviceId("gpu.example.com", NODE, "dev-0"): {"memory": Quantity.parse("1Gi")}}))
 
 
 # Row of the page to a situation, and what its answers are: the devices, or the number of configurations, or nothing.
@@ -130,7 +130,7 @@ def answer(outcome: Outcome, wanted: object) -> object:
     if not isinstance(outcome, Allocated):
         return None
     (result,) = outcome.results
-    return len(result.devices.config) if isinstance(wanted, int) else [one.device for one in result.devices.results]
+    return len(result.devices.config) if isinstance(wanted, int) else [granted_device.device for granted_device in result.devices.results]
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -57,7 +57,7 @@ def test_the_pause_doubles_with_each_vain_search_and_ends_at_a_minute() -> None:
     for version in range(2, 10):
         work.tried("a", version, freed("a"), now_s=now_s)
         freed.counts["a"] = version
-        pause_s = next(one for one in range(1000) if work.due(freed, now_s=now_s + one))
+        pause_s = next(index for index in range(1000) if work.due(freed, now_s=now_s + index))
         assert work.is_pausing(freed, now_s=now_s)
         pauses.append(pause_s)
         now_s += pause_s

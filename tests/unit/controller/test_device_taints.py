@@ -63,15 +63,15 @@ def world(*, health: HealthState = HealthState.HEALTHY) -> StandaloneState:
     return made
 
 
-def put_rule(made: StandaloneState, one: ApiObject) -> None:
+def put_rule(made: StandaloneState, api_object: ApiObject) -> None:
     """Store a rule."""
-    made.put_object(ObjectKey("devicetaintrule", "cluster", one.metadata["name"]), Stored(1, one))
+    made.put_object(ObjectKey("devicetaintrule", "cluster", api_object.metadata["name"]), Stored(1, api_object))
 
 
 def outcome(made: StandaloneState, *tolerations: dict[str, Any]) -> Outcome:
     """Allocate one GPU."""
-    one = claim(*tolerations)
-    return solve(made.input_for("n1", [(one, read_claim(one))]))
+    api_object = claim(*tolerations)
+    return solve(made.input_for("n1", [(api_object, read_claim(api_object))]))
 
 
 def device_of(found: Outcome) -> str:
@@ -105,7 +105,7 @@ def test_rule_keeps_claims_off_the_devices_that_it_means(selector: dict[str, Any
 
     if first is None:
         assert isinstance(found, NoFit)
-        assert any(one.code == "device-tainted" and "example.com/broken" in one.message for one in found.reasons)
+        assert any(reason.code == "device-tainted" and "example.com/broken" in reason.message for reason in found.reasons)
     else:
         assert device_of(found) == first
     assert device_of(outcome(made, TOLERATE)) == "gpu-0"
@@ -156,7 +156,7 @@ def test_silent_service_gives_no_device_whatever_is_tolerated() -> None:
     found = outcome(made, {"operator": "Exists"})
 
     assert isinstance(found, NoFit)
-    assert [one.code for one in found.reasons] == ["too-few-devices", "device-service-silent"]
+    assert [reason.code for reason in found.reasons] == ["too-few-devices", "device-service-silent"]
     assert "2026-01-01T00:00:00Z" in found.reasons[1].message
     made.note_silence({})
     assert device_of(outcome(made)) == "gpu-0"
@@ -165,18 +165,18 @@ def test_silent_service_gives_no_device_whatever_is_tolerated() -> None:
 def test_silence_is_no_evidence_that_lets_anything_go() -> None:
     """A silent service's devices evict nobody; a fault that was told before still does."""
     well, sick = world(), world(health=HealthState.UNHEALTHY)
-    for one in (well, sick):
-        one.note_silence({("n1", "gpu"): "2026-01-01T00:00:00Z"})
+    for standalone_state in (well, sick):
+        standalone_state.note_silence({("n1", "gpu"): "2026-01-01T00:00:00Z"})
 
     assert well.taints.evicting(GPU_0) == ()
-    assert [one.taint.key for one in sick.taints.evicting(GPU_0)] == ["topobus.dev/health"]
+    assert [rule_taint.taint.key for rule_taint in sick.taints.evicting(GPU_0)] == ["topobus.dev/health"]
 
 
 def test_sick_device_evicts_by_its_health() -> None:
     """Evidence of a fault taints NoExecute, by the driver's own word."""
-    (found,) = world(health=HealthState.UNHEALTHY).taints.evicting(GPU_0)
+    (rule_taint,) = world(health=HealthState.UNHEALTHY).taints.evicting(GPU_0)
 
-    assert (found.taint.effect, found.rule) == ("NoExecute", "")
+    assert (rule_taint.taint.effect, rule_taint.rule) == ("NoExecute", "")
 
 
 def allocation(*tolerations: dict[str, Any], devices: tuple[str, ...] = ("gpu-0",)) -> AllocationResult:
@@ -210,23 +210,25 @@ TAINT = Taint(key="example.com/broken", value="yes", effect="NoExecute")
 )
 def test_claim_goes_when_its_toleration_ends(tolerations: list[dict[str, Any]], after_s: int | None) -> None:
     """A claim without a toleration goes at once, one with seconds that long after the taint came, one that tolerates it for ever never."""
-    found = next_eviction(allocation(*tolerations), lambda _: [RuleTaint(TAINT, "broken")], lambda _, __: START)
+    eviction = next_eviction(allocation(*tolerations), lambda _: [RuleTaint(TAINT, "broken")], lambda _, __: START)
 
     if after_s is None:
-        assert found is None
+        assert eviction is None
     else:
-        assert found is not None
-        assert (found.due, found.device, found.rule) == (START + timedelta(seconds=after_s), GPU_0, "broken")
+        assert eviction is not None
+        assert (eviction.due, eviction.device, eviction.rule) == (START + timedelta(seconds=after_s), GPU_0, "broken")
 
 
 def test_claim_goes_with_the_first_of_its_devices() -> None:
     """The earliest taint that is not borne decides."""
     times = {"gpu-0": START + timedelta(hours=1), "gpu-1": START}
 
-    found = next_eviction(allocation(devices=("gpu-0", "gpu-1")), lambda _: [RuleTaint(TAINT)], lambda one, _: times[one.device])
+    eviction = next_eviction(
+        allocation(devices=("gpu-0", "gpu-1")), lambda _: [RuleTaint(TAINT)], lambda device_id, _: times[device_id.device]
+    )
 
-    assert found is not None
-    assert found.device.device == "gpu-1"
+    assert eviction is not None
+    assert eviction.device.device == "gpu-1"
 
 
 def test_rule_tells_what_it_would_do_and_what_it_does() -> None:
@@ -256,10 +258,10 @@ def test_taint_book_is_the_same_in_any_order_of_rules(rules: list[tuple[str, str
     slices = (slice_of(gpus(2)), slice_of([device("dev-9")], driver="nic"))
     stored = {name: read_rule(rule(name, selector={} if meant is None else {"device": meant}, value=name)) for name, meant in rules}
     names = sorted(stored)
-    one, other = TaintIndex(), TaintIndex()
-    seen = one.put((0, "s"), slices)
+    taint_index, other = TaintIndex(), TaintIndex()
+    seen = taint_index.put((0, "s"), slices)
     for name in names:
-        seen = one.put_rule(name, stored[name]).get((0, "s"), seen)
+        seen = taint_index.put_rule(name, stored[name]).get((0, "s"), seen)
     for index in order:
         if index < len(names):
             other.put_rule(names[index], stored[names[index]])

@@ -49,7 +49,7 @@ def _run(*wanted: ApiObject, objects: tuple[ApiObject, ...] = NODES) -> tuple[Dr
 
 
 def _devices(answer: DryAnswer) -> list[str]:
-    return [one.device for result in answer.allocations.values() for one in result.devices.results]
+    return [granted_device.device for result in answer.allocations.values() for granted_device in result.devices.results]
 
 
 def test_dry_run_names_node_and_devices_when_a_claim_fits() -> None:
@@ -65,7 +65,7 @@ def test_dry_run_says_nearest_miss_and_what_would_fit_when_nothing_does() -> Non
     """Each node is told, then the one that lacks least, then what was found to fit there."""
     (answer,) = _run(_claim("big", 5))
 
-    codes = [one.code for one in answer.reasons]
+    codes = [reason.code for reason in answer.reasons]
     assert codes == ["too-few-devices", "too-few-devices", "nearest-miss", "would-fit"]
     assert answer.reasons[2].message == "nearest miss: node n2 has 4 of 5 devices for request r"
     assert answer.reasons[3].message == "would fit on node n2 with 4 devices instead of 5 for request r"
@@ -78,8 +78,8 @@ def test_dry_run_names_who_would_have_to_let_go_when_devices_are_held() -> None:
     taker = _claim("taker", 2, allocation={"devices": {"results": results}})
     (answer,) = _run(_claim("all", 4), objects=(*NODES, taker))
 
-    freed = [one for one in answer.reasons if one.facts.get("change") == "free"]
-    assert [one.message for one in freed] == ["would fit on node n2 when claim default/taker (2 devices) lets go"]
+    freed = [reason for reason in answer.reasons if reason.facts.get("change") == "free"]
+    assert [reason.message for reason in freed] == ["would fit on node n2 when claim default/taker (2 devices) lets go"]
 
 
 def test_dry_run_puts_claims_of_one_pod_on_one_node() -> None:
@@ -153,8 +153,8 @@ def test_dry_run_asks_the_node_what_the_pod_itself_needs() -> None:
     claim_.spec["devices"]["requests"][0]["exactly"]["deviceClassName"] = "gpu.topobus.dev"
     answers = [dry_run(Situation(wanted=(_pod("p", {"limits": {"cpu": cpus}}, "a"), claim_), **parts), COMPILER)[0] for cpus in (4, 500)]
 
-    assert [one.condition for one in answers] == ["Allocated", "DoesNotFit"]
-    assert [one.code for one in answers[1].reasons] == ["not-enough-cpus"]
+    assert [dry_answer.condition for dry_answer in answers] == ["Allocated", "DoesNotFit"]
+    assert [reason.code for reason in answers[1].reasons] == ["not-enough-cpus"]
 
 
 def test_dry_run_says_what_is_missing_when_a_pod_names_it() -> None:
@@ -195,7 +195,7 @@ def test_advice_is_what_the_search_finds_when_the_claim_is_changed_so(devices: l
     situation = given([slice_of(devices)], asked)
     assert isinstance(solve(situation), NoFit)
 
-    assert [one.facts["change"] for one in would_fit(situation, solve)] == changes
+    assert [reason.facts["change"] for reason in would_fit(situation, solve)] == changes
 
 
 def test_advice_is_none_when_no_one_change_helps() -> None:

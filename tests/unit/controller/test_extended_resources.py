@@ -39,12 +39,12 @@ def pod(*containers: dict[str, int | str], init: tuple[dict[str, int | str], ...
     return ApiObject(api_version="v1", kind="Pod", metadata={"name": "job", "namespace": "team", "uid": "uid-job"}, spec=spec)
 
 
-def requests(one: ApiObject) -> dict[str, tuple[str, int]]:
+def requests(verb: ApiObject) -> dict[str, tuple[str, int]]:
     """List the requests of the special claim; it keeps the API's limits."""
-    found = extended_claim(one, CLASSES)
-    assert found is not None
-    assert check_claim(read_as(found.spec, ClaimSpec, where="claim")) == []
-    entries: list[dict[str, Any]] = found.spec["devices"]["requests"]
+    claim = extended_claim(verb, CLASSES)
+    assert claim is not None
+    assert check_claim(read_as(claim.spec, ClaimSpec, where="claim")) == []
+    entries: list[dict[str, Any]] = claim.spec["devices"]["requests"]
     return {entry["name"]: (entry["exactly"]["deviceClassName"], entry["exactly"]["count"]) for entry in entries}
 
 
@@ -116,14 +116,14 @@ def test_class_is_the_newest_then_the_first_by_name() -> None:
 
 def test_claim_is_the_pods_and_is_used_by_it() -> None:
     """The claim is owned by the pod, made with one name whoever makes it, and stands in the pod's status with its mappings."""
-    one = pod({GPU: 2}, init=({GPU: 1},))
-    wanted = extended_claim(one, CLASSES)
+    api_object = pod({GPU: 2}, init=({GPU: 1},))
+    wanted = extended_claim(api_object, CLASSES)
     assert wanted is not None
 
-    made = claim_of_pod(one, wanted, now="2026-01-01T00:00:00Z")
-    named = with_extended_status(one, made.metadata["name"], wanted)
+    made = claim_of_pod(api_object, wanted, now="2026-01-01T00:00:00Z")
+    named = with_extended_status(api_object, made.metadata["name"], wanted)
 
-    assert made == claim_of_pod(one, wanted, now="2026-01-01T00:00:00Z")
+    assert made == claim_of_pod(api_object, wanted, now="2026-01-01T00:00:00Z")
     assert made.metadata["annotations"] == {"resource.kubernetes.io/extended-resource-claim": "true"}
     assert owner_pod_uid(made) == "uid-job"
     assert claim_names(named) == (made.metadata["name"],)

@@ -45,13 +45,13 @@ def _world(*nodes: str) -> StandaloneState:
 
 def _member(expression: str) -> Member:
     request = {"name": "r", "exactly": {"deviceClassName": "gpu.topobus.dev", "selectors": [{"cel": {"expression": expression}}]}}
-    one = ApiObject(
+    api_object = ApiObject(
         api_version="resource.k8s.io/v1",
         kind="ResourceClaim",
         metadata={"name": "c", "namespace": "default", "uid": "u"},
         spec={"devices": {"requests": [request]}},
     )
-    return member(ObjectKey("resourceclaim", "default", "c"), Stored(1, one))
+    return member(ObjectKey("resourceclaim", "default", "c"), Stored(1, api_object))
 
 
 async def test_finder_refuses_a_selector_that_may_cost_too_much_on_every_way() -> None:

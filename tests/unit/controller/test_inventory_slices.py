@@ -31,10 +31,15 @@ def _inventory(*devices: Device) -> Inventory:
 
 def test_slices_carry_the_standard_attributes_when_the_device_has_them() -> None:
     """pcieRoot, pciBusID and numaNode stand under Kubernetes' domain; the driver's own names stand bare, made legal."""
-    (one,) = slices_from_inventory(_inventory(GPU))
+    (resource_slice,) = slices_from_inventory(_inventory(GPU))
 
-    assert (one.spec.driver, one.spec.pool.name, one.spec.pool.generation, one.spec.node_name) == ("gpu.topobus.dev", "n1", 7, "n1")
-    assert one.spec.devices[0].attributes == {
+    assert (
+        resource_slice.spec.driver,
+        resource_slice.spec.pool.name,
+        resource_slice.spec.pool.generation,
+        resource_slice.spec.node_name,
+    ) == ("gpu.topobus.dev", "n1", 7, "n1")
+    assert resource_slice.spec.devices[0].attributes == {
         "resource.kubernetes.io/pcieRoot": Attribute(string="pci0000:16"),
         "resource.kubernetes.io/pciBusID": Attribute(string="0000:17:00.0"),
         "resource.kubernetes.io/numaNode": Attribute(int_=1),
@@ -44,8 +49,8 @@ def test_slices_carry_the_standard_attributes_when_the_device_has_them() -> None
         "firmwareVersion": Attribute(string="v7"),
         "odd_name_": Attribute(int_=3),
     }
-    assert one.spec.devices[0].capacity["memory"].value == "80Gi"
-    assert check_slice(one.spec) == []
+    assert resource_slice.spec.devices[0].capacity["memory"].value == "80Gi"
+    assert check_slice(resource_slice.spec) == []
 
 
 def test_slices_leave_out_the_numa_node_when_the_machine_does_not_tell() -> None:
@@ -68,7 +73,7 @@ def test_slices_taint_a_device_when_it_is_sick() -> None:
         for state in HealthState
     }
 
-    assert {state: [one.effect for one in found] for state, found in taints.items()} == {
+    assert {state: [taint.effect for taint in found_taints] for state, found_taints in taints.items()} == {
         HealthState.HEALTHY: [],
         HealthState.DEGRADED: [],
         HealthState.UNHEALTHY: ["NoExecute"],
@@ -83,10 +88,10 @@ def test_slices_are_cut_when_there_are_many_devices() -> None:
 
     slices = slices_from_inventory(_inventory(*devices))
 
-    assert [len(one.spec.devices) for one in slices] == [64, 64, 64, 32]
-    assert {one.spec.pool.resource_slice_count for one in slices} == {4}
-    assert sorted(one.name for one in slices) == [one.name for one in slices]
-    assert [problem for one in slices for problem in check_slice(one.spec)] == []
+    assert [len(resource_slice.spec.devices) for resource_slice in slices] == [64, 64, 64, 32]
+    assert {resource_slice.spec.pool.resource_slice_count for resource_slice in slices} == {4}
+    assert sorted(resource_slice.name for resource_slice in slices) == [resource_slice.name for resource_slice in slices]
+    assert [problem for resource_slice in slices for problem in check_slice(resource_slice.spec)] == []
 
 
 def test_holders_name_devices_and_cpus_when_the_ledger_has_them() -> None:

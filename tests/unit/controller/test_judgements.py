@@ -21,8 +21,8 @@ from topobus.domain.machine import Machine
 
 def _question(bench: Bench, **wanted: object) -> RequestShape:
     raw = claim(1, **wanted)  # type: ignore[arg-type]  # the case's own options
-    one = ApiObject(api_version=raw["apiVersion"], kind=raw["kind"], metadata=raw["metadata"], spec=raw["spec"])
-    return bench.judgements.question([read_claim(one)])
+    api_object = ApiObject(api_version=raw["apiVersion"], kind=raw["kind"], metadata=raw["metadata"], spec=raw["spec"])
+    return bench.judgements.question([read_claim(api_object)])
 
 
 def _never() -> Outcome:
@@ -68,9 +68,9 @@ def test_no_search_is_made_on_a_second_node_of_the_kind() -> None:
     again = [bench.judgements.look(_question(bench), node_name(index), _never) for index in range(2)]
 
     assert again == found
-    assert [[one.pool for one in each.results[0].devices.results] for each in again if isinstance(each, Allocated)] == [
-        [node_name(index)] * 2 for index in range(2)
-    ]
+    assert [
+        [granted_device.pool for granted_device in each.results[0].devices.results] for each in again if isinstance(each, Allocated)
+    ] == [[node_name(index)] * 2 for index in range(2)]
 
 
 def test_no_search_is_made_for_a_plain_claim_whatever_is_taken() -> None:

@@ -42,10 +42,10 @@ RACK = "{nodeSelectorTerms: [{matchExpressions: [{key: example.com/rack, operato
 
 def put(world: StandaloneState, text: str) -> ApiObject:
     """Store the object of a manifest."""
-    (one,) = parse_manifest(text, where="test.yaml")
-    namespace = one.metadata.get("namespace", CLUSTER)
-    world.put_object(ObjectKey(one.kind.lower(), namespace, one.metadata["name"]), Stored(1, one))
-    return one
+    (api_object,) = parse_manifest(text, where="test.yaml")
+    namespace = api_object.metadata.get("namespace", CLUSTER)
+    world.put_object(ObjectKey(api_object.kind.lower(), namespace, api_object.metadata["name"]), Stored(1, api_object))
+    return api_object
 
 
 def world(place: str, device: str = "") -> StandaloneState:
@@ -61,8 +61,8 @@ def world(place: str, device: str = "") -> StandaloneState:
 
 def outcome(made: StandaloneState, node: str) -> Outcome:
     """Allocate a card for a node."""
-    one = put(made, CLAIM)
-    return solve(made.input_for(node, [(one, read_claim(one))]))
+    api_object = put(made, CLAIM)
+    return solve(made.input_for(node, [(api_object, read_claim(api_object))]))
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_allocation_says_where_its_devices_can_be_used(place: str, device: str, 
     terms = result.node_selector.node_selector_terms if result.node_selector is not None else ()
     shown = [
         {
-            **({"matchExpressions": [_plain(item) for item in one.match_expressions]} if one.match_expressions else {}),
-            **({"matchFields": [_plain(item) for item in one.match_fields]} if one.match_fields else {}),
+            **({"matchExpressions": [_plain(item) for item in term.match_expressions]} if term.match_expressions else {}),
+            **({"matchFields": [_plain(item) for item in term.match_fields]} if term.match_fields else {}),
         }
-        for one in terms
+        for term in terms
     ]
     assert shown == ([wanted] if wanted is not None else [])
     assert placement_request(put(made, CLAIM), result, "n1") is None

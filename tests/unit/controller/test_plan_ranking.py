@@ -11,7 +11,7 @@ from topobus.domain.outcome import ContainerPlacement, Placement, Reason, Refusa
 
 
 def _placed(*nodes: NodeSet, preferred: bool = True) -> Placement:
-    return Placement(containers=tuple(ContainerPlacement(name="c", alignment=Hint(one, preferred), numa_nodes=one) for one in nodes))
+    return Placement(containers=tuple(ContainerPlacement(name="c", alignment=Hint(node, preferred), numa_nodes=node) for node in nodes))
 
 
 ANSWERS = {

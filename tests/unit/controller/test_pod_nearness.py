@@ -25,10 +25,10 @@ from unit.controller.test_claim_nearness import COMPILER, NODE, claim, entry, na
 
 def pod(annotations: dict[str, str], *containers: dict[str, Any], claims: tuple[str, ...] = ("gpus", "nics")) -> ApiObject:
     """Make a pod; its one container uses all claims unless said otherwise."""
-    used = {"claims": [{"name": one} for one in claims], "limits": {"cpu": "4", "memory": "4Gi"}}
+    used = {"claims": [{"name": each_claim} for each_claim in claims], "limits": {"cpu": "4", "memory": "4Gi"}}
     spec = {
         "containers": list(containers) or [{"name": "main", "resources": used}],
-        "resourceClaims": [{"name": one, "resourceClaimName": one} for one in claims],
+        "resourceClaims": [{"name": each_claim, "resourceClaimName": each_claim} for each_claim in claims],
     }
     return admit(
         ApiObject(api_version="v1", kind="Pod", metadata={"name": "trainer", "annotations": annotations}, spec=spec),
@@ -37,11 +37,11 @@ def pod(annotations: dict[str, str], *containers: dict[str, Any], claims: tuple[
     )
 
 
-def solve(there: StandaloneState, one: ApiObject, *wanted: ApiObject) -> Outcome:
+def solve(there: StandaloneState, api_object: ApiObject, *wanted: ApiObject) -> Outcome:
     """Allocate a pod's claims together, named in its spec as they are themselves."""
     specs = [(claim_, read_claim(claim_)) for claim_ in wanted]
     wished = [AlignedClaims(claim_, read_wishes(spec, "claim")) for claim_, spec in specs]
-    request = wished_request(one, {claim_.metadata["name"]: owner_of(claim_).key for claim_ in wanted})
+    request = wished_request(api_object, {claim_.metadata["name"]: owner_of(claim_).key for claim_ in wanted})
     return allocate_near(there.input_for(NODE, specs), wished, there.view_of(NODE), COMPILER, pod=request)
 
 
@@ -77,7 +77,7 @@ def test_claims_of_a_pod_lie_together_when_the_pod_wishes_it(
 def test_claims_of_a_pod_are_served_as_ever_when_it_wishes_nothing() -> None:
     """Without annotations the result is the very one of the ordinary search, whatever lies where."""
     there = world(gpu=("gpu-0", "gpu-1"))
-    specs = [(one, read_claim(one)) for one in (GPUS, NICS)]
+    specs = [(api_object, read_claim(api_object)) for api_object in (GPUS, NICS)]
 
     assert wished_request(pod({}), {"gpus": owner_of(GPUS).key}) is None
     assert solve(there, pod({}), GPUS, NICS) == allocate(there.input_for(NODE, specs), COMPILER)
@@ -137,15 +137,15 @@ def test_controller_judges_with_the_nodes_own_options() -> None:
 def test_node_places_the_pod_where_the_controller_chose_its_devices() -> None:
     """The node is asked the same question by the same engine: CPUs come from the NUMA node of the claims' devices."""
     there = world(gpu=("gpu-0", "gpu-1", "gpu-2", "gpu-3"))
-    one = pod({"topobus.dev/policy": "single-numa-node"})
-    outcome = solve(there, one, GPUS, NICS)
+    api_object = pod({"topobus.dev/policy": "single-numa-node"})
+    outcome = solve(there, api_object, GPUS, NICS)
     assert isinstance(outcome, Allocated)
     taken = {
-        owner_of(claim_).key: Allocation(owner=owner_of(claim_), holdings=(Holding(container="", devices={kind: tuple(found)}),))
-        for claim_, kind, found in zip((GPUS, NICS), ("gpu", "nic"), names(outcome), strict=True)
+        owner_of(claim_).key: Allocation(owner=owner_of(claim_), holdings=(Holding(container="", devices={kind: tuple(found_names)}),))
+        for claim_, kind, found_names in zip((GPUS, NICS), ("gpu", "nic"), names(outcome), strict=True)
     }
     there.put_ledger(Ledger(node=NODE, sequence=1, allocations=taken))
-    request = wished_request(one, {"gpus": owner_of(GPUS).key, "nics": owner_of(NICS).key})
+    request = wished_request(api_object, {"gpus": owner_of(GPUS).key, "nics": owner_of(NICS).key})
     view = there.view_of(NODE)
     assert request is not None
     assert view is not None
@@ -164,12 +164,25 @@ def test_matched_values_stand_in_the_allocation_for_prepare() -> None:
     assert isinstance(wished, Allocated)
     assert isinstance(plain, Allocated)
 
-    told = [one.devices.config[-1].opaque for one in wished.results]
+    opaques = [allocation_result.devices.config[-1].opaque for allocation_result in wished.results]
 
-    assert [one.driver for one in told if one is not None] == ["gpu.topobus.dev", "nic.topobus.dev"]
-    assert all(one is not None and one.parameters["kind"] == "AlignmentResult" and one.parameters["numaNodes"] == "0" for one in told)
-    assert len({tuple(one.parameters["pcieSwitches"]) for one in told if one is not None}) == 1
-    assert [one.devices.config for one in plain.results] == [(), ()]
+    assert [opaque_configuration.driver for opaque_configuration in opaques if opaque_configuration is not None] == [
+        "gpu.topobus.dev",
+        "nic.topobus.dev",
+    ]
+    assert all(
+        opaque_configuration is not None
+        and opaque_configuration.parameters["kind"] == "AlignmentResult"
+        and opaque_configuration.parameters["numaNodes"] == "0"
+        for opaque_configuration in opaques
+    )
+    assert (
+        len(
+            {tuple(opaque_configuration.parameters["pcieSwitches"]) for opaque_configuration in opaques if opaque_configuration is not None}
+        )
+        == 1
+    )
+    assert [allocation_result.devices.config for allocation_result in plain.results] == [(), ()]
 
 
 def test_matched_values_stand_in_the_allocation_of_a_claim_with_a_wish_of_its_own() -> None:
@@ -179,12 +192,19 @@ def test_matched_values_stand_in_the_allocation_of_a_claim_with_a_wish_of_its_ow
     outcome = solve(world(), pod({}), near, NICS)
 
     assert isinstance(outcome, Allocated)
-    kinds = [[one.opaque.parameters["kind"] for one in result.devices.config if one.opaque is not None] for result in outcome.results]
+    kinds = [
+        [
+            granted_configuration.opaque.parameters["kind"]
+            for granted_configuration in result.devices.config
+            if granted_configuration.opaque is not None
+        ]
+        for result in outcome.results
+    ]
     assert kinds == [["AlignmentParameters", "AlignmentResult", "AlignmentResult"], []]
 
 
 def _container(name: str, *uses: str) -> dict[str, Any]:
-    return {"name": name, "resources": {"claims": [{"name": one} for one in uses]}}
+    return {"name": name, "resources": {"claims": [{"name": use} for use in uses]}}
 
 
 def test_claims_of_two_containers_may_lie_apart_when_scope_is_container() -> None:
@@ -211,9 +231,9 @@ def test_groups_join_claims_over_the_containers_that_use_them() -> None:
 
 def test_claim_uses_name_the_containers_in_the_pods_order() -> None:
     """Init containers come first; a claim that is used twice in one container counts once."""
-    one = pod({}, _container("main", "gpus", "gpus", "nics"), _container("side", "nics"))
+    api_object = pod({}, _container("main", "gpus", "gpus", "nics"), _container("side", "nics"))
 
-    assert claim_uses(one, {"gpus": "k0", "nics": "k1"}) == (
+    assert claim_uses(api_object, {"gpus": "k0", "nics": "k1"}) == (
         ClaimUse(owner_key="k0", containers=("main",)),
         ClaimUse(owner_key="k1", containers=("main", "side")),
     )

@@ -58,10 +58,10 @@ def test_pool_is_told_apart(state: PoolState) -> None:
 def test_pool_is_invalid_when_a_device_uses_what_is_not_counted(device: dict[str, Any], why: str) -> None:
     """Counters are told by set and name, also when the device is another node's."""
     counters = slice_of([], name="0", count=3, sharedCounters=[{"name": "set", "counters": {"slots": {"value": 2}}}])
-    mine = slice_of(gpus(1), name="1", count=3)
-    theirs = slice_of([{"name": "far", **device}], name="2", count=3, nodeName="elsewhere")
+    own_resource_slice = slice_of(gpus(1), name="1", count=3)
+    other_resource_slice = slice_of([{"name": "far", **device}], name="2", count=3, nodeName="elsewhere")
 
-    (pool,) = pools([counters, mine, theirs])
+    (pool,) = pools([counters, own_resource_slice, other_resource_slice])
 
     assert pool.state is PoolState.INVALID
     assert why in pool.why
@@ -82,9 +82,9 @@ def test_claim_for_some_devices_skips_a_pool_that_is_not_ready(state: PoolState,
         assert alone.is_local
     else:
         assert isinstance(alone, NoFit)
-        codes = [one.code for one in alone.reasons]
+        codes = [reason.code for reason in alone.reasons]
         assert (f"pool-{state}" in codes) is (state is not PoolState.READY)
-        assert all(WHY[state] in one.message for one in alone.reasons if one.code.startswith("pool-"))
+        assert all(WHY[state] in reason.message for reason in alone.reasons if reason.code.startswith("pool-"))
 
 
 @pytest.mark.parametrize("mode", Mode)

@@ -61,7 +61,7 @@ OWNED: dict[str, Any] = {"ownerReferences": [{"kind": "Pod", "name": "trainer", 
 
 
 def _wire(node: str | None, *devices: str, request: str = "r") -> dict[str, Any]:
-    results = [{"request": request, "driver": "gpu.example.com", "pool": node or "net", "device": one} for one in devices or ("d0",)]
+    results = [{"request": request, "driver": "gpu.example.com", "pool": node or "net", "device": device} for device in devices or ("d0",)]
     bound = {"nodeSelector": {"nodeSelectorTerms": [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}]}}
     return {"devices": {"results": results}} | (bound if node else {})
 
@@ -86,18 +86,18 @@ def _claim(name: str, *, allocation: Any = None, users: Sequence[str] = (), **me
 
 
 def _world(*claims: ApiObject) -> dict[str, ApiObject]:
-    return {one.metadata["name"]: one for one in claims}
+    return {claim.metadata["name"]: claim for claim in claims}
 
 
-def _plan(found: Mapping[str, ApiObject], **how: Any) -> PodPlan:
-    plan = pre_filter(POD, found.get, **how)
+def _plan(api_objects: Mapping[str, ApiObject], **how: Any) -> PodPlan:
+    plan = pre_filter(POD, api_objects.get, **how)
     assert isinstance(plan, PodPlan), plan
     return plan
 
 
 def _codes(answer: object) -> list[str]:
     assert isinstance(answer, Blocked), answer
-    return [one.code for one in answer.reasons]
+    return [reason.code for reason in answer.reasons]
 
 
 def _found(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
@@ -108,9 +108,9 @@ def test_pre_filter_gives_pending_and_allocated_claims_when_all_is_well() -> Non
     """A pod goes on with its claims in its own order, told apart, and with the nodes that the allocated ones name."""
     plan = _plan(_world(_claim("trainer-own-1", **OWNED), _claim("common", allocation=_wire("n2"), users=["other"])))
 
-    assert [one.name for one in plan.claims] == ["trainer-own-1", "common"]
-    assert [one.name for one in plan.pending] == ["trainer-own-1"]
-    assert [one.name for one in plan.allocated] == ["common"]
+    assert [claim.name for claim in plan.claims] == ["trainer-own-1", "common"]
+    assert [pod_claim.name for pod_claim in plan.pending] == ["trainer-own-1"]
+    assert [pod_claim.name for pod_claim in plan.allocated] == ["common"]
     assert plan.nodes == frozenset({"n2"})
     assert not plan.is_reserved
 
@@ -164,7 +164,7 @@ def test_pre_filter_leaves_an_entry_out_when_the_status_says_that_it_needs_none(
     plan = pre_filter(pod, _world(_claim("common")).get)
 
     assert isinstance(plan, PodPlan)
-    assert [one.name for one in plan.claims] == ["common"]
+    assert [claim.name for claim in plan.claims] == ["common"]
 
 
 def test_pre_filter_waits_for_immediate_claims_when_that_is_the_default() -> None:
@@ -172,7 +172,7 @@ def test_pre_filter_waits_for_immediate_claims_when_that_is_the_default() -> Non
     answer = pre_filter(POD, _world(_claim("trainer-own-1", **OWNED), _claim("common")).get, default_mode=AllocationMode.IMMEDIATE)
 
     assert isinstance(answer, Blocked)
-    assert [(one.code, one.facts["claim"]) for one in answer.reasons] == [("claim-immediate", "common")]
+    assert [(reason.code, reason.facts["claim"]) for reason in answer.reasons] == [("claim-immediate", "common")]
 
 
 def test_filter_allocates_pending_claims_together_when_the_node_is_right() -> None:
@@ -181,7 +181,7 @@ def test_filter_allocates_pending_claims_together_when_the_node_is_right() -> No
     asked: list[tuple[str, list[str]]] = []
 
     def search(node: Node, claims: tuple[PodClaim, ...]) -> Outcome:
-        asked.append((node.name, [one.name for one in claims]))
+        asked.append((node.name, [claim.name for claim in claims]))
         return _found(node, claims)
 
     fit, miss = filter_node(plan, Node("n1"), search), filter_node(plan, Node("n2"), search)
@@ -276,7 +276,7 @@ def test_reserve_gives_each_claim_its_allocation_when_a_node_is_chosen() -> None
 
     made = reserve(plan, fit)
 
-    assert [(one.claim.name, one.is_new, one.allocation.devices.results[0].device) for one in made] == [
+    assert [(reservation.claim.name, reservation.is_new, reservation.allocation.devices.results[0].device) for reservation in made] == [
         ("trainer-own-1", True, "n1-d0"),
         ("common", False, "d9"),
     ]
@@ -288,7 +288,7 @@ def test_reservation_is_undone_when_the_pod_is_unreserved() -> None:
     reserved = objects.with_reservation(shared, WHO)
     assert isinstance(reserved, ApiObject)
 
-    assert [one.uid for one in objects.consumers_of(reserved)] == ["other", "pod-1"]
+    assert [consumer.uid for consumer in objects.consumers_of(reserved)] == ["other", "pod-1"]
     assert objects.with_reservation(reserved, WHO) is reserved
     assert unreserve(WHO, {"common": reserved, "x": _claim("x")}) == {"common": shared}
 
@@ -351,9 +351,9 @@ def test_score_prefers_early_alternatives_when_nodes_fit() -> None:
         "n2": NodeFit("n2", (_allocation("n2", "a", "b", request="r/big"),)),
         "n3": NodeFit("n3", (_allocation("n3", "a", request="r/big"),)),
     }
-    scores = [score_node(plan, fit, numa_of=lambda one: near.get(one.device)) for fit in fits.values()]
+    scores = [score_node(plan, fit, numa_of=lambda device_id: near.get(device_id.device)) for fit in fits.values()]
 
-    assert [one.preference for one in scores] == [7, 8, 8]
+    assert [score.preference for score in scores] == [7, 8, 8]
     assert rank(scores) == ("n3", "n2", "n1")
     assert normalize(scores) == {"n1": 87, "n2": 100, "n3": 100}
 

@@ -21,8 +21,8 @@ def slices(world: StandaloneState, revision: int, *tainted: str) -> None:
     taint = {"key": "example.com/hot", "effect": "NoExecute"}
     devices = [{"name": name} | ({"taints": [taint]} if name in tainted else {}) for name in ("a", "b")]
     spec = {"driver": DRIVER, "nodeName": "n1", "pool": {"name": "n1", "generation": 1, "resourceSliceCount": 1}, "devices": devices}
-    one = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={"name": "s", "uid": "s"}, spec=spec)
-    world.put_object(ObjectKey("resourceslice", "cluster", "s"), Stored(revision, one))
+    api_object = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={"name": "s", "uid": "s"}, spec=spec)
+    world.put_object(ObjectKey("resourceslice", "cluster", "s"), Stored(revision, api_object))
 
 
 async def test_claim_stays_its_whole_time_when_the_taint_went_and_came_back() -> None:

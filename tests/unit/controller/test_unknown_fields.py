@@ -32,10 +32,10 @@ def stored() -> ApiObject:
 
 def test_unknown_fields_stay_when_the_controller_writes() -> None:
     """Attempt, allocation, reservation, condition and the way back leave everything else as it was."""
-    one = stored()
+    api_object = stored()
     allocation = AllocationResult()
 
-    attempted = lifecycle.with_attempt(one, lifecycle.Attempt(number=1, node="n", allocation=allocation))
+    attempted = lifecycle.with_attempt(api_object, lifecycle.Attempt(number=1, node="n", allocation=allocation))
     allocated = lifecycle.with_allocation(attempted, allocation, now="2026-01-01T00:00:00Z")
     reserved = with_reservation(allocated, PodRef("default", "p", "u1"))
     assert isinstance(reserved, ApiObject)
@@ -43,7 +43,7 @@ def test_unknown_fields_stay_when_the_controller_writes() -> None:
 
     for written in (attempted, allocated, reserved, back):
         again = decode(encode(written), ApiObject, where="test")
-        assert again.spec == one.spec
+        assert again.spec == api_object.spec
         assert again.metadata["fromTheFuture"] == NEW["fromTheFuture"]
         assert again.metadata["annotations"]["other.io/x"] == "y"
         assert again.status["fromTheFuture"] == NEW["fromTheFuture"]
@@ -71,9 +71,9 @@ def test_unknown_fields_stay_when_the_controller_writes() -> None:
 )
 def test_unknown_kinds_are_refused_and_never_skipped(devices: dict[str, Any], code: str) -> None:
     """A choice that nobody here knows ends the claim, in the search as in the check before it."""
-    one = claim(*devices["requests"], constraints=devices.get("constraints", ()))
+    claim_to_allocate = claim(*devices["requests"], constraints=devices.get("constraints", ()))
 
-    outcome = solve(given([slice_of(gpus(2))], one))
+    outcome = solve(given([slice_of(gpus(2))], claim_to_allocate))
 
     assert isinstance(outcome, Fault)
     assert outcome.reason.code == code

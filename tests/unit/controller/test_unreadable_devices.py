@@ -17,7 +17,7 @@ def case(attributes: dict[str, Any], *, features: list[str], selectors: list[str
     return {
         "features": features,
         "node": {"metadata": {"name": "n1"}},
-        "classes": [{"metadata": {"name": "gpu"}, "spec": {"selectors": [{"cel": {"expression": one}} for one in selectors]}}],
+        "classes": [{"metadata": {"name": "gpu"}, "spec": {"selectors": [{"cel": {"expression": selector}} for selector in selectors]}}],
         "slices": [
             {
                 "metadata": {"name": "s1"},
@@ -50,10 +50,10 @@ def case(attributes: dict[str, Any], *, features: list[str], selectors: list[str
 )
 def test_selector_fails_on_a_device_that_it_cannot_be_shown(attributes: dict[str, Any], features: list[str], told: str) -> None:
     """Whatever the selector reads."""
-    found = answer_case(case(attributes, features=features, selectors=["true"]), CelCompiler())
-    assert found["outcome"] == "error"
-    assert told in found["reasons"][0]
-    assert "gpu.example.com/p/d0" in found["reasons"][0]
+    found_answer_case = answer_case(case(attributes, features=features, selectors=["true"]), CelCompiler())
+    assert found_answer_case["outcome"] == "error"
+    assert told in found_answer_case["reasons"][0]
+    assert "gpu.example.com/p/d0" in found_answer_case["reasons"][0]
 
 
 @pytest.mark.parametrize("attributes", [{"odd": {}}, {"roots": {"strings": ["a"]}}, {"fw": {"version": "1.2"}}])
@@ -74,6 +74,6 @@ def test_verdict_of_a_good_device_does_not_hide_the_fault_of_another() -> None:
     one = case({"fw": {"version": "1.2.0"}}, features=[], selectors=['device.driver == "gpu.example.com"'])
     one["slices"][0]["spec"]["devices"].append({"name": "d1", "attributes": {"fw": {"version": "one"}}})
     one["claims"][0]["spec"]["devices"]["requests"][0]["exactly"]["count"] = 2
-    found = answer_case(one, CelCompiler())
-    assert found["outcome"] == "error"
-    assert "d1" in found["reasons"][0]
+    found_answer_case = answer_case(one, CelCompiler())
+    assert found_answer_case["outcome"] == "error"
+    assert "d1" in found_answer_case["reasons"][0]

@@ -25,12 +25,12 @@ EMPTY = Tree(HardwareSettings(root="/nonexistent"))
 def machine(*offline: int, cores: int = 2) -> Machine:
     """Make a machine of one socket whose CPUs n and n + cores are siblings; topology of offline CPUs is hidden, as Linux does."""
     cpus = tuple(
-        Cpu(id=one, online=False)
-        if one in offline
-        else Cpu(id=one, online=True, core=one % cores, socket=0, die=0, numa_node=0, l3=0, kind="performance")
-        for one in range(2 * cores)
+        Cpu(id=index, online=False)
+        if index in offline
+        else Cpu(id=index, online=True, core=index % cores, socket=0, die=0, numa_node=0, l3=0, kind="performance")
+        for index in range(2 * cores)
     )
-    online = CpuSet.of(one.id for one in cpus if one.online)
+    online = CpuSet.of(cpu.id for cpu in cpus if cpu.online)
     return Machine(node="n", numa_nodes=(NumaNode(id=0, cpus=online, memory_bytes=1),), cpus=cpus)
 
 
@@ -44,10 +44,10 @@ def tree(root: Path, online: str) -> Tree:
 
 def test_discover_lists_every_online_cpu_with_its_place() -> None:
     """Each device tells the CPU, its core, cache, socket, node and siblings."""
-    found = LinuxCpuDriver().discover(EMPTY, machine())
+    devices = LinuxCpuDriver().discover(EMPTY, machine())
 
-    assert [one.name for one in found] == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
-    last = found[-1]
+    assert [device.name for device in devices] == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
+    last = devices[-1]
     assert (last.cpu, last.core, last.socket, last.l3, last.numa_nodes) == (3, 1, 0, 0, NodeSet(0))
     assert last.attributes == {
         "core": 1,
@@ -64,14 +64,14 @@ def test_discover_leaves_unknown_facts_out_when_the_machine_does_not_tell() -> N
     """A CPU without socket, cache or node has no such attribute: never -1, never 0."""
     bare = Machine(node="n", numa_nodes=(), cpus=(Cpu(id=0, online=True),))
 
-    (found,) = LinuxCpuDriver().discover(EMPTY, bare)
+    (device,) = LinuxCpuDriver().discover(EMPTY, bare)
 
-    assert (found.attributes, found.numa_nodes) == ({}, None)
+    assert (device.attributes, device.numa_nodes) == ({}, None)
 
 
 def test_discover_lists_no_cpu_that_is_offline() -> None:
     """With SMT switched off, half of the CPUs are no devices and nobody is alarmed."""
-    assert [one.name for one in LinuxCpuDriver().discover(EMPTY, machine(2, 3))] == ["cpu-0", "cpu-1"]
+    assert [device.name for device in LinuxCpuDriver().discover(EMPTY, machine(2, 3))] == ["cpu-0", "cpu-1"]
 
 
 def test_observe_is_unhealthy_when_a_known_cpu_is_offline(tmp_path: Path) -> None:
@@ -81,9 +81,10 @@ def test_observe_is_unhealthy_when_a_known_cpu_is_offline(tmp_path: Path) -> Non
 
     seen = driver.observe(tree(tmp_path, "0-2"), devices)
 
-    assert {name: [(one.dimension, one.state, one.reason) for one in found] for name, found in seen.items()} == {
-        "cpu-3": [(Dimension.PRESENCE, HealthState.UNHEALTHY, "device-gone")]
-    }
+    assert {
+        name: [(observation.dimension, observation.state, observation.reason) for observation in observations]
+        for name, observations in seen.items()
+    } == {"cpu-3": [(Dimension.PRESENCE, HealthState.UNHEALTHY, "device-gone")]}
 
 
 def test_observe_finds_nothing_when_the_tree_does_not_list_cpus(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ def test_prepare_tells_the_list_and_each_cpu(tmp_path: Path) -> None:
 
     assert not isinstance(edits, Refusal)
     assert edits[""].env == {"TOPOBUS_CPUS": "1-3"}
-    assert {name: one.env for name, one in edits.items() if name} == {f"cpu-{one}": {f"TOPOBUS_CPU_{one}": "1"} for one in (1, 2, 3)}
+    assert {name: edit.env for name, edit in edits.items() if name} == {f"cpu-{one}": {f"TOPOBUS_CPU_{one}": "1"} for one in (1, 2, 3)}
 
 
 def test_prepare_refuses_when_a_cpu_is_offline(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_prepare_refuses_when_a_cpu_is_offline(tmp_path: Path) -> None:
     refusal = driver.prepare(tree(tmp_path, "0-2"), driver.discover(EMPTY, machine()), CONTEXT)
 
     assert isinstance(refusal, Refusal)
-    assert [(one.code, one.facts["cpus"]) for one in refusal.reasons] == [("cpu-offline", "3")]
+    assert [(reason.code, reason.facts["cpus"]) for reason in refusal.reasons] == [("cpu-offline", "3")]
 
 
 def test_inventory_stays_far_below_the_bucket_s_limit_when_the_machine_has_224_cpus() -> None:

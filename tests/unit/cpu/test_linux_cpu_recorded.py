@@ -21,18 +21,22 @@ def test_discover_places_every_cpu_when_the_machine_is_recorded(tmp_path: Path, 
     """Counts of CPUs, cores and nodes with CPUs are those of the profile; memory-only nodes have no CPU."""
     tree = Tree(HardwareSettings(root=str(build(profile, tmp_path / "machine").root)))
 
-    found = LinuxCpuDriver().discover(tree, read_machine(tree, "n"))
+    devices = LinuxCpuDriver().discover(tree, read_machine(tree, "n"))
 
-    assert (len(found), len({one.core for one in found}), len({str(one.numa_nodes) for one in found})) == (cpus, cores, nodes)
+    assert (len(devices), len({device.core for device in devices}), len({str(device.numa_nodes) for device in devices})) == (
+        cpus,
+        cores,
+        nodes,
+    )
 
 
 def test_discover_tells_kinds_of_cores_when_the_machine_is_hybrid(tmp_path: Path) -> None:
     """A laptop's performance and efficiency cores can be told apart in a claim."""
     tree = Tree(HardwareSettings(root=str(build("laptop", tmp_path / "machine").root)))
 
-    found = LinuxCpuDriver().discover(tree, read_machine(tree, "n"))
+    devices = LinuxCpuDriver().discover(tree, read_machine(tree, "n"))
 
-    assert Counter(one.attributes["kind"] for one in found) == {"performance": 8, "efficiency": 8}
+    assert Counter(device.attributes["kind"] for device in devices) == {"performance": 8, "efficiency": 8}
 
 
 def test_observe_follows_a_cpu_when_it_goes_offline_and_comes_back(tmp_path: Path) -> None:
@@ -47,5 +51,7 @@ def test_observe_follows_a_cpu_when_it_goes_offline_and_comes_back(tmp_path: Pat
     machine.set_cpu_online(223, is_online=True)
     after = driver.discover(tree, read_machine(tree, "n"))
 
-    assert {name: [one.message for one in found] for name, found in sick.items()} == {"cpu-223": ["CPU 223 is offline"]}
+    assert {name: [observation.message for observation in observations] for name, observations in sick.items()} == {
+        "cpu-223": ["CPU 223 is offline"]
+    }
     assert (tuple(after), driver.observe(tree, after)) == (tuple(before), {})

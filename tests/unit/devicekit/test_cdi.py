@@ -130,7 +130,7 @@ def test_version_is_the_lowest_that_holds_when_rendered(made: CdiSpec, version: 
 )
 def test_render_refuses_and_says_why_when_a_runtime_would(made: CdiSpec, part: str) -> None:
     """Every rule of the reference library stops the file before it is written, with a sentence."""
-    assert any(part in one for one in problems(made))
+    assert any(part in problem for problem in problems(made))
     with pytest.raises(ContractError, match="CDI file of"):
         render(made)
 
@@ -164,7 +164,7 @@ def test_write_replaces_the_file_whole_when_it_exists(tmp_path: Path) -> None:
 
     assert path.read_bytes() == b"new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert [one.name for one in path.parent.iterdir()] == ["topobus.dev-gpu_u-1.json"]
+    assert [other_path.name for other_path in path.parent.iterdir()] == ["topobus.dev-gpu_u-1.json"]
 
 
 def test_delete_is_no_error_when_the_file_is_gone(tmp_path: Path) -> None:
@@ -180,8 +180,8 @@ def test_find_files_tells_only_our_claims_when_others_share_the_folder(tmp_path:
         write(tmp_path, name, b"{}")
     (tmp_path / ".topobus.dev-gpu_u-9.json.abc.tmp").write_bytes(b"half")
 
-    found = find_files(tmp_path, "topobus.dev")
+    files = find_files(tmp_path, "topobus.dev")
 
-    assert found == ("topobus.dev-gpu_u-1.json", "topobus.dev-nic_u-2.json")
+    assert files == ("topobus.dev-gpu_u-1.json", "topobus.dev-nic_u-2.json")
     assert not (tmp_path / ".topobus.dev-gpu_u-9.json.abc.tmp").exists()
     assert find_files(tmp_path / "absent", "topobus.dev") == ()

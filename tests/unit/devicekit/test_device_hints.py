@@ -23,7 +23,7 @@ class _Opinionated(ToyDriver):
         return (Hint(NodeSet(1), preferred=True),)
 
 
-_MACHINE = Machine(node="n", numa_nodes=tuple(NumaNode(id=one, cpus=CpuSet(one), memory_bytes=1) for one in (0, 1)), cpus=())
+_MACHINE = Machine(node="n", numa_nodes=tuple(NumaNode(id=ids, cpus=CpuSet(ids), memory_bytes=1) for ids in (0, 1)), cpus=())
 
 
 def _device(name: str, node: int | None, driver: str = "toy") -> Device:

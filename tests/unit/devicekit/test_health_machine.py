@@ -40,7 +40,7 @@ def test_health_recovers_after_hold_when_evidence_is_gone() -> None:
     still = _walk((0, [_sees()]), (1, []), (10.9, []))
     healthy = _walk((0, [_sees()]), (1, []), (11, []))
 
-    assert [one.state for one in (sick, recovering, still, healthy)] == [
+    assert [device_health.state for device_health in (sick, recovering, still, healthy)] == [
         HealthState.UNHEALTHY,
         HealthState.RECOVERING,
         HealthState.RECOVERING,
@@ -96,7 +96,11 @@ def test_recovery_begins_anew_when_silence_falls_in_the_middle() -> None:
     heard = _walk(*looks, (60.0, []))
     healthy = _walk(*looks, (60.0, []), (81.0, []))
 
-    assert [one.state for one in (silent, heard, healthy)] == [HealthState.UNKNOWN, HealthState.RECOVERING, HealthState.HEALTHY]
+    assert [device_health.state for device_health in (silent, heard, healthy)] == [
+        HealthState.UNKNOWN,
+        HealthState.RECOVERING,
+        HealthState.HEALTHY,
+    ]
 
 
 def test_health_is_unknown_when_the_driver_falls_silent() -> None:
@@ -149,7 +153,7 @@ def test_health_machine_survives_when_a_stored_time_is_unreadable() -> None:
     """A stored health with a broken time does not keep a device away for ever."""
     recovering = _walk((0, [_sees()]), (1, []))
     broken = msgspec.structs.replace(
-        recovering, conditions=tuple(msgspec.structs.replace(one, since="yesterday") for one in recovering.conditions)
+        recovering, conditions=tuple(msgspec.structs.replace(condition, since="yesterday") for condition in recovering.conditions)
     )
 
     assert next_health(broken, [], now=_at(2), settings=_SETTINGS).state is HealthState.HEALTHY

@@ -43,9 +43,9 @@ def merged(**parts: Any) -> OciResult:
     return found
 
 
-def conflicts(found: OciResult) -> list[str]:
+def conflicts(oci_result: OciResult) -> list[str]:
     """Conflicts in words."""
-    return [str(one) for one in found.conflicts]
+    return [str(conflict) for conflict in oci_result.conflicts]
 
 
 def test_spec_has_all_edits_when_nothing_disagrees() -> None:
@@ -59,19 +59,19 @@ def test_spec_has_all_edits_when_nothing_disagrees() -> None:
         mounts=(Mount(host_path="/opt/lib", container_path="/usr/lib/gpu/inner"), Mount(host_path="/opt", container_path="/usr/lib")),
     )
 
-    found = merged(answers=[gpu])
+    oci_result = merged(answers=[gpu])
 
-    assert found.spec["process"]["env"] == ["PATH=/bin", "A=pod", "GPUS=0"]
-    assert found.spec["annotations"] == {"a": "1"}
-    assert found.spec["linux"]["devices"] == [
+    assert oci_result.spec["process"]["env"] == ["PATH=/bin", "A=pod", "GPUS=0"]
+    assert oci_result.spec["annotations"] == {"a": "1"}
+    assert oci_result.spec["linux"]["devices"] == [
         {"path": "/dev/g", "type": "c", "major": 195, "minor": 0, "fileMode": 0o660, "uid": 0, "gid": 44}
     ]
-    assert found.spec["linux"]["resources"]["devices"] == [
+    assert oci_result.spec["linux"]["resources"]["devices"] == [
         {"allow": False, "access": "rwm"},
         {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"},
     ]
-    assert [one["destination"] for one in found.spec["mounts"]] == ["/proc", "/usr/lib", "/usr/lib/gpu/inner"]
-    assert (found.conflicts, found.missing, BASE) == ((), (), before)
+    assert [mount["destination"] for mount in oci_result.spec["mounts"]] == ["/proc", "/usr/lib", "/usr/lib/gpu/inner"]
+    assert (oci_result.conflicts, oci_result.missing, BASE) == ((), (), before)
 
 
 def test_first_resource_wins_when_two_set_the_same() -> None:
@@ -87,13 +87,13 @@ def test_first_resource_wins_when_two_set_the_same() -> None:
         device_nodes=(DeviceNode(path="/dev/x", host_path="/dev/y"),),
     )
 
-    found = merged(answers=[first, second])
+    oci_result = merged(answers=[first, second])
 
-    assert found.spec["process"]["env"] == ["PATH=/bin", "A=pod", "V=1", "S=same"]
-    assert found.spec["mounts"][-1]["source"] == "/a"
-    assert [one["type"] for one in found.spec["linux"]["devices"]] == ["c"]
-    assert [one["type"] for one in found.spec["linux"]["resources"]["devices"][1:]] == ["c"]
-    assert conflicts(found) == [
+    assert oci_result.spec["process"]["env"] == ["PATH=/bin", "A=pod", "V=1", "S=same"]
+    assert oci_result.spec["mounts"][-1]["source"] == "/a"
+    assert [device["type"] for device in oci_result.spec["linux"]["devices"]] == ["c"]
+    assert [device["type"] for device in oci_result.spec["linux"]["resources"]["devices"][1:]] == ["c"]
+    assert conflicts(oci_result) == [
         "variable A: the pod wins over one",
         "variable V: one wins over two",
         "mount /m: one wins over two",
@@ -107,12 +107,12 @@ def test_cdi_wins_when_it_sets_what_was_set_before() -> None:
     common = ContainerEdits(env={"A": "common", "C": "1"})
     plugin = answer("one", device_nodes=(DeviceNode(path="/dev/x", host_path="/dev/y"),))
 
-    found = merged(answers=[plugin], cdi_devices=["topobus.dev/gpu=c"], files=[file(common=common, **edits)])
+    oci_result = merged(answers=[plugin], cdi_devices=["topobus.dev/gpu=c"], files=[file(common=common, **edits)])
 
-    assert found.spec["process"]["env"] == ["PATH=/bin", "C=1", "A=cdi"]
-    assert found.spec["linux"]["devices"] == [{"path": "/dev/x", "type": "c", "major": 195, "minor": 0, "uid": 1000, "gid": 100}]
-    assert found.spec["linux"]["resources"]["devices"][-1]["access"] == "rwm"
-    assert conflicts(found) == [
+    assert oci_result.spec["process"]["env"] == ["PATH=/bin", "C=1", "A=cdi"]
+    assert oci_result.spec["linux"]["devices"] == [{"path": "/dev/x", "type": "c", "major": 195, "minor": 0, "uid": 1000, "gid": 100}]
+    assert oci_result.spec["linux"]["resources"]["devices"][-1]["access"] == "rwm"
+    assert conflicts(oci_result) == [
         "variable A: CDI file /run/c.json wins over the pod",
         "variable A: CDI device topobus.dev/gpu=c wins over CDI file /run/c.json",
         "device node /dev/x: CDI device topobus.dev/gpu=c wins over one",
@@ -124,10 +124,10 @@ def test_claims_devices_come_before_those_of_plugins_when_both_name_some() -> No
     files = [file("c", env={"E": "claim"}), file("p", "/run/p.json", env={"E": "plugin"})]
     plugin = PluginAnswer(resource="one", cdi_devices=("topobus.dev/gpu=p", "topobus.dev/gpu=c"))
 
-    found = merged(answers=[plugin], cdi_devices=["topobus.dev/gpu=c"], files=files)
+    oci_result = merged(answers=[plugin], cdi_devices=["topobus.dev/gpu=c"], files=files)
 
-    assert found.spec["process"]["env"][-1] == "E=plugin"
-    assert conflicts(found) == ["variable E: CDI device topobus.dev/gpu=p wins over CDI device topobus.dev/gpu=c"]
+    assert oci_result.spec["process"]["env"][-1] == "E=plugin"
+    assert conflicts(oci_result) == ["variable E: CDI device topobus.dev/gpu=p wins over CDI device topobus.dev/gpu=c"]
 
 
 @pytest.mark.parametrize(
@@ -143,15 +143,15 @@ def test_names_are_refused_when_a_runtime_would_refuse_them(files: list[CdiFile]
     """Undefined, or defined twice at one priority: the container would not start."""
     found = oci_spec(BASE, nodes={}, cdi_devices=["topobus.dev/gpu=c"], files=files)
 
-    assert [one.code for one in found.reasons] == codes if isinstance(found, Refusal) else codes == []
+    assert [reason.code for reason in found.reasons] == codes if isinstance(found, Refusal) else codes == []
 
 
 def test_missing_nodes_are_told_when_the_host_has_them_not() -> None:
     """A runtime would fail; here the rest is shown, and what is missing is named."""
-    found = merged(answers=[answer("one", device_nodes=(DeviceNode(path="/dev/none"), DeviceNode(path="/dev/x")))])
+    oci_result = merged(answers=[answer("one", device_nodes=(DeviceNode(path="/dev/none"), DeviceNode(path="/dev/x")))])
 
-    assert found.missing == ("/dev/none",)
-    assert [one["path"] for one in found.spec["linux"]["devices"]] == ["/dev/x"]
+    assert oci_result.missing == ("/dev/none",)
+    assert [device["path"] for device in oci_result.spec["linux"]["devices"]] == ["/dev/x"]
 
 
 def test_cpus_are_set_when_the_container_has_exclusive_ones() -> None:
@@ -168,12 +168,12 @@ def test_host_facts_are_read_when_nodes_and_files_are_there(tmp_path: Path) -> N
     (high / "broken.json").write_text("{}")
 
     files, problems = read_cdi_files([low, high, tmp_path / "absent"])
-    found = look_up([os.devnull, str(low), str(tmp_path / "none")])
+    host_nodes = look_up([os.devnull, str(low), str(tmp_path / "none")])
 
-    assert [(Path(one.path).parent.name, one.priority) for one in files] == [("etc", 0), ("run", 1)]
-    assert [str(high / "broken.json") in one for one in problems] == [True]
-    assert found.keys() == {os.devnull}
-    assert (found[os.devnull].kind, found[os.devnull].major, found[os.devnull].minor) == ("c", 1, 3)
+    assert [(Path(cdi_file.path).parent.name, cdi_file.priority) for cdi_file in files] == [("etc", 0), ("run", 1)]
+    assert [str(high / "broken.json") in problem for problem in problems] == [True]
+    assert host_nodes.keys() == {os.devnull}
+    assert (host_nodes[os.devnull].kind, host_nodes[os.devnull].major, host_nodes[os.devnull].minor) == ("c", 1, 3)
 
 
 def test_device_paths_name_only_what_is_injected() -> None:
@@ -183,6 +183,6 @@ def test_device_paths_name_only_what_is_injected() -> None:
         file("d", device_nodes=(DeviceNode(path="/dev/b"),)),
     ]
 
-    found = device_paths([answer("one", device_nodes=(DeviceNode(path="/dev/x"),))], ["topobus.dev/gpu=c"], files)
+    found_device_paths = device_paths([answer("one", device_nodes=(DeviceNode(path="/dev/x"),))], ["topobus.dev/gpu=c"], files)
 
-    assert found == ("/dev/host-a", "/dev/x")
+    assert found_device_paths == ("/dev/host-a", "/dev/x")

@@ -44,7 +44,7 @@ def card(tmp_path: Path) -> _Card:
 
 
 def _reasons(card: _Card, health: PciHealth | None = None) -> list[tuple[str, HealthState]]:
-    return [(one.reason, one.state) for one in (health or PciHealth()).observe(card.tree, _ADDRESS)]
+    return [(observation.reason, observation.state) for observation in (health or PciHealth()).observe(card.tree, _ADDRESS)]
 
 
 def test_observe_sees_nothing_when_all_is_well(card: _Card) -> None:
@@ -118,10 +118,10 @@ def test_observe_sees_nothing_when_a_link_file_tells_nothing(card: _Card, text: 
 def test_pci_device_tells_no_numa_node_when_the_machine_does_not() -> None:
     """An unknown NUMA node is None, never node 0; a known one is a set of one."""
     function = PciDevice(address=_ADDRESS, vendor=1, device=2, near_cpus=CpuSet(1), link=PciLink(max_width=16))
-    known = PciDevice(address=_ADDRESS, vendor=1, device=2, numa_node=3)
+    device = PciDevice(address=_ADDRESS, vendor=1, device=2, numa_node=3)
 
     assert pci_device(function, device_class="gpu", driver="d", vendor="v").numa_nodes is None
-    assert pci_device(known, device_class="gpu", driver="d", vendor="v").numa_nodes == NodeSet(3)
+    assert pci_device(device, device_class="gpu", driver="d", vendor="v").numa_nodes == NodeSet(3)
 
 
 def test_select_functions_leaves_out_a_function_when_the_tree_lacks_it(card: _Card) -> None:
@@ -131,7 +131,7 @@ def test_select_functions_leaves_out_a_function_when_the_tree_lacks_it(card: _Ca
         node="n",
         numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),),
         cpus=(),
-        pci_devices=tuple(PciDevice(address=one, vendor=1, device=2, class_code=0x030200) for one in (gone, _ADDRESS)),
+        pci_devices=tuple(PciDevice(address=pci_address, vendor=1, device=2, class_code=0x030200) for pci_address in (gone, _ADDRESS)),
     )
 
-    assert [one.address for one in select_functions(card.tree, machine, vendors={1}, base_classes={0x0302})] == [_ADDRESS]
+    assert [function.address for function in select_functions(card.tree, machine, vendors={1}, base_classes={0x0302})] == [_ADDRESS]

@@ -31,9 +31,9 @@ class _Bench:
 
     def __init__(self, root: Path, *, runtime_dev: str = "/dev") -> None:
         self.drivers = {name: ToyDriver(name, count=2) for name in ("acme", "other")}
-        names = [(one, driver) for driver, toy in self.drivers.items() for one in toy.names]
-        self.devices = {one: Device(name=one, device_class="gpu", driver=driver) for one, driver in names}
-        isolated = {name: IsolatedDriver(one, timeout_s=0.05) for name, one in self.drivers.items()}
+        names = [(name, driver) for driver, toy in self.drivers.items() for name in toy.names]
+        self.devices = {name: Device(name=name, device_class="gpu", driver=driver) for name, driver in names}
+        isolated = {name: IsolatedDriver(driver, timeout_s=0.05) for name, driver in self.drivers.items()}
         self.preparer = Preparer("gpu", isolated, Tree(HardwareSettings(root=str(root), runtime_dev=runtime_dev)), self.devices.get)
 
     async def prepare(self, *names: str, op_id: str = "op-1") -> PrepareReply:
@@ -170,10 +170,10 @@ async def test_unprepare_says_why_when_the_driver_fails(bench: _Bench) -> None:
 
 def test_merge_edits_joins_once_when_parts_repeat() -> None:
     """Device nodes that stand in both edits come once, in order."""
-    one = ContainerEdits(env={"A": "1"}, device_nodes=(DeviceNode(path="/dev/a"),))
+    container_edits = ContainerEdits(env={"A": "1"}, device_nodes=(DeviceNode(path="/dev/a"),))
     other = ContainerEdits(env={"A": "1", "B": "2"}, device_nodes=(DeviceNode(path="/dev/a"), DeviceNode(path="/dev/b")))
 
-    merged = merge_edits(one, other)
+    merged = merge_edits(container_edits, other)
 
     assert isinstance(merged, ContainerEdits)
     assert merged.env == {"A": "1", "B": "2"}

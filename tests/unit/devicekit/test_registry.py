@@ -63,7 +63,7 @@ def test_registry_gives_the_drivers_of_the_class_by_name_when_plugins_are_instal
     """Only drivers of the class come, sorted by name, whatever the order of the lines."""
     registry = load_drivers("gpu", entry_points=[SECOND, _line("nic-toy", "NicToy"), FIRST])
 
-    assert [one.name for one in registry.drivers] == ["first", "second"]
+    assert [driver.name for driver in registry.drivers] == ["first", "second"]
     assert registry.skipped == ()
 
 
@@ -81,8 +81,8 @@ def test_registry_skips_a_plugin_when_it_cannot_be_used(line: EntryPoint, why: s
     """A broken plugin is told of and skipped; its neighbour loads."""
     registry = load_drivers("gpu", entry_points=[line, FIRST])
 
-    assert [one.name for one in registry.drivers] == ["first"]
-    assert [one.name for one in registry.skipped] == ["broken"]
+    assert [driver.name for driver in registry.drivers] == ["first"]
+    assert [skipped_plugin.name for skipped_plugin in registry.skipped] == ["broken"]
     assert why in registry.skipped[0].why
 
 
@@ -107,7 +107,7 @@ def test_registry_loads_once_when_one_line_stands_twice() -> None:
 )
 def test_registry_filters_when_settings_say_so(settings: DriverSettings, names: list[str]) -> None:
     """`allow` and `deny` choose among the installed plugins."""
-    assert [one.name for one in load_drivers("gpu", settings, entry_points=[FIRST, SECOND]).drivers] == names
+    assert [driver.name for driver in load_drivers("gpu", settings, entry_points=[FIRST, SECOND]).drivers] == names
 
 
 @pytest.mark.parametrize("settings", [DriverSettings(allow=("frist",)), DriverSettings(deny=("frist",))])
@@ -137,8 +137,8 @@ def test_driver_of_a_class_without_service_is_told_and_not_run() -> None:
 
     registry = load_drivers("gpu", entry_points=lines)
 
-    assert [one.name for one in registry.drivers] == ["first"]
-    assert [(one.name, one.device_class) for one in registry.ignored] == [("npu-toy", "npu")]
+    assert [driver.name for driver in registry.drivers] == ["first"]
+    assert [(ignored_driver.name, ignored_driver.device_class) for ignored_driver in registry.ignored] == [("npu-toy", "npu")]
     assert load_drivers("gpu", entry_points=lines[1:]).ignored == ()
 
 

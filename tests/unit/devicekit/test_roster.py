@@ -22,7 +22,7 @@ _SETTINGS = HealthSettings(hold_s=10.0, forget_s=60.0)
 
 
 def _machine(*addresses: PciAddress) -> Machine:
-    functions = tuple(PciDevice(address=one, vendor=0x10DE, device=0x2330) for one in addresses)
+    functions = tuple(PciDevice(address=address, vendor=0x10DE, device=0x2330) for address in addresses)
     return Machine(node="n1", numa_nodes=(NumaNode(id=0, cpus=CpuSet(0), memory_bytes=1),), cpus=(), pci_devices=functions)
 
 
@@ -31,7 +31,7 @@ def _device(name: str = "gpu-0", driver: str = "acme", pci: PciAddress | None = 
 
 
 def _step(
-    known: tuple[Device, ...],
+    devices: tuple[Device, ...],
     views: Mapping[str, DriverView],
     *,
     at_s: float = 0.0,
@@ -39,7 +39,7 @@ def _step(
     machine: Machine | None = None,
 ) -> Roster:
     return advance_roster(
-        known,
+        devices,
         views,
         device_class="gpu",
         machine=machine or _machine(),
@@ -53,7 +53,7 @@ def test_roster_lists_devices_by_name_when_drivers_find_them() -> None:
     """Devices of all drivers come in one list, sorted by name, healthy, each with the driver that found it."""
     roster = _step((), {"b": DriverView(devices=(_device("gpu-1", driver="x"),)), "a": DriverView(devices=(_device("gpu-0"),))})
 
-    assert [(one.name, one.driver, one.health.state) for one in roster.devices] == [
+    assert [(device.name, device.driver, device.health.state) for device in roster.devices] == [
         ("gpu-0", "a", HealthState.HEALTHY),
         ("gpu-1", "b", HealthState.HEALTHY),
     ]
@@ -69,23 +69,23 @@ def test_roster_lists_devices_by_name_when_drivers_find_them() -> None:
 )
 def test_roster_keeps_a_device_as_unhealthy_when_it_vanishes(pci: PciAddress | None, machine: Machine, reason: str) -> None:
     """A vanished device stays listed, Unhealthy, with a reason that tells whether it left the bus."""
-    known = _step((), {"acme": DriverView(devices=(_device(pci=pci),))}).devices
+    devices = _step((), {"acme": DriverView(devices=(_device(pci=pci),))}).devices
 
-    roster = _step(known, {"acme": DriverView(devices=())}, machine=machine, at_s=1)
+    roster = _step(devices, {"acme": DriverView(devices=())}, machine=machine, at_s=1)
 
-    assert [(one.health.state, one.health.conditions[0].reason) for one in roster.devices] == [(HealthState.UNHEALTHY, reason)]
+    assert [(device.health.state, device.health.conditions[0].reason) for device in roster.devices] == [(HealthState.UNHEALTHY, reason)]
 
 
 def test_roster_keeps_to_one_reason_when_the_machine_copy_lags_behind() -> None:
     """A card that fell off the bus is told of once, although our copy of the machine lists its function for a while longer, and again later."""
-    known = _step((), {"acme": DriverView(devices=(_device(pci=_ADDRESS),))}).devices
+    devices = _step((), {"acme": DriverView(devices=(_device(pci=_ADDRESS),))}).devices
     gone = {"acme": DriverView(devices=(), off_bus=frozenset({_ADDRESS}))}
 
-    early = _step(known, gone, machine=_machine(_ADDRESS), at_s=1)
+    early = _step(devices, gone, machine=_machine(_ADDRESS), at_s=1)
     late = _step(early.devices, gone, machine=_machine(), at_s=2)
 
-    assert [(one.health.conditions[0].reason, one.health.since) for one in early.devices] == [
-        (one.health.conditions[0].reason, one.health.since) for one in late.devices
+    assert [(device.health.conditions[0].reason, device.health.since) for device in early.devices] == [
+        (device.health.conditions[0].reason, device.health.since) for device in late.devices
     ]
     assert early.devices[0].health.conditions[0].reason == "fell-off-bus"
 
@@ -108,8 +108,8 @@ def test_roster_forgets_a_vanished_device_when_it_is_free_and_gone_for_long(
 
     roster = _step(gone, views, at_s=at_s, held=held)
 
-    assert [one.name for one in roster.removed] == (["gpu-0"] if is_removed else [])
-    assert [one.name for one in roster.devices] == ([] if is_removed else ["gpu-0"])
+    assert [device.name for device in roster.removed] == (["gpu-0"] if is_removed else [])
+    assert [device.name for device in roster.devices] == ([] if is_removed else ["gpu-0"])
 
 
 @pytest.mark.parametrize("reason", ["driver-hung", "driver-failed"])
@@ -124,15 +124,15 @@ def test_roster_keeps_devices_as_unknown_when_their_driver_is_silent(reason: str
     first = _step(known, views)
     later = _step(first.devices, views, at_s=100_000)
 
-    assert [one.health.state for one in later.devices] == [HealthState.UNKNOWN, HealthState.HEALTHY]
+    assert [device.health.state for device in later.devices] == [HealthState.UNKNOWN, HealthState.HEALTHY]
     assert later.removed == ()
 
 
 def test_roster_leaves_known_devices_alone_when_their_driver_has_not_looked_yet() -> None:
     """After a restart, what was stored stands until the driver's first look."""
-    known = _step((), {"acme": DriverView(devices=(_device(),))}).devices
+    devices = _step((), {"acme": DriverView(devices=(_device(),))}).devices
 
-    assert _step(known, {"acme": DriverView()}, at_s=100).devices == known
+    assert _step(devices, {"acme": DriverView()}, at_s=100).devices == devices
 
 
 def test_roster_forgets_devices_when_their_plugin_is_gone_for_long() -> None:
@@ -141,7 +141,7 @@ def test_roster_forgets_devices_when_their_plugin_is_gone_for_long() -> None:
     later = _step(first.devices, {}, at_s=61)
 
     assert first.devices[0].health.conditions[0].reason == "driver-not-loaded"
-    assert [one.name for one in later.removed] == ["gpu-0"]
+    assert [device.name for device in later.removed] == ["gpu-0"]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_roster_leaves_out_a_device_when_it_breaks_the_contract(device: Device, 
     """A device that others could not name is left out with a warning; its neighbour is listed."""
     roster = _step((), {"acme": DriverView(devices=(device, _device("gpu-1")))})
 
-    assert [one.name for one in roster.devices] == ["gpu-1"]
+    assert [each_device.name for each_device in roster.devices] == ["gpu-1"]
     assert text in roster.warnings[0]
 
 
@@ -165,7 +165,7 @@ def test_roster_gives_a_name_to_the_first_driver_when_two_claim_it() -> None:
 
     roster = _step((), views)
 
-    assert [one.driver for one in roster.devices] == ["a"]
+    assert [device.driver for device in roster.devices] == ["a"]
     assert "a has found it already" in roster.warnings[0]
 
 
@@ -176,4 +176,4 @@ def test_roster_applies_observations_when_a_driver_sees_a_fault() -> None:
 
     roster = _step((), {"acme": view})
 
-    assert [one.health.state for one in roster.devices] == [HealthState.UNHEALTHY, HealthState.HEALTHY]
+    assert [device.health.state for device in roster.devices] == [HealthState.UNHEALTHY, HealthState.HEALTHY]

@@ -59,7 +59,7 @@ def test_describe_changes_names_the_difference_when_one_thing_changed(name: str)
     """Each kind of change is said by one code with what it is about."""
     after, wanted = CHANGES[name]
 
-    assert [str(one) for one in describe_changes(MACHINE, after)] == [wanted]
+    assert [str(change) for change in describe_changes(MACHINE, after)] == [wanted]
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -28,20 +28,26 @@ OBJECTS = _objects()
 
 
 def _named(kind: str, name: str) -> Manifest:
-    (found,) = [one for one in OBJECTS if one["kind"] == kind and one["metadata"]["name"] == name]
+    (found,) = [manifest for manifest in OBJECTS if manifest["kind"] == kind and manifest["metadata"]["name"] == name]
     return found
 
 
 def _pods() -> dict[str, Manifest]:
     """Give the pod specs of the workloads that hold services, by workload."""
-    found = {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in OBJECTS if one["kind"] in ("DaemonSet", "Deployment")}
+    found = {
+        manifest["metadata"]["name"]: manifest["spec"]["template"]["spec"]
+        for manifest in OBJECTS
+        if manifest["kind"] in ("DaemonSet", "Deployment")
+    }
     assert found
     return found
 
 
 def _container(service: str) -> tuple[Manifest, Manifest]:
     """Give a service's pod spec and its container in it."""
-    ((pod, container),) = [(pod, one) for pod in _pods().values() for one in pod["containers"] if one["name"] == service]
+    ((pod, container),) = [
+        (pod, each_container) for pod in _pods().values() for each_container in pod["containers"] if each_container["name"] == service
+    ]
     return pod, container
 
 
@@ -49,10 +55,10 @@ def _environment(container: Manifest) -> dict[str, str]:
     given: dict[str, str] = {}
     for source in container.get("envFrom", ()):
         given |= _named("ConfigMap", source["configMapRef"]["name"])["data"]
-    for one in container.get("env", ()):
+    for variable in container.get("env", ()):
         # What the cluster fills in: the node's name and the pod's uid.
         filled = {"spec.nodeName": "worker-1", "metadata.uid": "3cec39ef-a300-4ce1-90fc-10e64dcb86ca"}
-        given[one["name"]] = one["value"] if "value" in one else filled[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        given[variable["name"]] = variable["value"] if "value" in variable else filled[variable["valueFrom"]["fieldRef"]["fieldPath"]]
     return given
 
 
@@ -69,20 +75,24 @@ def _settings(service: str) -> ServiceSettings:
 def _mounted(container: Manifest, path: str) -> Manifest | None:
     """Give the mount that `path` is in."""
     wanted = PurePosixPath(path)
-    return next((one for one in container.get("volumeMounts", ()) if wanted.is_relative_to(one["mountPath"])), None)
+    return next(
+        (volume_mount for volume_mount in container.get("volumeMounts", ()) if wanted.is_relative_to(volume_mount["mountPath"])), None
+    )
 
 
 def test_manifests_hold_each_service_once() -> None:
     """The eight services are all there, in the DaemonSet or the Deployment, each once; kustomize lists every file and image."""
-    names = sorted(one["name"] for pod in _pods().values() for one in pod["containers"])
+    names = sorted(container["name"] for pod in _pods().values() for container in pod["containers"])
     listed = yaml.safe_load((_FOLDER / "kustomization.yaml").read_text(encoding="utf-8"))
 
     assert names == sorted(SERVICES)
     assert sorted(listed["resources"]) == sorted(path.name for path in _FOLDER.glob("*.yaml") if path.name != "kustomization.yaml")
-    assert sorted(one["name"] for one in listed["images"]) == sorted(f"topobus/{one}" for one in SERVICES)
+    assert sorted(image["name"] for image in listed["images"]) == sorted(f"topobus/{service}" for service in SERVICES)
 
 
-@pytest.mark.parametrize("one", [one for one in OBJECTS if "metadata" in one], ids=lambda one: f"{one['kind']}-{one['metadata']['name']}")
+@pytest.mark.parametrize(
+    "one", [manifest for manifest in OBJECTS if "metadata" in manifest], ids=lambda one: f"{one['kind']}-{one['metadata']['name']}"
+)
 def test_manifest_has_only_fields_that_kubernetes_knows(one: Manifest) -> None:
     """Each object survives Kubernetes' own types: a field that these do not have would be dropped in silence, and so is a typo."""
     assert codecs.from_dict(one).to_dict() == one
@@ -113,7 +123,7 @@ def test_container_image_port_and_probes_agree_with_the_service(service: str) ->
 def test_ports_differ_where_containers_share_a_pod() -> None:
     """Containers of a pod share one network: no two listen on one port, and no port's name is too long for Kubernetes."""
     for pod in _pods().values():
-        ports = [port for one in pod["containers"] for port in one["ports"]]
+        ports = [port for container in pod["containers"] for port in container["ports"]]
 
         assert len({port["containerPort"] for port in ports}) == len(ports)
         assert all(len(port["name"]) <= 15 for port in ports)
@@ -125,9 +135,9 @@ def test_container_mounts_what_its_settings_name(service: str) -> None:
     pod, container = _container(service)
     settings = _settings(service)
     hardware = msgspec.structs.asdict(settings).get("hardware")
-    volumes = {one["name"] for one in pod.get("volumes", ())}
+    volumes = {volume["name"] for volume in pod.get("volumes", ())}
 
-    assert {one["name"] for one in container.get("volumeMounts", ())} <= volumes
+    assert {volume_mount["name"] for volume_mount in container.get("volumeMounts", ())} <= volumes
     for top in ("sys", "proc", "dev") if hardware is not None else ():
         mount = _mounted(container, f"{hardware.root}/{top}")
 
@@ -143,7 +153,7 @@ def test_gateway_may_write_where_its_settings_say() -> None:
     check_gateway(settings)
     kubelet = settings.kubelet
     folders = [kubelet.device_plugin_dir, kubelet.plugins_registry_dir, kubelet.plugins_dir, settings.cdi_dir, settings.checkpoint_path]
-    volumes = {one["name"]: one for one in pod["volumes"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
 
     for folder in folders:
         mount = _mounted(container, folder)
@@ -178,7 +188,7 @@ def test_slices_are_bound_to_the_tokens_node_by_a_policy() -> None:
     assert (binding["policyName"], binding["validationActions"]) == ("topobus-gateway", ["Deny"])
     assert f"'system:serviceaccount:{account['namespace']}:{account['name']}'" in condition["expression"]
     assert policy["matchConstraints"]["resourceRules"][0]["operations"] == ["CREATE", "UPDATE", "DELETE"]
-    assert {one["name"] for one in policy["variables"]} == {"tokenNode", "sliceNode"}
+    assert {variable["name"] for variable in policy["variables"]} == {"tokenNode", "sliceNode"}
 
 
 @pytest.mark.parametrize("service", SERVICES)
@@ -201,7 +211,7 @@ def test_device_service_sees_its_own_answer_key_alone(service: str) -> None:
     pod, container = _container(service)
     folder = _environment(container)[f"TOPOBUS_{service.upper()}__ANSWERS__KEY_DIR"]
     (volume,) = [mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == folder]
-    (secret,) = [one["secret"] for one in pod["volumes"] if one["name"] == volume]
+    (secret,) = [other_volume["secret"] for other_volume in pod["volumes"] if other_volume["name"] == volume]
 
     assert [item["path"] for item in secret["items"]] == [f"{service}.key"]
     assert secret["optional"]
@@ -215,7 +225,7 @@ def test_nats_is_reached_by_our_own_pods_only() -> None:
     policy = _named("NetworkPolicy", "nats")["spec"]
     (rule,) = policy["ingress"]
     wanted = rule["from"][0]["podSelector"]["matchLabels"].items()
-    workloads = [one for one in OBJECTS if one["kind"] in ("DaemonSet", "Deployment", "StatefulSet")]
+    workloads = [manifest for manifest in OBJECTS if manifest["kind"] in ("DaemonSet", "Deployment", "StatefulSet")]
 
     assert policy["podSelector"]["matchLabels"].items() <= _named("StatefulSet", "nats")["spec"]["template"]["metadata"]["labels"].items()
     assert all(wanted <= one["spec"]["template"]["metadata"]["labels"].items() for one in workloads)

@@ -26,9 +26,9 @@ _NOT_OURS = frozenset({"build", "dist", "run", "node_modules"})
 
 def _pages(folder: Path) -> list[Path]:
     """Give the written pages below a folder; a tarball has no git to ask."""
-    found = [one for one in folder.iterdir() if one.suffix == ".md"]
-    inner = [one for one in folder.iterdir() if one.is_dir() and one.name not in _NOT_OURS and not one.name.startswith(".")]
-    return sorted(found + [page for one in inner for page in _pages(one)])
+    paths = [path for path in folder.iterdir() if path.suffix == ".md"]
+    inner = [path for path in folder.iterdir() if path.is_dir() and path.name not in _NOT_OURS and not path.name.startswith(".")]
+    return sorted(paths + [page for path in inner for page in _pages(path)])
 
 
 PAGES = _pages(ROOT)
@@ -46,7 +46,7 @@ def _target(page: Path, link: str) -> Path:
 def _anchors(page: Path) -> set[str]:
     """Give the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#{1,6} (.+?)\s*$", _FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def _command_lines(page: Path) -> list[str]:
@@ -105,10 +105,10 @@ def test_every_page_is_reached_from_the_index_or_the_readme() -> None:
             continue
         reached.add(page)
         if page.is_dir():
-            waiting += [one for one in page.iterdir() if one.is_file()]
+            waiting += [path for path in page.iterdir() if path.is_file()]
         elif page.suffix == ".md":
             waiting += [_target(page, link) for link in _links(page)]
 
-    lost = [str(one.relative_to(ROOT)) for one in sorted(_DOCS.rglob("*")) if one.is_file() and one not in reached]
+    lost = [str(path.relative_to(ROOT)) for path in sorted(_DOCS.rglob("*")) if path.is_file() and path not in reached]
 
     assert lost == []

@@ -117,9 +117,9 @@ def test_bits_are_walked_through_once_however_long_the_integer_is(bits: int) -> 
     """The cost of all ids of a set grows with its length, not with its square: a million bits were minutes before."""
     Counted.words = 0
 
-    found = list(ids_of_bits(Counted((1 << bits) - 1)))
+    identifiers = list(ids_of_bits(Counted((1 << bits) - 1)))
 
-    assert found == list(range(bits))
+    assert identifiers == list(range(bits))
     assert Counted.words <= bits // 64 + 1
 
 

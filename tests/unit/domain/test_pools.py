@@ -77,10 +77,10 @@ def refused(tmp_path: Path, text: str) -> str:
     """Load settings that must be refused: the sentence."""
     file = tmp_path / "gpu.toml"
     file.write_text(text)
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as exception_info:
         load_settings(GpuSettings, "gpu", file=file, environ={"TOPOBUS_ALL__NODE": "n"})
-    assert str(file) in str(found.value)
-    return str(found.value)
+    assert str(file) in str(exception_info.value)
+    return str(exception_info.value)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_settings_refuse_a_pool_that_is_none(tmp_path: Path, text: str, part: st
 )
 def test_pools_are_refused_when_they_cannot_stand_beside_each_other(device_class: str, names: list[str], part: str) -> None:
     """Names tell the class and come once; exclusive CPUs are kubelet's own resource."""
-    found = fault_of_pools(device_class, [Pool(name=one, where=(Condition(field="model", glob="*"),)) for one in names])
+    fault = fault_of_pools(device_class, [Pool(name=name, where=(Condition(field="model", glob="*"),)) for name in names])
 
-    assert part in found
-    assert bool(found) is bool(part)
+    assert part in fault
+    assert bool(fault) is bool(part)
 
 
 @pytest.mark.parametrize("value", ["text", 7, True])

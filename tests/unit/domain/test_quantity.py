@@ -40,9 +40,9 @@ from topobus.domain.quantity import Quantity
 )
 def test_quantity_is_read_exactly_and_written_canonically_when_legal(text: str | float, units: int, canonical: str) -> None:
     """Every notation of Kubernetes gives the exact amount, and the text that Kubernetes would write."""
-    one = Quantity.parse(text)
+    quantity = Quantity.parse(text)
 
-    assert (one.units, str(one)) == (units, canonical)
+    assert (quantity.units, str(quantity)) == (units, canonical)
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ NO_BUS = Silent(because=SilentBecause.NO_BUS)
 
 def silent_after(*answers: Answered | Silent) -> int | None:
     """The number of the look, one a second from 0 on, at which the service is silent first."""
-    known = Silence()
+    silence = Silence()
     for second, answer in enumerate(answers):
-        known = next_silence(known, answer, at=float(second), settings=SilenceSettings())
-        if known.is_silent:
+        silence = next_silence(silence, answer, at=float(second), settings=SilenceSettings())
+        if silence.is_silent:
             return second
     return None
 

@@ -31,7 +31,11 @@ def test_pci_address_sorts_by_numbers() -> None:
     """Bus 9 comes before bus 0x10, and domain 0x10000 after both."""
     texts = ["10000:00:00.0", "0000:10:00.0", "0000:09:00.0"]
 
-    assert [str(one) for one in sorted(PciAddress.parse(text) for text in texts)] == ["0000:09:00.0", "0000:10:00.0", "10000:00:00.0"]
+    assert [str(pci_address) for pci_address in sorted(PciAddress.parse(text) for text in texts)] == [
+        "0000:09:00.0",
+        "0000:10:00.0",
+        "10000:00:00.0",
+    ]
 
 
 @pytest.mark.parametrize(("text", "is_legal"), [("a", True), ("a-b", True), ("-a", False), ("a-", False), ("A", False), ("a" * 64, False)])
@@ -59,7 +63,10 @@ def test_link_bandwidth_counts_line_coding(speed: float, width: int, gbps: float
 
 def _machine(*ids: int, distances: tuple[tuple[int, ...], ...] = ()) -> Machine:
     return Machine(
-        node="n1", numa_nodes=tuple(NumaNode(id=one, cpus=CpuSet(one), memory_bytes=1) for one in ids), cpus=(), distances=distances
+        node="n1",
+        numa_nodes=tuple(NumaNode(id=identifier, cpus=CpuSet(identifier), memory_bytes=1) for identifier in ids),
+        cpus=(),
+        distances=distances,
     )
 
 

@@ -31,7 +31,11 @@ def discover(machine: RecordedMachine, driver: DeviceDriver) -> tuple[Device, ..
 def look(machine: RecordedMachine, driver: DeviceDriver, devices: tuple[Device, ...]) -> dict[str, list[tuple[HealthState, str]]]:
     """Give what is wrong, by device name."""
     seen = driver.observe(Tree(HardwareSettings(root=str(machine.root))), devices)
-    return {name: [(one.state, one.reason) for one in found] for name, found in seen.items() if found}
+    return {
+        name: [(observation.state, observation.reason) for observation in observations]
+        for name, observations in seen.items()
+        if observations
+    }
 
 
 def test_xilinx_finds_two_cards_on_node_0_when_the_machine_is_the_demo(dgx: RecordedMachine) -> None:
@@ -40,7 +44,7 @@ def test_xilinx_finds_two_cards_on_node_0_when_the_machine_is_the_demo(dgx: Reco
 
     cards = discover(dgx, driver)
 
-    assert [(one.name, str(one.numa_nodes), one.model) for one in cards] == [
+    assert [(card.name, str(card.numa_nodes), card.model) for card in cards] == [
         ("fpga-0000-38-00-0", "0", "Alveo U55C"),
         ("fpga-0000-39-00-0", "0", "Alveo U55C"),
     ]

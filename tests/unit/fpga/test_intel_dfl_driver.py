@@ -131,9 +131,9 @@ def test_observe_tells_the_fault_and_its_file_when_a_register_says_so(
     devices = node.discover()
     node.write(file, text)
 
-    (found,) = node.look(devices)
+    (observation,) = node.look(devices)
 
-    assert (found.state, found.reason, found.evidence["path"]) == (state, reason, file)
+    assert (observation.state, observation.reason, observation.evidence["path"]) == (state, reason, file)
 
 
 def test_observe_is_unknown_when_a_register_cannot_be_read(node: Node) -> None:
@@ -141,7 +141,7 @@ def test_observe_is_unknown_when_a_register_cannot_be_read(node: Node) -> None:
     devices = node.discover()
     node.write(f"{PORT}/errors/errors", "oops")
 
-    assert [(one.state, one.reason) for one in node.look(devices)] == [(HealthState.UNKNOWN, "tree-unreadable")]
+    assert [(observation.state, observation.reason) for observation in node.look(devices)] == [(HealthState.UNKNOWN, "tree-unreadable")]
 
 
 def test_observe_is_unhealthy_when_the_card_left_the_bus(node: Node) -> None:
@@ -149,7 +149,7 @@ def test_observe_is_unhealthy_when_the_card_left_the_bus(node: Node) -> None:
     devices = node.discover()
     (node.root / f"sys/bus/pci/devices/{ADDRESS}").unlink()
 
-    assert [one.reason for one in node.look(devices)] == ["fell-off-bus"]
+    assert [observation.reason for observation in node.look(devices)] == ["fell-off-bus"]
 
 
 def test_prepare_gives_the_port_alone_when_the_card_has_an_engine(node: Node) -> None:
@@ -159,7 +159,7 @@ def test_prepare_gives_the_port_alone_when_the_card_has_an_engine(node: Node) ->
     edits = node.driver.prepare(node.tree, devices, CONTEXT)
 
     assert not isinstance(edits, Refusal)
-    assert [one.path for one in edits[devices[0].name].device_nodes] == ["/dev/dfl-port.0"]
+    assert [device_node.path for device_node in edits[devices[0].name].device_nodes] == ["/dev/dfl-port.0"]
     assert edits[devices[0].name].env == {"TOPOBUS_FPGA_0000_5E_00_0": "0000:5e:00.0"}
 
 

@@ -52,11 +52,11 @@ class Slot:
     def __init__(self, root: Path, functions: tuple[PciDevice, ...] = (MANAGEMENT, USER), files: dict[str, str] | None = None) -> None:
         self.root = root
         self.functions = functions
-        for one in functions:
-            (root / folder(one)).mkdir(parents=True)
-            if one.driver:
-                (root / "sys/bus/pci/drivers" / one.driver).mkdir(parents=True)
-                (root / folder(one) / "driver").symlink_to(f"../../drivers/{one.driver}")
+        for function in functions:
+            (root / folder(function)).mkdir(parents=True)
+            if function.driver:
+                (root / "sys/bus/pci/drivers" / function.driver).mkdir(parents=True)
+                (root / folder(function) / "driver").symlink_to(f"../../drivers/{function.driver}")
         for name, text in (FILES if files is None else files).items():
             self.write(name, text)
         self.tree = Tree(HardwareSettings(root=str(root)))
@@ -79,7 +79,7 @@ class Slot:
 
     def look(self, devices: tuple[Device, ...]) -> list[tuple[HealthState, str]]:
         """Give state and reason of all that the driver sees of the only card."""
-        return [(one.state, one.reason) for one in self.driver.observe(self.tree, devices)[NAME]]
+        return [(observation.state, observation.reason) for observation in self.driver.observe(self.tree, devices)[NAME]]
 
 
 @pytest.fixture
@@ -99,7 +99,8 @@ def test_discover_makes_one_card_of_two_functions_when_they_share_a_slot(slot: S
 def test_discover_pairs_by_device_id_when_no_driver_is_loaded(tmp_path: Path) -> None:
     """Without markers and drivers the ids still tell which function is which."""
     bare = tuple(
-        PciDevice(address=one.address, vendor=one.vendor, device=one.device, class_code=one.class_code) for one in (MANAGEMENT, USER)
+        PciDevice(address=pci_device.address, vendor=pci_device.vendor, device=pci_device.device, class_code=pci_device.class_code)
+        for pci_device in (MANAGEMENT, USER)
     )
 
     (card,) = Slot(tmp_path, bare, files={}).discover()

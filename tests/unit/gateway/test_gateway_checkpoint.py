@@ -75,23 +75,31 @@ async def test_checkpoint_keeps_fields_of_a_newer_version_when_it_writes(tmp_pat
         await checkpoint.put(entry(uid))
     raw = json.loads(path.read_text())
     raw["madeBy"] = "the future"
-    for one in raw["entries"]:
-        one["fromTheFuture"] = one["uid"]
-        one["devices"][0]["lane"] = 7
+    for each_entry in raw["entries"]:
+        each_entry["fromTheFuture"] = each_entry["uid"]
+        each_entry["devices"][0]["lane"] = 7
     path.write_text(json.dumps(raw))
 
     older = Checkpoint.load(path)
-    known = older.entries()
+    entries = older.entries()
     await older.put(entry("u-1", is_prepared=True))
     await older.put(msgspec.structs.replace(entry("u-2"), attempt="a-2"))
     await older.put(entry("u-3"))
 
     written = json.loads(path.read_text())
-    assert known == (entry("u-1"), entry("u-2"))
+    assert entries == (entry("u-1"), entry("u-2"))
     assert written["madeBy"] == "the future"
-    assert {one["uid"]: one.get("fromTheFuture") for one in written["entries"]} == {"u-1": "u-1", "u-2": None, "u-3": None}
+    assert {each_entry["uid"]: each_entry.get("fromTheFuture") for each_entry in written["entries"]} == {
+        "u-1": "u-1",
+        "u-2": None,
+        "u-3": None,
+    }
     # Within a part that is as it was, too.
-    assert {one["uid"]: one["devices"][0].get("lane") for one in written["entries"]} == {"u-1": 7, "u-2": None, "u-3": None}
+    assert {each_entry["uid"]: each_entry["devices"][0].get("lane") for each_entry in written["entries"]} == {
+        "u-1": 7,
+        "u-2": None,
+        "u-3": None,
+    }
     assert Checkpoint.load(path).entries() == older.entries()
 
 

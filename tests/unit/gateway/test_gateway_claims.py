@@ -39,9 +39,9 @@ def claim(*results: Any, config: list[Any] | None = None, uid: str = UID) -> Api
     )
 
 
-def read(found: ApiObject | None) -> ClaimAllocation | Refusal:
+def read(api_object: ApiObject | None) -> ClaimAllocation | Refusal:
     """Read it as the gpu driver of node n1."""
-    return allocation_of(found, namespace="default", name="c", uid=UID, driver="gpu.topobus.dev", node="n1")
+    return allocation_of(api_object, namespace="default", name="c", uid=UID, driver="gpu.topobus.dev", node="n1")
 
 
 def test_allocation_gives_this_drivers_devices_when_several_drivers_share_a_claim() -> None:
@@ -102,7 +102,7 @@ def test_allocation_tells_shares_from_whole_devices_when_some_have_an_id() -> No
     found = read(claim(result("gpu-0", "a", shareID="s-1"), result("gpu-0", "b", shareID="s-2"), result("gpu-1", "c")))
 
     assert isinstance(found, ClaimAllocation)
-    assert [(one.device, one.share_id) for one in found.devices] == [("gpu-0", "s-1"), ("gpu-0", "s-2"), ("gpu-1", "")]
+    assert [(device.device, device.share_id) for device in found.devices] == [("gpu-0", "s-1"), ("gpu-0", "s-2"), ("gpu-1", "")]
     assert (found.held, found.by_share) == ({"gpu": ("gpu-0", "gpu-1")}, {"gpu": ("gpu-0",)})
     assert found.names == ("gpu-0", "gpu-1")
 
@@ -174,7 +174,7 @@ def test_cdi_spec_has_unique_names_and_passes_a_runtime_when_devices_have_no_edi
     spec = cdi_spec(UID, "gpu", prepared)
 
     assert spec is not None
-    assert [one.name for one in spec.devices] == [f"claim-{UID}-gpu-0", f"claim-{UID}-gpu-1"]
+    assert [device.name for device in spec.devices] == [f"claim-{UID}-gpu-0", f"claim-{UID}-gpu-1"]
     assert problems(spec) == ()
     assert spec.common == ContainerEdits(env={"ALL": "gpu-0,gpu-1"})
 

@@ -63,7 +63,7 @@ async def test_checkpoint_keeps_the_later_state_when_an_earlier_write_was_given_
     await later
     await checkpoint.finish()
 
-    assert [one.uid for one in checkpoint.entries()] == ["u-1", "u-2"]
+    assert [claim_entry.uid for claim_entry in checkpoint.entries()] == ["u-1", "u-2"]
     assert Checkpoint.load(path).entries() == checkpoint.entries()
 
 
@@ -92,10 +92,10 @@ async def test_given_answer_is_still_known_when_the_disk_refused_it(tmp_path: Pa
         full.setattr(cdi_files.os, "fsync", _no_room)
         with pytest.raises(OSError, match="No space left"):
             await store.confirm("o", edits)
-        known = store.of("o")
+        container_edits = store.of("o")
     await store.confirm("o", edits)
 
-    assert known == edits
+    assert container_edits == edits
     assert AllocationRecord(tmp_path / "given.json", lambda _: True, boot_id="b").of("o") == edits
 
 
@@ -112,7 +112,7 @@ def test_write_names_its_file_and_leaves_nothing_when_the_disk_is_full(tmp_path:
         cdi_files.write(tmp_path, "a.json", b"after")
 
     assert refused.value.filename == str(tmp_path / "a.json")
-    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == {"a.json": b"before"}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a.json": b"before"}
 
 
 async def test_checkpoint_writes_nothing_when_nothing_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,8 +14,8 @@ DRIVER = "gpu.topobus.dev"
 
 def names(folder: str, instance: str = UID) -> tuple[str, str]:
     """Both paths without their folder."""
-    found = driver_sockets(f"{folder}/plugins", f"{folder}/plugins_registry", DRIVER, instance)
-    return found.service.removeprefix(f"{folder}/plugins/"), found.registration.removeprefix(f"{folder}/plugins_registry/")
+    sockets = driver_sockets(f"{folder}/plugins", f"{folder}/plugins_registry", DRIVER, instance)
+    return sockets.service.removeprefix(f"{folder}/plugins/"), sockets.registration.removeprefix(f"{folder}/plugins_registry/")
 
 
 def test_sockets_carry_the_pods_uid_when_the_path_has_room() -> None:
@@ -31,10 +31,10 @@ def test_sockets_get_shorter_names_when_the_folder_is_long(length: int, service:
     """First the uid is hashed, then all of it; each fits, and another gateway's differs."""
     folder = "/" + "k" * (length - 1)
 
-    found = driver_sockets(f"{folder}/plugins", f"{folder}/plugins_registry", DRIVER, UID)
+    sockets = driver_sockets(f"{folder}/plugins", f"{folder}/plugins_registry", DRIVER, UID)
 
     assert names(folder) == (service, registration)
-    assert max(len(found.service), len(found.registration)) <= SOCKET_PATH_LIMIT
+    assert max(len(sockets.service), len(sockets.registration)) <= SOCKET_PATH_LIMIT
     assert set(names(folder, "another")).isdisjoint(names(folder))
 
 
@@ -42,9 +42,9 @@ def test_sockets_of_two_drivers_differ_when_only_hashes_fit() -> None:
     """The last fall-back names driver and gateway in one hash."""
     folder = "/" + "k" * 69
 
-    found = {driver_sockets(folder, folder, driver, UID).service for driver in (DRIVER, "nic.topobus.dev")}
+    services = {driver_sockets(folder, folder, driver, UID).service for driver in (DRIVER, "nic.topobus.dev")}
 
-    assert len(found) == 2
+    assert len(services) == 2
 
 
 def test_settings_are_refused_when_no_name_fits() -> None:

@@ -30,8 +30,8 @@ def test_container_edits_join_common_and_each_device_when_prepared() -> None:
 
     assert isinstance(edits, ContainerEdits)
     assert edits.env == {"ALL": "a,b", "A": "1", "B": "1"}
-    assert [one.path for one in edits.device_nodes] == ["/dev/ctl", "/dev/a"]
-    assert [one.container_path for one in edits.mounts] == ["/c"]
+    assert [device_node.path for device_node in edits.device_nodes] == ["/dev/ctl", "/dev/a"]
+    assert [mount.container_path for mount in edits.mounts] == ["/c"]
 
 
 @pytest.mark.parametrize(

@@ -37,17 +37,17 @@ def ledger(owner: Owner | None = None, cpus: CpuSet = CpuSet(), memory: tuple[Me
 )
 def test_container_is_written_down_when_the_ledger_does_not_say_so(written: Ledger | None, *, lacking: bool) -> None:
     """The word of kubelet is taken whole, and a newer one replaces what it gave another container before."""
-    found, disagreements = compare_exclusive([USE], written)
+    exclusive_uses, disagreements = compare_exclusive([USE], written)
 
-    assert found == ((USE,) if lacking else ())
+    assert exclusive_uses == ((USE,) if lacking else ())
     assert disagreements == ()
 
 
 def test_both_sides_are_named_when_somebody_else_holds_a_cpu() -> None:
     """A claim's CPU is not taken from it; the rest of the container's is written down."""
-    (found,), (said,) = compare_exclusive([USE], ledger(CLAIM, CpuSet(4)))
+    (exclusive_use,), (said,) = compare_exclusive([USE], ledger(CLAIM, CpuSet(4)))
 
-    assert found.cpus == CpuSet(5)
+    assert exclusive_use.cpus == CpuSet(5)
     assert (said.device_class, said.device) == ("cpu", "cpu-4")
     assert said.kubelet == "container c of pod default/p (kubelet's CPU manager)"
     assert said.ledger == "claim default/training holds it"
@@ -62,7 +62,7 @@ def test_container_is_let_go_when_kubelet_lists_it_no_more() -> None:
     """Only what was kubelet's own; claims and pods are none of this."""
     gone = ledger(OLD, CpuSet(4))
 
-    assert [one.owner for one in idle_containers(gone, [USE])] == [OLD]
+    assert [idle_container.owner for idle_container in idle_containers(gone, [USE])] == [OLD]
     assert idle_containers(ledger(USE.owner, CpuSet(4, 5)), [USE]) == ()
     assert idle_containers(ledger(CLAIM, CpuSet(4)), []) == ()
 
@@ -74,9 +74,9 @@ def test_container_is_let_go_when_kubelet_lists_it_no_more() -> None:
 def test_ledger_comes_to_rest_when_kubelet_lists_a_cpu_twice(written: Ledger | None, keeper: str) -> None:
     """A pod that has ended is listed for a while beside the one that has its CPUs now: one of them keeps each CPU, look after look."""
     ended = ExclusiveUse(namespace="default", pod="ended", container="c", cpus=CpuSet(4))
-    found, disagreements = compare_exclusive([USE, ended], written)
-    holder = {cpu: one.pod for one in found for cpu in one.cpus} or {4: "p"}
+    exclusive_uses, disagreements = compare_exclusive([USE, ended], written)
+    holder = {cpu: exclusive_use.pod for exclusive_use in exclusive_uses for cpu in exclusive_use.cpus} or {4: "p"}
 
     assert disagreements == ()
     assert holder[4] == keeper
-    assert len([one for one in found if 4 in one.cpus]) <= 1
+    assert len([exclusive_use for exclusive_use in exclusive_uses if 4 in exclusive_use.cpus]) <= 1

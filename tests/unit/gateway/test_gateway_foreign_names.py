@@ -20,22 +20,22 @@ from topobus.gateway.core.foreign import ForeignDevice, class_of_resource, forei
 )
 def test_class_is_a_label_that_fits_into_socket_names(resource: str, device_class: str) -> None:
     """A class has the resource's and the vendor's name, and at most 40 characters."""
-    found = class_of_resource(resource)
+    found_class = class_of_resource(resource)
 
-    assert found == device_class
-    assert is_dns_label(found)
-    assert len(found) <= 40
+    assert found_class == device_class
+    assert is_dns_label(found_class)
+    assert len(found_class) <= 40
 
 
 def test_names_differ_when_ids_do() -> None:
     """Ids that only differ in what a label cannot hold keep apart; any text gets a legal name."""
     ids = ["GPU-1", "gpu_1", "gpu-1", "", "***", "x" * 80, "Ümlaut"]
 
-    found = foreign_names(ids)
+    found_foreign_names = foreign_names(ids)
 
-    assert sorted(found.values()) == sorted(ids)
-    assert all(is_dns_label(name) for name in found)
-    assert found["gpu-1"] == "gpu-1"
+    assert sorted(found_foreign_names.values()) == sorted(ids)
+    assert all(is_dns_label(name) for name in found_foreign_names)
+    assert found_foreign_names["gpu-1"] == "gpu-1"
 
 
 def test_devices_carry_what_the_plugin_told() -> None:
@@ -45,7 +45,7 @@ def test_devices_carry_what_the_plugin_told() -> None:
     devices = foreign_devices("w-acme", "acme.example/w", listed)
     faults = observations_of(listed)
 
-    assert [(one.name, one.numa_nodes.ids if one.numa_nodes else None) for one in devices] == [("a", (0, 1)), ("b", None)]
+    assert [(device.name, device.numa_nodes.ids if device.numa_nodes else None) for device in devices] == [("a", (0, 1)), ("b", None)]
     assert devices[0].attributes == {"resource": "acme.example/w", "id": "a"}
-    assert [one.state for one in faults["b"]] == [HealthState.UNHEALTHY]
+    assert [observation.state for observation in faults["b"]] == [HealthState.UNHEALTHY]
     assert faults["a"] == ()

@@ -65,7 +65,7 @@ def test_list_sends_no_topology_when_the_machine_does_not_tell() -> None:
     """Unknown is no opinion, several nodes are all told, and order is by name."""
     entries = plugin_list(inventory(gpu("gpu-2"), gpu("gpu-1", NodeSet(0, 3)), gpu("gpu-0", NodeSet(0))), {})
 
-    assert [(one.id, one.nodes) for one in entries] == [("gpu-0", (0,)), ("gpu-1", (0, 3)), ("gpu-2", None)]
+    assert [(list_entry.id, list_entry.nodes) for list_entry in entries] == [("gpu-0", (0,)), ("gpu-1", (0, 3)), ("gpu-2", None)]
 
 
 def test_list_keeps_a_held_device_where_it_was_when_it_left_the_inventory() -> None:
@@ -75,15 +75,18 @@ def test_list_keeps_a_held_device_where_it_was_when_it_left_the_inventory() -> N
     held = plugin_list(inventory(gpu("gpu-1")), {"gpu-0": PLUGIN}, before)
     free = plugin_list(inventory(gpu("gpu-1")), {}, held)
 
-    assert [(one.id, one.is_healthy, one.nodes) for one in held] == [("gpu-0", False, (1,)), ("gpu-1", True, None)]
-    assert [one.id for one in free] == ["gpu-1"]
+    assert [(list_entry.id, list_entry.is_healthy, list_entry.nodes) for list_entry in held] == [
+        ("gpu-0", False, (1,)),
+        ("gpu-1", True, None),
+    ]
+    assert [list_entry.id for list_entry in free] == ["gpu-1"]
 
 
 def test_list_hides_a_device_from_kubelet_when_another_door_gave_it_out() -> None:
     """What a claim holds is not healthy for the device plugin; what kubelet itself allocated keeps its real health."""
     entries = plugin_list(inventory(gpu("gpu-0"), gpu("gpu-1")), {"gpu-0": CLAIM, "gpu-1": PLUGIN})
 
-    assert [one.is_healthy for one in entries] == [False, True]
+    assert [list_entry.is_healthy for list_entry in entries] == [False, True]
     assert entries[0].reason == "claim default/training holds it"
 
 
@@ -141,7 +144,7 @@ def pooled(name: str, pool: str = "gpu-h100", node: int | None = None) -> Device
 
 def told(lists: dict[str, tuple[ListEntry, ...]]) -> dict[str, dict[str, bool]]:
     """Resource to device to health."""
-    return {resource: {one.id: one.is_healthy for one in entries} for resource, entries in lists.items()}
+    return {resource: {list_entry.id: list_entry.is_healthy for list_entry in entries} for resource, entries in lists.items()}
 
 
 def test_lists_show_a_device_once_when_a_pool_has_it() -> None:

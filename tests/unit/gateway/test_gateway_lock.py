@@ -17,7 +17,7 @@ from topobus.runtime.readiness import Readiness
 
 def turns(tmp_path: Path, stack: ExitStack, *instances: str) -> list[NodeLock]:
     """Gateways in line; the kernel keeps their locks apart as it does those of processes."""
-    return [stack.enter_context(in_line(tmp_path / "state" / "checkpoint.json", one, Readiness())) for one in instances]
+    return [stack.enter_context(in_line(tmp_path / "state" / "checkpoint.json", instance, Readiness())) for instance in instances]
 
 
 async def test_turn_is_had_by_one_and_comes_to_the_next_when_it_ends(tmp_path: Path) -> None:

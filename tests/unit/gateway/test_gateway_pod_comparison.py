@@ -22,9 +22,9 @@ BY_CLAIM = PodUse(
 @pytest.mark.parametrize(("use", "holder"), [(BY_RESOURCE, KUBELETS), (BY_CLAIM, CLAIM)], ids=["resource", "claim"])
 def test_compare_finds_nothing_when_both_say_the_same(use: PodUse, holder: Owner) -> None:
     """A device held through the door that kubelet names is in order."""
-    found = compare([use], {"gpu": {"gpu-0": holder}}, PREPARED)
+    comparison = compare([use], {"gpu": {"gpu-0": holder}}, PREPARED)
 
-    assert (found.lacking, found.disagreements) == ((), ())
+    assert (comparison.lacking, comparison.disagreements) == ((), ())
 
 
 @pytest.mark.parametrize(
@@ -34,18 +34,18 @@ def test_compare_finds_nothing_when_both_say_the_same(use: PodUse, holder: Owner
 )
 def test_compare_names_both_sides_when_somebody_else_holds_the_device(use: PodUse, holder: Owner) -> None:
     """Nothing is adopted over a living holder: the disagreement says who has it on either side."""
-    found = compare([use], {"gpu": {"gpu-0": holder}}, PREPARED)
+    comparison = compare([use], {"gpu": {"gpu-0": holder}}, PREPARED)
 
-    assert found.lacking == ()
-    (one,) = found.disagreements
-    assert (one.device, one.kubelet, one.ledger) == ("gpu-0", use.where, f"{holder} holds it")
+    assert comparison.lacking == ()
+    (disagreement,) = comparison.disagreements
+    assert (disagreement.device, disagreement.kubelet, disagreement.ledger) == ("gpu-0", use.where, f"{holder} holds it")
 
 
 def test_compare_adopts_all_of_a_claim_when_one_of_its_devices_is_free() -> None:
     """The ledger's entry of a claim is one whole, so what it holds of other classes is adopted again with it."""
-    found = compare([BY_CLAIM], {"nic": {"nic-0": CLAIM}}, PREPARED)
+    comparison = compare([BY_CLAIM], {"nic": {"nic-0": CLAIM}}, PREPARED)
 
-    (one,) = found.lacking
+    (one,) = comparison.lacking
     assert (one.owner, one.devices, one.whole) == (CLAIM, ("gpu-0",), (("gpu", ("gpu-0",)), ("nic", ("nic-0",))))
 
 
@@ -53,23 +53,23 @@ def test_compare_adopts_only_what_is_free_when_a_container_has_more() -> None:
     """What somebody else holds is no part of the adoption."""
     use = PodUse(namespace="default", pod="p", container="c", resource=GPU, device_class="gpu", devices=("gpu-0", "gpu-1"))
 
-    found = compare([use], {"gpu": {"gpu-0": OTHER}}, {})
+    comparison = compare([use], {"gpu": {"gpu-0": OTHER}}, {})
 
-    assert [one.whole for one in found.lacking] == [(("gpu", ("gpu-1",)),)]
-    assert [one.device for one in found.disagreements] == ["gpu-0"]
+    assert [one.whole for one in comparison.lacking] == [(("gpu", ("gpu-1",)),)]
+    assert [disagreement.device for disagreement in comparison.disagreements] == ["gpu-0"]
 
 
 def test_compare_disagrees_when_a_running_claim_is_not_prepared_here() -> None:
     """Without its uid a claim cannot be adopted; its device could be given away, so somebody must know."""
-    (one,) = compare([BY_CLAIM], {}, {}).disagreements
+    (disagreement,) = compare([BY_CLAIM], {}, {}).disagreements
 
-    assert one.ledger == "nobody holds it, and the claim is not prepared here"
+    assert disagreement.ledger == "nobody holds it, and the claim is not prepared here"
 
 
 def test_compare_is_silent_when_a_claim_only_looks_at_the_device() -> None:
     """Admin access holds nothing: whoever holds the device is right."""
     watching = {("default", "training"): PreparedHere(owner=CLAIM, held={}, looked_at=frozenset({("gpu", "gpu-0")}))}
 
-    found = compare([BY_CLAIM], {"gpu": {"gpu-0": OTHER}}, watching)
+    comparison = compare([BY_CLAIM], {"gpu": {"gpu-0": OTHER}}, watching)
 
-    assert (found.lacking, found.disagreements) == ((), ())
+    assert (comparison.lacking, comparison.disagreements) == ((), ())

@@ -55,7 +55,7 @@ async def read(socket: Path, *pods: pb.PodResources) -> Listing:
 
 def memory(size: int, *nodes: int) -> pb.ContainerMemory:
     """One entry of kubelet's."""
-    topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=one) for one in nodes])
+    topology = pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in nodes])
     return pb.ContainerMemory(memory_type="memory", size=size, topology=topology)
 
 
@@ -75,8 +75,8 @@ async def test_memory_of_a_group_is_shared_out_when_kubelet_tells_only_the_sum(s
     containers = [pb.ContainerResources(name="a", memory=[memory(7, 1)]), pb.ContainerResources(name="b", memory=[memory(7, 2, 0)])]
     listing = await read(socket, pb.PodResources(name="p", namespace="d", memory=[memory(14, 0)], containers=containers))
 
-    assert [one.container for one in listing.exclusive] == ["a", "b"]
-    assert [one.memory for one in listing.exclusive] == [
+    assert [exclusive_use.container for exclusive_use in listing.exclusive] == ["a", "b"]
+    assert [exclusive_use.memory for exclusive_use in listing.exclusive] == [
         (MemoryBlock(kind="memory", nodes=NodeSet(1), shares=((1, 7),)),),
         (MemoryBlock(kind="memory", nodes=NodeSet(0, 2), shares=((0, 4), (2, 3))),),
     ]

@@ -55,13 +55,13 @@ def devices(count: int, *, sick: int | None = None) -> tuple[SliceDevice, ...]:
 
 def store(plan: SlicePlan, before: tuple[ApiObject, ...] = (), *, version: int = 10) -> tuple[ApiObject, ...]:
     """Do what a plan says, as a server would."""
-    gone = {one.name for one in plan.deletes} | {str(one.metadata["name"]) for one in plan.updates}
-    kept = [one for one in before if one.metadata["name"] not in gone]
+    gone = {deletion.name for deletion in plan.deletes} | {str(api_object.metadata["name"]) for api_object in plan.updates}
+    kept = [api_object for api_object in before if api_object.metadata["name"] not in gone]
     made: list[ApiObject] = []
-    for index, one in enumerate((*plan.updates, *plan.creates)):
-        name = one.metadata.get("name") or f"{one.metadata['generateName']}abcde"
-        metadata = {**one.metadata, "name": name, "uid": f"uid-{name}", "resourceVersion": str(version + index)}
-        made.append(msgspec.structs.replace(one, metadata=metadata))
+    for index, api_object in enumerate((*plan.updates, *plan.creates)):
+        name = api_object.metadata.get("name") or f"{api_object.metadata['generateName']}abcde"
+        metadata = {**api_object.metadata, "name": name, "uid": f"uid-{name}", "resourceVersion": str(version + index)}
+        made.append(msgspec.structs.replace(api_object, metadata=metadata))
     return (*kept, *made)
 
 
@@ -72,20 +72,24 @@ def plan_of(count: int, present: tuple[ApiObject, ...] = (), *, sick: int | None
 
 def specs(objects: tuple[ApiObject, ...]) -> list[SliceSpec]:
     """Read what would be stored."""
-    return [read_as(one.spec, SliceSpec, where="test") for one in objects]
+    return [read_as(api_object.spec, SliceSpec, where="test") for api_object in objects]
 
 
 def test_plan_cuts_the_pool_when_there_are_many_devices() -> None:
     """64 devices a slice, an index in front of the name, the node as owner, every limit kept, all devices there in order."""
     plan = plan_of(150, sick=3)
 
-    found = specs(plan.creates)
-    assert [len(one.devices) for one in found] == [64, 64, 22]
-    assert [one.metadata["generateName"] for one in plan.creates] == [f"{index:03x}-gpu.topobus.dev-n1-" for index in range(3)]
-    assert {one.metadata["ownerReferences"][0]["uid"] for one in plan.creates} == {"node-uid"}
-    assert [one.name for spec in found for one in spec.devices] == [f"gpu-{index:03d}" for index in range(150)]
-    assert {(one.pool.name, one.pool.generation, one.pool.resource_slice_count) for one in found} == {("n1", 1, 3)}
-    assert [problem for one in found for problem in check_slice(one)] == []
+    slice_specs = specs(plan.creates)
+    assert [len(slice_spec.devices) for slice_spec in slice_specs] == [64, 64, 22]
+    assert [api_object.metadata["generateName"] for api_object in plan.creates] == [
+        f"{index:03x}-gpu.topobus.dev-n1-" for index in range(3)
+    ]
+    assert {api_object.metadata["ownerReferences"][0]["uid"] for api_object in plan.creates} == {"node-uid"}
+    assert [device.name for spec in slice_specs for device in spec.devices] == [f"gpu-{index:03d}" for index in range(150)]
+    assert {(slice_spec.pool.name, slice_spec.pool.generation, slice_spec.pool.resource_slice_count) for slice_spec in slice_specs} == {
+        ("n1", 1, 3)
+    }
+    assert [problem for slice_spec in slice_specs for problem in check_slice(slice_spec)] == []
 
 
 def test_plan_is_empty_when_nothing_differs() -> None:
@@ -115,9 +119,9 @@ def test_plan_raises_the_generation_for_all_when_the_pool_grows_or_shrinks() -> 
     fewer = plan_of(10, two)
 
     assert (more.generation, len(more.updates), len(more.creates)) == (2, 2, 1)
-    assert {one.pool.generation for one in specs((*more.updates, *more.creates))} == {2}
+    assert {spec.pool.generation for spec in specs((*more.updates, *more.creates))} == {2}
     # One slice too many is deleted, and the other is updated once: still no two states to mix.
-    assert (fewer.generation, [one.name for one in fewer.deletes], len(fewer.updates)) == (1, [two[1].metadata["name"]], 1)
+    assert (fewer.generation, [deletion.name for deletion in fewer.deletes], len(fewer.updates)) == (1, [two[1].metadata["name"]], 1)
     assert (fewer.deletes[0].uid, fewer.deletes[0].resource_version) == (two[1].metadata["uid"], two[1].metadata["resourceVersion"])
 
 
@@ -152,7 +156,7 @@ def test_plan_deletes_a_slice_when_it_does_not_belong_to_the_pool(metadata: dict
 
     plan = plan_of(3, (good, leftover))
 
-    assert [one.name for one in plan.deletes] == [metadata["name"]]
+    assert [deletion.name for deletion in plan.deletes] == [metadata["name"]]
     assert (plan.updates, plan.creates) == ((), ())
 
 
@@ -164,7 +168,7 @@ def test_plan_replaces_a_slice_when_it_is_of_an_older_generation_or_unreadable(p
 
     plan = plan_of(70, (first, broken))
 
-    assert [one.name for one in plan.deletes] == [second.metadata["name"]]
+    assert [deletion.name for deletion in plan.deletes] == [second.metadata["name"]]
     assert (plan.generation, len(plan.updates), len(plan.creates)) == (2, 1, 1)
 
 
@@ -175,8 +179,8 @@ def test_plan_replaces_a_slice_when_it_is_of_another_pool() -> None:
 
     plan = plan_of(3, (other,))
 
-    assert [one.name for one in plan.deletes] == [good.metadata["name"]]
-    assert (plan.updates, [one.spec["pool"]["name"] for one in plan.creates], plan.generation) == ((), [NODE], 1)
+    assert [deletion.name for deletion in plan.deletes] == [good.metadata["name"]]
+    assert (plan.updates, [api_object.spec["pool"]["name"] for api_object in plan.creates], plan.generation) == ((), [NODE], 1)
 
 
 def test_plan_takes_over_slices_when_the_node_was_made_anew() -> None:
@@ -185,7 +189,7 @@ def test_plan_takes_over_slices_when_the_node_was_made_anew() -> None:
 
     plan = slice_plan(DRIVER, NODE, "other-uid", devices(3), present)
 
-    assert [one.metadata["ownerReferences"][0]["uid"] for one in plan.updates] == ["other-uid"]
+    assert [api_object.metadata["ownerReferences"][0]["uid"] for api_object in plan.updates] == ["other-uid"]
 
 
 def test_plan_keeps_the_servers_time_when_a_taint_has_none_of_its_own() -> None:
@@ -217,13 +221,13 @@ def test_lists_are_left_out_whole_when_a_server_does_not_know_them() -> None:
     inventory = Inventory(
         node=NODE, device_class="gpu", generation=1, devices=(Device(name="g", device_class="gpu", model="T4", numa_nodes=NodeSet(0, 1)),)
     )
-    (one,) = slice_plan(DRIVER, NODE, "u", pool_devices(inventory, {}), ()).creates
+    (api_object,) = slice_plan(DRIVER, NODE, "u", pool_devices(inventory, {}), ()).creates
 
-    (bare,) = specs((one,))
-    found = without_fields(bare, LIST_FIELDS).devices[0].attributes
+    (bare,) = specs((api_object,))
+    attributes = without_fields(bare, LIST_FIELDS).devices[0].attributes
 
-    assert has_lists(one)
-    assert set(found) == {"model"}
+    assert has_lists(api_object)
+    assert set(attributes) == {"model"}
 
 
 def test_pool_taints_a_device_when_a_pod_holds_it_without_a_claim() -> None:
@@ -233,7 +237,10 @@ def test_pool_taints_a_device_when_a_pod_holds_it_without_a_claim() -> None:
     )
     holders = {"a": Owner(kind=OwnerKind.DEVICE_PLUGIN, name="r", uid="u"), "b": Owner(kind=OwnerKind.CLAIM, name="c", uid="u")}
 
-    taints = {one.name: [(taint.key, taint.value, taint.effect) for taint in one.taints] for one in pool_devices(inventory, holders)}
+    taints = {
+        pool_device.name: [(taint.key, taint.value, taint.effect) for taint in pool_device.taints]
+        for pool_device in pool_devices(inventory, holders)
+    }
 
     assert taints == {"a": [("topobus.dev/occupied", "device-plugin", "NoSchedule")], "b": [], "c": []}
 
@@ -249,7 +256,9 @@ def test_pool_taints_all_but_the_sick_when_the_service_is_silent() -> None:
 
     shown = pool_devices(Inventory(node=NODE, device_class="gpu", generation=1, devices=found), {}, silence)
 
-    assert {one.name: [(taint.value, taint.effect, taint.time_added) for taint in one.taints] for one in shown} == {
+    assert {
+        slice_device.name: [(taint.value, taint.effect, taint.time_added) for taint in slice_device.taints] for slice_device in shown
+    } == {
         "a": [("service-silent", "NoSchedule", "2026-01-02T03:04:09Z")],
         "b": [("unhealthy", "NoExecute", "2026-01-02T03:04:05Z")],
         "c": [("service-silent", "NoSchedule", "2026-01-02T03:04:09Z")],
@@ -284,7 +293,7 @@ def test_device_is_left_out_alone_when_it_breaks_a_limit(bad: SliceDevice, part:
     """A server refuses a slice as a whole: one bad device must not take its neighbours with it, and what is wrong with it is told."""
     good, left_out = publishable((SliceDevice(name="good"), bad, SliceDevice(name="other")))
 
-    assert [one.name for one in good] == ["good", "other"]
+    assert [slice_device.name for slice_device in good] == ["good", "other"]
     assert list(left_out) == [bad.name]
     assert part in left_out[bad.name]
 
@@ -293,7 +302,9 @@ def test_class_of_slice_knows_only_our_drivers_on_this_node() -> None:
     """Another driver's slices, or another node's, are never touched."""
 
     def of(driver: str, node: str) -> str:
-        one = ApiObject(api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={}, spec={"driver": driver, "nodeName": node})
-        return class_of_slice(one, NODE)
+        api_object = ApiObject(
+            api_version="resource.k8s.io/v1", kind="ResourceSlice", metadata={}, spec={"driver": driver, "nodeName": node}
+        )
+        return class_of_slice(api_object, NODE)
 
     assert (of(DRIVER, NODE), of("gpu.nvidia.com", NODE), of(DRIVER, "n2"), of(DRIVER, "")) == ("gpu", "", "", "")

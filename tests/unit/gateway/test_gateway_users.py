@@ -17,7 +17,7 @@ HELD = Allocation(owner=PLUGIN, holdings=(Holding(devices={"gpu": ("gpu-0", "gpu
 
 
 def _ledger(*allocations: Allocation) -> Holders:
-    return Holders(node="n", allocations={one.owner.key: one for one in allocations})
+    return Holders(node="n", allocations={allocation.owner.key: allocation for allocation in allocations})
 
 
 def _use(pod: str, *devices: str, resource: str = "topobus.dev/gpu") -> PodUse:
@@ -39,9 +39,9 @@ def _use(pod: str, *devices: str, resource: str = "topobus.dev/gpu") -> PodUse:
 )
 def test_unnamed_users_tells_the_pod_when_kubelet_lists_one(known: Owner | None, uses: tuple[PodUse, ...], told: list[Owner]) -> None:
     """One pod with a device of the allocation, through its resource, is its user; anything less certain says nothing."""
-    found = unnamed_users(_ledger(structs.replace(HELD, user=known)), uses)
+    found_unnamed_users = unnamed_users(_ledger(structs.replace(HELD, user=known)), uses)
 
-    assert [user for _, user in found] == told
+    assert [user for _, user in found_unnamed_users] == told
 
 
 def test_nameless_lists_allocations_of_kubelets_alone_when_claims_hold_devices_too() -> None:

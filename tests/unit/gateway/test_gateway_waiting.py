@@ -52,9 +52,9 @@ def _claim(*devices: str, uid: str = "u-c", **more: Any) -> ApiObject:
 
 
 def _waiting(*devices: str, **more: Any) -> WaitingClaim:
-    found = waiting_claim(_claim(*devices, **more), NODE)
-    assert found is not None
-    return found
+    claim = waiting_claim(_claim(*devices, **more), NODE)
+    assert claim is not None
+    return claim
 
 
 def _inventory(state: HealthState = HealthState.HEALTHY) -> dict[str, Inventory]:
@@ -84,9 +84,9 @@ def _inventory(state: HealthState = HealthState.HEALTHY) -> dict[str, Inventory]
 )
 def test_pod_of_reads_claims_when_the_pod_still_wants_them(pod: ApiObject, claims: tuple[str, ...] | None) -> None:
     """Named, made of a template, or made for a resource; a pod that has ended, goes, or has none is nobody who waits."""
-    found = pod_of(pod)
+    node_pod = pod_of(pod)
 
-    assert (found.claims if found is not None else None) == claims
+    assert (node_pod.claims if node_pod is not None else None) == claims
 
 
 def test_pod_of_says_who_makes_it_anew() -> None:
@@ -99,9 +99,9 @@ def test_pod_of_says_who_makes_it_anew() -> None:
 
 def test_waiting_claim_reads_what_is_ours_on_this_node() -> None:
     """All our drivers' devices of this node; nothing of other nodes or drivers, nor what is only looked at."""
-    found = _waiting("gpu-0", "nic-1")
+    claim = _waiting("gpu-0", "nic-1")
 
-    assert (found.held, found.classes) == ({"gpu": ("gpu-0",), "nic": ("nic-1",)}, ("gpu", "nic"))
+    assert (claim.held, claim.classes) == ({"gpu": ("gpu-0",), "nic": ("nic-1",)}, ("gpu", "nic"))
     assert waiting_claim(None, NODE) is None
     assert waiting_claim(_claim(), NODE) is None
     assert waiting_claim(_claim("gpu-0"), "n2") is None

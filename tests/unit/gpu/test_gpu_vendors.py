@@ -63,14 +63,14 @@ def test_amd_gives_the_nodes_that_rocm_opens_when_preparing(amd: RecordedMachine
 def test_amd_tells_xgmi_peers_when_kfd_lists_links(amd: RecordedMachine) -> None:
     """A link of type XGMI makes the two GPUs fabric peers, with its bandwidth in Gbit/s."""
     nodes = "sys/devices/virtual/kfd/kfd/topology/nodes"
-    first, second = sorted(one for one in (amd.root / nodes).iterdir() if "simd_count 416" in (one / "properties").read_text())
+    first, second = sorted(path for path in (amd.root / nodes).iterdir() if "simd_count 416" in (path / "properties").read_text())
     amd.write(
         f"{nodes}/{first.name}/io_links/0/properties", f"type 11\nnode_from {first.name}\nnode_to {second.name}\nmax_bandwidth 100000"
     )
 
-    one, other = _discover(AmdDriver(), amd)
+    device, other = _discover(AmdDriver(), amd)
 
-    assert [(link.peer, link.kind, link.bandwidth_gbps) for link in one.links] == [(other.name, LinkClass.FABRIC, 800.0)]
+    assert [(link.peer, link.kind, link.bandwidth_gbps) for link in device.links] == [(other.name, LinkClass.FABRIC, 800.0)]
     assert other.links == ()
 
 

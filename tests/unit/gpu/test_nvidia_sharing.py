@@ -79,8 +79,8 @@ def test_mps_gives_the_daemons_folder_and_the_limits_when_one_runs(pair: Recorde
     told = {name: value for name, value in common.env.items() if name.startswith("CUDA_MPS")}
     assert told.pop("CUDA_MPS_PIPE_DIRECTORY") == common.mounts[-2].host_path
     assert told == {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=10240M,1=10240M"}
-    assert [one.container_path for one in common.mounts][-1] == "/dev/shm"
-    assert all("rw" in one.options for one in common.mounts)
+    assert [mount.container_path for mount in common.mounts][-1] == "/dev/shm"
+    assert all("rw" in mount.options for mount in common.mounts)
 
 
 def test_mps_takes_the_folder_that_the_daemons_environment_names(pair: RecordedMachine) -> None:
@@ -91,4 +91,4 @@ def test_mps_takes_the_folder_that_the_daemons_environment_names(pair: RecordedM
 
     assert isinstance(common, ContainerEdits)
     assert common.env["CUDA_MPS_PIPE_DIRECTORY"] == "/run/mps"
-    assert [one.host_path for one in common.mounts] == ["/run/mps", "/dev/shm"]
+    assert [mount.host_path for mount in common.mounts] == ["/run/mps", "/dev/shm"]

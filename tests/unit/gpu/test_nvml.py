@@ -50,7 +50,7 @@ class _Library:
     """Stands for the module pynvml; what is not here (constants, errors) comes from pynvml itself."""
 
     def __init__(self, *gpus: _Gpu) -> None:
-        self.gpus = {one.address: one for one in gpus}
+        self.gpus = {gpu.address: gpu for gpu in gpus}
         self.events: list[tuple[PciAddress, int]] = []
         self.session_error = 0
         """What every question of this session is answered with; 0: it is good."""
@@ -100,7 +100,7 @@ class _Library:
 
     def nvmlDeviceGetFieldValues(self, gpu: _Gpu, fields: Sequence[int]) -> list[SimpleNamespace]:  # noqa: N802
         values = {pynvml.NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON: 25_000, pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: gpu.recovery}
-        return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=SimpleNamespace(uiVal=values[one])) for one in fields]
+        return [SimpleNamespace(nvmlReturn=pynvml.NVML_SUCCESS, value=SimpleNamespace(uiVal=values[each_field])) for each_field in fields]
 
     def nvmlDeviceGetRemappedRows(self, gpu: _Gpu) -> tuple[int, int, int, int]:  # noqa: N802
         self._check(gpu, "rows")
@@ -173,10 +173,10 @@ def test_describe_gives_identity_and_memory_when_the_library_tells() -> None:
     """UUID, name, memory and minor come from NVML; a GPU that NVML does not know is left out with a warning."""
     nvml = _nvml(_Library(_Gpu(_FIRST)))
 
-    told = nvml.describe([_FIRST, _SECOND])
+    nvml_gpus = nvml.describe([_FIRST, _SECOND])
 
-    assert (told[_FIRST].uuid, told[_FIRST].memory_bytes, told[_FIRST].minor) == ("GPU-nvml-18", 85_520_809_984, 0x18)
-    assert _SECOND not in told
+    assert (nvml_gpus[_FIRST].uuid, nvml_gpus[_FIRST].memory_bytes, nvml_gpus[_FIRST].minor) == ("GPU-nvml-18", 85_520_809_984, 0x18)
+    assert _SECOND not in nvml_gpus
     assert nvml.warnings == ["NVML: Not Found"]
 
 
@@ -205,28 +205,28 @@ def test_describe_tells_what_selectors_ask_for_when_the_library_does() -> None:
         def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
             return 12020
 
-    told = _nvml(Telling(_Gpu(_FIRST), _Gpu(_SECOND, refuses=frozenset({"mig"})))).describe([_FIRST, _SECOND])
+    nvml_gpus = _nvml(Telling(_Gpu(_FIRST), _Gpu(_SECOND, refuses=frozenset({"mig"})))).describe([_FIRST, _SECOND])
 
     facts = {"index": 3, "architecture": "Hopper", "cudaComputeCapability": "9.0", "cudaDriverVersion": "12.2.0"}
-    assert told[_FIRST].facts == {**facts, "migEnabled": True}
-    assert told[_SECOND].facts == {**facts, "migEnabled": False}
+    assert nvml_gpus[_FIRST].facts == {**facts, "migEnabled": True}
+    assert nvml_gpus[_SECOND].facts == {**facts, "migEnabled": False}
     assert _nvml(_Library(_Gpu(_FIRST))).describe([_FIRST])[_FIRST].facts == {}
 
 
 def test_describe_adds_up_links_when_two_gpus_share_several() -> None:
     """Bandwidth to a peer is the sum of the links to it, in Gbit/s; links that are down count nothing."""
-    told = _nvml(_Library(_Gpu(_FIRST, links=[str(_SECOND), str(_SECOND), ""]))).describe([_FIRST])
+    nvml_gpus = _nvml(_Library(_Gpu(_FIRST, links=[str(_SECOND), str(_SECOND), ""]))).describe([_FIRST])
 
-    assert told[_FIRST].links == {_SECOND: 400.0}
+    assert nvml_gpus[_FIRST].links == {_SECOND: 400.0}
 
 
 def test_describe_goes_on_when_the_library_refuses_one_question() -> None:
     """What a driver does not support is left empty and said; the rest is told."""
     nvml = _nvml(_Library(_Gpu(_FIRST, refuses=frozenset({"memory", "events"}))))
 
-    told = nvml.describe([_FIRST])
+    nvml_gpus = nvml.describe([_FIRST])
 
-    assert (told[_FIRST].memory_bytes, told[_FIRST].uuid) == (0, "GPU-nvml-18")
+    assert (nvml_gpus[_FIRST].memory_bytes, nvml_gpus[_FIRST].uuid) == (0, "GPU-nvml-18")
     assert len(nvml.warnings) == 2
 
 
@@ -251,7 +251,7 @@ def test_describe_goes_on_when_the_library_refuses_one_question() -> None:
 )
 def test_observe_tells_what_is_wrong_when_the_library_knows(gpu: _Gpu, wanted: list[tuple[str, HealthState, RecoveryAction]]) -> None:
     """Each of NVML's signs becomes one observation with what to do about it."""
-    assert [(one.reason, one.state, one.action) for one in _observe(_Library(gpu))] == wanted
+    assert [(observation.reason, observation.state, observation.action) for observation in _observe(_Library(gpu))] == wanted
 
 
 def test_observe_tells_a_lost_link_when_links_were_up_before() -> None:
@@ -263,7 +263,7 @@ def test_observe_tells_a_lost_link_when_links_were_up_before() -> None:
     gpu.links[1] = ""
 
     assert before == []
-    assert [one.reason for one in nvml.observe([_FIRST])[_FIRST]] == ["nvlink-down"]
+    assert [observation.reason for observation in nvml.observe([_FIRST])[_FIRST]] == ["nvlink-down"]
 
 
 def test_observe_reports_xid_of_its_gpu_when_an_event_came() -> None:
@@ -276,7 +276,9 @@ def test_observe_reports_xid_of_its_gpu_when_an_event_came() -> None:
     seen = nvml.observe([_FIRST, _SECOND])
 
     assert seen[_FIRST] == []
-    assert [(one.evidence, one.action, one.is_sticky) for one in seen[_SECOND]] == [({"xid": "79"}, RecoveryAction.REBOOT_NODE, True)]
+    assert [(observation.evidence, observation.action, observation.is_sticky) for observation in seen[_SECOND]] == [
+        ({"xid": "79"}, RecoveryAction.REBOOT_NODE, True)
+    ]
     assert nvml.observe([_SECOND])[_SECOND] == []
 
 
@@ -298,7 +300,7 @@ def test_observe_knows_nothing_when_the_session_is_stale(error: int) -> None:
 
     seen = nvml.observe([_FIRST, _SECOND])
 
-    assert {address: [(one.reason, one.state) for one in signs] for address, signs in seen.items()} == {
+    assert {address: [(sign.reason, sign.state) for sign in signs] for address, signs in seen.items()} == {
         _FIRST: [("unmonitored", HealthState.UNKNOWN)],
         _SECOND: [("unmonitored", HealthState.UNKNOWN)],
     }
@@ -328,7 +330,7 @@ def test_observe_opens_the_session_anew_when_it_went_stale() -> None:
 
     # Attempts at looks 2, 4 and 7: after each failure twice as many looks are waited.
     assert looks == [True, True, True, True, True, True, False, False]
-    assert [one.evidence for one in nvml.observe([_FIRST])[_FIRST]] == [{"xid": "79"}]
+    assert [observation.evidence for observation in nvml.observe([_FIRST])[_FIRST]] == [{"xid": "79"}]
 
 
 def test_observe_blames_one_gpu_when_it_alone_does_not_answer() -> None:
@@ -340,7 +342,7 @@ def test_observe_blames_one_gpu_when_it_alone_does_not_answer() -> None:
 
     seen = [nvml.observe([_FIRST, _SECOND]) for _ in range(3)]
 
-    assert [[one.reason for one in look[_FIRST]] for look in seen] == [["unmonitored"]] * 3
+    assert [[observation.reason for observation in look[_FIRST]] for look in seen] == [["unmonitored"]] * 3
     assert [look[_SECOND] for look in seen] == [[]] * 3
     library.gpus[_FIRST].error = 0
     assert nvml.observe([_FIRST, _SECOND]) == {_FIRST: [], _SECOND: []}
@@ -358,15 +360,17 @@ def test_observe_tells_a_lost_gpu_at_every_look_when_it_stays_lost() -> None:
     later = [nvml.observe([_FIRST, _SECOND])[_FIRST] for _ in range(2)]
     nvml.describe([_FIRST, _SECOND])
 
-    assert [one.reason for one in first] == ["gpu-lost"]
-    assert [[one.reason for one in look] for look in (*later, nvml.observe([_FIRST, _SECOND])[_FIRST])] == [["gpu-lost"]] * 3
+    assert [observation.reason for observation in first] == ["gpu-lost"]
+    assert [[observation.reason for observation in look] for look in (*later, nvml.observe([_FIRST, _SECOND])[_FIRST])] == [
+        ["gpu-lost"]
+    ] * 3
 
 
 def test_observe_advises_a_reset_when_the_gpu_refuses_to_work_without() -> None:
     """NVML's "reset required" is evidence, not silence."""
     seen = _observe(_Library(_Gpu(_FIRST, error=pynvml.NVML_ERROR_RESET_REQUIRED)))
 
-    assert [(one.reason, one.state, one.action) for one in seen] == [
+    assert [(observation.reason, observation.state, observation.action) for observation in seen] == [
         ("recovery-advised", HealthState.UNHEALTHY, RecoveryAction.RESET_DEVICE)
     ]
 
@@ -424,13 +428,13 @@ def test_driver_prefers_nvml_when_it_is_there(recorded: RecordedMachine) -> None
     """With NVML a GPU has its UUID, exact memory and fabric peers; through switches every GPU on them is one."""
     tree = Tree(HardwareSettings(root=str(recorded.root)))
     addresses = [PciAddress.parse(one) for one in recorded.pci("h100")]
-    driver = NvidiaDriver(_nvml(_Library(*(_Gpu(one, links=["switch"] * 18) for one in addresses))))
+    driver = NvidiaDriver(_nvml(_Library(*(_Gpu(address, links=["switch"] * 18) for address in addresses))))
 
     first, second = driver.discover(tree, read_machine(tree, "n1"))
 
     assert first.uuid == f"GPU-nvml-{addresses[0].bus:x}"
     assert first.capacity == {"memory": 85_520_809_984}
-    assert [(one.peer, one.kind, one.bandwidth_gbps) for one in first.links] == [(second.name, LinkClass.FABRIC, 3600.0)]
+    assert [(link.peer, link.kind, link.bandwidth_gbps) for link in first.links] == [(second.name, LinkClass.FABRIC, 3600.0)]
 
 
 def test_driver_degrades_to_sysfs_when_the_library_does_not_load(recorded: RecordedMachine, tmp_path: Path) -> None:
@@ -440,7 +444,7 @@ def test_driver_degrades_to_sysfs_when_the_library_does_not_load(recorded: Recor
 
     devices = driver.discover(tree, read_machine(tree, "n1"))
 
-    assert [one.uuid[:4] for one in devices] == ["GPU-", "GPU-"]
+    assert [device.uuid[:4] for device in devices] == ["GPU-", "GPU-"]
     assert "without NVLink and ECC" in driver.warnings[0]
 
 
@@ -490,5 +494,5 @@ def test_driver_tells_an_excluded_gpu_when_the_module_leaves_it_alone(recorded: 
 
     seen = driver.observe(tree, devices)
 
-    assert [one.reason for one in seen[devices[0].name]] == ["gpu-excluded"]
+    assert [observation.reason for observation in seen[devices[0].name]] == ["gpu-excluded"]
     assert list(seen[devices[1].name]) == []

@@ -23,8 +23,8 @@ def _cases() -> list[dict[str, Any]]:
 
 def _devices(case: dict[str, Any]) -> dict[str, PluginDevice]:
     return {
-        one["id"]: PluginDevice(id=one["id"], is_healthy=True, nodes=None if one["numa"] is None else NodeSet.of(one["numa"]))
-        for one in case["devices"]
+        device["id"]: PluginDevice(id=device["id"], is_healthy=True, nodes=None if device["numa"] is None else NodeSet.of(device["numa"]))
+        for device in case["devices"]
     }
 
 
@@ -57,7 +57,7 @@ def test_hints_equal_kubelets_when_run_on_recorded_cases() -> None:
         hints = store.hints(X, case["request"], NodeSet.of(case["nodes"]), case["reusable"])
         expect = case["expect"]["hints"]
         # The recording writes Go's nil list ("no opinion") as an empty one.
-        plain = sorted((list(one.nodes.ids) if one.nodes else [], one.preferred) for one in hints or ())
+        plain = sorted((list(hint.nodes.ids) if hint.nodes else [], hint.preferred) for hint in hints or ())
         if plain != sorted((one["nodes"], one["preferred"]) for one in expect):
             wrong.append(case["id"])
 

@@ -59,7 +59,7 @@ def test_profile_dgx_is_the_demo_machine_when_read(dgx_recording: RecordedMachin
         for card in ("h100", "connectx-7", "alveo-u55c")
     }
     assert by_node == {"h100": [0] * 4 + [1] * 4, "connectx-7": [0] * 4 + [1] * 4, "alveo-u55c": [0] * 4}
-    assert (len(machine.online_cpus), len({one.core for one in machine.cpus})) == (224, 112)
+    assert (len(machine.online_cpus), len({cpu.core for cpu in machine.cpus})) == (224, 112)
     assert machine.warnings == ()
 
 
@@ -77,7 +77,7 @@ def test_profile_epyc_has_a_cache_for_four_cores_when_read(tmp_path: Path) -> No
     """8 NUMA nodes of two level-3 caches each."""
     machine = read(build("epyc-8numa", tmp_path))
 
-    caches = {(one.numa_node, one.l3) for one in machine.cpus}
+    caches = {(cpu.numa_node, cpu.l3) for cpu in machine.cpus}
     assert (len(machine.numa_nodes), len(caches)) == (8, 16)
     assert [machine.distance(0, node) for node in (0, 3, 4, 7)] == [10, 12, 32, 32]
 
@@ -86,8 +86,8 @@ def test_profile_laptop_is_hybrid_when_read(laptop: RecordedMachine) -> None:
     """8 CPUs of performance cores, 8 efficiency ones, and devices that belong to no known node."""
     machine = read(laptop)
 
-    assert [one.kind for one in machine.cpus] == ["performance"] * 8 + ["efficiency"] * 8
-    assert {one.numa_node for one in machine.pci_devices} == {None}
+    assert [cpu.kind for cpu in machine.cpus] == ["performance"] * 8 + ["efficiency"] * 8
+    assert {pci_device.numa_node for pci_device in machine.pci_devices} == {None}
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -122,7 +122,7 @@ def test_set_cpu_online_changes_all_lists_when_a_cpu_goes(laptop: RecordedMachin
     machine = read(laptop)
     assert machine.online_cpus == CpuSet.parse("0,2-15")
     assert machine.numa_nodes[0].cpus == CpuSet.parse("0,2-15")
-    assert {one.near_cpus for one in machine.pci_devices} == {CpuSet.parse("0,2-15")}
+    assert {pci_device.near_cpus for pci_device in machine.pci_devices} == {CpuSet.parse("0,2-15")}
     assert machine.warnings == ()
 
 
@@ -147,13 +147,13 @@ def test_remove_pci_takes_all_below_away_and_restore_brings_it_back_when_undone(
         "bridge": ("0000:40:01.0", 2),
         "physical-function": ("0000:42:00.0", 5),
     }[what]
-    before, known = contents(tmp_path), read(machine)
+    before, known_machine = contents(tmp_path), read(machine)
 
     machine.remove_pci(address)
     without, changed = read(machine), contents(tmp_path)
     machine.restore_pci(address)
 
-    assert len(known.pci_devices) - len(without.pci_devices) == gone
+    assert len(known_machine.pci_devices) - len(without.pci_devices) == gone
     assert [path for path in changed if Path(path).is_symlink() and not Path(path).exists()] == []
     assert contents(tmp_path) == before
 
@@ -178,7 +178,7 @@ def test_restore_pci_refuses_when_the_bridge_above_is_away(dgx_recording: Record
     finally:
         dgx_recording.restore_pci("0000:15:01.0")
 
-    assert PciAddress.parse("0000:18:00.0") in {one.address for one in read(dgx_recording).pci_devices}
+    assert PciAddress.parse("0000:18:00.0") in {pci_device.address for pci_device in read(dgx_recording).pci_devices}
 
 
 def test_set_carrier_tells_everywhere_when_the_cable_is_pulled(dgx_recording: RecordedMachine) -> None:
@@ -265,7 +265,7 @@ def test_build_makes_device_nodes_that_come_back_with_their_card_when_they_are_w
     machine.restore_pci(gpu)
 
     assert (before, gone, node.is_char_device()) == (True, True, True)
-    assert [one.name for one in (machine.root / "dev").rglob("*") if not one.is_dir() and not one.is_char_device()] == []
+    assert [path.name for path in (machine.root / "dev").rglob("*") if not path.is_dir() and not path.is_char_device()] == []
     assert read(machine) == read(build("dgx", tmp_path / "plain"))
 
 

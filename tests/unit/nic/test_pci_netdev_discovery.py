@@ -23,8 +23,8 @@ def nic(address: PciAddress = FIRST, **facts: object) -> PciDevice:
 
 def discover(root: Path, functions: list[PciDevice], files: dict[str, str], driver: PciNetdevDriver | None = None) -> tuple[Device, ...]:
     """Write a tree with the functions' folders and look at it."""
-    for one in functions:
-        (root / f"sys/bus/pci/devices/{one.address}").mkdir(parents=True, exist_ok=True)
+    for function in functions:
+        (root / f"sys/bus/pci/devices/{function.address}").mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         path = root / name.replace("FIRST", f"sys/bus/pci/devices/{FIRST}").replace("SECOND", f"sys/bus/pci/devices/{SECOND}")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,10 +44,10 @@ def test_discover_describes_a_card_when_it_has_interface_and_rdma(tmp_path: Path
         "FIRST/infiniband/mlx5_0/ports/1/link_layer": "Ethernet",
     }
 
-    (found,) = discover(tmp_path, [nic(driver="mlx5_core")], files)
+    (device,) = discover(tmp_path, [nic(driver="mlx5_core")], files)
 
-    assert (found.name, found.device_class, found.driver) == ("nic-0000-3b-00-0", "nic", "pci-netdev")
-    assert (found.vendor, found.model, found.numa_nodes) == ("Mellanox", "ConnectX-7", NodeSet(0))
+    assert (device.name, device.device_class, device.driver) == ("nic-0000-3b-00-0", "nic", "pci-netdev")
+    assert (device.vendor, device.model, device.numa_nodes) == ("Mellanox", "ConnectX-7", NodeSet(0))
     wanted = {
         "interface": "eth0",
         "mac": "02:00:00:00:00:01",
@@ -59,7 +59,7 @@ def test_discover_describes_a_card_when_it_has_interface_and_rdma(tmp_path: Path
         "totalVfs": 16,
         "kernelDriver": "mlx5_core",
     }
-    assert {key: found.attributes.get(key) for key in wanted} == wanted
+    assert {key: device.attributes.get(key) for key in wanted} == wanted
 
 
 def test_discover_names_the_physical_function_as_parent_when_it_is_a_virtual_one(tmp_path: Path) -> None:
@@ -67,9 +67,11 @@ def test_discover_names_the_physical_function_as_parent_when_it_is_a_virtual_one
     driver = PciNetdevDriver()
     functions = [nic(), nic(SECOND, device=0x101E, physfn=FIRST)]
 
-    found = discover(tmp_path, functions, {"FIRST/sriov_totalvfs": "16", "FIRST/sriov_numvfs": "1"}, driver)
+    devices = discover(tmp_path, functions, {"FIRST/sriov_totalvfs": "16", "FIRST/sriov_numvfs": "1"}, driver)
 
-    assert [(one.name, one.parent, one.attributes["sriovVf"]) for one in found] == [("nic-0000-3b-00-1", "nic-0000-3b-00-0", True)]
+    assert [(device.name, device.parent, device.attributes["sriovVf"]) for device in devices] == [
+        ("nic-0000-3b-00-1", "nic-0000-3b-00-0", True)
+    ]
     assert [text.split(" ")[0] for text in driver.warnings] == [str(FIRST)]
 
 
@@ -78,9 +80,9 @@ def test_discover_leaves_the_card_out_when_the_default_route_goes_over_it(tmp_pa
     files = {"FIRST/net/eth0/mtu": "1500", "SECOND/net/eth1/mtu": "1500", "proc/net/route": ROUTE}
     driver = PciNetdevDriver()
 
-    found = discover(tmp_path, [nic(), nic(SECOND)], files, driver)
+    devices = discover(tmp_path, [nic(), nic(SECOND)], files, driver)
 
-    assert [one.name for one in found] == ["nic-0000-3b-00-1"]
+    assert [device.name for device in devices] == ["nic-0000-3b-00-1"]
     assert "default route" in driver.warnings[0]
 
 
@@ -99,40 +101,40 @@ def test_discover_takes_a_function_of_another_class_when_it_has_an_rdma_device(t
     """An InfiniBand card of the old class (0x0c06) is a NIC; a disk is none."""
     functions = [nic(class_code=0x0C0600), nic(SECOND, class_code=0x010802)]
 
-    found = discover(tmp_path, functions, {"FIRST/infiniband/qib0/ports/1/state": "4: ACTIVE"})
+    devices = discover(tmp_path, functions, {"FIRST/infiniband/qib0/ports/1/state": "4: ACTIVE"})
 
-    assert [(one.name, one.attributes["rdma"]) for one in found] == [("nic-0000-3b-00-0", True)]
+    assert [(device.name, device.attributes["rdma"]) for device in devices] == [("nic-0000-3b-00-0", True)]
 
 
 def test_discover_keeps_the_card_when_its_interface_is_in_another_namespace(tmp_path: Path) -> None:
     """A card whose interface was moved into a pod stays in the inventory, without the interface's facts."""
-    (found,) = discover(tmp_path, [nic()], {"FIRST/vendor": "0x15b3"})
+    (device,) = discover(tmp_path, [nic()], {"FIRST/vendor": "0x15b3"})
 
-    assert "interface" not in found.attributes
+    assert "interface" not in device.attributes
 
 
 def test_discover_has_no_numa_node_when_the_kernel_does_not_tell(tmp_path: Path) -> None:
     """Unknown is no opinion, never node 0."""
-    (found,) = discover(tmp_path, [nic(numa_node=None)], {})
+    (device,) = discover(tmp_path, [nic(numa_node=None)], {})
 
-    assert found.numa_nodes is None
+    assert device.numa_nodes is None
 
 
 def test_discover_keeps_the_neighbours_when_one_card_cannot_be_read(tmp_path: Path) -> None:
     """A card with a garbled file is still listed, and so is the card beside it, in full."""
     files = {"FIRST/sriov_totalvfs": "many", "SECOND/net/eth1/address": "02:00:00:00:00:02"}
 
-    found = discover(tmp_path, [nic(), nic(SECOND)], files)
+    devices = discover(tmp_path, [nic(), nic(SECOND)], files)
 
-    assert [one.name for one in found] == ["nic-0000-3b-00-0", "nic-0000-3b-00-1"]
-    assert found[1].attributes["mac"] == "02:00:00:00:00:02"
+    assert [device.name for device in devices] == ["nic-0000-3b-00-0", "nic-0000-3b-00-1"]
+    assert devices[1].attributes["mac"] == "02:00:00:00:00:02"
 
 
 def test_discover_names_the_maker_by_number_when_it_is_not_known(tmp_path: Path) -> None:
     """A card that no table knows is offered all the same."""
-    (found,) = discover(tmp_path, [nic(vendor=0xABCD, device=1)], {})
+    (device,) = discover(tmp_path, [nic(vendor=0xABCD, device=1)], {})
 
-    assert (found.vendor, found.model) == ("0xabcd", "")
+    assert (device.vendor, device.model) == ("0xabcd", "")
 
 
 def test_discover_is_empty_when_the_machine_has_no_network_function(tmp_path: Path) -> None:

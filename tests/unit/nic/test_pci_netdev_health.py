@@ -48,7 +48,7 @@ class Card:
 
     def look(self) -> list[tuple[HealthState, str]]:
         """Give state and reason of all that the driver sees now."""
-        return [(one.state, one.reason) for one in self.observations()]
+        return [(observation.state, observation.reason) for observation in self.observations()]
 
     def observations(self) -> list[Observation]:
         """Give all that the driver sees now."""
@@ -70,10 +70,10 @@ def test_observe_is_unhealthy_when_the_carrier_is_lost(card: Card) -> None:
     """A card that reaches nobody is not handed out; the evidence names the file."""
     card.interface(carrier="0", operstate="down", speed="-1")
 
-    (found,) = card.observations()
+    (observation,) = card.observations()
 
-    assert (found.dimension, found.state, found.reason) == (Dimension.LINK, HealthState.UNHEALTHY, "carrier-lost")
-    assert found.evidence["path"].endswith("net/eth0/carrier")
+    assert (observation.dimension, observation.state, observation.reason) == (Dimension.LINK, HealthState.UNHEALTHY, "carrier-lost")
+    assert observation.evidence["path"].endswith("net/eth0/carrier")
 
 
 def test_observe_is_degraded_when_one_of_two_interfaces_lost_its_carrier(card: Card) -> None:
@@ -151,7 +151,7 @@ def test_observe_is_unknown_when_a_file_cannot_be_read(card: Card) -> None:
     """What cannot be read is neither healthy nor sick, and the file is named."""
     card.interface(carrier="banana")
 
-    (found,) = card.observations()
+    (observation,) = card.observations()
 
-    assert (found.state, found.reason) == (HealthState.UNKNOWN, "tree-unreadable")
-    assert found.evidence["value"] == "banana"
+    assert (observation.state, observation.reason) == (HealthState.UNKNOWN, "tree-unreadable")
+    assert observation.evidence["value"] == "banana"

@@ -37,7 +37,7 @@ def test_prepare_gives_each_card_its_own_nodes_when_there_are_two(tree: Tree) ->
     edits = PciNetdevDriver().prepare(tree, NICS, CONTEXT)
 
     assert not isinstance(edits, Refusal)
-    nodes = {name: [node.path for node in one.device_nodes] for name, one in edits.items()}
+    nodes = {name: [node.path for node in edit.device_nodes] for name, edit in edits.items()}
     assert nodes == {
         NICS[0].name: ["/dev/infiniband/uverbs0", "/dev/infiniband/umad0"],
         NICS[1].name: ["/dev/infiniband/uverbs1", "/dev/infiniband/umad1"],
@@ -80,7 +80,7 @@ def test_prepare_refuses_when_a_card_is_no_longer_there(tmp_path: Path, tree: Tr
     refusal = PciNetdevDriver().prepare(tree, NICS, CONTEXT)
 
     assert isinstance(refusal, Refusal)
-    assert [(one.code, one.facts) for one in refusal.reasons] == [("device-gone", {"devices": (NICS[1].name,)})]
+    assert [(reason.code, reason.facts) for reason in refusal.reasons] == [("device-gone", {"devices": (NICS[1].name,)})]
 
 
 def test_unprepare_changes_nothing_when_the_card_was_never_prepared(tmp_path: Path, tree: Tree) -> None:

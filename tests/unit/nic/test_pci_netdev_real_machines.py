@@ -20,7 +20,7 @@ NOISE = re.compile(r"/(statistics|counters|cm_\w+|diag_counters|linkcontrol|pkey
 def discover(name: str, into: Path) -> tuple[Tree, PciNetdevDriver, tuple[Device, ...]]:
     """Unpack a recording and look at it."""
     with tarfile.open(DATA / f"{name}.tar.bz2") as archive:
-        archive.extractall(into, (one for one in archive if not NOISE.search(one.name)), filter="tar")
+        archive.extractall(into, (member for member in archive if not NOISE.search(member.name)), filter="tar")
     (root,) = into.iterdir()
     tree = Tree(HardwareSettings(root=str(root)))
     driver = PciNetdevDriver()
@@ -29,21 +29,25 @@ def discover(name: str, into: Path) -> tuple[Tree, PciNetdevDriver, tuple[Device
 
 def test_discover_finds_four_ports_and_an_infiniband_card_when_the_machine_is_a_dell_server(tmp_path: Path) -> None:
     """Broadcom ports whose node the BIOS hides, and a QLogic InfiniBand card beside node 2; idle ports are no faults."""
-    tree, driver, found = discover("40intel64-2g2n4c+pcilocality", tmp_path)
+    tree, driver, devices = discover("40intel64-2g2n4c+pcilocality", tmp_path)
 
-    assert [(one.name, one.vendor, one.attributes["interface"], one.attributes["rdma"], one.numa_nodes) for one in found] == [
+    assert [
+        (device.name, device.vendor, device.attributes["interface"], device.attributes["rdma"], device.numa_nodes) for device in devices
+    ] == [
         ("nic-0000-02-00-0", "Broadcom", "eth0", False, None),
         ("nic-0000-02-00-1", "Broadcom", "eth1", False, None),
         ("nic-0000-03-00-0", "Broadcom", "eth2", False, None),
         ("nic-0000-03-00-1", "Broadcom", "eth3", False, None),
         ("nic-0000-43-00-0", "QLogic", "ib0", True, NodeSet(2)),
     ]
-    assert (found[-1].attributes["rdmaDevice"], found[-1].attributes["linkLayer"]) == ("qib0", "InfiniBand")
-    assert [name for name, seen in driver.observe(tree, found).items() if seen] == []
+    assert (devices[-1].attributes["rdmaDevice"], devices[-1].attributes["linkLayer"]) == ("qib0", "InfiniBand")
+    assert [name for name, seen in driver.observe(tree, devices).items() if seen] == []
 
 
 def test_discover_finds_the_virtio_card_when_the_machine_is_a_virtual_one(tmp_path: Path) -> None:
     """A virtio card's interface, one folder further down, is its own."""
-    _, _, found = discover("2pa-pcidomain32bits", tmp_path)
+    _, _, devices = discover("2pa-pcidomain32bits", tmp_path)
 
-    assert [(one.name, one.model, one.attributes["interface"]) for one in found] == [("nic-0000-00-03-0", "Virtio network device", "ens3")]
+    assert [(device.name, device.model, device.attributes["interface"]) for device in devices] == [
+        ("nic-0000-00-03-0", "Virtio network device", "ens3")
+    ]

@@ -27,7 +27,11 @@ class Recorded:
     def sick(self) -> dict[str, list[tuple[HealthState, str]]]:
         """Give what is wrong, by device name."""
         seen = self.driver.observe(self.tree, self.devices)
-        return {name: [(one.state, one.reason) for one in found] for name, found in seen.items() if found}
+        return {
+            name: [(observation.state, observation.reason) for observation in observations]
+            for name, observations in seen.items()
+            if observations
+        }
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +42,9 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
 
 def test_discover_finds_eight_rdma_cards_in_pairs_under_switches_when_the_machine_is_the_demo(dgx: Recorded) -> None:
     """Four cards a NUMA node, two a switch, all healthy, each with an RDMA device of its own."""
-    assert Counter(str(one.numa_nodes) for one in dgx.devices) == {"0": 4, "1": 4}
-    assert set(Counter(one.pcie_switch for one in dgx.devices).values()) == {2}
-    assert len({one.attributes["rdmaDevice"] for one in dgx.devices}) == 8
+    assert Counter(str(device.numa_nodes) for device in dgx.devices) == {"0": 4, "1": 4}
+    assert set(Counter(device.pcie_switch for device in dgx.devices).values()) == {2}
+    assert len({device.attributes["rdmaDevice"] for device in dgx.devices}) == 8
     assert dgx.sick() == {}
 
 
@@ -76,10 +80,10 @@ def test_observe_names_one_card_when_it_falls_off_the_bus(dgx: Recorded) -> None
 def test_discover_offers_virtual_functions_instead_of_their_card_when_some_are_on(tmp_path: Path) -> None:
     """On the EPYC machine two cards have four virtual functions each: those eight are offered, the two are told of."""
     epyc = Recorded(build("epyc-8numa", tmp_path / "machine"))
-    virtual = [one for one in epyc.devices if one.attributes["sriovVf"]]
+    virtual = [device for device in epyc.devices if device.attributes["sriovVf"]]
 
-    assert Counter(one.parent for one in virtual) == {"nic-0000-42-00-0": 4, "nic-0000-c2-00-0": 4}
-    assert not {one.parent for one in virtual} & {one.name for one in epyc.devices}
+    assert Counter(device.parent for device in virtual) == {"nic-0000-42-00-0": 4, "nic-0000-c2-00-0": 4}
+    assert not {device.parent for device in virtual} & {device.name for device in epyc.devices}
     assert len(epyc.driver.warnings) == 2
 
 
@@ -88,4 +92,4 @@ def test_observe_is_unhealthy_when_nothing_is_plugged_in(tmp_path: Path) -> None
     laptop = Recorded(build("laptop", tmp_path / "machine"))
 
     assert laptop.sick() == {"nic-0000-00-1f-6": [(HealthState.UNHEALTHY, "carrier-lost")]}
-    assert [one.name for one in laptop.devices] == ["nic-0000-00-14-3", "nic-0000-00-1f-6"]
+    assert [device.name for device in laptop.devices] == ["nic-0000-00-14-3", "nic-0000-00-1f-6"]

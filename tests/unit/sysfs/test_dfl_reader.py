@@ -69,7 +69,7 @@ def test_read_dfl_card_keeps_error_registers_apart_when_one_is_injected(tmp_path
     """Registers keep their names and values, and the injection aid is no register."""
     card = read_card(tmp_path)
 
-    assert {one.name: one.value for one in card.errors} == {"catfatal_errors": 0, "fme_errors": 2}
+    assert {error.name: error.value for error in card.errors} == {"catfatal_errors": 0, "fme_errors": 2}
 
 
 def test_dfl_port_has_crashed_when_its_id_reads_all_ones(tmp_path: Path) -> None:

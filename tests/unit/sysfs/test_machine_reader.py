@@ -25,8 +25,8 @@ def test_read_machine_groups_threads_by_core_and_socket_when_names_are_of_any_ke
     """Cores and sockets come from the sets of CPUs, whatever the kernel calls the files; a core is named by its lowest CPU."""
     machine = machine_of(tmp_path, cpu_files(8, threads=2, sockets=2, is_old=is_old))
 
-    assert [one.core for one in machine.cpus] == [0, 0, 2, 2, 4, 4, 6, 6]
-    assert [one.socket for one in machine.cpus] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [cpu.core for cpu in machine.cpus] == [0, 0, 2, 2, 4, 4, 6, 6]
+    assert [cpu.socket for cpu in machine.cpus] == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_read_machine_names_a_core_by_its_online_thread_when_the_first_is_offline(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_read_machine_names_a_core_by_its_online_thread_when_the_first_is_offlin
 
     machine = machine_of(tmp_path, files)
 
-    assert [(one.id, one.online, one.core) for one in machine.cpus] == [(0, False, None), (1, True, 1), (2, True, 2), (3, True, 2)]
+    assert [(cpu.id, cpu.online, cpu.core) for cpu in machine.cpus] == [(0, False, None), (1, True, 1), (2, True, 2), (3, True, 2)]
 
 
 def test_read_machine_asks_each_cpu_when_there_is_no_online_list(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_read_machine_makes_one_node_when_the_kernel_has_no_numa(tmp_path: Path)
     (node,) = machine.numa_nodes
     assert (node.id, node.cpus, node.memory_bytes) == (0, CpuSet(0, 1, 2, 3), 1024 * 1024)
     assert machine.distances == ()
-    assert {one.numa_node for one in machine.cpus} == {0}
+    assert {cpu.numa_node for cpu in machine.cpus} == {0}
 
 
 def test_read_machine_maps_distance_columns_by_online_nodes_when_ids_are_sparse(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_read_machine_takes_distances_as_unknown_when_a_row_is_short(tmp_path: P
     machine = machine_of(tmp_path, files)
 
     assert machine.distances == ()
-    assert any("node1/distance" in one for one in machine.warnings)
+    assert any("node1/distance" in warning for warning in machine.warnings)
 
 
 def test_read_machine_finds_cpus_near_memory_by_distance_when_a_node_has_none(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_read_machine_drops_a_node_when_its_cpus_belong_to_another(tmp_path: Pat
     machine = machine_of(tmp_path, files)
 
     assert machine.node_set == NodeSet(0)
-    assert any("node1" in one for one in machine.warnings)
+    assert any("node1" in warning for warning in machine.warnings)
 
 
 def test_read_machine_drops_a_core_when_it_overlaps_another(tmp_path: Path) -> None:
@@ -116,8 +116,8 @@ def test_read_machine_drops_a_core_when_it_overlaps_another(tmp_path: Path) -> N
 
     machine = machine_of(tmp_path, files)
 
-    assert [one.core for one in machine.cpus] == [0, 0, 2, 2]
-    assert any("cpu1" in one and "overlaps" in one for one in machine.warnings)
+    assert [cpu.core for cpu in machine.cpus] == [0, 0, 2, 2]
+    assert any("cpu1" in warning and "overlaps" in warning for warning in machine.warnings)
 
 
 def test_read_machine_keeps_the_rest_when_one_file_is_corrupt(tmp_path: Path) -> None:
@@ -126,15 +126,15 @@ def test_read_machine_keeps_the_rest_when_one_file_is_corrupt(tmp_path: Path) ->
 
     machine = machine_of(tmp_path, files)
 
-    assert [one.core for one in machine.cpus] == [0, 1, None, 3]
-    assert any("cpu2/topology/core_cpus" in one and "'zz'" in one for one in machine.warnings)
+    assert [cpu.core for cpu in machine.cpus] == [0, 1, None, 3]
+    assert any("cpu2/topology/core_cpus" in warning and "'zz'" in warning for warning in machine.warnings)
 
 
 def test_read_machine_numbers_sockets_by_order_when_ids_repeat(tmp_path: Path) -> None:
     """Virtual machines that give -1 (or one id for all) still have sockets of their own."""
     files = cpu_files(4, sockets=2) | {f"{CPU}/cpu{cpu}/topology/physical_package_id": -1 for cpu in range(4)}
 
-    assert [one.socket for one in machine_of(tmp_path, files).cpus] == [0, 0, 1, 1]
+    assert [cpu.socket for cpu in machine_of(tmp_path, files).cpus] == [0, 0, 1, 1]
 
 
 def test_read_machine_splits_compute_units_when_amd_calls_two_cores_siblings(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_read_machine_splits_compute_units_when_amd_calls_two_cores_siblings(tmp
     files = cpu_files(4, threads=2) | {"proc/cpuinfo": "processor : 0\nvendor_id : AuthenticAMD\ncpu family : 21\n"}
     files |= {f"{CPU}/cpu{cpu}/topology/core_id": cpu for cpu in range(4)}
 
-    assert [one.core for one in machine_of(tmp_path, files).cpus] == [0, 1, 2, 3]
+    assert [cpu.core for cpu in machine_of(tmp_path, files).cpus] == [0, 1, 2, 3]
 
 
 def test_read_machine_takes_cpus_from_cpuinfo_when_there_is_no_topology(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_read_machine_takes_cpus_from_cpuinfo_when_there_is_no_topology(tmp_path
 
     machine = machine_of(tmp_path, {"proc/cpuinfo": blocks, "proc/meminfo": "MemTotal: 2 kB"})
 
-    assert [(one.core, one.socket) for one in machine.cpus] == [(0, 0), (0, 0), (2, 1), (2, 1)]
+    assert [(cpu.core, cpu.socket) for cpu in machine.cpus] == [(0, 0), (0, 0), (2, 1), (2, 1)]
     assert machine.numa_nodes[0].cpus == CpuSet(0, 1, 2, 3)
 
 
@@ -195,8 +195,8 @@ def test_read_machine_offers_only_what_the_cpuset_allows_when_there_is_one(tmp_p
     machine = machine_of(tmp_path, limited(kind))
 
     assert (machine.online_cpus, machine.node_set) == (CpuSet(0, 1), NodeSet(0))
-    assert [one.is_allowed for one in machine.cpus] == [True, True, False, False]
-    assert any("/job" in one for one in machine.warnings)
+    assert [cpu.is_allowed for cpu in machine.cpus] == [True, True, False, False]
+    assert any("/job" in warning for warning in machine.warnings)
 
 
 def test_read_machine_offers_all_when_told_not_to_honour_the_cpuset(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_read_machine_finds_near_cpus_and_no_distances_when_firmware_lies_on_pur
     machine = machine_of(tmp_path, files)
 
     assert (machine.numa_nodes[1].near_cpus, machine.distances) == (CpuSet(0, 1, 2, 3), ())
-    assert {one.l3 for one in machine.cpus} == {None}
+    assert {cpu.l3 for cpu in machine.cpus} == {None}
 
 
 def test_read_machine_takes_fast_memory_for_a_cache_when_it_is_no_node(tmp_path: Path) -> None:
@@ -249,7 +249,7 @@ def test_read_machine_takes_fast_memory_for_a_cache_when_it_is_no_node(tmp_path:
     files = cpu_files(4) | KNIGHTS_LANDING | {f"{NODE}/online": "0-1"}
     files |= node_files(0, (0, 1), distance="10 21") | node_files(1, (2, 3), distance="21 10")
 
-    assert [one.l3 for one in machine_of(tmp_path, files).cpus] == [0, 0, 2, 2]
+    assert [cpu.l3 for cpu in machine_of(tmp_path, files).cpus] == [0, 0, 2, 2]
 
 
 def test_read_machine_takes_a_devices_node_as_unknown_when_the_machine_lacks_it(tmp_path: Path) -> None:
@@ -259,5 +259,5 @@ def test_read_machine_takes_a_devices_node_as_unknown_when_the_machine_lacks_it(
 
     machine = machine_of(tmp_path, files)
 
-    assert [one.numa_node for one in machine.pci_devices] == [None]
-    assert any(f"{folder}/numa_node: got 77" in one for one in machine.warnings)
+    assert [pci_device.numa_node for pci_device in machine.pci_devices] == [None]
+    assert any(f"{folder}/numa_node: got 77" in warning for warning in machine.warnings)

@@ -35,10 +35,10 @@ def test_function_interfaces_tells_link_and_address_when_the_interface_is_up(tmp
     """What the kernel shows of an interface comes back as values with units."""
     tree = make_tree(tmp_path, interface("eth0", flags="0x1003", carrier="1", speed="25000", address="02:00:00:00:00:01", mtu="9000"))
 
-    (found,) = function_interfaces(tree, ADDRESS)
+    (net_interface,) = function_interfaces(tree, ADDRESS)
 
-    assert (found.name, found.mac, found.mtu) == ("eth0", "02:00:00:00:00:01", 9000)
-    assert (found.is_up, found.carrier, found.speed_mbps) == (True, True, 25000)
+    assert (net_interface.name, net_interface.mac, net_interface.mtu) == ("eth0", "02:00:00:00:00:01", 9000)
+    assert (net_interface.is_up, net_interface.carrier, net_interface.speed_mbps) == (True, True, 25000)
 
 
 @pytest.mark.parametrize("speed", ["-1", "4294967295"])
@@ -46,16 +46,16 @@ def test_function_interfaces_leaves_the_speed_open_when_the_driver_does_not_know
     """SPEED_UNKNOWN, signed or unsigned, is no speed."""
     tree = make_tree(tmp_path, interface("eth0", carrier="0", speed=speed))
 
-    (found,) = function_interfaces(tree, ADDRESS)
+    (net_interface,) = function_interfaces(tree, ADDRESS)
 
-    assert found.speed_mbps is None
+    assert net_interface.speed_mbps is None
 
 
 def test_function_interfaces_finds_the_interface_when_the_function_is_virtio(tmp_path: Path) -> None:
     """A virtio function's interface hangs one folder below the function."""
     tree = make_tree(tmp_path, {f"{FOLDER}/virtio0/net/ens3/address": "02:00:00:00:00:02", f"{FOLDER}/virtio0/net/ens3/mtu": "1500"})
 
-    assert [one.name for one in function_interfaces(tree, ADDRESS)] == ["ens3"]
+    assert [function_interface.name for function_interface in function_interfaces(tree, ADDRESS)] == ["ens3"]
 
 
 def test_function_interfaces_is_empty_when_the_interface_is_in_another_namespace(tmp_path: Path) -> None:
@@ -143,7 +143,11 @@ def test_function_interfaces_agrees_with_the_class_folder_when_the_machine_is_re
     """Every interface of the class is found at exactly one function of the recorded demo machine."""
     tree = Tree(HardwareSettings(root=str(build("dgx", tmp_path / "dgx").root)))
 
-    found = [one.name for name in tree.names("sys/bus/pci/devices") for one in function_interfaces(tree, PciAddress.parse(name))]
+    names = [
+        function_interface.name
+        for name in tree.names("sys/bus/pci/devices")
+        for function_interface in function_interfaces(tree, PciAddress.parse(name))
+    ]
 
-    assert sorted(found) == sorted(tree.names("sys/class/net"))
-    assert len(found) == 8
+    assert sorted(names) == sorted(tree.names("sys/class/net"))
+    assert len(names) == 8

@@ -30,7 +30,7 @@ def dgx(tmp_path_factory: pytest.TempPathFactory) -> Machine:
 
 def at(machine: Machine, address: str) -> PciDevice:
     """Find a function."""
-    return next(one for one in machine.pci_devices if one.address == PciAddress.parse(address))
+    return next(pci_device for pci_device in machine.pci_devices if pci_device.address == PciAddress.parse(address))
 
 
 def test_pci_device_knows_root_path_and_switch_when_below_a_switch(dgx: Machine) -> None:
@@ -38,7 +38,7 @@ def test_pci_device_knows_root_path_and_switch_when_below_a_switch(dgx: Machine)
     gpu = at(dgx, "0000:1a:00.0")
 
     assert gpu.root == "pci0000:15"
-    assert [str(one) for one in gpu.path] == ["0000:15:01.0", "0000:16:00.0", "0000:17:02.0"]
+    assert [str(pci_address) for pci_address in gpu.path] == ["0000:15:01.0", "0000:16:00.0", "0000:17:02.0"]
     assert gpu.switch == PciAddress.parse("0000:16:00.0")
 
 
@@ -58,19 +58,19 @@ def test_pci_switch_is_found_by_the_order_of_bridges_when_configuration_space_is
 
     devices, _ = read_pci_devices(Tree(HardwareSettings(root=str(machine.root))), CpuSet(0))
 
-    found = {str(one.address): one for one in devices}
-    assert found["0000:1a:00.0"].switch == PciAddress.parse("0000:16:00.0")
-    assert found["0000:38:00.0"].switch is None
-    assert found["0000:16:00.0"].is_switch_port
-    assert found["0000:15:01.0"].is_root_port
+    pci_devices = {str(device.address): device for device in devices}
+    assert pci_devices["0000:1a:00.0"].switch == PciAddress.parse("0000:16:00.0")
+    assert pci_devices["0000:38:00.0"].switch is None
+    assert pci_devices["0000:16:00.0"].is_switch_port
+    assert pci_devices["0000:15:01.0"].is_root_port
 
 
 def test_pci_functions_of_one_switch_share_it_when_compared(dgx: Machine) -> None:
     """Each switch of the demo machine has two GPUs and two NICs below it, and no switch is shared between root complexes."""
     switches: dict[PciAddress, list[int]] = {}
-    for one in dgx.pci_devices:
-        if one.switch is not None and not one.is_bridge:
-            switches.setdefault(one.switch, []).append(one.class_code >> 16)
+    for pci_device in dgx.pci_devices:
+        if pci_device.switch is not None and not pci_device.is_bridge:
+            switches.setdefault(pci_device.switch, []).append(pci_device.class_code >> 16)
 
     assert [sorted(classes) for classes in switches.values()] == [[2, 2, 3, 3]] * 4
 
@@ -91,7 +91,7 @@ def test_pci_device_is_left_out_when_its_link_dangles(tmp_path: Path) -> None:
 
     devices, warnings = read_pci_devices(tree, ALL)
 
-    assert ([str(one.address) for one in devices], warnings) == (["0000:00:02.0"], ())
+    assert ([str(device.address) for device in devices], warnings) == (["0000:00:02.0"], ())
 
 
 @pytest.mark.parametrize("file", ["class", "vendor", "device", "numa_node", "subsystem_vendor", "revision", "local_cpus"])
@@ -102,7 +102,7 @@ def test_pci_device_stays_with_a_warning_when_one_of_its_files_is_garbage(tmp_pa
 
     devices, warnings = read_pci_devices(write(tmp_path, files), ALL)
 
-    assert [str(one.address) for one in devices] == ["0000:00:02.0", "0000:00:03.0"]
+    assert [str(device.address) for device in devices] == ["0000:00:02.0", "0000:00:03.0"]
     assert len(warnings) == 1
     assert f"0000:00:03.0/{file}" in warnings[0]
     assert repr(raw) in warnings[0]
@@ -119,7 +119,7 @@ def test_pci_numbers_come_from_configuration_space_when_their_files_are_garbage(
     after = read_machine(tree, "n")
 
     assert at(after, "0000:1a:00.0") == before
-    assert len([one for one in after.warnings if "0000:1a:00.0" in one and "configuration space" in one]) == 3
+    assert len([warning for warning in after.warnings if "0000:1a:00.0" in warning and "configuration space" in warning]) == 3
 
 
 def test_pci_device_stays_when_its_class_is_garbage_and_configuration_space_is_closed(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_pci_device_stays_when_its_class_is_garbage_and_configuration_space_is_c
     read = read_machine(Tree(HardwareSettings(root=str(machine.root))), "n")
 
     assert at(read, "0000:1a:00.0").class_code == 0
-    assert [one for one in read.warnings if "0000:1a:00.0/class" in one and "not told" in one]
+    assert [warning for warning in read.warnings if "0000:1a:00.0/class" in warning and "not told" in warning]
 
 
 def test_pci_link_is_zero_when_the_kernel_says_unknown(tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_pci_virtual_function_names_its_physical_one_when_sriov_is_on(tmp_path: 
     """A VF leads to its PF, has a driver of its own, and an IOMMU group apart."""
     build("epyc-8numa", tmp_path)
     devices, _ = read_pci_devices(Tree(HardwareSettings(root=str(tmp_path))), CpuSet(0))
-    found = {str(one.address): one for one in devices}
+    pci_devices = {str(device.address): device for device in devices}
 
-    virtual, physical = found["0000:42:00.1"], found["0000:42:00.0"]
+    virtual, physical = pci_devices["0000:42:00.1"], pci_devices["0000:42:00.0"]
 
     assert virtual.physfn == physical.address
     assert (virtual.driver, physical.driver) == ("iavf", "ice")
@@ -188,4 +188,4 @@ def test_pci_report_lets_the_first_function_speak_for_its_root_bus_when_they_dif
     machine = read_machine(write(tmp_path, files), "n")
 
     assert [one["near_cpus"] for one in machine_report(machine)["pci"]] == ["0-1", "0-1"]
-    assert [str(one.near_cpus) for one in machine.pci_devices] == ["0-1", "2-3"]
+    assert [str(pci_device.near_cpus) for pci_device in machine.pci_devices] == ["0-1", "2-3"]

@@ -58,7 +58,7 @@ def test_function_rdma_devices_gives_each_device_its_own_nodes_when_a_function_h
         },
     )
 
-    nodes = {one.name: one.nodes for one in function_rdma_devices(tree, ADDRESS)}
+    nodes = {function_rdma_device.name: function_rdma_device.nodes for function_rdma_device in function_rdma_devices(tree, ADDRESS)}
 
     assert nodes == {"mlx5_0": ("infiniband/uverbs0",), "mlx5_1": ("infiniband/uverbs1", "infiniband/issm1", "infiniband/umad1")}
 
@@ -72,7 +72,11 @@ def test_function_rdma_devices_finds_all_when_the_machine_is_recorded(tmp_path: 
     """The recorded demo machine has eight RDMA devices at eight functions, each with one verbs node."""
     tree = Tree(HardwareSettings(root=str(build("dgx", tmp_path / "dgx").root)))
 
-    found = [one for name in tree.names("sys/bus/pci/devices") for one in function_rdma_devices(tree, PciAddress.parse(name))]
+    rdma_devices = [
+        function_rdma_device
+        for name in tree.names("sys/bus/pci/devices")
+        for function_rdma_device in function_rdma_devices(tree, PciAddress.parse(name))
+    ]
 
-    assert sorted(one.name for one in found) == [f"mlx5_{number}" for number in range(8)]
-    assert len({node for one in found for node in one.nodes}) == 8
+    assert sorted(rdma_device.name for rdma_device in rdma_devices) == [f"mlx5_{number}" for number in range(8)]
+    assert len({node for rdma_device in rdma_devices for node in rdma_device.nodes}) == 8

@@ -29,12 +29,12 @@ def devices_of(root: Path) -> dict[str, Device]:
     """Discover every class with the drivers that ship, and what they observe."""
     tree = tree_of(root)
     machine = read_machine(tree, "n1")
-    found: dict[str, Device] = {}
+    devices: dict[str, Device] = {}
     for device_class in _CLASSES:
         for driver in load_drivers(device_class).drivers:
             for device in driver.discover(tree, machine):
-                found[f"{device_class}/{device.name}"] = device
-    return found
+                devices[f"{device_class}/{device.name}"] = device
+    return devices
 
 
 def troubles_of(root: Path) -> list[str]:
@@ -42,12 +42,12 @@ def troubles_of(root: Path) -> list[str]:
     tree = tree_of(root)
     machine = read_machine(tree, "n1")
     return sorted(
-        f"{name}: {one.reason}"
+        f"{name}: {observation.reason}"
         for device_class in _CLASSES
         for driver in load_drivers(device_class).drivers
         for name, seen in driver.observe(tree, driver.discover(tree, machine)).items()
-        for one in seen
-        if one.state is not HealthState.HEALTHY
+        for observation in seen
+        if observation.state is not HealthState.HEALTHY
     )
 
 

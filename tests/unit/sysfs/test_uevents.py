@@ -34,7 +34,7 @@ def test_open_uevents_says_why_when_the_tree_is_recorded(tmp_path: Path) -> None
 
 async def test_uevent_source_skips_what_others_send_when_waiting() -> None:
     """Only messages of the kernel's own port (0) count; here a stand-in socket gives one of each."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    ours, sock = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     ours.settimeout(0.0)
 
     class FromKernel(socket.socket):
@@ -47,9 +47,9 @@ async def test_uevent_source_skips_what_others_send_when_waiting() -> None:
             return data, next(self.senders)
 
     channel = FromKernel(fileno=ours.detach())
-    theirs.send(b"add@/devices/forged\0SUBSYSTEM=pci\0")
-    theirs.send(b"remove@/devices/real\0SUBSYSTEM=pci\0")
-    with theirs, UeventSource(channel) as source:
+    sock.send(b"add@/devices/forged\0SUBSYSTEM=pci\0")
+    sock.send(b"remove@/devices/real\0SUBSYSTEM=pci\0")
+    with sock, UeventSource(channel) as source:
         event = await source.next()
 
     assert event.path == "/devices/real"

@@ -29,15 +29,15 @@ class _CountingNames(NvidiaDriver):
     """Names devices by the order of discovery."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        found = sorted(super().discover(tree, machine), key=lambda one: machine.pci_devices.index(_function(machine, one)))
-        return [msgspec.structs.replace(one, name=f"gpu-{number}") for number, one in enumerate(found)]
+        devices = sorted(super().discover(tree, machine), key=lambda device: machine.pci_devices.index(_function(machine, device)))
+        return [msgspec.structs.replace(device, name=f"gpu-{number}") for number, device in enumerate(devices)]
 
 
 class _AssumesANode(NvidiaDriver):
     """Says NUMA node 1 for all."""
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
-        return [msgspec.structs.replace(one, numa_nodes=NodeSet(1)) for one in super().discover(tree, machine)]
+        return [msgspec.structs.replace(device, numa_nodes=NodeSet(1)) for device in super().discover(tree, machine)]
 
 
 class _ReadsOutside(NvidiaDriver):
@@ -52,8 +52,8 @@ class _TrustsFiles(NvidiaDriver):
     """Fails with ValueError when a file holds nonsense."""
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
-        for one in devices:
-            int(tree.read(f"sys/bus/pci/devices/{one.pci}/max_link_width") or 0)
+        for device in devices:
+            int(tree.read(f"sys/bus/pci/devices/{device.pci}/max_link_width") or 0)
         return super().observe(tree, devices)
 
 
@@ -68,14 +68,14 @@ class _SharesVariable(NvidiaDriver):
     """Sets one variable for each device."""
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        return {one.name: ContainerEdits(env={"MY_GPU": one.name}) for one in devices}
+        return {device.name: ContainerEdits(env={"MY_GPU": device.name}) for device in devices}
 
 
 class _GivesRecordedPaths(NvidiaDriver):
     """Gives paths of the recorded tree to containers."""
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
-        return {one.name: ContainerEdits(device_nodes=(DeviceNode(path=str(tree.path(f"dev/{one.name}"))),)) for one in devices}
+        return {device.name: ContainerEdits(device_nodes=(DeviceNode(path=str(tree.path(f"dev/{device.name}"))),)) for device in devices}
 
 
 class _SeesNothing(NvidiaDriver):
@@ -90,7 +90,7 @@ class _AlwaysSick(NvidiaDriver):
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         sick = Observation(dimension=Dimension.COMPUTE, state=HealthState.UNHEALTHY, reason="mood")
-        return {one.name: [sick] for one in devices}
+        return {device.name: [sick] for device in devices}
 
 
 class _UnprepareMinds(NvidiaDriver):
@@ -101,7 +101,7 @@ class _UnprepareMinds(NvidiaDriver):
 
 
 def _function(machine: Machine, device: Device) -> object:
-    return next(one for one in machine.pci_devices if one.address == device.pci)
+    return next(pci_device for pci_device in machine.pci_devices if pci_device.address == device.pci)
 
 
 class _Suite(DriverContract):
@@ -145,7 +145,11 @@ _CASES: list[tuple[type[NvidiaDriver], Callable[[_Suite], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("driver", "test"), _CASES, ids=[f"{one.__name__.strip('_')}-{number}" for number, (one, _) in enumerate(_CASES)])
+@pytest.mark.parametrize(
+    ("driver", "test"),
+    _CASES,
+    ids=[f"{nvidia_driver_type.__name__.strip('_')}-{number}" for number, (nvidia_driver_type, _) in enumerate(_CASES)],
+)
 def test_suite_fails_when_a_driver_breaks_the_contract(driver: type[NvidiaDriver], test: Callable[[_Suite], None], tmp_path: Path) -> None:
     """Each broken driver fails the test that stands for the broken promise."""
     suite = _Suite(driver, tmp_path / "machine")

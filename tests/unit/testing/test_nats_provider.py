@@ -36,11 +36,11 @@ def test_provide_takes_the_server_on_path_when_there_is_one(path: Path) -> None:
     server = program(path, "nats-server", "exit 0")
     said: list[str] = []
 
-    found = provide_nats_server(said.append)
+    nats_program = provide_nats_server(said.append)
 
-    assert found.program == server
-    assert found.command(port=4333, store=Path("/s"))[:5] == (str(server), "-a", "127.0.0.1", "-p", "4333")
-    assert found.cleanup(port=4333) == ()
+    assert nats_program.program == server
+    assert nats_program.command(port=4333, store=Path("/s"))[:5] == (str(server), "-a", "127.0.0.1", "-p", "4333")
+    assert nats_program.cleanup(port=4333) == ()
     assert said == []
 
 
@@ -54,9 +54,9 @@ def test_provide_installs_the_package_when_root_has_apt(path: Path) -> None:
     )
     said: list[str] = []
 
-    found = provide_nats_server(said.append)
+    nats_program = provide_nats_server(said.append)
 
-    assert found.program == path / "nats-server"
+    assert nats_program.program == path / "nats-server"
     assert any("apt-get" in one for one in said)
 
 
@@ -65,13 +65,13 @@ def test_provide_runs_docker_when_nothing_can_be_installed(path: Path, monkeypat
     docker = program(path, "docker", "exit 0")
     monkeypatch.setenv("TOPOBUS_NATS_IMAGE", "local/nats:1")
 
-    found = provide_nats_server()
+    nats_program = provide_nats_server()
 
-    command = found.command(port=4333, store=Path("/s"))
+    command = nats_program.command(port=4333, store=Path("/s"))
     assert command[:2] == (str(docker), "run")
     assert "127.0.0.1:4333:4222" in command
     assert "local/nats:1" in command
-    assert found.cleanup(port=4333) == (str(docker), "rm", "-f", "topobus-nats-4333")
+    assert nats_program.cleanup(port=4333) == (str(docker), "rm", "-f", "topobus-nats-4333")
 
 
 def test_provide_does_not_install_when_not_root(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

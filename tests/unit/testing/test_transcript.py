@@ -19,7 +19,7 @@ def test_deeds_are_found_when_the_recording_is_read() -> None:
     first, second = read_transcript(TRANSCRIPT.read_text(encoding="utf-8"))
     registering = [Action.REGISTER] * 5
 
-    assert [one.action for one in first.steps] == [
+    assert [step.action for step in first.steps] == [
         *registering,
         Action.START_DRIVER,
         Action.CREATE_PODS,
@@ -30,7 +30,7 @@ def test_deeds_are_found_when_the_recording_is_read() -> None:
         Action.START_KUBELET,
         Action.REGISTER,
     ]
-    assert [one.action for one in second.steps] == [
+    assert [step.action for step in second.steps] == [
         *registering,
         Action.START_DRIVER,
         Action.CREATE_PODS,
@@ -46,9 +46,9 @@ def test_limits_are_the_recorded_ones_when_nothing_is_set() -> None:
     """The patience with a socket and the deadlines are the recorded ones, as the simulator has them by default."""
     lines = [json.loads(line) for line in TRANSCRIPT.read_text(encoding="utf-8").splitlines()]
     timings = KubeletTimings()
-    by_event = {one["event"]: one["deadline_s"] for one in lines if "deadline_s" in one}
+    by_event = {line["event"]: line["deadline_s"] for line in lines if "deadline_s" in line}
 
-    assert {one["took"] for one in lines if "failed to dial" in one.get("details", "") and "took" in one} == {timings.dial_s}
+    assert {line["took"] for line in lines if "failed to dial" in line.get("details", "") and "took" in line} == {timings.dial_s}
     assert by_event["GetInfo"] == timings.get_info_s
     assert by_event["NotifyRegistrationStatus"] == timings.notify_s
     assert by_event["PreStartContainer"] == timings.pre_start_s

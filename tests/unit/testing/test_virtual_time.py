@@ -145,13 +145,13 @@ def test_loop_passes_time_by_hand_when_a_call_hangs_in_a_thread() -> None:
 
 def test_loop_refuses_to_wait_when_a_socket_is_open() -> None:
     """What comes over a socket takes real time: the loop says so instead of jumping past it."""
-    ours, theirs = socket.socketpair()
+    ours, sock = socket.socketpair()
 
     async def work(loop: VirtualTimeLoop) -> None:
         loop.add_reader(ours, lambda: None)
         await asyncio.sleep(1)
 
-    with ours, theirs, pytest.raises(Standstill, match="file descriptors"):
+    with ours, sock, pytest.raises(Standstill, match="file descriptors"):
         _run(work)
 
 

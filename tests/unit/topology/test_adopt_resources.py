@@ -20,5 +20,5 @@ def test_adopt_is_refused_when_another_resource_of_kubelets_holds_the_device() -
     other, same = _adopt(first.ledger, "topobus.dev/gpu-h100", "b"), _adopt(first.ledger, "topobus.dev/gpu", "b")
 
     assert isinstance(other, Refusal)
-    assert [one.message for one in other.reasons] == ["device-plugin kubelet/topobus.dev/gpu holds gpu-0"]
+    assert [reason.message for reason in other.reasons] == ["device-plugin kubelet/topobus.dev/gpu holds gpu-0"]
     assert isinstance(same, Step)

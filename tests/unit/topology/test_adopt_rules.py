@@ -65,7 +65,7 @@ def test_adopt_is_refused_when_another_door_holds_the_device(older: OwnerKind, n
     second = _adopt(first.ledger, _owner(newer, "b"), "gpu-0")
 
     assert isinstance(second, Refusal)
-    assert [(one.code, one.facts["owner"]) for one in second.reasons] == [("device-held", _owner(older, "a").key)]
+    assert [(reason.code, reason.facts["owner"]) for reason in second.reasons] == [("device-held", _owner(older, "a").key)]
 
 
 def _adopt_share(ledger: Ledger, owner: Owner, name: str) -> Step | Refusal:
@@ -81,7 +81,7 @@ def test_adopt_lets_claims_share_a_device_when_all_of_them_have_a_share() -> Non
     second = _adopt_share(first.ledger, _owner(OwnerKind.CLAIM, "b"), "gpu-0")
 
     assert isinstance(second, Step)
-    assert [one.holdings[0].devices for one in second.ledger.allocations.values()] == [{"gpu": ("gpu-0",)}] * 2
+    assert [allocation.holdings[0].devices for allocation in second.ledger.allocations.values()] == [{"gpu": ("gpu-0",)}] * 2
 
 
 @pytest.mark.parametrize("is_share_first", [True, False])
@@ -104,4 +104,4 @@ def test_check_finds_a_device_held_twice_when_only_one_of_the_two_has_a_share() 
     share = Allocation(owner=_owner(OwnerKind.CLAIM, "b"), holdings=(Holding(devices={"gpu": ("gpu-0",)}, shared={"gpu": ("gpu-0",)}),))
 
     with pytest.raises(InvariantError, match="gpu-0"):
-        transitions.check(Ledger(node="n", allocations={one.owner.key: one for one in (whole, share)}))
+        transitions.check(Ledger(node="n", allocations={allocation.owner.key: allocation for allocation in (whole, share)}))

@@ -98,10 +98,10 @@ def test_ledger_is_put_back_when_it_does_not_explain_itself(found: Ledger, doubt
 def test_ledger_keeps_both_sides_when_two_instances_answered_apart_from_each_other() -> None:
     """After a store was put back, an instance that knew less has gone on in a later epoch: its answers stay, ours too, and what is held by us is not taken."""
     behind = _adopted(Ledger(node="n1"), "a", "gpu-0")
-    theirs = structs.replace(_adopted(behind, "c", "gpu-2"), epoch=2)
+    ledger = structs.replace(_adopted(behind, "c", "gpu-2"), epoch=2)
     clashing = structs.replace(_adopted(behind, "c", "gpu-1"), epoch=2)
 
-    both = believe(_KNOWN, theirs, is_next=False)
+    both = believe(_KNOWN, ledger, is_next=False)
     ours = believe(_KNOWN, clashing, is_next=False)
 
     assert both.ledger.allocations.keys() == {_A, _B, _C}

@@ -40,7 +40,7 @@ def test_release_is_refused_when_the_devices_are_prepared(next_owner: Owner) -> 
     taken = _adopt(ledger, next_owner, "gpu-0")
 
     assert isinstance(refused, Refusal)
-    assert [(one.code, one.facts) for one in refused.reasons] == [("prepared", {"owner": CLAIM.key})]
+    assert [(reason.code, reason.facts) for reason in refused.reasons] == [("prepared", {"owner": CLAIM.key})]
     assert isinstance(taken, Refusal)
 
 

@@ -18,7 +18,7 @@ TRAINER = pod("trainer", container(cpus=2, gpu=1))
 
 def _codes(outcome: object) -> list[str]:
     assert isinstance(outcome, Refusal)
-    return [one.code for one in outcome.reasons]
+    return [reason.code for reason in outcome.reasons]
 
 
 def _placed() -> Step:

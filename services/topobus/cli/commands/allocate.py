@@ -65,9 +65,9 @@ def allocate(
         raise UsageError("nothing was allocated: this is for dry runs", next_step="add --dry-run, or allocate with `topobus apply -f FILE`")
     if slices and cluster:
         raise UsageError("say one of --slices and --cluster", next_step="--slices reads a file, --cluster asks an API server")
-    objects = [one for path in file for one in read_objects(path)]
-    if not any(one.kind in _ASKED for one in objects):
-        kinds = ", ".join(dict.fromkeys(one.kind for one in objects))
+    objects = [api_object for path in file for api_object in read_objects(path)]
+    if not any(api_object.kind in _ASKED for api_object in objects):
+        kinds = ", ".join(dict.fromkeys(api_object.kind for api_object in objects))
         raise ContractError(f"{', '.join(map(str, file))}: wanted a ResourceClaim or a Pod, got {kinds}")
     return asyncio.run(
         _allocate(objects, slices, cluster, kubeconfig, context, mode, Output(is_json=options.json or output == "json"), options)
@@ -84,38 +84,46 @@ async def _allocate(
     output: Output,
     options: BusOptions,
 ) -> int:
-    situation: dict[str, Any] = {"wanted": objects, "objects": [one for one in objects if one.kind not in _ASKED], "mode": mode}
+    situation: dict[str, Any] = {
+        "wanted": objects,
+        "objects": [api_object for api_object in objects if api_object.kind not in _ASKED],
+        "mode": mode,
+    }
     arguments: list[str] = []
     if slices:
-        situation["objects"] += [one for path in slices for one in read_objects(path, has_nodes=True)]
+        situation["objects"] += [api_object for path in slices for api_object in read_objects(path, has_nodes=True)]
     elif is_cluster:
         arguments = ["--cluster", "--kubeconfig", str(_kubeconfig(kubeconfig) or ""), "--context", context]
     else:
         async with open_bus(options) as bus:
-            given = [object_parts(one) for one in objects]
+            given = [object_parts(api_object) for api_object in objects]
             situation["objects"] += [entry.value for entry in await bus.list(OBJECT) if entry.parts not in given]
             situation["machines"] = [entry.value for entry in await bus.list(MACHINE)]
             situation["inventories"] = [entry.value for entry in await bus.list(INVENTORY)]
             situation["ledgers"] = [entry.value for entry in await bus.list(LEDGER)]
             situation["alignments"] = [entry.value for entry in await bus.list(ALIGNMENT)]
             situation["silences"] = await _silences(bus, situation["inventories"])
-    told = await ask_dry_run(situation, arguments)
-    answers = [{key: value for key, value in one.items() if key in _SHOWN} for one in told["answers"]]
-    for fault in told.get("faults", ()):
+    dry_run = await ask_dry_run(situation, arguments)
+    answers = [{key: value for key, value in answer.items() if key in _SHOWN} for answer in dry_run["answers"]]
+    for fault in dry_run.get("faults", ()):
         output.note(f"left out, for nobody can read it: {fault}")
     if output.is_json:
         output.document({"answers": answers})
-    for one in answers:
-        _show(output, one)
-    return ExitCode.OK if all(one["condition"] == "Allocated" for one in answers) else ExitCode.NO
+    for answer in answers:
+        _show(output, answer)
+    return ExitCode.OK if all(answer["condition"] == "Allocated" for answer in answers) else ExitCode.NO
 
 
 async def _silences(bus: Bus, inventories: Sequence[Inventory]) -> list[dict[str, str]]:
     """List the device services that do not answer now: the controller allocates nothing of theirs."""
-    reasons = await asyncio.gather(*(why_silent(bus, HINTS, node=one.node, device_class=one.device_class) for one in inventories))
+    reasons = await asyncio.gather(
+        *(why_silent(bus, HINTS, node=inventory.node, device_class=inventory.device_class) for inventory in inventories)
+    )
     since = rfc3339(datetime.now(UTC))
     return [
-        {"node": one.node, "device_class": one.device_class, "since": since} for one, why in zip(inventories, reasons, strict=True) if why
+        {"node": inventory.node, "device_class": inventory.device_class, "since": since}
+        for inventory, why in zip(inventories, reasons, strict=True)
+        if why
     ]
 
 

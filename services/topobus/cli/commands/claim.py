@@ -62,7 +62,7 @@ def delete(
     """Delete objects; a claim that holds devices lets go of them first: `topobus delete claim NAME`."""
     if (name is None) == (file is None):
         raise UsageError("say what to delete: either NAMESPACE/NAME or -f FILE")
-    places = [object_parts(one) for one in reversed(read_objects(file))] if file is not None else [_place(str(name))]
+    places = [object_parts(api_object) for api_object in reversed(read_objects(file))] if file is not None else [_place(str(name))]
     return asyncio.run(delete_places(places, options))
 
 
@@ -71,7 +71,7 @@ async def _get(name: str | None, options: BusOptions) -> int:
     async with open_bus(options) as bus:
         objects = [await find_object(bus, _place(name))] if name is not None else [entry.value for entry in await bus.list(OBJECT)]
     if output.is_json:
-        plain = [plain_object(one) for one in objects]
+        plain = [plain_object(api_object) for api_object in objects]
         output.document(plain[0] if name is not None else {"items": plain})
     else:
         output.show(_table(objects))
@@ -88,10 +88,10 @@ def _table(objects: list[ApiObject]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="title")
     for title in ("object", "state", "node", "devices"):
         table.add_column(title, overflow="fold")
-    for one in objects:
-        allocation = shown(one).status.get("allocation") or {}
+    for api_object in objects:
+        allocation = shown(api_object).status.get("allocation") or {}
         results = (allocation.get("devices") or {}).get("results") or []
-        nodes = sorted({str(result.get("pool", "")) for result in results}) or [str(one.spec.get("nodeName") or "-")]
+        nodes = sorted({str(result.get("pool", "")) for result in results}) or [str(api_object.spec.get("nodeName") or "-")]
         devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
-        table.add_row(Text(name_of(one), "name"), state_of(one), ", ".join(nodes), devices or "-")
+        table.add_row(Text(name_of(api_object), "name"), state_of(api_object), ", ".join(nodes), devices or "-")
     return table

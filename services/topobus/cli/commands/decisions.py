@@ -43,7 +43,7 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
     async with open_bus(options) as bus:
         recent = await bus.last(DECISION, limit=limit, **parts)
         if output.is_json and not is_following:
-            output.document({"decisions": [one.value for one in recent]})
+            output.document({"decisions": [received_event.value for received_event in recent]})
         elif not is_following:
             table = Table(box=box.SIMPLE_HEAD, header_style="title")
             # An id is there to be copied: it never breaks, however long the rest is.
@@ -51,9 +51,9 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
             table.add_column("decision", no_wrap=True)
             table.add_column("what", overflow="fold")
             table.add_column("answer", overflow="fold")
-            users = await _users(bus, [one.value for one in recent])
-            for one in recent:
-                event = one.value
+            users = await _users(bus, [received_event.value for received_event in recent])
+            for received_event in recent:
+                event = received_event.value
                 who = event.user or users.get(event.id) or event.owner
                 table.add_row(short_time(event.time), Text(event.id, "name"), f"{event.verb} {who}", _answer(event))
             output.show(table if recent else Text("no decision yet", "faint"))
@@ -83,13 +83,13 @@ async def _decisions(node: str | None, limit: int, is_following: bool, options: 
 
 async def _users(bus: Bus, events: Iterable[DecisionEvent]) -> dict[str, Owner]:
     """Find the pods of what kubelet has allocated and still holds, by decision: the event is older than the pod's name is known."""
-    found: dict[str, Owner] = {}
+    owners: dict[str, Owner] = {}
     for node in sorted({event.node for event in events if event.owner.kind is OwnerKind.DEVICE_PLUGIN}):
         ledger = await bus.get(LEDGER.read_as(Holders), node=node)
         for allocation in ledger.value.allocations.values() if ledger is not None else ():
             if allocation.user is not None:
-                found[allocation.decision_id] = allocation.user
-    return found
+                owners[allocation.decision_id] = allocation.user
+    return owners
 
 
 def _answer(event: DecisionEvent) -> Text:

@@ -40,16 +40,16 @@ def describe(
 
 async def _describe(kind: str, namespace: str, name: str, options: BusOptions, *, is_json: bool) -> int:
     async with open_bus(options) as bus:
-        one = await find_object(bus, parts_of(kind, namespace, name))
-        plain = plain_object(one)
-        nodes = {device.pool for device in put_together(one, plain, (), (), ()).devices}
+        api_object = await find_object(bus, parts_of(kind, namespace, name))
+        plain = plain_object(api_object)
+        nodes = {device.pool for device in put_together(api_object, plain, (), (), ()).devices}
         inventories = await as_of_now(bus, [entry.value for entry in await bus.list(INVENTORY) if entry.parts["node"] in nodes])
         ledgers = [entry.value for entry in await bus.list(LEDGER)]
         events: list[DecisionEvent] = [received.value for received in await bus.last(DECISION, limit=_LOOKED_THROUGH)]
-    found = put_together(one, plain, inventories, ledgers, events)
+    description = put_together(api_object, plain, inventories, ledgers, events)
     output = Output(is_json=is_json)
     if is_json:
-        output.document(found)
+        output.document(description)
     else:
-        output.show(view(one, found))
+        output.show(view(api_object, description))
     return ExitCode.OK

@@ -59,12 +59,12 @@ def doctor(
     table.add_column(width=4)
     table.add_column(style="name")
     table.add_column(overflow="fold")
-    for one in findings:
-        text = Text(one.found)
-        if one.next_step:
-            text.append(f"\nnext: {one.next_step}", "faint")
-        table.add_row(Text(one.level, _STYLES[one.level]), one.what, text)
-    counts = {level: sum(one.level is level for one in findings) for level in Level}
+    for finding in findings:
+        text = Text(finding.found)
+        if finding.next_step:
+            text.append(f"\nnext: {finding.next_step}", "faint")
+        table.add_row(Text(finding.level, _STYLES[finding.level]), finding.what, text)
+    counts = {level: sum(finding.level is level for finding in findings) for level in Level}
     output.show(table, Text(f"{counts[Level.OK]} ok, {counts[Level.WARN]} warn, {counts[Level.FAIL]} fail", "title"))
     return ExitCode.NO if counts[Level.FAIL] else ExitCode.OK
 
@@ -97,7 +97,7 @@ async def _check_services(bus: Bus, node: str | None, *, looks_at_sockets: bool)
     machines = {entry.parts["node"]: entry.value for entry in await bus.list(MACHINE)}
     inventories = [entry.value for entry in await bus.list(INVENTORY)]
     ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
-    nodes = sorted({*machines, *ledgers, *(one.node for one in inventories)})
+    nodes = sorted({*machines, *ledgers, *(inventory.node for inventory in inventories)})
     if node is not None:
         nodes = [one_of("node", node, nodes)]
     findings: list[Finding] = []
@@ -126,7 +126,7 @@ async def _silent_services(bus: Bus, node: str, classes: list[str]) -> Mapping[s
     """Look which services of a node are there; give those that do not answer, with why."""
     services = [*classes, "topology"]
     answers = await asyncio.gather(
-        *(why_silent(bus, HINTS, node=node, device_class=one) for one in classes), why_silent(bus, PREFER, node=node)
+        *(why_silent(bus, HINTS, node=node, device_class=device_class) for device_class in classes), why_silent(bus, PREFER, node=node)
     )
     return {service: answer for service, answer in zip(services, answers, strict=True) if answer}
 

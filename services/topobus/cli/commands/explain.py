@@ -75,12 +75,12 @@ def explanation(event: DecisionEvent, again: Placement | Refusal | None) -> list
             _view_table(event.view),
         ]
     if isinstance(event.outcome, Placement):
-        for one in event.outcome.containers:
-            name = f"container {one.name}" if one.name else "claim"
+        for container in event.outcome.containers:
+            name = f"container {container.name}" if container.name else "claim"
             parts += [
                 Rule(f"hints of {name}", align="left", style="faint"),
-                hint_table(one.hints),
-                Text(f"  merged to {hint_text(one.alignment)}"),
+                hint_table(container.hints),
+                Text(f"  merged to {hint_text(container.alignment)}"),
             ]
     if event.outcome is not None:
         parts.append(
@@ -108,9 +108,9 @@ def _read(file: Path) -> DecisionEvent:
 
 async def _fetch(wanted: str, options: BusOptions) -> DecisionEvent:
     async with open_bus(options) as bus:
-        for one in reversed(await bus.last(DECISION, limit=_SEARCHED)):
-            if one.value.id == wanted:
-                return one.value
+        for received_event in reversed(await bus.last(DECISION, limit=_SEARCHED)):
+            if received_event.value.id == wanted:
+                return received_event.value
     raise NotFoundError(f"there is no decision {wanted} among the newest {_SEARCHED}", next_step="`topobus decisions` lists the ids")
 
 
@@ -125,15 +125,16 @@ def _facts(event: DecisionEvent) -> Table:
 
 def _request_table(request: PodRequest) -> Table:
     grid = _grid()
-    for one in request.containers:
+    for container in request.containers:
         wants = [
-            f"{device.count} {device.device_class}" + (f" ({', '.join(device.names)})" if device.names else "") for device in one.devices
+            f"{device.count} {device.device_class}" + (f" ({', '.join(device.names)})" if device.names else "")
+            for device in container.devices
         ]
-        if one.cpus:
-            wants.append(f"{one.cpus} exclusive cpus")
-        grid.add_row(f"{one.kind} {one.name or '(claim)'}", ", ".join(wants) or "nothing")
+        if container.cpus:
+            wants.append(f"{container.cpus} exclusive cpus")
+        grid.add_row(f"{container.kind} {container.name or '(claim)'}", ", ".join(wants) or "nothing")
     own = [f"{what} {wish}" for what, wish in (("policy", request.policy), ("scope", request.scope)) if wish is not None]
-    own += [f"locality {one}" for one in request.locality]
+    own += [f"locality {locality}" for locality in request.locality]
     if own:
         grid.add_row("of its own", ", ".join(own))
     return grid

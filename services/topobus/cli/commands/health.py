@@ -62,12 +62,12 @@ def watch(*, node: NodeFilter = None, device_class: ClassFilter = None, options:
 
 
 async def _inventories(bus: Bus, node: str | None, device_class: str | None) -> list[Inventory]:
-    found = [entry.value for entry in await bus.list(INVENTORY)]
+    inventories = [entry.value for entry in await bus.list(INVENTORY)]
     if node is not None:
-        one_of("node", node, (one.node for one in found))
+        one_of("node", node, (inventory.node for inventory in inventories))
     if device_class is not None:
-        one_of("device class", device_class, (one.device_class for one in found))
-    return [one for one in found if node in (None, one.node) and device_class in (None, one.device_class)]
+        one_of("device class", device_class, (inventory.device_class for inventory in inventories))
+    return [inventory for inventory in inventories if node in (None, inventory.node) and device_class in (None, inventory.device_class)]
 
 
 async def _health(node: str | None, device_class: str | None, is_all: bool, options: BusOptions) -> int:
@@ -76,9 +76,9 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, opti
         inventories = await as_of_now(bus, await _inventories(bus, node, device_class))
     if output.is_json:
         devices = [
-            {"node": one.node, "device_class": one.device_class, "device": device.name, "health": device.health}
-            for one in inventories
-            for device in one.devices
+            {"node": inventory.node, "device_class": inventory.device_class, "device": device.name, "health": device.health}
+            for inventory in inventories
+            for device in inventory.devices
         ]
         output.document({"devices": devices})
         return ExitCode.OK
@@ -86,9 +86,9 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, opti
     for title in ("device", "node", "health", "since", "what"):
         table.add_column(title, overflow="fold")
     well = 0
-    for one in inventories:
+    for inventory in inventories:
         unheard = 0
-        for device in one.devices:
+        for device in inventory.devices:
             worst = device.health.worst
             if worst is not None and worst.reason == SERVICE_SILENT:
                 # The same of all of them; CPUs would fill screens.
@@ -99,10 +99,20 @@ async def _health(node: str | None, device_class: str | None, is_all: bool, opti
                 continue
             what = f"{worst.reason}: {worst.message}" + (f" (do: {worst.action})" if worst.action != "none" else "") if worst else "-"
             table.add_row(
-                Text(device.name, "name"), one.node, _state_text(device.health.state.value), short_time(device.health.since) or "-", what
+                Text(device.name, "name"),
+                inventory.node,
+                _state_text(device.health.state.value),
+                short_time(device.health.since) or "-",
+                what,
             )
         if unheard:
-            table.add_row(Text(f"{unheard} of class {one.device_class}", "name"), one.node, _state_text("unknown"), "-", one.warnings[0])
+            table.add_row(
+                Text(f"{unheard} of class {inventory.device_class}", "name"),
+                inventory.node,
+                _state_text("unknown"),
+                "-",
+                inventory.warnings[0],
+            )
     if table.row_count:
         output.show(table)
     if not is_all:

@@ -42,15 +42,22 @@ def inventory(
 async def _inventory(device_class: str | None, node: str | None, options: BusOptions) -> int:
     output = options.output()
     async with open_bus(options) as bus:
-        found = [entry.value for entry in await bus.list(INVENTORY)]
+        inventories = [entry.value for entry in await bus.list(INVENTORY)]
         ledgers = {entry.parts["node"]: entry.value for entry in await bus.list(LEDGER)}
-        if not found:
+        if not inventories:
             raise PeerUnavailable("no device service has published an inventory", next_step="`topobus doctor` tells what is missing")
         if node is not None:
-            one_of("node", node, (one.node for one in found))
+            one_of("node", node, (each_inventory.node for each_inventory in inventories))
         if device_class is not None:
-            one_of("device class", device_class, (one.device_class for one in found))
-        chosen = await as_of_now(bus, (one for one in found if node in (None, one.node) and device_class in (None, one.device_class)))
+            one_of("device class", device_class, (each_inventory.device_class for each_inventory in inventories))
+        chosen = await as_of_now(
+            bus,
+            (
+                each_inventory
+                for each_inventory in inventories
+                if node in (None, each_inventory.node) and device_class in (None, each_inventory.device_class)
+            ),
+        )
     if output.is_json:
         output.document({"inventories": chosen})
     elif device_class is None:
@@ -58,9 +65,9 @@ async def _inventory(device_class: str | None, node: str | None, options: BusOpt
     else:
         for one in chosen:
             output.show(device_table(one, holders_of(ledgers.get(one.node))))
-    for one in chosen:
-        for warning in one.warnings:
-            output.show(Text(f"{one.node}: {one.device_class}: {warning}", "warn"))
+    for each_inventory in chosen:
+        for warning in each_inventory.warnings:
+            output.show(Text(f"{each_inventory.node}: {each_inventory.device_class}: {warning}", "warn"))
     return ExitCode.OK
 
 

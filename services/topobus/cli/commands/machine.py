@@ -64,12 +64,12 @@ def read_tree(root: Path) -> Machine:
 
 async def node_state(bus: Bus, node: str) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:
     """Fetch all that a drawing needs of one node."""
-    found = await bus.get(MACHINE, node=node)
-    if found is None:
+    entry = await bus.get(MACHINE, node=node)
+    if entry is None:
         raise PeerUnavailable(f"node {node} reports no machine", next_step="is topobus-discovery running there?")
-    inventories = await as_of_now(bus, [one.value for one in await bus.list(INVENTORY, node=node)])
+    inventories = await as_of_now(bus, [each_entry.value for each_entry in await bus.list(INVENTORY, node=node)])
     ledger = await bus.get(LEDGER, node=node)
-    return found.value, tuple(inventories), ledger.value if ledger else None
+    return entry.value, tuple(inventories), ledger.value if ledger else None
 
 
 async def _ask(options: BusOptions, node: str | None) -> tuple[Machine, tuple[Inventory, ...], Ledger | None]:

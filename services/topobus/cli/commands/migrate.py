@@ -37,12 +37,14 @@ def migrate(
     objects = [one for file in files for one in _read(file)]
     done = migrate_objects(objects)
     if output.is_json:
-        notes = [{"object": one.object, "path": one.path, "severity": one.severity.value, "message": one.message} for one in done.notes]
+        notes = [
+            {"object": note.object, "path": note.path, "severity": note.severity.value, "message": note.message} for note in done.notes
+        ]
         output.document({"objects": list(done.objects), "notes": notes, "isComplete": done.is_complete})
     elif done.objects:
         sys.stdout.write(as_yaml(done))
-    for one in done.notes:
-        output.errors.print(Text.assemble((one.severity.value, _STYLES[one.severity]), f" {one}"))
+    for note in done.notes:
+        output.errors.print(Text.assemble((note.severity.value, _STYLES[note.severity]), f" {note}"))
     return ExitCode.OK if done.is_complete else ExitCode.NO
 
 

@@ -33,11 +33,13 @@ async def show_states(names: tuple[str, ...], form: str, options: BusOptions) ->
     async with open_bus(options) as bus:
         inventories = [entry.value for entry in await bus.list(INVENTORY)]
         ledgers = {entry.value.node: entry.value for entry in await bus.list(LEDGER)}
-        nodes = sorted({entry.value.node for entry in await bus.list(MACHINE)} | {one.node for one in inventories} | ledgers.keys())
+        nodes = sorted(
+            {entry.value.node for entry in await bus.list(MACHINE)} | {inventory.node for inventory in inventories} | ledgers.keys()
+        )
     if not nodes:
         raise PeerUnavailable("no node reports anything", next_step="`topobus doctor` tells what is missing")
-    chosen = [one_of("node", one, nodes) for one in names] or nodes
-    states = [node_allocation_state(one, inventories, ledgers.get(one)) for one in chosen]
+    chosen = [one_of("node", name, nodes) for name in names] or nodes
+    states = [node_allocation_state(node, inventories, ledgers.get(node)) for node in chosen]
     document = states[0] if len(names) == 1 else {"apiVersion": "v1", "kind": "List", "items": states}
     match form:
         case "json":
@@ -57,8 +59,8 @@ def _table(states: list[dict[str, Any]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="title")
     for title in ("node", "state", "allocatable", "allocated to claims", "prepared"):
         table.add_column(title, overflow="fold")
-    for one in states:
-        spec, status = one["spec"], one["status"]
+    for other_state in states:
+        spec, status = other_state["spec"], other_state["status"]
         counts: dict[str, int] = {}
         for device in spec["allocatableDevices"]:
             counts[device["class"]] = counts.get(device["class"], 0) + 1
@@ -67,7 +69,7 @@ def _table(states: list[dict[str, Any]]) -> Table:
         if status.get("reason"):
             state.append(f": {status['reason']}")
         table.add_row(
-            Text(one["metadata"]["name"], "name"),
+            Text(other_state["metadata"]["name"], "name"),
             state,
             allocatable or "-",
             _claims(spec["allocatedClaims"]),

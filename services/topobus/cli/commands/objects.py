@@ -100,7 +100,7 @@ def delete(
         raise UsageError("say what to delete: either KIND NAME or -f FILE", next_step="such as `topobus delete claim fast`")
     if file:
         # What names others goes before what is named: the reverse of the order in which a manifest lists them.
-        places = [object_parts(one) for path in reversed(file) for one in reversed(read_objects(path))]
+        places = [object_parts(api_object) for path in reversed(file) for api_object in reversed(read_objects(path))]
     else:
         kinds, names = read_target(target, verb="delete")
         if len(kinds) != 1 or not names:
@@ -112,7 +112,7 @@ def delete(
 async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bool) -> int:
     """Apply manifests and print what came of it."""
     output = options.output()
-    objects = [one for path in files for one in read_objects(path)]
+    objects = [api_object for path in files for api_object in read_objects(path)]
     async with open_bus(options) as bus:
         output.note(system_text(options))
         applied = await apply_objects(bus, objects)
@@ -120,7 +120,7 @@ async def apply_files(files: tuple[Path, ...], options: BusOptions, *, waits: bo
             words = [group.create_task(first_word(bus, one.stored, _WORD_S)) for one in applied if waits]
     heard = [word.result() for word in words] or [one.stored for one in applied]
     if output.is_json:
-        output.document({"applied": [plain_object(one) for one in heard]})
+        output.document({"applied": [plain_object(api_object) for api_object in heard]})
     return max((_told(output, one, now, waits=waits) for one, now in zip(applied, heard, strict=True)), default=ExitCode.OK)
 
 
@@ -137,32 +137,32 @@ async def delete_places(places: list[dict[str, str]], options: BusOptions, *, is
             except NotFoundError as err:
                 missing.append(err)
     if output.is_json:
-        output.document({"deleted": [object_parts(one) for one in gone]})
-    for one in gone:
-        holds = bool(metadata_of(one).finalizers)
+        output.document({"deleted": [object_parts(api_object) for api_object in gone]})
+    for api_object in gone:
+        holds = bool(metadata_of(api_object).finalizers)
         verb = "deletion asked" if holds and not is_forced else "deleted by force" if holds else "deleted"
-        output.show(Text.assemble((name_of(one), "name"), f" {verb}"))
+        output.show(Text.assemble((name_of(api_object), "name"), f" {verb}"))
         if holds and is_forced:
-            output.note(f"{name_of(one)}: what it holds stays in quarantine until its node has let go; `topobus decisions` tells")
+            output.note(f"{name_of(api_object)}: what it holds stays in quarantine until its node has let go; `topobus decisions` tells")
     for error in missing:
         output.error(error)
     return ExitCode.NO if missing else ExitCode.OK
 
 
-def plain_object(one: ApiObject, *, is_brief: bool = False) -> dict[str, Any]:
+def plain_object(api_object: ApiObject, *, is_brief: bool = False) -> dict[str, Any]:
     """Write an object as Kubernetes does; a classic class has no spec.
 
     Shapes: is_brief — leave out what is empty; programs may count on `spec` and `status`.
     """
-    if is_classic(one) and one.kind == "ResourceClass":
-        return unfold_class(one)
-    parts = {"spec": one.spec, "status": one.status}
+    if is_classic(api_object) and api_object.kind == "ResourceClass":
+        return unfold_class(api_object)
+    parts = {"spec": api_object.spec, "status": api_object.status}
     if not is_brief:
-        return {"apiVersion": one.api_version, "kind": one.kind, "metadata": one.metadata, **parts}
+        return {"apiVersion": api_object.api_version, "kind": api_object.kind, "metadata": api_object.metadata, **parts}
     return {
-        "apiVersion": one.api_version,
-        "kind": one.kind,
-        "metadata": one.metadata,
+        "apiVersion": api_object.api_version,
+        "kind": api_object.kind,
+        "metadata": api_object.metadata,
         **{key: value for key, value in parts.items() if value},
     }
 
@@ -170,17 +170,17 @@ def plain_object(one: ApiObject, *, is_brief: bool = False) -> dict[str, Any]:
 async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, form: str, options: BusOptions) -> int:
     async with open_bus(options) as bus:
         if names:
-            found = {kinds[0]: [await find_object(bus, parts_of(kinds[0], namespace or "default", name)) for name in names]}
+            api_objects = {kinds[0]: [await find_object(bus, parts_of(kinds[0], namespace or "default", name)) for name in names]}
         else:
-            found = {}
+            api_objects = {}
             for kind in kinds:
                 inside = CLUSTER if is_of_cluster(kind) else namespace
                 parts = {"kind": kind.lower()} | ({"namespace": inside} if inside else {})
-                found[kind] = [entry.value for entry in await bus.list(OBJECT, **parts)]
+                api_objects[kind] = [entry.value for entry in await bus.list(OBJECT, **parts)]
     output = Output(is_json=form == "json")
-    everything = [one for objects in found.values() for one in objects]
+    everything = [api_object for objects in api_objects.values() for api_object in objects]
     if form in ("json", "yaml"):
-        plain = [plain_object(one, is_brief=form == "yaml") for one in everything]
+        plain = [plain_object(api_object, is_brief=form == "yaml") for api_object in everything]
         document = plain[0] if len(names) == 1 else {"apiVersion": "v1", "kind": "List", "items": plain}
         if form == "json":
             output.document(document)
@@ -188,16 +188,16 @@ async def _get(kinds: tuple[str, ...], names: tuple[str, ...], namespace: str, f
             print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=120), end="")
         return ExitCode.OK
     if form == "name":
-        for one in everything:
-            print(f"{one.kind.lower()}/{metadata_of(one).name}")
+        for api_object in everything:
+            print(f"{api_object.kind.lower()}/{metadata_of(api_object).name}")
         return ExitCode.OK
-    for kind, objects in found.items():
+    for kind, objects in api_objects.items():
         if objects:
-            if len(found) > 1:
+            if len(api_objects) > 1:
                 output.show(Text(plural_of(kind), "title"))
             now = datetime.now(UTC)
             output.show(object_table(kind, objects, now=now, has_namespace=not namespace, is_wide=form == "wide"))
-        elif len(found) == 1:
+        elif len(api_objects) == 1:
             where = f" in namespace {namespace}" if namespace and not is_of_cluster(kind) else ""
             output.note(f"there are no {plural_of(kind)}{where}" + ("; -A looks into all" if where else ""))
     return ExitCode.OK

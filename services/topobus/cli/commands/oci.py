@@ -86,9 +86,9 @@ async def _oci(
         files, problems = await asyncio.to_thread(read_cdi_files, folders)
         devices: list[str] = []
         for namespace, name in claims:
-            found = await _claim(bus, node, namespace, name, files)
-            devices += [file.spec.qualified_name(one.name) for file in found for one in file.spec.devices]
-            files = (*files, *(one for one in found if one not in files))
+            cdi_files = await _claim(bus, node, namespace, name, files)
+            devices += [file.spec.qualified_name(device.name) for file in cdi_files for device in file.spec.devices]
+            files = (*files, *(cdi_file for cdi_file in cdi_files if cdi_file not in files))
     for problem in problems:
         output.note(f"left out: {problem}")
     nodes = await asyncio.to_thread(look_up, device_paths(answers, devices, files))
@@ -96,7 +96,7 @@ async def _oci(
         base, answers=answers, cdi_devices=devices, files=files, nodes=nodes, cpus=str(holding.cpus), memory_nodes=_memory_nodes(holding)
     )
     if isinstance(merged, Refusal):
-        raise ContractError(f"a container runtime would refuse this: {'; '.join(one.message for one in merged.reasons)}")
+        raise ContractError(f"a container runtime would refuse this: {'; '.join(reason.message for reason in merged.reasons)}")
     for conflict in merged.conflicts:
         output.note(f"conflict: {conflict}")
     if merged.missing:
@@ -122,21 +122,26 @@ async def _pod(bus: Bus, node: str, namespace: str, name: str, container: str | 
     """Find what a pod's container holds, and the claims that it uses: by the ledger and the stand-alone store, else by kubelet's word."""
     ledger = await bus.get(LEDGER, node=node)
     allocations = ledger.value.allocations.values() if ledger else ()
-    found = next(
-        (one for one in allocations if (one.owner.kind, one.owner.namespace, one.owner.name) == (OwnerKind.POD, namespace, name)), None
+    allocation = next(
+        (
+            each_allocation
+            for each_allocation in allocations
+            if (each_allocation.owner.kind, each_allocation.owner.namespace, each_allocation.owner.name) == (OwnerKind.POD, namespace, name)
+        ),
+        None,
     )
     stored = await bus.get(OBJECT, kind="pod", namespace=namespace, name=name)
-    if found is None and stored is None:
+    if allocation is None and stored is None:
         return await _pod_by_kubelet(bus, node, namespace, name, container)
-    holdings = {one.container: one for one in found.holdings} if found else {}
+    holdings = {each_holding.container: each_holding for each_holding in allocation.holdings} if allocation else {}
     chosen = _choose(f"{namespace}/{name}", {*holdings, *(_containers(stored.value) if stored else {})}, container)
     holding = holdings.get(chosen, Holding())
-    owner = found.owner if found else Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid="")
+    owner = allocation.owner if allocation else Owner(kind=OwnerKind.POD, namespace=namespace, name=name, uid="")
     claims = _claims_of(stored.value, chosen) if stored else []
     return _Found(
         holding=holding,
         devices=tuple((owner, device_class, names) for device_class, names in sorted(holding.devices.items())),
-        claims=[(namespace, one) for one in claims],
+        claims=[(namespace, claim) for claim in claims],
     )
 
 
@@ -145,36 +150,44 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
     try:
         reply = await bus.ask(PODS, PodsRequest(namespace=namespace), node=node)
         why = reply.why
-        mine = [one for one in reply.containers if (one.namespace, one.pod) == (namespace, name)]
+        container_devices = [
+            each_container for each_container in reply.containers if (each_container.namespace, each_container.pod) == (namespace, name)
+        ]
     except PeerUnavailable as err:
-        mine, why = [], str(err)
-    if not mine:
+        container_devices, why = [], str(err)
+    if not container_devices:
         said = f"; and of kubelet nothing is known: {why}" if why else ", and kubelet lists nothing of ours in it"
         raise NotFoundError(
             f"node {node} holds nothing for pod {namespace}/{name}{said}",
             next_step="`topobus place` places a pod; `topobus pods` lists those of kubelet",
         )
-    chosen = _choose(f"{namespace}/{name}", {one.container for one in mine if one.container}, container)
+    chosen = _choose(
+        f"{namespace}/{name}",
+        {other_container_devices.container for other_container_devices in container_devices if other_container_devices.container},
+        container,
+    )
     ledger = await bus.get(LEDGER, node=node)
     holders = _holders(ledger.value) if ledger else {}
     devices: dict[tuple[str, str], tuple[Owner, str, list[str]]] = {}
     cpus: list[str] = []
     memory: tuple[MemoryBlock, ...] = ()
     claims: dict[tuple[str, str], None] = {}
-    for entry in (one for one in mine if one.container in (chosen, "")):
+    for entry in (
+        other_container_devices for other_container_devices in container_devices if other_container_devices.container in (chosen, "")
+    ):
         if entry.claim:
             claims[parse_namespaced(entry.claim)] = None
         elif entry.resource == entry.device_class:
             # kubelet's own CPU and memory managers; no door of ours.
-            cpus += [one.name.removeprefix("cpu-") for one in entry.devices]
+            cpus += [device.name.removeprefix("cpu-") for device in entry.devices]
             memory += entry.memory
         else:
-            for one in entry.devices:
-                owner = holders.get((entry.device_class, one.name))
+            for device in entry.devices:
+                owner = holders.get((entry.device_class, device.name))
                 if owner is None:
-                    text = f"kubelet says that {namespace}/{name} has {entry.device_class} {one.name}, and the ledger gives it to nobody"
+                    text = f"kubelet says that {namespace}/{name} has {entry.device_class} {device.name}, and the ledger gives it to nobody"
                     raise PeerUnavailable(text, next_step="the gateway adopts it within seconds; try again")
-                devices.setdefault((owner.key, entry.device_class), (owner, entry.device_class, []))[2].append(one.name)
+                devices.setdefault((owner.key, entry.device_class), (owner, entry.device_class, []))[2].append(device.name)
     return _Found(
         holding=Holding(container=chosen, cpus=CpuSet.parse(",".join(cpus)), memory=memory),
         devices=tuple((owner, device_class, tuple(sorted(names))) for owner, device_class, names in devices.values()),
@@ -184,17 +197,19 @@ async def _pod_by_kubelet(bus: Bus, node: str, namespace: str, name: str, contai
 
 def _choose(pod: str, names: Iterable[str], container: str | None) -> str:
     """Choose a container; needed only where there are several."""
-    known = sorted(names)
-    if container is None and len(known) != 1:
-        raise UsageError(f"pod {pod} has {len(known)} containers", next_step=f"say which one with --container: {', '.join(known)}")
-    return one_of("container", container or known[0], known)
+    known_names = sorted(names)
+    if container is None and len(known_names) != 1:
+        raise UsageError(
+            f"pod {pod} has {len(known_names)} containers", next_step=f"say which one with --container: {', '.join(known_names)}"
+        )
+    return one_of("container", container or known_names[0], known_names)
 
 
 def _holders(ledger: Ledger) -> dict[tuple[str, str], Owner]:
     return {
-        (device_class, name): one.owner
-        for one in ledger.allocations.values()
-        for device_class, names in names_of(one).items()
+        (device_class, name): allocation.owner
+        for allocation in ledger.allocations.values()
+        for device_class, names in names_of(allocation).items()
         for name in names
     }
 
@@ -203,17 +218,17 @@ async def _claim(bus: Bus, node: str, namespace: str, name: str, files: Iterable
     """Find a claim's CDI files: those that the gateway wrote for kubelet, else what it would write."""
     owner, held = await _claim_devices(bus, node, namespace, name)
     uid = owner.uid
-    found: list[CdiFile] = []
+    cdi_files: list[CdiFile] = []
     for device_class, names in sorted(held.items()):
-        written = [one for one in files if Path(one.path).name == file_name(_VENDOR, device_class, uid)]
+        written = [file for file in files if Path(file.path).name == file_name(_VENDOR, device_class, uid)]
         if written:
-            found += written
+            cdi_files += written
             continue
         prepared = await _prepare(bus, node, owner, device_class, names)
-        devices = tuple(CdiDevice(name=f"claim-{uid}-{one}", edits=edits) for one, edits in sorted(prepared.edits.items()))
+        devices = tuple(CdiDevice(name=f"claim-{uid}-{key}", edits=edits) for key, edits in sorted(prepared.edits.items()))
         shown = CdiSpec(vendor=_VENDOR, device_class=device_class, devices=devices, common=prepared.common)
-        found.append(CdiFile(path=f"of claim {namespace}/{name} ({device_class}, not written yet)", spec=shown))
-    return found
+        cdi_files.append(CdiFile(path=f"of claim {namespace}/{name} ({device_class}, not written yet)", spec=shown))
+    return cdi_files
 
 
 async def _claim_devices(bus: Bus, node: str, namespace: str, name: str) -> tuple[Owner, dict[str, set[str]]]:
@@ -228,9 +243,9 @@ async def _claim_devices(bus: Bus, node: str, namespace: str, name: str) -> tupl
             )
         return owner, held
     ledger = await bus.get(LEDGER, node=node)
-    for one in ledger.value.allocations.values() if ledger else ():
-        if (one.owner.kind, one.owner.namespace, one.owner.name) == (OwnerKind.CLAIM, namespace, name):
-            return one.owner, {device_class: set(names) for device_class, names in names_of(one).items()}
+    for allocation in ledger.value.allocations.values() if ledger else ():
+        if (allocation.owner.kind, allocation.owner.namespace, allocation.owner.name) == (OwnerKind.CLAIM, namespace, name):
+            return allocation.owner, {device_class: set(names) for device_class, names in names_of(allocation).items()}
     raise NotFoundError(
         f"there is no claim {namespace}/{name} in the stand-alone store, and node {node} holds nothing for one of a cluster",
         next_step="`topobus claim get` lists the store's; a cluster's claim is known here when kubelet has asked to prepare it",
@@ -242,7 +257,7 @@ async def _prepare(bus: Bus, node: str, owner: Owner, device_class: str, names: 
     request = PrepareRequest(op_id=f"oci-{uuid.uuid4().hex}", owner=owner, devices=tuple(sorted(names)))
     reply = await bus.ask(PREPARE, request, node=node, device_class=device_class)
     if isinstance(reply.result, Refusal):
-        raise PeerUnavailable(f"the {device_class} service cannot prepare: {'; '.join(one.message for one in reply.result.reasons)}")
+        raise PeerUnavailable(f"the {device_class} service cannot prepare: {'; '.join(reason.message for reason in reply.result.reasons)}")
     return reply.result
 
 
@@ -257,10 +272,10 @@ def _held(claim: ApiObject, node: str) -> dict[str, set[str]]:
     allocation = shown(claim).status.get("allocation") or {}
     suffix = driver_name("")
     held: dict[str, set[str]] = {}
-    for one in (allocation.get("devices") or {}).get("results") or ():
-        driver = str(one.get("driver", ""))
-        if driver.endswith(suffix) and one.get("pool") == node:
-            held.setdefault(driver.removesuffix(suffix), set()).add(str(one.get("device")))
+    for result in (allocation.get("devices") or {}).get("results") or ():
+        driver = str(result.get("driver", ""))
+        if driver.endswith(suffix) and result.get("pool") == node:
+            held.setdefault(driver.removesuffix(suffix), set()).add(str(result.get("device")))
     return held
 
 
@@ -272,10 +287,15 @@ def _containers(pod: ApiObject) -> dict[str, list[str]]:
 
 def _claims_of(pod: ApiObject, container: str) -> list[str]:
     """Names of the claims that a container uses: given in the pod, or made for it of a template."""
-    made = {str(one.get("name")): one.get("resourceClaimName") for one in pod.status.get("resourceClaimStatuses") or ()}
-    given = {str(one.get("name")): one.get("resourceClaimName") for one in pod.spec.get("resourceClaims") or ()}
-    names = [made.get(one) or given.get(one) for one in _containers(pod).get(container, ())]
-    return [str(one) for one in dict.fromkeys(names) if one]
+    made = {
+        str(resource_claim_status.get("name")): resource_claim_status.get("resourceClaimName")
+        for resource_claim_status in pod.status.get("resourceClaimStatuses") or ()
+    }
+    given = {
+        str(resource_claim.get("name")): resource_claim.get("resourceClaimName") for resource_claim in pod.spec.get("resourceClaims") or ()
+    }
+    names = [made.get(other_container) or given.get(other_container) for other_container in _containers(pod).get(container, ())]
+    return [str(name) for name in dict.fromkeys(names) if name]
 
 
 def _memory_nodes(holding: Holding) -> str:

@@ -53,8 +53,10 @@ async def _pods(node: str | None, namespace: str, options: BusOptions) -> int:
     for name, reply in replies.items():
         if reply.why:
             output.show(Text(f"{name}: {reply.why}", "warn"))
-        for one in reply.disagreements:
-            output.show(Text(f"{name}: {one.device}: kubelet says {one.kubelet}; the ledger says {one.ledger}", "fail"))
+        for disagreement in reply.disagreements:
+            output.show(
+                Text(f"{name}: {disagreement.device}: kubelet says {disagreement.kubelet}; the ledger says {disagreement.ledger}", "fail")
+            )
     return ExitCode.NO if any(reply.disagreements for reply in replies.values()) else ExitCode.OK
 
 
@@ -71,21 +73,21 @@ def pods_table(node: str, reply: PodsReply) -> Table:
     for title in ("pod", "container", "resource", "device", "NUMA", "health"):
         # Where a device sits and how it is must not be pushed out by long names.
         table.add_column(title, overflow="fold", no_wrap=title == "device")
-    for one in reply.containers:
-        door = f"claim {one.claim}" if one.claim else one.resource
-        where = Text(f"{one.namespace}/{one.pod}", "name")
-        if one.device_class == _CPU_CLASS and one.resource == _CPU_CLASS:
+    for container in reply.containers:
+        door = f"claim {container.claim}" if container.claim else container.resource
+        where = Text(f"{container.namespace}/{container.pod}", "name")
+        if container.device_class == _CPU_CLASS and container.resource == _CPU_CLASS:
             # What kubelet's CPU and memory managers gave: a line for all CPUs, one for each kind of memory.
-            if one.devices:
-                table.add_row(where, one.container or "(all)", door, *_cpus(one.devices))
-            for block in one.memory:
-                table.add_row(where, one.container or "(all)", block.kind, _size(block.size_bytes), str(block.nodes), "")
+            if container.devices:
+                table.add_row(where, container.container or "(all)", door, *_cpus(container.devices))
+            for block in container.memory:
+                table.add_row(where, container.container or "(all)", block.kind, _size(block.size_bytes), str(block.nodes), "")
             continue
-        for device in one.devices:
+        for device in container.devices:
             health = device.health.value + (f": {device.reason}" if device.reason else "")
             table.add_row(
                 where,
-                one.container,
+                container.container,
                 door,
                 device.name,
                 str(device.numa_nodes) if device.numa_nodes is not None else "?",
@@ -96,9 +98,9 @@ def pods_table(node: str, reply: PodsReply) -> Table:
 
 def _cpus(devices: tuple[HeldDevice, ...]) -> tuple[str, str, Text]:
     """Give a container's exclusive CPUs as one line: the list, the NUMA nodes, and how the worst of them is."""
-    cpus = CpuSet.of(int(one.name.removeprefix("cpu-")) for one in devices)
-    nodes = NodeSet.of(node for one in devices for node in one.numa_nodes or ())
-    sick = [one for one in devices if one.health is not HealthState.HEALTHY]
+    cpus = CpuSet.of(int(device.name.removeprefix("cpu-")) for device in devices)
+    nodes = NodeSet.of(node for device in devices for node in device.numa_nodes or ())
+    sick = [device for device in devices if device.health is not HealthState.HEALTHY]
     shown = sick[0] if sick else devices[0]
     text = shown.health.value + (f": {shown.name} {shown.reason}" if sick and shown.reason else "")
     return f"cpus {cpus}", str(nodes) if nodes else "?", Text(text, HEALTH_STYLES[shown.health] or "ok")

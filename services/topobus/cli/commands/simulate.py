@@ -75,12 +75,12 @@ def simulate(
             _write(save, encode(node.snapshot))
         simulation = Simulation(node, settings, reserved)
         claims = ClaimSimulation(simulation, objects)
-        for one in claims.left_out:
+        for api_object in claims.left_out:
             output.note(
-                f"{name_of(one)} is left out: classic DRA is answered by running drivers alone (`topobus migrate` turns it into today's)"
+                f"{name_of(api_object)} is left out: classic DRA is answered by running drivers alone (`topobus migrate` turns it into today's)"
             )
         answers: list[ClaimAnswer] = []
-        for number, pod in enumerate((one for one in objects if one.kind == "Pod"), 1):
+        for number, pod in enumerate((api_object for api_object in objects if api_object.kind == "Pod"), 1):
             result, answer = claims.place(pod)
             decision = simulation.decisions[-1]
             if decisions is not None:
@@ -99,11 +99,19 @@ def simulate(
 
 
 def _finish(simulation: Simulation, answers: Sequence[ClaimAnswer], output: Output) -> int:
-    refused = sum(not isinstance(one.outcome, Placement) for one in simulation.decisions)
+    refused = sum(not isinstance(decision.outcome, Placement) for decision in simulation.decisions)
     placed = len(simulation.decisions) - refused
-    waiting = sum(not one.is_allocated for one in answers if one.name.startswith("ResourceClaim"))
+    waiting = sum(not claim_answer.is_allocated for claim_answer in answers if claim_answer.name.startswith("ResourceClaim"))
     if output.is_json:
-        claims = [{"name": one.name, "condition": one.condition, "allocations": one.allocations, "reasons": one.reasons} for one in answers]
+        claims = [
+            {
+                "name": claim_answer.name,
+                "condition": claim_answer.condition,
+                "allocations": claim_answer.allocations,
+                "reasons": claim_answer.reasons,
+            }
+            for claim_answer in answers
+        ]
         document = {"placed": placed, "refused": refused, "decisions": simulation.decisions, "ledger": simulation.ledger}
         output.document({**document, "claims": claims})
     width = min(output.console.width, DRAWING_WIDTH)

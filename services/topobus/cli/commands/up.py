@@ -87,15 +87,21 @@ async def _follow(system: System, output: Output) -> None:
     seen: dict[str, tuple[ProgramState, int | None]] = {}
     was_ready = False
     async for statuses in system.supervisor.changes(at_least_every_s=1.0):
-        for one in statuses:
-            if seen.get(one.name) == (one.state, one.pid):
+        for status in statuses:
+            if seen.get(status.name) == (status.state, status.pid):
                 continue
-            seen[one.name] = (one.state, one.pid)
+            seen[status.name] = (status.state, status.pid)
             if output.is_json:
                 output.line(
-                    {"service": one.name, "state": one.state, "pid": one.pid, "restarts": one.restarts, "last_log": log_text(one.last_line)}
+                    {
+                        "service": status.name,
+                        "state": status.state,
+                        "pid": status.pid,
+                        "restarts": status.restarts,
+                        "last_log": log_text(status.last_line),
+                    }
                 )
-            output.show(Text(status_line(one)))
+            output.show(Text(status_line(status)))
         is_ready = _is_ready(statuses)
         if is_ready != was_ready:
             was_ready = is_ready
@@ -105,14 +111,14 @@ async def _follow(system: System, output: Output) -> None:
 
 
 def _is_ready(statuses: tuple[ProgramStatus, ...]) -> bool:
-    ready = {one.name for one in statuses if one.state is ProgramState.READY}
+    ready = {status.name for status in statuses if status.state is ProgramState.READY}
     return ready >= set(SERVICES)
 
 
 def _hint(system: System, statuses: tuple[ProgramStatus, ...]) -> Text:
     """Say how far it is, and how to use it once it is there."""
     if not _is_ready(statuses):
-        ready = sum(one.state is ProgramState.READY for one in statuses)
+        ready = sum(status.state is ProgramState.READY for status in statuses)
         return Text(f"{ready} of {len(statuses)} ready; Ctrl-C stops everything", "warn")
     text = Text("all ready. In another terminal: ", "ok")
     if system.nats_url != CliSettings().nats.url:

@@ -73,9 +73,9 @@ class Subscriber:
         try:
             async with asyncio.timeout(_WAIT_S):
                 while True:
-                    found = await self.next()
-                    if holds(found):
-                        return found
+                    watched_event = await self.next()
+                    if holds(watched_event):
+                        return watched_event
         except TimeoutError as err:
             raise ExpectationError(f"the subscriber waited {_WAIT_S:.0f} s for: {what}") from err
 
@@ -103,10 +103,10 @@ async def show_fault(scene: Scene, kubelet: KubeletSimulator) -> None:
         await scene.ledger(_is_every_user_known, "kubelet to tell whose the devices are")
         address = str((await scene.devices())[victim].pci)
         async with Subscriber.started(scene.system.nats_url) as subscriber:
-            present = [await subscriber.until(lambda one: True, "the present state") for _ in range(EXPECTED_DEVICES["gpu"])]
-            names = {one.event.device for one in present}
+            present = [await subscriber.until(lambda watched_event: True, "the present state") for _ in range(EXPECTED_DEVICES["gpu"])]
+            names = {watched_event.event.device for watched_event in present}
             stage.expect(
-                len(names) == EXPECTED_DEVICES["gpu"] and all(one.is_present_state for one in present),
+                len(names) == EXPECTED_DEVICES["gpu"] and all(watched_event.is_present_state for watched_event in present),
                 f"a late subscriber first gets the present state: {len(names)} GPUs",
                 names,
             )
@@ -120,7 +120,7 @@ async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber,
     stage.say(f"the kernel loses {address} now")
     started_at = time.monotonic()
     await asyncio.to_thread(scene.hardware.remove_pci, address)
-    heard = await subscriber.until(lambda one: not one.event.health.is_allocatable, f"{victim} to be reported")
+    heard = await subscriber.until(lambda watched_event: not watched_event.event.health.is_allocatable, f"{victim} to be reported")
     after_ms = (time.monotonic() - started_at) * 1000
     stage.show(event_line(heard), indent=4)
     stage.expect(heard.event.device == victim, f"the subscriber hears of {victim} after {after_ms:.0f} ms", heard.event.device)
@@ -130,7 +130,7 @@ async def _fail(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscriber,
     all_but_one = EXPECTED_DEVICES["gpu"] - 1
     inventory = await scene.inventory(
         "gpu",
-        lambda one: sum(device.health.is_allocatable for device in one.devices) == all_but_one,
+        lambda each_inventory: sum(device.health.is_allocatable for device in each_inventory.devices) == all_but_one,
         f"{all_but_one} allocatable GPUs in the inventory",
     )
     ledger = await scene.bus.get(LEDGER, node=scene.node)
@@ -149,7 +149,7 @@ async def _recover(scene: Scene, kubelet: KubeletSimulator, subscriber: Subscrib
     await asyncio.to_thread(scene.hardware.restore_pci, address)
     steps: list[WatchedEvent] = []
     while not steps or steps[-1].event.health.state is not HealthState.HEALTHY:
-        steps.append(await subscriber.until(lambda one: one.event.device == victim, f"{victim} to recover"))
+        steps.append(await subscriber.until(lambda watched_event: watched_event.event.device == victim, f"{victim} to recover"))
         stage.show(event_line(steps[-1]), indent=4)
     took_s = time.monotonic() - started_at
     stage.expect(len(steps) > 1, f"not at once but after it stayed well for a while: healthy after {took_s:.1f} s", len(steps))

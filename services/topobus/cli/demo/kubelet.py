@@ -43,7 +43,7 @@ async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
     with stage.step("The same two pods through kubelet's door: device plugins"):
         for device_class in ("gpu", "nic", "fpga"):
             await kubelet.wait_for_resource(resource(device_class), allocatable=EXPECTED_DEVICES[device_class])
-        allocatable = ", ".join(f"{key.partition('/')[2]} {one.allocatable}" for key, one in sorted(kubelet.capacity().items()))
+        allocatable = ", ".join(f"{key.partition('/')[2]} {capacity.allocatable}" for key, capacity in sorted(kubelet.capacity().items()))
         stage.confirm(f"the gateway registered with kubelet; allocatable topobus.dev/ {allocatable}")
         before = len(kubelet.events)
         admitted = await kubelet.admit(as_kubelet_pod(read_pod(manifest(TRAINER))))
@@ -60,7 +60,7 @@ async def show_kubelet(scene: Scene, kubelet: KubeletSimulator) -> None:
             rejected.reason == "TopologyAffinityError", f"kubelet rejects the second pod: {rejected.reason}: {rejected.message}", rejected
         )
         await kubelet.remove(admitted.pod)
-        await scene.ledger(lambda one: not one.allocations, "the ledger to follow kubelet's PodResources")
+        await scene.ledger(lambda ledger: not ledger.allocations, "the ledger to follow kubelet's PodResources")
         stage.confirm("the pod is removed; kubelet never tells, PodResources does: the ledger is empty again")
 
 
@@ -69,18 +69,18 @@ async def _check_grant(scene: Scene, grant: ContainerGrant) -> None:
     devices = await scene.devices()
     gpus = [devices[name] for name in grant.devices[resource("gpu")]]
     nics = [devices[name] for name in grant.devices[resource("nic")]]
-    nodes = {str(one.numa_nodes) for one in (*gpus, *nics)}
+    nodes = {str(device.numa_nodes) for device in (*gpus, *nics)}
     stage.expect(len(nodes) == 1, f"GPUs and NICs on NUMA node {', '.join(nodes)}", nodes)
-    switches = {one.pcie_switch for one in gpus}
+    switches = {gpu.pcie_switch for gpu in gpus}
     stage.expect(
         all(nic.pcie_switch in switches for nic in nics),
         "each NIC below the same PCIe switch as a GPU",
-        [one.name for one in (*gpus, *nics)],
+        [device.name for device in (*gpus, *nics)],
     )
     ledger = await scene.bus.get(LEDGER, node=scene.node)
-    owners = [one.owner for one in ledger.value.allocations.values()] if ledger else []
+    owners = [allocation.owner for allocation in ledger.value.allocations.values()] if ledger else []
     stage.expect(
-        len(owners) == 2 and all(one.kind is OwnerKind.DEVICE_PLUGIN for one in owners), "the ledger has what kubelet decided", owners
+        len(owners) == 2 and all(owner.kind is OwnerKind.DEVICE_PLUGIN for owner in owners), "the ledger has what kubelet decided", owners
     )
     stage.expect(not grant.edits.is_empty and not grant.conflicts, "the container edits of both resources fit together", grant.conflicts)
 
@@ -91,8 +91,8 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
     title = "A ResourceClaim: CEL selectors, matchAttribute pcieRoot, prepared over the DRA socket"
     with stage.step(title, "topobus claim apply -f examples/claims/gpu-nic-pair.yaml"):
         stage.show(Syntax(_spec_of(CLAIM), "yaml", background_color="default", word_wrap=True), indent=2)
-        for one in (*read_objects(manifest(CLASSES)), *read_objects(manifest(CLAIM))):
-            await apply_object(scene.bus, one)
+        for api_object in (*read_objects(manifest(CLASSES)), *read_objects(manifest(CLAIM))):
+            await apply_object(scene.bus, api_object)
         parts = object_parts(read_objects(manifest(CLAIM))[0])
         claim = await scene.until(OBJECT, is_allocated, "the controller to allocate the claim", parts)
         results = claim.status["allocation"]["devices"]["results"]
@@ -105,7 +105,9 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
             results,
         )
         uid = metadata_of(claim).uid
-        ledger = await scene.ledger(lambda one: any(held.owner.uid == uid for held in one.allocations.values()), "the claim in the ledger")
+        ledger = await scene.ledger(
+            lambda each_ledger: any(held.owner.uid == uid for held in each_ledger.allocations.values()), "the claim in the ledger"
+        )
         stage.expect(
             any(held.owner.kind is OwnerKind.CLAIM for held in ledger.allocations.values()), "the node's ledger holds them for the claim"
         )
@@ -137,7 +139,7 @@ async def show_claim(scene: Scene, kubelet: KubeletSimulator) -> None:
         left = sorted(scene.system.layout.cdi.glob("*.json"))
         stage.expect(not any(errors.values()) and not left, "unprepared: the CDI files are gone", (errors, left))
         await delete_object(scene.bus, parts)
-        ledger = await scene.ledger(lambda one: not one.allocations, "the claim's devices to be released")
+        ledger = await scene.ledger(lambda each_ledger: not each_ledger.allocations, "the claim's devices to be released")
         stage.expect(not ledger.allocations, "the claim is deleted and its devices are free")
 
 
@@ -158,12 +160,12 @@ def as_kubelet_pod(pod: PodRequest) -> Pod:
         uid=pod.owner.uid,
         containers=tuple(
             Container(
-                name=one.name,
-                kind=one.kind,
-                cpus=one.cpus,
-                resources={resource(device.device_class): device.count for device in one.devices},
+                name=container.name,
+                kind=container.kind,
+                cpus=container.cpus,
+                resources={resource(device.device_class): device.count for device in container.devices},
             )
-            for one in pod.containers
+            for container in pod.containers
         ),
     )
 

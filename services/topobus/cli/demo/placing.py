@@ -32,12 +32,14 @@ async def show_node(scene: Scene) -> None:
     with scene.stage.step("What the node has", "topobus inventory; topobus machine"):
         for device_class, count in EXPECTED_DEVICES.items():
             await scene.inventory(device_class, _has_devices(count), f"{count} devices of class {device_class}")
-        await scene.ledger(lambda one: True, "a ledger")
+        await scene.ledger(lambda ledger: True, "a ledger")
         inventories = [entry.value for entry in await scene.bus.list(INVENTORY, node=scene.node)]
         scene.stage.show(summary_table(inventories, {}))
         scene.stage.show(await scene.drawing())
         found = ", ".join(f"{count} {device_class}" for device_class, count in EXPECTED_DEVICES.items())
-        scene.stage.expect({one.device_class: len(one.devices) for one in inventories} == EXPECTED_DEVICES, f"the services found {found}")
+        scene.stage.expect(
+            {inventory.device_class: len(inventory.devices) for inventory in inventories} == EXPECTED_DEVICES, f"the services found {found}"
+        )
 
 
 async def show_placement(scene: Scene) -> PodRequest:
@@ -54,7 +56,12 @@ async def show_placement(scene: Scene) -> PodRequest:
         check_alignment(scene, placed, devices)
         stage.show(await scene.drawing())
         event = next(
-            (one.value for one in await scene.bus.last(DECISION, limit=20, node=scene.node) if one.value.id == reply.decision_id), None
+            (
+                received_event.value
+                for received_event in await scene.bus.last(DECISION, limit=20, node=scene.node)
+                if received_event.value.id == reply.decision_id
+            ),
+            None,
         )
         stage.expect(event is not None, f"the decision is on the bus: topobus explain {reply.decision_id}")
         stage.expect(event is not None and replay(event) == reply.result, "replayed offline from that event alone, the answer is the same")
@@ -67,14 +74,16 @@ def check_alignment(scene: Scene, placed: ContainerPlacement, devices: dict[str,
     gpus = [devices[name] for name in placed.devices.get("gpu", ())]
     nics = [devices[name] for name in placed.devices.get("nic", ())]
     stage.expect((len(placed.cpus), len(gpus), len(nics)) == (16, 2, 2), "16 CPUs, 2 GPUs, 2 NICs", placed)
-    nodes = {str(one.numa_nodes) for one in (*gpus, *nics)} | {str(placed.numa_nodes)}
+    nodes = {str(device.numa_nodes) for device in (*gpus, *nics)} | {str(placed.numa_nodes)}
     stage.expect(len(nodes) == 1 and len(placed.numa_nodes) == 1, f"all of it on NUMA node {placed.numa_nodes}", nodes)
     cores = {devices[f"cpu-{cpu}"].core for cpu in placed.cpus}
-    whole = CpuSet.of(one.cpu for one in devices.values() if one.cpu is not None and one.core in cores)
+    whole = CpuSet.of(device.cpu for device in devices.values() if device.cpu is not None and device.core in cores)
     stage.expect(whole == placed.cpus, f"whole cores only: {len(cores)} cores, {len(placed.cpus)} CPUs", whole - placed.cpus)
-    switches = {one.pcie_switch for one in gpus}
+    switches = {gpu.pcie_switch for gpu in gpus}
     beside = all(nic.pcie_switch is not None and nic.pcie_switch in switches for nic in nics)
-    stage.expect(beside, "each NIC below the same PCIe switch as a GPU", {one.name: str(one.pcie_switch) for one in (*gpus, *nics)})
+    stage.expect(
+        beside, "each NIC below the same PCIe switch as a GPU", {device.name: str(device.pcie_switch) for device in (*gpus, *nics)}
+    )
 
 
 async def show_refusal(scene: Scene, holder: PodRequest) -> PodRequest:
@@ -102,15 +111,16 @@ async def show_release(scene: Scene, holder: PodRequest, waiting: PodRequest) ->
     stage = scene.stage
     with stage.step("The first pod goes; now the second would fit", f"topobus release pod {holder.owner.namespace}/{holder.owner.name}"):
         await release_owner(scene, holder.owner)
-        ledger = await scene.ledger(lambda one: not one.allocations, "an empty ledger")
+        ledger = await scene.ledger(lambda each_ledger: not each_ledger.allocations, "an empty ledger")
         stage.expect(not ledger.allocations, "nothing is held any more")
         reply = await place_pod(scene, waiting, is_dry_run=True)
         stage.expect(isinstance(reply.result, Placement), "dry run: the second pod fits now", reply.result)
         if isinstance(reply.result, Placement):
-            one = reply.result.containers[0]
+            container = reply.result.containers[0]
             stage.show(
                 Text(
-                    f"would get {', '.join(one.devices['gpu'])} and {', '.join(one.devices['fpga'])} on NUMA node {one.numa_nodes}", "faint"
+                    f"would get {', '.join(container.devices['gpu'])} and {', '.join(container.devices['fpga'])} on NUMA node {container.numa_nodes}",
+                    "faint",
                 ),
                 indent=4,
             )
@@ -132,4 +142,4 @@ async def release_owner(scene: Scene, owner: Owner) -> None:
 
 
 def _has_devices(count: int) -> Callable[[Inventory], bool]:
-    return lambda one: len(one.devices) == count
+    return lambda inventory: len(inventory.devices) == count

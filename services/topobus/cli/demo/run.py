@@ -101,7 +101,7 @@ async def _demo(state: Path, stage: Stage, output: Output) -> int:
                 stage.expect(len(system.supervisor.statuses) == len(SERVICES) + 1, "nats-server and eight services are ready")
             await _tell(stage, system, state)
             with stage.step("Everything stops"):
-                pids = [one.pid for one in system.supervisor.statuses if one.pid is not None]
+                pids = [status.pid for status in system.supervisor.statuses if status.pid is not None]
                 await running.aclose()
                 left = [pid for pid in pids if is_alive(pid)]
                 stage.expect(not left, f"all {len(pids)} processes are gone", left)
@@ -162,10 +162,10 @@ def _summary(stage: Stage) -> Panel:
 def _show_logs(stage: Stage, system: System | None) -> None:
     """Show the last lines of those services that are not well, else the warnings and errors of all."""
     statuses = system.supervisor.statuses if system is not None else ()
-    ill = [one for one in statuses if one.restarts or one.ready_after_s is None]
-    for one in ill or statuses:
-        lines = [log_text(line) for line in one.tail]
+    ill = [status for status in statuses if status.restarts or status.ready_after_s is None]
+    for status in ill or statuses:
+        lines = [log_text(line) for line in status.tail]
         if not ill:
             lines = [line for line in lines if line.startswith(("WARNING", "ERROR", "CRITICAL"))]
         if lines:
-            stage.show(Panel(Text("\n".join(lines[-_TAIL_LINES:])), title=f"log of {one.name}", title_align="left", border_style="fail"))
+            stage.show(Panel(Text("\n".join(lines[-_TAIL_LINES:])), title=f"log of {status.name}", title_align="left", border_style="fail"))

@@ -72,7 +72,7 @@ class Scene:
 
     async def devices(self) -> dict[str, Device]:
         """Fetch all PCI devices by name."""
-        return {device.name: device for one in await self.bus.list(INVENTORY, node=self.node) for device in one.value.devices}
+        return {device.name: device for entry in await self.bus.list(INVENTORY, node=self.node) for device in entry.value.devices}
 
     async def drawing(self) -> RenderableType:
         """Draw the machine as the bus has it now."""

@@ -81,36 +81,36 @@ async def apply_objects(bus: Bus, wanted: Sequence[ApiObject]) -> list[Applied]:
 
     Errors: raises ContractError before anything is written; PeerUnavailable names what was written by then.
     """
-    ordered = sorted(wanted, key=lambda one: _ORDER.index(one.kind) if one.kind in _ORDER else len(_ORDER))
-    places = [tuple(object_parts(one).values()) for one in ordered]
-    twice = next((one for index, one in enumerate(ordered) if places[index] in places[:index]), None)
+    ordered = sorted(wanted, key=lambda api_object: _ORDER.index(api_object.kind) if api_object.kind in _ORDER else len(_ORDER))
+    places = [tuple(object_parts(api_object).values()) for api_object in ordered]
+    twice = next((api_object for index, api_object in enumerate(ordered) if places[index] in places[:index]), None)
     if twice is not None:
         raise ContractError(f"{name_of(twice)} stands twice in the manifest", next_step="give each object a name of its own")
     problems: list[str] = []
-    placed = await _placed_pods(bus) if any(one.kind == "Pod" for one in ordered) else {}
-    for one in ordered:
-        metadata = metadata_of(one)
+    placed = await _placed_pods(bus) if any(api_object.kind == "Pod" for api_object in ordered) else {}
+    for api_object in ordered:
+        metadata = metadata_of(api_object)
         name = f"{metadata.namespace or 'default'}/{metadata.name}"
-        if one.kind == "Pod" and name in placed:
+        if api_object.kind == "Pod" and name in placed:
             problems.append(
-                f"{name_of(one)}: `topobus place` placed a pod of that name on {placed[name]}: "
+                f"{name_of(api_object)}: `topobus place` placed a pod of that name on {placed[name]}: "
                 f"`topobus release pod {name}` first, or choose another name"
             )
             continue
-        found = await _read(bus, object_parts(one))
+        entry = await _read(bus, object_parts(api_object))
         try:
-            size = len(encode(_admitted(one, found)))
+            size = len(encode(_admitted(api_object, entry)))
         except ContractError as err:
             problems.append(err.message)
             continue
         if size > OBJECT.max_value_bytes:
-            problems.append(f"{name_of(one)}: it has {size} bytes, wanted at most {OBJECT.max_value_bytes}")
+            problems.append(f"{name_of(api_object)}: it has {size} bytes, wanted at most {OBJECT.max_value_bytes}")
     if problems:
         raise ContractError("\n".join(problems), next_step="nothing was applied; mend or delete what is named and apply the manifest again")
     applied: list[Applied] = []
-    for index, one in enumerate(ordered):
+    for index, api_object in enumerate(ordered):
         try:
-            stored, verb = await apply_object(bus, one)
+            stored, verb = await apply_object(bus, api_object)
         except TopobusError as err:
             done = ", ".join(name_of(other.stored) for other in applied) or "nothing"
             left = ", ".join(name_of(other) for other in ordered[index + 1 :]) or "nothing"
@@ -134,12 +134,12 @@ async def apply_object(bus: Bus, wanted: ApiObject) -> tuple[ApiObject, str]:
     """Write an object's spec; what the controller wrote into status stays. Says `created`, `changed` or `unchanged`."""
     parts = object_parts(wanted)
     for _ in range(_TRIES):
-        found = await _read(bus, parts)
-        stored = _admitted(wanted, found)
-        previous = found.value if found else None
+        entry = await _read(bus, parts)
+        stored = _admitted(wanted, entry)
+        previous = entry.value if entry else None
         if stored == previous:
             return stored, "unchanged"
-        if not isinstance(await bus.compare_and_set(OBJECT, stored, found.revision if found else 0, **parts), Conflict):
+        if not isinstance(await bus.compare_and_set(OBJECT, stored, entry.revision if entry else 0, **parts), Conflict):
             return stored, "changed" if previous else "created"
     raise PeerUnavailable(f"{name_of(wanted)}: somebody else keeps changing it", next_step="try again")
 
@@ -150,19 +150,19 @@ async def delete_object(bus: Bus, parts: dict[str, str], *, is_forced: bool = Fa
     Errors: raises NotFoundError when there is none.
     """
     for _ in range(_TRIES):
-        found = await _read(bus, parts)
-        if found is None:
+        entry = await _read(bus, parts)
+        if entry is None:
             raise not_found(parts)
-        marked = ask_deletion(found.value, now=rfc3339(SystemClock().now()))
+        marked = ask_deletion(entry.value, now=rfc3339(SystemClock().now()))
         if is_forced:
             await bus.delete(OBJECT, **parts)
-            return found.value
+            return entry.value
         if marked is None:
             # Only as it was read: a controller may be protecting what it holds this very moment.
-            if not isinstance(await bus.compare_and_delete(OBJECT, found.revision, **parts), Conflict):
-                return found.value
+            if not isinstance(await bus.compare_and_delete(OBJECT, entry.revision, **parts), Conflict):
+                return entry.value
             continue
-        if not isinstance(await bus.compare_and_set(OBJECT, marked, found.revision, **parts), Conflict):
+        if not isinstance(await bus.compare_and_set(OBJECT, marked, entry.revision, **parts), Conflict):
             return marked
     raise PeerUnavailable(f"{parts['kind']} {parts['name']}: somebody else keeps changing it", next_step="try again")
 
@@ -172,9 +172,9 @@ async def find_object(bus: Bus, parts: dict[str, str]) -> ApiObject:
 
     Errors: raises NotFoundError that says where it is instead, or what there is.
     """
-    found = await _read(bus, parts)
-    if found is not None:
-        return found.value
+    found_entry = await _read(bus, parts)
+    if found_entry is not None:
+        return found_entry.value
     elsewhere = [entry.parts["namespace"] for entry in await bus.list(OBJECT, kind=parts["kind"]) if entry.parts["name"] == parts["name"]]
     raise not_found(parts, elsewhere)
 
@@ -211,30 +211,30 @@ async def first_word(bus: Bus, stored: ApiObject, limit_s: float) -> ApiObject:
     return newest
 
 
-def word_of(one: ApiObject) -> dict[str, Any] | None:
+def word_of(api_object: ApiObject) -> dict[str, Any] | None:
     """Find what the controller says of an object as it is now; a word on an older spec is none."""
-    conditions = one.status.get("conditions")
+    conditions = api_object.status.get("conditions")
     for condition in conditions if isinstance(conditions, list) else []:
-        if not isinstance(condition, dict) or condition.get("type") != CONDITIONS.get(one.kind):
+        if not isinstance(condition, dict) or condition.get("type") != CONDITIONS.get(api_object.kind):
             continue
-        if condition.get("observedGeneration") == (metadata_of(one).generation or None):
+        if condition.get("observedGeneration") == (metadata_of(api_object).generation or None):
             return dict(condition)
     return None
 
 
-def is_allocated(one: ApiObject) -> bool:
+def is_allocated(api_object: ApiObject) -> bool:
     """Say whether a claim has its devices."""
-    return bool(one.status.get("allocation"))
+    return bool(api_object.status.get("allocation"))
 
 
-def is_scheduled(one: ApiObject) -> bool:
+def is_scheduled(api_object: ApiObject) -> bool:
     """Say whether a pod has its node from the controller."""
-    word = word_of(one)
-    return one.kind == "Pod" and word is not None and word.get("status") == "True"
+    word = word_of(api_object)
+    return api_object.kind == "Pod" and word is not None and word.get("status") == "True"
 
 
-def _admitted(wanted: ApiObject, found: Entry[ApiObject] | None) -> ApiObject:
-    return admit(wanted, uid=str(uuid.uuid4()), now=rfc3339(SystemClock().now()), previous=found.value if found else None)
+def _admitted(wanted: ApiObject, entry: Entry[ApiObject] | None) -> ApiObject:
+    return admit(wanted, uid=str(uuid.uuid4()), now=rfc3339(SystemClock().now()), previous=entry.value if entry else None)
 
 
 async def _read(bus: Bus, parts: dict[str, str]) -> Entry[ApiObject] | None:

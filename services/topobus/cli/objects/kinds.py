@@ -54,7 +54,9 @@ def kind_of(text: str) -> str:
         raise UsageError("a node allocation state is no stored object but a view", next_step="see `topobus get nodeallocationstates`")
     if found is None:
         meant = did_you_mean(typed, sorted(known))
-        raise UsageError(f"there is no kind {text!r}{meant}", next_step=f"use one of {', '.join(sorted(plural_of(one) for one in KINDS))}")
+        raise UsageError(
+            f"there is no kind {text!r}{meant}", next_step=f"use one of {', '.join(sorted(plural_of(kind) for kind in KINDS))}"
+        )
     return found
 
 
@@ -64,7 +66,7 @@ def read_target(words: tuple[str, ...], *, verb: str) -> tuple[tuple[str, ...], 
     Errors: raises UsageError.
     """
     if not words:
-        known = ", ".join(sorted(plural_of(one) for one in KINDS))
+        known = ", ".join(sorted(plural_of(kind) for kind in KINDS))
         raise UsageError(f"say what to {verb}: KIND, KIND NAME or KIND/NAME", next_step=f"KIND is one of {known}")
     if all("/" in word for word in words):
         pairs = [word.split("/", 1) for word in words]
@@ -72,7 +74,7 @@ def read_target(words: tuple[str, ...], *, verb: str) -> tuple[tuple[str, ...], 
         if len(kinds) > 1 or not all(name for _, name in pairs):
             raise UsageError(f"cannot read {' '.join(words)!r}", next_step="write KIND/NAME with one kind, such as claim/fast claim/slow")
         return kinds, tuple(name for _, name in pairs)
-    kinds = tuple(dict.fromkeys(kind_of(one) for one in words[0].split(",") if one))
+    kinds = tuple(dict.fromkeys(kind_of(part) for part in words[0].split(",") if part))
     if len(kinds) > 1 and len(words) > 1:
         raise UsageError("a name needs one kind", next_step=f"write KIND NAME, such as {plural_of(kinds[0])} {words[1]}")
     return kinds, words[1:]

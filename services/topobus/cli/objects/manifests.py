@@ -50,9 +50,9 @@ def read_stored_pod(path: Path) -> ApiObject:
     Errors: raises ContractError when the file holds no pod or several.
     """
     objects = read_objects(path)
-    pods = [one for one in objects if one.kind == "Pod"]
+    pods = [api_object for api_object in objects if api_object.kind == "Pod"]
     if len(pods) != 1:
-        kinds = ", ".join(one.kind for one in objects)
+        kinds = ", ".join(api_object.kind for api_object in objects)
         raise ContractError(f"{path}: wanted one Pod, got {len(pods)} (the file has: {kinds})", next_step="give a file with one pod")
     return pods[0]
 
@@ -62,9 +62,13 @@ def read_folder(path: Path) -> tuple[ApiObject, ...]:
 
     Errors: raises InputError when there is no such file or folder, or no pod and no claim in it.
     """
-    files = sorted(one for one in path.iterdir() if one.suffix in _MANIFESTS and one.is_file()) if path.is_dir() else [path]
-    objects = tuple(one for file in files for one in read_objects(file))
-    if not any(one.kind in ("Pod", "ResourceClaim") for one in objects):
+    files = (
+        sorted(other_path for other_path in path.iterdir() if other_path.suffix in _MANIFESTS and other_path.is_file())
+        if path.is_dir()
+        else [path]
+    )
+    objects = tuple(api_object for file in files for api_object in read_objects(file))
+    if not any(api_object.kind in ("Pod", "ResourceClaim") for api_object in objects):
         raise InputError(
             f"{path} holds no pod", next_step=f"give a folder with manifests of pods ({', '.join(_MANIFESTS)}), such as examples/pods"
         )

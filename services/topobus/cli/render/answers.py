@@ -26,7 +26,7 @@ _SHOWN_HINTS = 12
 def answer_view(result: Placement | Refusal, *, has_facts: bool = False) -> RenderableType:
     """Show an answer in full; with `has_facts` each reason shows its facts, too."""
     if isinstance(result, Placement):
-        return Group(*(_container_view(one, has_facts=has_facts) for one in result.containers))
+        return Group(*(_container_view(container, has_facts=has_facts) for container in result.containers))
     lines: list[RenderableType] = [Text("why not", "title"), *reason_lines(result.reasons, has_facts=has_facts)]
     if result.to_free:
         lines += [Text("what would have to be freed", "title"), *reason_lines(result.to_free, has_facts=has_facts)]
@@ -44,11 +44,11 @@ def summary(result: Placement | Refusal | None) -> str:
     if isinstance(result, Refusal):
         return "refused: " + ", ".join(dict.fromkeys(reason.code for reason in result.reasons if reason.code not in _ADVICE))
     parts = []
-    for one in result.containers:
-        held = [f"{len(names)} {device_class}" for device_class, names in sorted(one.devices.items())]
-        if one.cpus:
-            held.append(f"{len(one.cpus)} cpus")
-        parts.append(f"{one.name or 'claim'}: {', '.join(held) or 'nothing'} on NUMA {one.numa_nodes or '-'}")
+    for container in result.containers:
+        held = [f"{len(names)} {device_class}" for device_class, names in sorted(container.devices.items())]
+        if container.cpus:
+            held.append(f"{len(container.cpus)} cpus")
+        parts.append(f"{container.name or 'claim'}: {', '.join(held) or 'nothing'} on NUMA {container.numa_nodes or '-'}")
     return "placed: " + "; ".join(parts)
 
 
@@ -97,8 +97,8 @@ def hint_table(hints: Iterable[HintList]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="title")
     table.add_column("resource")
     table.add_column("hints (* preferred)", overflow="fold")
-    for one in hints:
-        table.add_row(Text(one.resource, "name"), _hints(one.hints))
+    for hint in hints:
+        table.add_row(Text(hint.resource, "name"), _hints(hint.hints))
     return table
 
 
@@ -112,16 +112,19 @@ def _hints(hints: tuple[Hint, ...] | None) -> str:
     return " ".join(map(hint_text, ordered[:_SHOWN_HINTS])) + more
 
 
-def _container_view(one: ContainerPlacement, *, has_facts: bool) -> RenderableType:
+def _container_view(container: ContainerPlacement, *, has_facts: bool) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="faint")
     grid.add_column(overflow="fold")
-    grid.add_row("container", Text(one.name or "(claim)", "name"))
-    aligned = Text(f"NUMA {one.numa_nodes}" if one.numa_nodes else "no NUMA node touched", "ok" if len(one.numa_nodes) <= 1 else "warn")
-    aligned.append(f"   merged hint {hint_text(one.alignment)}", "faint")
+    grid.add_row("container", Text(container.name or "(claim)", "name"))
+    aligned = Text(
+        f"NUMA {container.numa_nodes}" if container.numa_nodes else "no NUMA node touched",
+        "ok" if len(container.numa_nodes) <= 1 else "warn",
+    )
+    aligned.append(f"   merged hint {hint_text(container.alignment)}", "faint")
     grid.add_row("where", aligned)
-    if one.cpus:
-        grid.add_row("cpus", f"{len(one.cpus)}: {one.cpus}")
-    for device_class, names in sorted(one.devices.items()):
+    if container.cpus:
+        grid.add_row("cpus", f"{len(container.cpus)}: {container.cpus}")
+    for device_class, names in sorted(container.devices.items()):
         grid.add_row(device_class, ", ".join(names))
-    return Group(grid, *([Text("why", "title"), *reason_lines(one.reasons, has_facts=has_facts)] if one.reasons else []))
+    return Group(grid, *([Text("why", "title"), *reason_lines(container.reasons, has_facts=has_facts)] if container.reasons else []))

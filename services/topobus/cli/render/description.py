@@ -72,47 +72,51 @@ class Description(Struct, frozen=True, kw_only=True):
 
 
 def describe(
-    one: ApiObject, plain: dict[str, Any], inventories: Iterable[Inventory], ledgers: Iterable[Ledger], events: Iterable[DecisionEvent]
+    api_object: ApiObject,
+    plain: dict[str, Any],
+    inventories: Iterable[Inventory],
+    ledgers: Iterable[Ledger],
+    events: Iterable[DecisionEvent],
 ) -> Description:
     """Put together what is known of an object.
 
     Shapes: plain — the object as Kubernetes writes it; events — in the order in which they were made.
     """
-    uid = metadata_of(one).uid
-    mine = [event for event in events if event.owner.uid == uid and not event.is_dry_run]
-    devices = {(one.node, one.device_class): {device.name: device for device in one.devices} for one in inventories}
+    uid = metadata_of(api_object).uid
+    decision_events = [event for event in events if event.owner.uid == uid and not event.is_dry_run]
+    devices = {(inventory.node, inventory.device_class): {device.name: device for device in inventory.devices} for inventory in inventories}
     return Description(
         object=plain,
-        devices=tuple(_granted(result, devices) for result in _results(one)),
+        devices=tuple(_granted(result, devices) for result in _results(api_object)),
         held=tuple(
             _held(ledger.node, allocation)
             for ledger in sorted(ledgers, key=lambda ledger: ledger.node)
             for allocation in ledger.allocations.values()
             if allocation.owner.uid == uid
         ),
-        reasons=_reasons(one, mine),
-        decisions=tuple(mine[-_SHOWN_DECISIONS:]),
+        reasons=_reasons(api_object, decision_events),
+        decisions=tuple(decision_events[-_SHOWN_DECISIONS:]),
     )
 
 
-def view(one: ApiObject, found: Description) -> RenderableType:
+def view(api_object: ApiObject, description: Description) -> RenderableType:
     """Show a description to people."""
-    parts: list[RenderableType] = [Text(name_of(one), "title"), _facts(one)]
-    asks = _asks(one)
+    parts: list[RenderableType] = [Text(name_of(api_object), "title"), _facts(api_object)]
+    asks = _asks(api_object)
     if asks:
         parts += [Text("asks for", "title"), *(Text(f"  {line}") for line in asks)]
-    if found.devices:
-        parts += [Text("devices", "title"), _device_table(found.devices)]
-    for held in found.held:
+    if description.devices:
+        parts += [Text("devices", "title"), _device_table(description.devices)]
+    for held in description.held:
         names = ", ".join(f"{len(devices)} {device_class}" for device_class, devices in sorted(held.devices.items()) if devices)
         cpus = f"CPUs {held.cpus}" if held.cpus else ""
         what = ", ".join(part for part in (names, cpus) if part) or "nothing"
         parts.append(Text(f"held on {held.node}: {what}{'; prepared for a container' if held.is_prepared else ''}"))
-    users = [str(user.get("name")) for user in _dicts(one.status.get("reservedFor"))]
-    if one.kind == "ResourceClaim":
+    users = [str(user.get("name")) for user in _dicts(api_object.status.get("reservedFor"))]
+    if api_object.kind == "ResourceClaim":
         parts.append(Text(f"reserved for: {', '.join(users) or 'nobody'}"))
-    conditions = _dicts(one.status.get("conditions"))
-    has_advice = any(one.code == _NEAREST for one in found.reasons)
+    conditions = _dicts(api_object.status.get("conditions"))
+    has_advice = any(reason.code == _NEAREST for reason in description.reasons)
     for condition in conditions:
         if has_advice and condition.get("type") == _ADVICE:
             continue  # the reasons below say the same with their codes
@@ -120,25 +124,25 @@ def view(one: ApiObject, found: Description) -> RenderableType:
         head = Text.assemble((f"{condition.get('type')}: ", "title"), (str(condition.get("reason")), "ok" if is_true else "warn"))
         head.append(f"  since {short_time(str(condition.get('lastTransitionTime') or '')) or '?'}", "faint")
         parts.append(head)
-        if not found.reasons or is_true:
+        if not description.reasons or is_true:
             parts.append(Text(f"  {condition.get('message', '')}"))
-    if found.reasons:
-        parts += [Text("why not", "title"), *reason_lines(found.reasons)]
-    if found.decisions:
-        parts += [Text("decisions", "title"), _decision_table(found.decisions)]
+    if description.reasons:
+        parts += [Text("why not", "title"), *reason_lines(description.reasons)]
+    if description.decisions:
+        parts += [Text("decisions", "title"), _decision_table(description.decisions)]
     return Group(*parts)
 
 
-def _facts(one: ApiObject) -> Table:
-    metadata = metadata_of(one)
+def _facts(api_object: ApiObject) -> Table:
+    metadata = metadata_of(api_object)
     owners = [f"{owner.get('kind')} {owner.get('name')}" for owner in metadata.owner_references]
     facts: dict[str, str | Text] = {
-        "state": state_of(one, is_wide=False),
+        "state": state_of(api_object, is_wide=False),
         "uid": metadata.uid,
         "created": short_time(metadata.creation_timestamp),
         "made for": ", ".join(owners),
-        "node": str(one.spec.get("nodeName") or "") if one.kind == "Pod" else "",
-        "allocated": metadata.annotations.get("topobus.dev/allocation-mode", "") if one.kind == "ResourceClaim" else "",
+        "node": str(api_object.spec.get("nodeName") or "") if api_object.kind == "Pod" else "",
+        "allocated": metadata.annotations.get("topobus.dev/allocation-mode", "") if api_object.kind == "ResourceClaim" else "",
         "deleted": short_time(metadata.deletion_timestamp),
         "finalizers": ", ".join(metadata.finalizers),
     }
@@ -151,19 +155,22 @@ def _facts(one: ApiObject) -> Table:
     return grid
 
 
-def _asks(one: ApiObject) -> list[str]:
-    if one.kind == "Pod":
-        made = {str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(one.status.get("resourceClaimStatuses"))}
+def _asks(api_object: ApiObject) -> list[str]:
+    if api_object.kind == "Pod":
+        made = {
+            str(status.get("name")): str(status.get("resourceClaimName"))
+            for status in _dicts(api_object.status.get("resourceClaimStatuses"))
+        }
         lines = [
             f"claim {entry.get('name')}: {named_claim(entry) or made.get(str(entry.get('name')), 'not made yet')}"
-            for entry in _dicts(one.spec.get("resourceClaims"))
+            for entry in _dicts(api_object.spec.get("resourceClaims"))
         ]
-        for container in _dicts(one.spec.get("containers")):
+        for container in _dicts(api_object.spec.get("containers")):
             limits = (container.get("resources") or {}).get("limits") or {}
             asked = ", ".join(f"{name}: {amount}" for name, amount in sorted(limits.items()))
             lines += [f"container {container.get('name')}: {asked}"] if asked else []
         return lines
-    spec = one.spec.get("spec") or {} if one.kind == "ResourceClaimTemplate" else one.spec
+    spec = api_object.spec.get("spec") or {} if api_object.kind == "ResourceClaimTemplate" else api_object.spec
     devices = spec.get("devices") if isinstance(spec, dict) else None
     return _device_asks(devices) if isinstance(devices, dict) else []
 
@@ -189,10 +196,12 @@ def _device_table(devices: Sequence[Granted]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="title", pad_edge=False)
     for column in ("request", "device", "driver", "node", "NUMA", "below", "health"):
         table.add_column(column, overflow="fold", no_wrap=column in ("device", "NUMA", "below"))
-    for one in devices:
-        style = next((style for state, style in HEALTH_STYLES.items() if state.value == one.health), "") or "ok"
-        health = Text(f"{one.health}{f': {one.reason}' if one.reason else ''}", style)
-        table.add_row(one.request, Text(one.device, "name"), one.driver, one.pool, one.numa_nodes, one.below or "-", health)
+    for device in devices:
+        style = next((style for state, style in HEALTH_STYLES.items() if state.value == device.health), "") or "ok"
+        health = Text(f"{device.health}{f': {device.reason}' if device.reason else ''}", style)
+        table.add_row(
+            device.request, Text(device.device, "name"), device.driver, device.pool, device.numa_nodes, device.below or "-", health
+        )
     return table
 
 
@@ -206,9 +215,9 @@ def _decision_table(decisions: Sequence[DecisionEvent]) -> Table:
     return table
 
 
-def _reasons(one: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, ...]:
+def _reasons(card: ApiObject, events: Sequence[DecisionEvent]) -> tuple[Reason, ...]:
     """Find the reasons behind the condition as it is now: those of the event that says the same; else the condition's own words."""
-    waits = [condition for condition in _dicts(one.status.get("conditions")) if condition.get("status") == "False"]
+    waits = [condition for condition in _dicts(card.status.get("conditions")) if condition.get("status") == "False"]
     if not waits:
         return ()
     message = str(waits[0].get("message") or "")
@@ -248,8 +257,8 @@ def _held(node: str, allocation: Allocation) -> Held:
     return Held(node=node, devices=devices, cpus=cpus, is_prepared=allocation.is_prepared)
 
 
-def _results(one: ApiObject) -> list[dict[str, Any]]:
-    allocation = shown(one).status.get("allocation")
+def _results(api_object: ApiObject) -> list[dict[str, Any]]:
+    allocation = shown(api_object).status.get("allocation")
     devices = allocation.get("devices") if isinstance(allocation, dict) else None
     return _dicts(devices.get("results")) if isinstance(devices, dict) else []
 

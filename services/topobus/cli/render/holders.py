@@ -58,7 +58,7 @@ class Holders:
 
 def holders_of(ledger: Ledger | None) -> Holders:
     """Give each owner a letter, in the order of their keys."""
-    found: list[Holder] = []
+    holders: list[Holder] = []
     by_cpu: dict[int, Holder] = {}
     by_device: dict[tuple[str, str], Holder] = {}
     for place, (_, allocation) in enumerate(sorted((ledger.allocations if ledger else {}).items())):
@@ -68,8 +68,8 @@ def holders_of(ledger: Ledger | None) -> Holders:
             name=str(allocation.shown),
             allocation=allocation,
         )
-        found.append(holder)
+        holders.append(holder)
         by_cpu.update(dict.fromkeys(holder.cpus, holder))
         for device_class, names in holder.devices.items():
             by_device.update({(device_class, name): holder for name in names})
-    return Holders(all=tuple(found), by_cpu=by_cpu, by_device=by_device)
+    return Holders(all=tuple(holders), by_cpu=by_cpu, by_device=by_device)

@@ -52,10 +52,10 @@ class Leaf:
 
 def leaves_of(machine: Machine, inventories: Iterable[Inventory]) -> tuple[Leaf, ...]:
     """List what to draw, ordered by root complex, switch, class and name; CPUs are drawn elsewhere."""
-    known = [one for one in inventories if one.device_class != "cpu"]
+    known_inventories = [inventory for inventory in inventories if inventory.device_class != "cpu"]
     leaves = (
-        [leaf for one in known for leaf in _device_leaves(one)]
-        if known
+        [leaf for inventory in known_inventories for leaf in _device_leaves(inventory)]
+        if known_inventories
         else [leaf for leaf in map(_function_leaf, machine.pci_devices) if leaf is not None]
     )
     return tuple(sorted(leaves, key=lambda leaf: (leaf.root, leaf.switch, leaf.device_class, leaf.name)))

@@ -104,13 +104,13 @@ def _columns(nodes: int, width: int) -> int:
 
 
 def _cpus_by_node(machine: Machine) -> dict[int, tuple[Cpu, ...]]:
-    found: dict[int, list[Cpu]] = {}
+    found_cpus: dict[int, list[Cpu]] = {}
     only = machine.numa_nodes[0].id if len(machine.numa_nodes) == 1 else None
     for cpu in machine.cpus:
         node = cpu.numa_node if cpu.numa_node is not None else only
         if node is not None and cpu.online:
-            found.setdefault(node, []).append(cpu)
-    return {node: tuple(cpus) for node, cpus in found.items()}
+            found_cpus.setdefault(node, []).append(cpu)
+    return {node: tuple(cpus) for node, cpus in found_cpus.items()}
 
 
 def _rows(nodes: Sequence[NumaNode], cpus: dict[int, tuple[Cpu, ...]], per_row: int) -> Iterable[tuple[NumaNode | None, ...]]:
@@ -151,7 +151,11 @@ def _headline(machine: Machine, inventories: Sequence[Inventory], width: int) ->
         _count(len(machine.numa_nodes), "NUMA node"),
         _count(len(cpus), "CPU") + (f" ({offline} offline)" if offline else ""),
         human_bytes(sum(node.memory_bytes for node in machine.numa_nodes)),
-        *(f"{len(one.devices)} {one.device_class}" for one in inventories if one.devices and one.device_class != "cpu"),
+        *(
+            f"{len(inventory.devices)} {inventory.device_class}"
+            for inventory in inventories
+            if inventory.devices and inventory.device_class != "cpu"
+        ),
     ]
     line = Text.assemble((machine.node or "this machine", "bold"), "  ", ", ".join(part for part in parts if part))
     line.append(f"  (machine generation {machine.generation})", "faint")
@@ -262,7 +266,10 @@ def _legend(machine: Machine, holders: Holders, inventories: Sequence[Inventory]
     if remote:
         span = f"{remote[0]}" if len(remote) == 1 else f"{remote[0]} to {remote[-1]}"
         yield _fit(Text(f" NUMA distance 10 local, {span} to others", "faint"), width)
-    for warning in (*machine.warnings, *(f"{one.device_class}: {warning}" for one in inventories for warning in one.warnings)):
+    for warning in (
+        *machine.warnings,
+        *(f"{inventory.device_class}: {warning}" for inventory in inventories for warning in inventory.warnings),
+    ):
         yield Text(f" warning: {warning}", "warn")
 
 

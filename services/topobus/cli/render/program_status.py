@@ -45,21 +45,21 @@ def status_table(statuses: tuple[ProgramStatus, ...], *, title: str = "") -> Tab
     table.add_column("pid", justify="right", no_wrap=True)
     table.add_column("restarts", justify="right", no_wrap=True)
     table.add_column("last log", no_wrap=True, overflow="ellipsis", ratio=1)
-    for one in statuses:
-        state = Text(f"{_SIGNS[one.state]} {one.state}", _STYLES[one.state])
-        restarts = Text(str(one.restarts), "warn" if one.restarts else "faint")
-        table.add_row(Text(one.name, "name"), state, str(one.pid or "-"), restarts, Text(log_text(one.last_line), "faint"))
+    for status in statuses:
+        state = Text(f"{_SIGNS[status.state]} {status.state}", _STYLES[status.state])
+        restarts = Text(str(status.restarts), "warn" if status.restarts else "faint")
+        table.add_row(Text(status.name, "name"), state, str(status.pid or "-"), restarts, Text(log_text(status.last_line), "faint"))
     return table
 
 
-def status_line(one: ProgramStatus) -> str:
+def status_line(status: ProgramStatus) -> str:
     """Write a change of one program as a line."""
     detail = ""
-    if one.state is ProgramState.READY and one.ready_after_s is not None:
-        detail = f" after {one.ready_after_s:.1f} s"
-    elif one.state is ProgramState.RESTARTING:
-        detail = f": {exit_text(one.exit_code)}, last said: {log_text(one.last_line) or 'nothing'}"
-    return f"{one.name}: {one.state}{detail}" + (f" (pid {one.pid})" if one.pid else "")
+    if status.state is ProgramState.READY and status.ready_after_s is not None:
+        detail = f" after {status.ready_after_s:.1f} s"
+    elif status.state is ProgramState.RESTARTING:
+        detail = f": {exit_text(status.exit_code)}, last said: {log_text(status.last_line) or 'nothing'}"
+    return f"{status.name}: {status.state}{detail}" + (f" (pid {status.pid})" if status.pid else "")
 
 
 def exit_text(code: int | None) -> str:

@@ -31,27 +31,33 @@ def object_table(kind: str, objects: Sequence[ApiObject], *, now: datetime, has_
     # A name is there to be copied; what explains may be cut, and `describe` has all of it.
     for title in (*(["namespace"] if has_namespace else []), "name", "state", *columns, "age"):
         table.add_column(title, no_wrap=title in ("namespace", "name", "node", "age"), overflow="fold")
-    for one in objects:
-        metadata = metadata_of(one)
+    for api_object in objects:
+        metadata = metadata_of(api_object)
         head = [Text(metadata.namespace or "default")] if has_namespace else []
-        table.add_row(*head, Text(metadata.name, "name"), state_of(one, is_wide=is_wide), *row(one), age(metadata.creation_timestamp, now))
+        table.add_row(
+            *head,
+            Text(metadata.name, "name"),
+            state_of(api_object, is_wide=is_wide),
+            *row(api_object),
+            age(metadata.creation_timestamp, now),
+        )
     return table
 
 
-def state_of(one: ApiObject, *, is_wide: bool = True) -> Text:
+def state_of(api_object: ApiObject, *, is_wide: bool = True) -> Text:
     """Say in a few words how an object stands; why it waits only where there is room."""
-    if metadata_of(one).deletion_timestamp:
+    if metadata_of(api_object).deletion_timestamp:
         return Text("going", "warn")
-    word = word_of(one)
+    word = word_of(api_object)
     reason = str(word.get("reason") or "") if word is not None else ""
     why = f": {word.get('message')}" if word is not None and is_wide and word.get("message") else ""
     if reason in WRONG:
         return Text(f"{reason}{why}", "fail")
-    if one.kind == "ResourceClaim":
-        if is_allocated(one):
-            return Text("allocated,reserved" if one.status.get("reservedFor") else "allocated", "ok")
+    if api_object.kind == "ResourceClaim":
+        if is_allocated(api_object):
+            return Text("allocated,reserved" if api_object.status.get("reservedFor") else "allocated", "ok")
         return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
-    if one.kind == "Pod":
+    if api_object.kind == "Pod":
         if word is not None and word.get("status") == "True":
             return Text("scheduled", "ok")
         return Text(f"pending{f' ({reason})' if reason else ''}{why}", "warn")
@@ -76,19 +82,21 @@ def age(created: str, now: datetime) -> str:
     return f"{hours}h" if hours < 48 else f"{days}d"
 
 
-def _claim(one: ApiObject) -> tuple[str | Text, ...]:
-    results = _results(one)
-    users = [str(user.get("name")) for user in _dicts(one.status.get("reservedFor"))]
+def _claim(api_object: ApiObject) -> tuple[str | Text, ...]:
+    results = _results(api_object)
+    users = [str(user.get("name")) for user in _dicts(api_object.status.get("reservedFor"))]
     nodes = sorted({str(result.get("pool", "")) for result in results})
     devices = "\n".join(f"{result.get('request')}: {result.get('device')}" for result in results)
     return ", ".join(nodes) or "-", devices or "-", ", ".join(users) or "-"
 
 
-def _pod(one: ApiObject) -> tuple[str | Text, ...]:
-    made = {str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(one.status.get("resourceClaimStatuses"))}
-    entries = _dicts(one.spec.get("resourceClaims"))
+def _pod(api_object: ApiObject) -> tuple[str | Text, ...]:
+    made = {
+        str(status.get("name")): str(status.get("resourceClaimName")) for status in _dicts(api_object.status.get("resourceClaimStatuses"))
+    }
+    entries = _dicts(api_object.spec.get("resourceClaims"))
     names = [named_claim(entry) or made.get(str(entry.get("name")), "-") for entry in entries]
-    return str(one.spec.get("nodeName") or "-"), "\n".join(names) or "-"
+    return str(api_object.spec.get("nodeName") or "-"), "\n".join(names) or "-"
 
 
 def named_claim(entry: dict[str, Any]) -> str:
@@ -97,19 +105,19 @@ def named_claim(entry: dict[str, Any]) -> str:
     return str(entry.get("resourceClaimName") or (source.get("resourceClaimName") if isinstance(source, dict) else "") or "")
 
 
-def _class(one: ApiObject) -> tuple[str | Text, ...]:
-    selectors = [str((entry.get("cel") or {}).get("expression", "")) for entry in _dicts(one.spec.get("selectors"))]
+def _class(api_object: ApiObject) -> tuple[str | Text, ...]:
+    selectors = [str((entry.get("cel") or {}).get("expression", "")) for entry in _dicts(api_object.spec.get("selectors"))]
     return (" && ".join(" ".join(text.split()) for text in selectors) or "every device",)
 
 
-def _template(one: ApiObject) -> tuple[str | Text, ...]:
-    return (_requests(one.spec.get("spec") or {}),)
+def _template(api_object: ApiObject) -> tuple[str | Text, ...]:
+    return (_requests(api_object.spec.get("spec") or {}),)
 
 
-def _slice(one: ApiObject) -> tuple[str | Text, ...]:
-    pool = one.spec.get("pool") or {}
-    where = one.spec.get("nodeName") or ("all nodes" if one.spec.get("allNodes") else "selected nodes")
-    return str(one.spec.get("driver", "-")), str(pool.get("name", "-")), str(where), str(len(_dicts(one.spec.get("devices"))))
+def _slice(api_object: ApiObject) -> tuple[str | Text, ...]:
+    pool = api_object.spec.get("pool") or {}
+    where = api_object.spec.get("nodeName") or ("all nodes" if api_object.spec.get("allNodes") else "selected nodes")
+    return str(api_object.spec.get("driver", "-")), str(pool.get("name", "-")), str(where), str(len(_dicts(api_object.spec.get("devices"))))
 
 
 def _plain(_: ApiObject) -> tuple[str | Text, ...]:
@@ -125,8 +133,8 @@ def _requests(spec: dict[str, Any]) -> str:
     return "\n".join(found) or "-"
 
 
-def _results(one: ApiObject) -> list[dict[str, Any]]:
-    allocation = shown(one).status.get("allocation")
+def _results(api_object: ApiObject) -> list[dict[str, Any]]:
+    allocation = shown(api_object).status.get("allocation")
     devices = allocation.get("devices") if isinstance(allocation, dict) else None
     return _dicts(devices.get("results")) if isinstance(devices, dict) else []
 

@@ -51,10 +51,14 @@ class ClaimSimulation:
 
     def __init__(self, simulation: Simulation, objects: Sequence[ApiObject]) -> None:
         self._simulation = simulation
-        self._pods = [one for one in objects if one.kind == "Pod"]
-        self.left_out = tuple(one for one in objects if one.kind != "Pod" and is_classic(one))
+        self._pods = [api_object for api_object in objects if api_object.kind == "Pod"]
+        self.left_out = tuple(api_object for api_object in objects if api_object.kind != "Pod" and is_classic(api_object))
         """Objects of classic DRA, which only running drivers can answer."""
-        self._objects = {tuple(object_parts(one).values()): one for one in objects if one.kind != "Pod" and not is_classic(one)}
+        self._objects = {
+            tuple(object_parts(api_object).values()): api_object
+            for api_object in objects
+            if api_object.kind != "Pod" and not is_classic(api_object)
+        }
 
     def place(self, pod: ApiObject) -> tuple[Placement | Refusal, ClaimAnswer | None]:
         """Plan a pod with its claims, and hold what all of them get; without the whole of it nothing is held."""
@@ -99,14 +103,14 @@ class ClaimSimulation:
 
     def _has_claims(self, pod: ApiObject, request: PodRequest) -> bool:
         """Say whether the pod has claims, or asks for a resource that a class may serve by one."""
-        offered = {one.resource for one in self._simulation.inventories}
+        offered = {inventory.resource for inventory in self._simulation.inventories}
         asked = {device.device_class for container in request.containers for device in container.devices}
         return bool(pod.spec.get("resourceClaims")) or any(is_resource_name(one) and one not in offered for one in asked)
 
     def _ask(self, wanted: ApiObject) -> ClaimAnswer | None:
         situation: dict[str, Any] = {
             "wanted": [wanted],
-            "objects": [one for one in self._objects.values() if one is not wanted],
+            "objects": [api_object for api_object in self._objects.values() if api_object is not wanted],
             "machines": [self._simulation.machine],
             "inventories": self._simulation.inventories,
             "ledgers": [self._simulation.ledger],
@@ -133,25 +137,28 @@ def claim_lines(answer: ClaimAnswer) -> list[str]:
     []
     """
     return [
-        f"claim {claim}: " + ", ".join(f"{one.device} ({one.driver.removesuffix(driver_name(''))})" for one in result.devices.results)
+        f"claim {claim}: "
+        + ", ".join(
+            f"{granted_device.device} ({granted_device.driver.removesuffix(driver_name(''))})" for granted_device in result.devices.results
+        )
         for claim, result in answer.allocations.items()
     ]
 
 
 def _idle(request: PodRequest) -> tuple[ContainerRequest, ...]:
     """The containers of a pod that asks for nothing beside its claims."""
-    return tuple(ContainerRequest(name=one.name, kind=one.kind) for one in request.containers)
+    return tuple(ContainerRequest(name=container.name, kind=container.kind) for container in request.containers)
 
 
 def _held_by(allocation: AllocationResult, node: str) -> tuple[Mapping[str, tuple[str, ...]], Mapping[str, tuple[str, ...]]]:
     """List the devices of a node that an allocation holds, and of which of them it has a share; both by class."""
     held: dict[str, tuple[str, ...]] = {}
     shared: dict[str, tuple[str, ...]] = {}
-    for one in allocation.devices.results:
-        if one.admin_access or one.pool != node or not one.driver.endswith(driver_name("")):
+    for granted_device in allocation.devices.results:
+        if granted_device.admin_access or granted_device.pool != node or not granted_device.driver.endswith(driver_name("")):
             continue
-        device_class = one.driver.removesuffix(driver_name(""))
-        held[device_class] = (*held.get(device_class, ()), one.device)
-        if one.share_id is not None:
-            shared[device_class] = (*shared.get(device_class, ()), one.device)
+        device_class = granted_device.driver.removesuffix(driver_name(""))
+        held[device_class] = (*held.get(device_class, ()), granted_device.device)
+        if granted_device.share_id is not None:
+            shared[device_class] = (*shared.get(device_class, ()), granted_device.device)
     return held, shared

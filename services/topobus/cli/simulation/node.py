@@ -112,7 +112,7 @@ class Simulation:
         number = len(self.decisions) + 1
         view = node_view(
             self.machine,
-            {one.device_class: one for one in self.inventories},
+            {inventory.device_class: inventory for inventory in self.inventories},
             self.ledger,
             self._options,
             self._reserved,
@@ -181,26 +181,28 @@ class Simulation:
         asked: dict[str, tuple[tuple[NodeSet | None, bool], ...]] = {}
         held = {
             (device_class, name)
-            for one in self.ledger.allocations.values()
-            for holding in one.holdings
+            for allocation in self.ledger.allocations.values()
+            for holding in allocation.holdings
             for device_class, names in holding.devices.items()
             for name in names
         }
         for inventory in self.inventories:
             driver = self._hinting.get(inventory.device_class)
             counts = {
-                one.count
+                device.count
                 for want in pod.containers
-                for one in want.devices
-                if one.device_class == inventory.device_class and not one.names and one.count > 0
+                for device in want.devices
+                if device.device_class == inventory.device_class and not device.names and device.count > 0
             }
             for count in sorted(counts) if driver is not None else ():
                 free = [
-                    one.name for one in inventory.devices if one.health.is_allocatable and (inventory.device_class, one.name) not in held
+                    device.name
+                    for device in inventory.devices
+                    if device.health.is_allocatable and (inventory.device_class, device.name) not in held
                 ]
                 hints = driver.hints(self.machine, inventory.devices, count, free) if driver is not None else None
                 asked[f"{inventory.device_class}/{count}"] = (
-                    ((None, True),) if hints is None else tuple((one.nodes, one.preferred) for one in hints)
+                    ((None, True),) if hints is None else tuple((hint.nodes, hint.preferred) for hint in hints)
                 )
         return asked
 
@@ -222,8 +224,10 @@ def _find_devices(tree: Tree, machine: Machine) -> _Node:
     warnings: list[str] = []
     for device_class in _CLASSES:
         registry = load_drivers(device_class)
-        warnings += [f"{device_class}: plugin {one.name} is left out: {one.why}" for one in registry.skipped]
-        views = {one.name: _look(one, tree, machine, warnings) for one in registry.drivers}
+        warnings += [
+            f"{device_class}: plugin {skipped_plugin.name} is left out: {skipped_plugin.why}" for skipped_plugin in registry.skipped
+        ]
+        views = {driver.name: _look(driver, tree, machine, warnings) for driver in registry.drivers}
         roster = advance_roster(
             (), views, device_class=device_class, machine=machine, held=frozenset(), now=_MOMENT, settings=HealthSettings()
         )
@@ -283,5 +287,5 @@ def _unpack(path: Path, into: Path) -> Path:
                 archive.extract(member, into, filter="tar")
     except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, OSError) as err:
         raise InputError(f"{path}: cannot be unpacked: {err}", next_step="archive what `topobus record` wrote") from err
-    found = [one for one in (into, *sorted(into.iterdir())) if (one / "sys").is_dir()]
-    return found[0] if found else into
+    paths = [each_path for each_path in (into, *sorted(into.iterdir())) if (each_path / "sys").is_dir()]
+    return paths[0] if paths else into

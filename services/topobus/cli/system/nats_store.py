@@ -101,7 +101,7 @@ async def _answers_for_jetstream(host: str, port: int) -> bool:
 def _configured(folder: Path) -> int:
     """Read the size of the life before; 0 when there was none."""
     try:
-        found = re.search(r"max_file_store: (\d+)", (folder / _CONFIG).read_text(encoding="utf-8"))
+        match = re.search(r"max_file_store: (\d+)", (folder / _CONFIG).read_text(encoding="utf-8"))
     except OSError:
         return 0
-    return int(found[1]) if found else 0
+    return int(match[1]) if match else 0

@@ -24,9 +24,11 @@ _PATIENCE_S = 1.0
 
 async def as_of_now(bus: Bus, inventories: Iterable[Inventory]) -> list[Inventory]:
     """The inventories as they are to be read: devices of a service that does not answer are Unknown, and a warning says so."""
-    known = list(inventories)
-    reasons = await asyncio.gather(*(why_silent(bus, HINTS, node=one.node, device_class=one.device_class) for one in known))
-    return [_unheard(one, why) if why else one for one, why in zip(known, reasons, strict=True)]
+    known_inventories = list(inventories)
+    reasons = await asyncio.gather(
+        *(why_silent(bus, HINTS, node=inventory.node, device_class=inventory.device_class) for inventory in known_inventories)
+    )
+    return [_unheard(inventory, why) if why else inventory for inventory, why in zip(known_inventories, reasons, strict=True)]
 
 
 async def why_silent(bus: Bus, ask: Ask[Any, Any], **parts: str) -> str:

@@ -108,10 +108,10 @@ def _locked(folder: int, *, older_than_s: float | None = None) -> Iterator[None]
     flags = _LOCK_FLAGS if older_than_s is not None else _LOCK_FLAGS | os.O_CREAT
     lock = os.open(_LOCK, flags, 0o600, dir_fd=folder)
     try:
-        found = os.fstat(lock)
-        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        found_stat = os.fstat(lock)
+        if not stat.S_ISREG(found_stat.st_mode) or found_stat.st_uid != os.geteuid():
             raise OSError(f"{_LOCK} in it is no file of yours")
-        if older_than_s is not None and time.time() - found.st_mtime < older_than_s:
+        if older_than_s is not None and time.time() - found_stat.st_mtime < older_than_s:
             raise BlockingIOError("too young to be abandoned")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -146,12 +146,12 @@ def _signals_as_interrupts() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {one: signal.signal(one, signal.default_int_handler) for one in (signal.SIGTERM, signal.SIGHUP)}
+    before = {signal_number: signal.signal(signal_number, signal.default_int_handler) for signal_number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for signal_number, handler in before.items():
+            signal.signal(signal_number, handler)
 
 
 def _has_room(folder: Path) -> bool:

@@ -156,14 +156,17 @@ class Supervisor:
         try:
             async with asyncio.timeout(timeout_s):
                 async for statuses in self.changes(at_least_every_s=1.0):
-                    if wanted <= {one.name for one in statuses if one.state is ProgramState.READY}:
+                    if wanted <= {status.name for status in statuses if status.state is ProgramState.READY}:
                         return
-                    if any(one.name in wanted and one.restarts >= _HOPELESS_RESTARTS for one in statuses):
+                    if any(status.name in wanted and status.restarts >= _HOPELESS_RESTARTS for status in statuses):
                         raise TimeoutError
         except TimeoutError as err:
-            late = [one for one in self.statuses if one.name in wanted and one.state is not ProgramState.READY]
+            late = [status for status in self.statuses if status.name in wanted and status.state is not ProgramState.READY]
             timeout_s = time.monotonic() - started_at
-            what = "".join(f"\n  {one.name} is {one.state}, last said: {one.last_line[:160] or 'nothing'}" for one in late)
+            what = "".join(
+                f"\n  {program_status.name} is {program_status.state}, last said: {program_status.last_line[:160] or 'nothing'}"
+                for program_status in late
+            )
             raise PeerUnavailable(
                 f"not ready after {timeout_s:.0f} s:{what}", next_step=f"read {self._logs}/{late[0].name if late else '*'}.log"
             ) from err

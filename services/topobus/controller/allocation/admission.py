@@ -23,7 +23,7 @@ _HEAVY_COST = 5000
 
 def asks_admin(spec: ClaimSpec) -> str:
     """Name the first request that asks for admin access; empty when none does."""
-    return next((one.name for one in spec.devices.requests if one.exactly is not None and one.exactly.admin_access), "")
+    return next((request.name for request in spec.devices.requests if request.exactly is not None and request.exactly.admin_access), "")
 
 
 def admin_problem(spec: ClaimSpec, namespace: str, labels_of: Callable[[str], Mapping[str, str]]) -> Reason | None:
@@ -70,6 +70,6 @@ def has_heavy_selector(spec: ClaimSpec, compiler: SelectorCompiler) -> bool:
 def _selectors(spec: ClaimSpec) -> Iterator[tuple[str, int, Selector]]:
     for request in spec.devices.requests:
         if request.exactly is not None:
-            yield from ((request.name, index, one) for index, one in enumerate(request.exactly.selectors))
+            yield from ((request.name, index, selector) for index, selector in enumerate(request.exactly.selectors))
         for sub in request.first_available:
-            yield from ((f"{request.name}/{sub.name}", index, one) for index, one in enumerate(sub.selectors))
+            yield from ((f"{request.name}/{sub.name}", index, selector) for index, selector in enumerate(sub.selectors))

@@ -103,21 +103,29 @@ def _common(claim: _Claim, taken: int) -> int | None:
     return None
 
 
-def _read(one: ExactRequest, table: NodeTable, classes: Mapping[str, DeviceClassSpec], compiler: SelectorCompiler) -> _Wanted | None:
-    device_class = classes.get(one.device_class_name)
-    count = 1 if one.count is None else one.count
-    if device_class is None or one.allocation_mode not in ("", "ExactCount") or one.admin_access is not None or one.capacity or count < 1:
+def _read(
+    exact_request: ExactRequest, table: NodeTable, classes: Mapping[str, DeviceClassSpec], compiler: SelectorCompiler
+) -> _Wanted | None:
+    device_class = classes.get(exact_request.device_class_name)
+    count = 1 if exact_request.count is None else exact_request.count
+    if (
+        device_class is None
+        or exact_request.allocation_mode not in ("", "ExactCount")
+        or exact_request.admin_access is not None
+        or exact_request.capacity
+        or count < 1
+    ):
         return None
     places = 0
     for place, candidate in enumerate(table.candidates):
-        verdict = _is_selected((*device_class.selectors, *one.selectors), candidate, compiler)
+        verdict = _is_selected((*device_class.selectors, *exact_request.selectors), candidate, compiler)
         if verdict is None:
             return None
         if verdict:
             if not _is_plain(candidate):
                 return None
             if all(
-                any(tolerates(each, taint) for each in one.tolerations) or taint.effect not in _BLOCKING
+                any(tolerates(each, taint) for each in exact_request.tolerations) or taint.effect not in _BLOCKING
                 for taint in candidate.device.taints
             ):
                 places |= 1 << place
@@ -139,15 +147,15 @@ def _is_selected(selectors: Sequence[Selector], candidate: Candidate, compiler: 
     return True
 
 
-def _is_plain(one: Candidate) -> bool:
+def _is_plain(candidate: Candidate) -> bool:
     """Say whether a device is given as a whole, and its own properties do not show in the result."""
-    device = one.device
+    device = candidate.device
     return not (
         device.consumes_counters
         or device.allow_multiple_allocations
         or device.binding_conditions
         or device.binding_failure_conditions
-        or one.has_policies
+        or candidate.has_policies
         or any(taint.key == SILENT_TAINT for taint in device.taints)
     )
 
@@ -161,9 +169,9 @@ def _with_constraint(spec: ClaimSpec, wanted: tuple[_Wanted, ...], table: NodeTa
     if len(constraints) > 1 or attribute is None or constraints[0].distinct_attribute is not None:
         return None
     named = constraints[0].requests
-    matched = tuple(index for index, one in enumerate(spec.devices.requests) if not named or one.name in named)
+    matched = tuple(index for index, request in enumerate(spec.devices.requests) if not named or request.name in named)
     bits: dict[object, int] = {}
-    values = [attribute_values(one, attribute) for one in table.candidates]
+    values = [attribute_values(candidate, attribute) for candidate in table.candidates]
     for place, found in enumerate(values):
         if found and not attribute_values(table.candidates[place], attribute, has_lists=False):
             return None

@@ -75,7 +75,9 @@ class CounterBook:
         name = pool.id if self._is_corrected else pool.id.pool
         left = self._accounts.get(name)
         if left is None:
-            left = {(counters, counter): amount.nano for counters, found in pool.counters.items() for counter, amount in found.items()}
+            left = {
+                (counters, counter): amount.nano for counters, quantities in pool.counters.items() for counter, amount in quantities.items()
+            }
             for one in (*pool.candidates, *pool.elsewhere):
                 if one.id in self._taken:
                     self._add(left, one, -1)
@@ -90,9 +92,9 @@ class CounterBook:
 
 def _consumption(candidate: Candidate) -> dict[tuple[str, str], int]:
     found: dict[tuple[str, str], int] = {}
-    for one in candidate.device.consumes_counters:
-        for name, counter in one.counters.items():
-            key = (one.counter_set, name)
+    for counter_consumption in candidate.device.consumes_counters:
+        for name, counter in counter_consumption.counters.items():
+            key = (counter_consumption.counter_set, name)
             found[key] = found.get(key, 0) + Quantity.parse(counter.value).nano
     return found
 
@@ -105,7 +107,7 @@ def _rounded(asked: Quantity | None, capacity: Capacity) -> Quantity | None:
         return asked
     if policy.valid_range is not None and policy.valid_range.min is not None:
         return _round_in_range(asked, policy.valid_range)
-    return next((one for one in map(Quantity.parse, policy.valid_values) if asked <= one), asked)
+    return next((quantity for quantity in map(Quantity.parse, policy.valid_values) if asked <= quantity), asked)
 
 
 def _round_in_range(asked: Quantity, span: ValidRange) -> Quantity | None:
@@ -133,4 +135,4 @@ def _is_forbidden(amount: Quantity, policy: RequestPolicy | None) -> bool:
             return False
         step = Quantity.parse(span.step).units
         return step <= 0 or (amount.units - Quantity.parse(span.min or 0).units) % step != 0
-    return bool(policy.valid_values) and amount not in [Quantity.parse(one) for one in policy.valid_values]
+    return bool(policy.valid_values) and amount not in [Quantity.parse(valid_value) for valid_value in policy.valid_values]

@@ -43,14 +43,16 @@ class ActiveConstraint(Protocol):
         ...
 
 
-def make_constraint(one: Constraint, gates: frozenset[Gate], mode: Mode) -> ActiveConstraint | None:
+def make_constraint(constraint: Constraint, gates: frozenset[Gate], mode: Mode) -> ActiveConstraint | None:
     """Make a constraint ready for a search; None for a kind that we do not know."""
     has_lists = Gate.LIST_ATTRIBUTES in gates
     is_corrected = mode is Mode.CORRECTED
-    if one.match_attribute is not None:
-        return MatchAttribute(frozenset(one.requests), one.match_attribute, has_lists=has_lists, is_corrected=is_corrected)
-    if one.distinct_attribute is not None:
-        return DistinctAttribute(frozenset(one.requests), one.distinct_attribute, has_lists=has_lists, is_corrected=is_corrected)
+    if constraint.match_attribute is not None:
+        return MatchAttribute(frozenset(constraint.requests), constraint.match_attribute, has_lists=has_lists, is_corrected=is_corrected)
+    if constraint.distinct_attribute is not None:
+        return DistinctAttribute(
+            frozenset(constraint.requests), constraint.distinct_attribute, has_lists=has_lists, is_corrected=is_corrected
+        )
     return None
 
 
@@ -147,8 +149,8 @@ class DistinctAttribute:
 
 def attribute_values(candidate: Candidate, name: str, *, has_lists: bool = True) -> Values:
     """List the values of an attribute; none when the device has it not, or its type is not known."""
-    found = _look_up(candidate, name)
-    return _as_set(found, has_lists=has_lists) if found is not None else frozenset()
+    attribute = _look_up(candidate, name)
+    return _as_set(attribute, has_lists=has_lists) if attribute is not None else frozenset()
 
 
 def has_attribute(candidate: Candidate, name: str) -> bool:
@@ -159,20 +161,25 @@ def has_attribute(candidate: Candidate, name: str) -> bool:
 def _look_up(candidate: Candidate, name: str) -> Attribute | None:
     """Find an attribute by its full name, else without the domain when that is the driver's."""
     attributes = candidate.device.attributes
-    found = attributes.get(name)
-    if found is None:
+    attribute = attributes.get(name)
+    if attribute is None:
         domain, _, identifier = name.partition("/")
-        found = attributes.get(identifier) if domain == candidate.id.driver else None
-    return found
+        attribute = attributes.get(identifier) if domain == candidate.id.driver else None
+    return attribute
 
 
-def _as_set(one: Attribute, *, has_lists: bool) -> Values:
-    scalars = (("string", one.string), ("int", one.int_), ("bool", one.bool_), ("version", one.version))
+def _as_set(attribute: Attribute, *, has_lists: bool) -> Values:
+    scalars = (("string", attribute.string), ("int", attribute.int_), ("bool", attribute.bool_), ("version", attribute.version))
     for kind, scalar in scalars:
         if scalar is not None:
             return frozenset({(kind, scalar)})
     if has_lists:
-        for kind, values in (("string", one.strings), ("int", one.ints), ("bool", one.bools), ("version", one.versions)):
+        for kind, values in (
+            ("string", attribute.strings),
+            ("int", attribute.ints),
+            ("bool", attribute.bools),
+            ("version", attribute.versions),
+        ):
             if values is not None:
                 return frozenset((kind, value) for value in values)
     return frozenset()

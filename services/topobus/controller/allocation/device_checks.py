@@ -35,7 +35,7 @@ class DeviceChecks:
     def __init__(self, given: AllocationInput, pools: tuple[Pool, ...], compiler: SelectorCompiler) -> None:
         self.grants: tuple[list[Grant], ...] = tuple([] for _ in given.claims)
         self._given = given
-        self._outside = tuple(one.outside for one in given.claims)
+        self._outside = tuple(claim.outside for claim in given.claims)
         self._pools = pools
         self._compiler = compiler
         self._selectors: dict[str, Selector | SelectorError] = {}
@@ -47,7 +47,11 @@ class DeviceChecks:
         self._sharing: dict[DeviceId, list[Mapping[str, Quantity]]] = {}
         self._counters = CounterBook(pools, given.usage.holders.keys() | given.usage.consumed.keys(), is_corrected=self._is_corrected)
         self._constraints: tuple[tuple[ActiveConstraint, ...], ...] = tuple(
-            tuple(made for one in claim.spec.devices.constraints if (made := make_constraint(one, given.gates, given.mode)) is not None)
+            tuple(
+                made
+                for constraint in claim.spec.devices.constraints
+                if (made := make_constraint(constraint, given.gates, given.mode)) is not None
+            )
             for claim in given.claims
         )
 
@@ -138,14 +142,14 @@ class DeviceChecks:
 
     def constraint_states(self, claim_index: int) -> tuple[Hashable, ...]:
         """Give the state of each of a claim's constraints."""
-        return tuple(one.state for one in self._constraints[claim_index]) if claim_index < len(self._constraints) else ()
+        return tuple(constraint.state for constraint in self._constraints[claim_index]) if claim_index < len(self._constraints) else ()
 
     @property
     def is_reversible(self) -> bool:
         """Say whether backtracking restores everything: so it is in mode `corrected`, and without what upstream's defects concern."""
         return self._is_corrected or not (
-            any(isinstance(one, DistinctAttribute) for constraints in self._constraints for one in constraints)
-            or any(one.device.consumes_counters or _has_lists(one) for pool in self._pools for one in pool.candidates)
+            any(isinstance(constraint, DistinctAttribute) for constraints in self._constraints for constraint in constraints)
+            or any(candidate.device.consumes_counters or _has_lists(candidate) for pool in self._pools for candidate in pool.candidates)
         )
 
     def is_large_enough(self, request: PreparedRequest, candidate: Candidate) -> bool:
@@ -211,7 +215,7 @@ class DeviceChecks:
             if taint.key == SILENT_TAINT:
                 since = f" since {taint.value}" if taint.value else ""
                 return Blocker(SERVICE_SILENT, f"their service does not answer{since}: whether they are well is unknown")
-            if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(one, taint) for one in request.tolerations):
+            if taint.effect in ("NoSchedule", "NoExecute") and not any(tolerates(toleration, taint) for toleration in request.tolerations):
                 return Blocker("tainted", f"tainted {taint.key}={taint.value}:{taint.effect}")
         return None
 
@@ -252,8 +256,8 @@ class DeviceChecks:
     def take_all_back(self) -> None:
         """Undo all grants, the newest first."""
         for claim_index in reversed(range(len(self.grants))):
-            for one in reversed(tuple(self.grants[claim_index])):
-                self.take_back(claim_index, one.request, one.candidate)
+            for grant in reversed(tuple(self.grants[claim_index])):
+                self.take_back(claim_index, grant.request, grant.candidate)
 
     def explain(self, request: PreparedRequest, candidate: Candidate) -> Blocker | None:
         """Name what keeps a candidate from being taken where the search stands; nothing stays taken.
@@ -286,5 +290,7 @@ class DeviceChecks:
 
 def _has_lists(candidate: Candidate) -> bool:
     return any(
-        values is not None for one in candidate.device.attributes.values() for values in (one.ints, one.bools, one.strings, one.versions)
+        values is not None
+        for attribute in candidate.device.attributes.values()
+        for values in (attribute.ints, attribute.bools, attribute.strings, attribute.versions)
     )

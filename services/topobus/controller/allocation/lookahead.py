@@ -45,11 +45,14 @@ class Lookahead:
         Not where upstream would meet something else there than a dead end: a claim's limit, for then it jumps farther; a selector that fails or a constraint
         broken by "all devices", for these end the search.
         """
-        requests = [one for claim in self._requests for alternatives in claim for one in alternatives]
+        requests = [alternative for claim in self._requests for alternatives in claim for alternative in alternatives]
         return (
-            all(sum(max(one.count for one in alternatives) for alternatives in claim) <= MAX_LIST for claim in self._requests)
-            and not any(one.everything is not None and one.constraints for one in requests)
-            and all(self._checks.would_select(one, candidate) is not None for one in requests for candidate in self._candidates)
+            all(
+                sum(max(alternative.count for alternative in alternatives) for alternatives in claim) <= MAX_LIST
+                for claim in self._requests
+            )
+            and not any(request.everything is not None and request.constraints for request in requests)
+            and all(self._checks.would_select(request, candidate) is not None for request in requests for candidate in self._candidates)
         )
 
     def is_hopeless(self, claim: int, request: int, alternative: int, device: int) -> bool:
@@ -63,7 +66,7 @@ class Lookahead:
                 if is_current and number == request and (device or len(ways) == 1):
                     ways = (ways[alternative],)
                 lacks = device if is_current and number == request else 0
-                found = [(one, one.count - lacks, self._free(one)) for one in ways if one.everything is None]
+                found = [(way, way.count - lacks, self._free(way)) for way in ways if way.everything is None]
                 if len(found) < len(ways):
                     continue  # "all" takes what there is: its own check is exact
                 if all(len(free) < count for _, count, free in found):
@@ -79,19 +82,23 @@ class Lookahead:
         """List the devices that could serve a request now, constraints and counters aside."""
         wanted = self._wanted.get(request)
         if wanted is None:
-            wanted = self._wanted[request] = [one for one in self._candidates if self._checks.is_selected(request, one)]
-        return [one for one in wanted if not self._checks.is_in_use(request, one) and self._checks.is_large_enough(request, one)]
+            wanted = self._wanted[request] = [candidate for candidate in self._candidates if self._checks.is_selected(request, candidate)]
+        return [
+            candidate
+            for candidate in wanted
+            if not self._checks.is_in_use(request, candidate) and self._checks.is_large_enough(request, candidate)
+        ]
 
     def _are_too_few(self, needs: Sequence[_Need]) -> bool:
         """Compare what all lack with what is free for any; requests that may share devices do not count."""
-        exclusive = [(one, count, free) for one, count, free in needs if not one.is_admin]
-        devices = {one for _, _, free in exclusive for one in free}
-        return not any(self._checks.is_shared(one) for one in devices) and sum(count for _, count, _ in exclusive) > len(devices)
+        exclusive = [(prepared_request, count, free) for prepared_request, count, free in needs if not prepared_request.is_admin]
+        devices = {candidate for _, _, free in exclusive for candidate in free}
+        return not any(self._checks.is_shared(device) for device in devices) and sum(count for _, count, _ in exclusive) > len(devices)
 
     def _breaks_constraint(self, claim: int, needs: Sequence[_Need], *, is_current: bool) -> bool:
         states = self._checks.constraint_states(claim) if is_current else ()
         for number, constraint in enumerate(self._given.claims[claim].spec.devices.constraints):
-            concerned = [one for one in needs if number in one[0].constraints and one[1] > 0]
+            concerned = [need for need in needs if number in need[0].constraints and need[1] > 0]
             if concerned:
                 state = states[number] if is_current else None
                 if constraint.match_attribute is not None and self._cannot_match(constraint.match_attribute, concerned, state):
@@ -105,7 +112,10 @@ class Lookahead:
         return not any(self._can_match(attribute, needs, value) for value in possible)
 
     def _can_match(self, attribute: str, needs: Sequence[_Need], value: tuple[str, Hashable]) -> bool:
-        having = [(one, count, [device for device in free if value in self._values_of(attribute, device)]) for one, count, free in needs]
+        having = [
+            (prepared_request, count, [device for device in free if value in self._values_of(attribute, device)])
+            for prepared_request, count, free in needs
+        ]
         return all(len(free) >= count for _, count, free in having) and not self._are_too_few(having)
 
     def _cannot_differ(self, constraint: Constraint, needs: Sequence[_Need], state: Hashable) -> bool:
@@ -115,7 +125,7 @@ class Lookahead:
         return sum(count for _, count, _ in needs) > len(left)
 
     def _all_values(self, attribute: str, devices: Sequence[Candidate]) -> Iterator[tuple[str, Hashable]]:
-        return (value for one in devices for value in self._values_of(attribute, one))
+        return (value for device in devices for value in self._values_of(attribute, device))
 
     def _values_of(self, attribute: str, device: Candidate) -> Values:
         key = (attribute, device)

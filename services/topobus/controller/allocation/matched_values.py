@@ -34,31 +34,37 @@ def with_matches(
     for index, result in enumerate(results):
         mates = frozenset().union(*(group for group in groups if index in group)) or frozenset({index} if wishes[index] is not None else ())
         drivers = sorted(
-            {one.driver for one in result.devices.results if class_of_driver(one.driver) is not None and one.pool == view.node}
+            {
+                granted_device.driver
+                for granted_device in result.devices.results
+                if class_of_driver(granted_device.driver) is not None and granted_device.pool == view.node
+            }
         )
         if not mates or not drivers or len(result.devices.config) + len(drivers) > MAX_GRANTED_CONFIGURATIONS:
             continue
         told = _match(view, [results[mate] for mate in sorted(mates)])
-        config = tuple(GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver=one, parameters=told)) for one in drivers)
+        config = tuple(
+            GrantedConfiguration(source="FromClaim", opaque=OpaqueConfiguration(driver=driver, parameters=told)) for driver in drivers
+        )
         made[index] = structs.replace(result, devices=structs.replace(result.devices, config=(*result.devices.config, *config)))
     return tuple(made)
 
 
 def _match(view: NodeView, results: Sequence[AllocationResult]) -> dict[str, Any]:
     """Collect where the devices lie; what nobody tells of is left out."""
-    devices = {(name, one.name): one for name, found in view.devices.items() for one in found}
+    devices = {(name, device.name): device for name, found_devices in view.devices.items() for device in found_devices}
     homes = {cpu: core.numa_node for core in view.cores for cpu in core.cpus}
     nodes, roots, switches = NodeSet(), set(), set()
-    for granted in (one for result in results for one in result.devices.results):
+    for granted in (granted_device for result in results for granted_device in result.devices.results):
         device_class = class_of_driver(granted.driver)
         cpu = cpu_of_name(granted.device) if device_class == CPU_CLASS else None
         home = homes.get(cpu) if cpu is not None else None
-        found = devices.get((device_class or "", granted.device)) if granted.pool == view.node else None
+        found_device = devices.get((device_class or "", granted.device)) if granted.pool == view.node else None
         if home is not None:
             nodes |= NodeSet(home)
-        if found is not None:
-            nodes |= found.numa_nodes or NodeSet()
-            roots |= {found.pcie_root} - {""}
-            switches |= {str(found.pcie_switch)} if found.pcie_switch is not None else set()
+        if found_device is not None:
+            nodes |= found_device.numa_nodes or NodeSet()
+            roots |= {found_device.pcie_root} - {""}
+            switches |= {str(found_device.pcie_switch)} if found_device.pcie_switch is not None else set()
     told: dict[str, Any] = {"apiVersion": PARAMETERS_VERSION, "kind": RESULT_KIND, "numaNodes": str(nodes)}
     return told | {key: sorted(found) for key, found in (("pcieRoots", roots), ("pcieSwitches", switches)) if found}

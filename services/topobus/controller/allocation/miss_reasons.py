@@ -45,7 +45,7 @@ def describe_miss(
     if request is None:
         return (Reason(code="too-many-devices", message=f"node {node}: every alternative asks for more devices than a claim may have"),)
     wanted = "all devices" if request.everything is not None else f"{request.count} device{'s' if request.count != 1 else ''}"
-    mine = [(one, blocker) for one, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
+    mine = [(candidate, blocker) for candidate, blocker in blockers if blocker is None or blocker.code != OTHER_CLASS]
     nothing = f"and none of the {len(blockers)} devices here is of that class" if blockers else "and there is no device here"
     have = f"found {found} of {len(mine)}" if mine else nothing
     reasons = [
@@ -90,5 +90,5 @@ def summarize(reasons: Sequence[Reason]) -> str:
     """
     if not reasons:
         return ""
-    rest = "; ".join(one.message for one in reasons[1:])
+    rest = "; ".join(reason.message for reason in reasons[1:])
     return f"{reasons[0].message} ({rest})" if rest else reasons[0].message

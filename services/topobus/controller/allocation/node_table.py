@@ -42,7 +42,9 @@ class NodeTable:
     def __init__(self, node: Node, pools: tuple[Pool, ...], numbers: Numbers) -> None:
         self.node = node
         self.pools = pools
-        self.candidates: tuple[Candidate, ...] = tuple(one for pool in pools if pool.state is PoolState.READY for one in pool.candidates)
+        self.candidates: tuple[Candidate, ...] = tuple(
+            candidate for pool in pools if pool.state is PoolState.READY for candidate in pool.candidates
+        )
         self._numbers = numbers
         self._columns: dict[Reads | str, int] = {}
         self._told: dict[Hashable, int] = {}
@@ -50,21 +52,21 @@ class NodeTable:
     @cached_property
     def places(self) -> dict[DeviceId, int]:
         """Say at which place a device stands."""
-        return {one.id: place for place, one in enumerate(self.candidates)}
+        return {candidate.id: place for place, candidate in enumerate(self.candidates)}
 
     @cached_property
     def is_own(self) -> bool:
         """Say whether all that the node can reach is its own, and whole."""
         name = self.node.name
         return all(pool.state in (PoolState.READY, PoolState.OBSOLETE) and not pool.elsewhere for pool in self.pools) and all(
-            one.slice.node_name == name and not one.slice.per_device_node_selection for one in self.candidates
+            candidate.slice.node_name == name and not candidate.slice.per_device_node_selection for candidate in self.candidates
         )
 
     def warm(self) -> None:
         """Make what the first claim would have to wait for: what selectors see of each device. An amount that is none is for the search to tell of."""
         with suppress(ValueError):
-            for one in self.candidates:
-                _ = one.facts
+            for candidate in self.candidates:
+                _ = candidate.facts
         _ = self._rest, self.places
 
     def told_by(self, reads: tuple[Reads, ...], attributes: tuple[str, ...]) -> int:
@@ -75,16 +77,16 @@ class NodeTable:
         asked = (reads, attributes)
         known = self._told.get(asked)
         if known is None:
-            columns = [self._column(one) for one in reads]
-            patterns = [self._pattern(one) for one in attributes]
+            columns = [self._column(read) for read in reads]
+            patterns = [self._pattern(attribute) for attribute in attributes]
             known = self._told[asked] = self._numbers.of((asked, self._rest, *columns, *patterns))
         return known
 
-    def _column(self, one: Reads) -> int:
+    def _column(self, reads: Reads) -> int:
         """Number what the devices show at one place, in order."""
-        known = self._columns.get(one)
+        known = self._columns.get(reads)
         if known is None:
-            known = self._columns[one] = self._numbers.of(tuple([seen(one, device.facts) for device in self.candidates]))
+            known = self._columns[reads] = self._numbers.of(tuple([seen(reads, device.facts) for device in self.candidates]))
         return known
 
     def _pattern(self, attribute: str) -> int:
@@ -93,11 +95,11 @@ class NodeTable:
         if known is None:
             names: dict[Hashable, int] = {}
             pattern: list[Hashable] = []
-            for one in self.candidates:
-                scalars = attribute_values(one, attribute, has_lists=False)
-                values = scalars or attribute_values(one, attribute)
+            for candidate in self.candidates:
+                scalars = attribute_values(candidate, attribute, has_lists=False)
+                values = scalars or attribute_values(candidate, attribute)
                 renamed = tuple([names.setdefault(value, len(names)) for value in sorted(values, key=str)])
-                pattern.append((bool(scalars), renamed) if values else has_attribute(one, attribute))
+                pattern.append((bool(scalars), renamed) if values else has_attribute(candidate, attribute))
             known = self._columns[attribute] = self._numbers.of(tuple(pattern))
         return known
 
@@ -108,16 +110,16 @@ class NodeTable:
         pools = tuple(
             (pool.id.driver, names.setdefault(pool.id.pool, len(names)), len(pool.candidates), _counters_of(pool)) for pool in self.pools
         )
-        return self._numbers.of((pools, tuple([_rest_of(one) for one in self.candidates])))
+        return self._numbers.of((pools, tuple([_rest_of(candidate) for candidate in self.candidates])))
 
 
-def _rest_of(one: Candidate) -> Hashable:
-    device = one.device
+def _rest_of(candidate: Candidate) -> Hashable:
+    device = candidate.device
     if not (device.capacity or device.consumes_counters or device.taints or device.binding_conditions or device.binding_failure_conditions):
-        return one.pool_index, one.unreadable, device.allow_multiple_allocations, device.binds_to_node
+        return candidate.pool_index, candidate.unreadable, device.allow_multiple_allocations, device.binds_to_node
     return (
-        one.pool_index,
-        one.unreadable,
+        candidate.pool_index,
+        candidate.unreadable,
         device.allow_multiple_allocations,
         device.binds_to_node,
         encode(device.capacity),
@@ -130,5 +132,9 @@ def _rest_of(one: Candidate) -> Hashable:
 
 def _counters_of(pool: Pool) -> Hashable:
     return tuple(
-        [(name, counter, amount.nano) for name, found in sorted(pool.counters.items()) for counter, amount in sorted(found.items())]
+        [
+            (name, counter, amount.nano)
+            for name, quantities in sorted(pool.counters.items())
+            for counter, amount in sorted(quantities.items())
+        ]
     )

@@ -64,12 +64,12 @@ class Candidate:
     @cached_property
     def capacity(self) -> dict[str, Quantity]:
         """The amounts that the device has, by the names it publishes."""
-        return {name: Quantity.parse(one.value) for name, one in self.device.capacity.items()}
+        return {name: Quantity.parse(capacity.value) for name, capacity in self.device.capacity.items()}
 
     @cached_property
     def has_policies(self) -> bool:
         """Say whether a capacity of the device may only be asked for in certain amounts."""
-        return any(one.request_policy is not None for one in self.device.capacity.values())
+        return any(capacity.request_policy is not None for capacity in self.device.capacity.values())
 
     def reaches(self, node: Node) -> bool:
         """Say whether a device of a slice with per-device node selection serves this node; True for any other slice."""
@@ -96,21 +96,21 @@ def gather_pools(slices: Sequence[Slice], node: Node, gates: frozenset[Gate]) ->
     """Sort slices into the pools that matter for a node."""
     has_partitions = Gate.PARTITIONABLE_DEVICES in gates
     newest: dict[PoolId, list[Slice]] = {}
-    for one in slices:
-        if not _is_relevant(one.spec, node, has_partitions=has_partitions):
+    for resource_slice in slices:
+        if not _is_relevant(resource_slice.spec, node, has_partitions=has_partitions):
             continue
-        pool_id = PoolId(one.spec.driver, one.spec.pool.name)
-        known = newest.get(pool_id)
-        if known is None or known[0].spec.pool.generation < one.spec.pool.generation:
-            newest[pool_id] = [one]
-        elif known[0].spec.pool.generation == one.spec.pool.generation:
-            known.append(one)
+        pool_id = PoolId(resource_slice.spec.driver, resource_slice.spec.pool.name)
+        resource_slices = newest.get(pool_id)
+        if resource_slices is None or resource_slices[0].spec.pool.generation < resource_slice.spec.pool.generation:
+            newest[pool_id] = [resource_slice]
+        elif resource_slices[0].spec.pool.generation == resource_slice.spec.pool.generation:
+            resource_slices.append(resource_slice)
     plain: list[Pool] = []
     binding: list[Pool] = []
     obsolete: list[Pool] = []
     for pool_id in sorted(newest):
         pool = _build(pool_id, newest[pool_id], slices, has_partitions=has_partitions)
-        has_binding = any(one.device.binding_conditions for one in pool.candidates)
+        has_binding = any(candidate.device.binding_conditions for candidate in pool.candidates)
         (obsolete if pool.state is PoolState.OBSOLETE else binding if has_binding else plain).append(pool)
     return tuple(_number(index, pool) for index, pool in enumerate((*plain, *binding, *obsolete)))
 
@@ -123,29 +123,29 @@ def node_matches(node: Node, name: str | None, selector: NodeSelector | None, *,
         return True
     return selector is not None and any(
         (term.match_expressions or term.match_fields)
-        and all(_holds(one, node.labels.get(one.key)) for one in term.match_expressions)
-        and all(one.key == "metadata.name" and _holds(one, node.name) for one in term.match_fields)
+        and all(_holds(match_expression, node.labels.get(match_expression.key)) for match_expression in term.match_expressions)
+        and all(match_field.key == "metadata.name" and _holds(match_field, node.name) for match_field in term.match_fields)
         for term in selector.node_selector_terms
     )
 
 
-def _holds(one: NodeRequirement, value: str | None) -> bool:
+def _holds(node_requirement: NodeRequirement, value: str | None) -> bool:
     """Evaluate one requirement; an unknown operator never holds. Source: k8s.io/apimachinery/pkg/labels/selector.go."""
-    match one.operator:
+    match node_requirement.operator:
         case "In":
-            return value is not None and value in one.values
+            return value is not None and value in node_requirement.values
         case "NotIn":
-            return value is None or value not in one.values
+            return value is None or value not in node_requirement.values
         case "Exists":
             return value is not None
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt":
             try:
-                number, limit = _whole(value or ""), _whole(one.values[0])
+                number, limit = _whole(value or ""), _whole(node_requirement.values[0])
             except (ValueError, IndexError):
                 return False
-            return number > limit if one.operator == "Gt" else number < limit
+            return number > limit if node_requirement.operator == "Gt" else number < limit
         case _:
             return False
 
@@ -168,7 +168,7 @@ def _is_relevant(spec: SliceSpec, node: Node, *, has_partitions: bool) -> bool:
     if spec.node_name or spec.all_nodes or spec.node_selector is not None:
         return node_matches(node, spec.node_name, spec.node_selector, is_everywhere=bool(spec.all_nodes))
     return bool(spec.per_device_node_selection) and any(
-        node_matches(node, one.node_name, one.node_selector, is_everywhere=bool(one.all_nodes)) for one in spec.devices
+        node_matches(node, device.node_name, device.node_selector, is_everywhere=bool(device.all_nodes)) for device in spec.devices
     )
 
 
@@ -178,29 +178,33 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
     generation = relevant[0].spec.pool.generation
     others: list[Slice] = []
     if len(relevant) != wanted:
-        mine = {id(one) for one in relevant}
-        for one in slices:
-            if one.spec.driver != pool_id.driver or one.spec.pool.name != pool_id.pool or id(one) in mine:
+        mine = {id(resource_slice) for resource_slice in relevant}
+        for resource_slice in slices:
+            if resource_slice.spec.driver != pool_id.driver or resource_slice.spec.pool.name != pool_id.pool or id(resource_slice) in mine:
                 continue
-            if one.spec.pool.generation > generation:
-                why = f"generation {generation} is published here, {one.spec.pool.generation} elsewhere"
+            if resource_slice.spec.pool.generation > generation:
+                why = f"generation {generation} is published here, {resource_slice.spec.pool.generation} elsewhere"
                 return Pool(pool_id, PoolState.OBSOLETE, why)
-            if one.spec.pool.generation == generation:
-                others.append(one)
+            if resource_slice.spec.pool.generation == generation:
+                others.append(resource_slice)
         if len(relevant) + len(others) != wanted:
             why = f"{len(relevant) + len(others)} of {wanted} slices of generation {generation} are published"
             return Pool(pool_id, PoolState.INCOMPLETE, why)
-    relevant = sorted(relevant, key=lambda one: one.name)
-    candidates = tuple(_candidates(pool_id, (one for one in relevant if not (has_partitions and one.spec.shared_counters))))
-    names = [one.id.device for one in candidates]
+    relevant = sorted(relevant, key=lambda resource_slice: resource_slice.name)
+    candidates = tuple(
+        _candidates(
+            pool_id, (resource_slice for resource_slice in relevant if not (has_partitions and resource_slice.spec.shared_counters))
+        )
+    )
+    names = [candidate.id.device for candidate in candidates]
     if len(set(names)) != len(names):
         twice = next(name for index, name in enumerate(names) if name in names[:index])
         return Pool(pool_id, PoolState.INVALID, f"two devices are named {twice}")
     if not has_partitions:
         return Pool(pool_id, candidates=candidates)
     counters: dict[str, dict[str, Quantity]] = {}
-    for one in relevant:
-        for counter_set in one.spec.shared_counters:
+    for resource_slice in relevant:
+        for counter_set in resource_slice.spec.shared_counters:
             if counter_set.name in counters:
                 return Pool(pool_id, PoolState.INVALID, f"two counter sets are named {counter_set.name}")
             counters[counter_set.name] = {name: Quantity.parse(counter.value) for name, counter in counter_set.counters.items()}
@@ -215,11 +219,11 @@ def _build(pool_id: PoolId, relevant: list[Slice], slices: Sequence[Slice], *, h
 
 
 def _candidates(pool_id: PoolId, slices: Iterable[Slice]) -> Iterable[Candidate]:
-    for one in slices:
-        for device in one.spec.devices:
-            yield Candidate(DeviceId(pool_id.driver, pool_id.pool, device.name), device, one.spec)
+    for resource_slice in slices:
+        for device in resource_slice.spec.devices:
+            yield Candidate(DeviceId(pool_id.driver, pool_id.pool, device.name), device, resource_slice.spec)
 
 
 def _number(index: int, pool: Pool) -> Pool:
-    candidates = tuple(Candidate(one.id, one.device, one.slice, index) for one in pool.candidates)
+    candidates = tuple(Candidate(candidate.id, candidate.device, candidate.slice, index) for candidate in pool.candidates)
     return Pool(pool.id, pool.state, pool.why, candidates, pool.elsewhere, pool.counters)

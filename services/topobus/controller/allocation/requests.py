@@ -86,9 +86,9 @@ def prepare(
     prepared: list[tuple[Alternatives, ...]] = []
     for index, claim in enumerate(given.claims):
         requests = tuple(
-            _alternatives(given, pools, index, claim, one, is_selected, is_large_enough) for one in claim.spec.devices.requests
+            _alternatives(given, pools, index, claim, request, is_selected, is_large_enough) for request in claim.spec.devices.requests
         )
-        fewest = sum(min(one.count for one in alternatives) for alternatives in requests)
+        fewest = sum(min(alternative.count for alternative in alternatives) for alternatives in requests)
         if fewest > MAX_LIST:
             raise FaultError(
                 Reason(
@@ -118,16 +118,16 @@ def _alternatives(
         raise _fault("unknown-request", claim, request.name, "is of a kind that is not known")
     if request.first_available and Gate.PRIORITIZED_LIST not in given.gates:
         raise _fault("gate-off", claim, request.name, f"has alternatives, but {Gate.PRIORITIZED_LIST} is off")
-    if Gate.CONSUMABLE_CAPACITY not in given.gates and any(one.capacity is not None for one in options):
+    if Gate.CONSUMABLE_CAPACITY not in given.gates and any(option.capacity is not None for option in options):
         raise _fault("gate-off", claim, request.name, f"asks for capacity, but {Gate.CONSUMABLE_CAPACITY} is off")
-    found: list[PreparedRequest] = []
-    for one in options:
-        alternative = one.name if isinstance(one, SubRequest) else ""
-        made = _check(given.classes, given.gates, claim_index, claim, request.name, alternative, one)
+    prepared_requests: list[PreparedRequest] = []
+    for option in options:
+        alternative = option.name if isinstance(option, SubRequest) else ""
+        made = _check(given.classes, given.gates, claim_index, claim, request.name, alternative, option)
         if made.everything is not None:
             made = _collect(made, claim, pools, is_selected, is_large_enough)
-        found.append(made)
-    return tuple(found)
+        prepared_requests.append(made)
+    return tuple(prepared_requests)
 
 
 def _check(
@@ -137,34 +137,34 @@ def _check(
     claim: ClaimToAllocate,
     base: str,
     alternative: str,
-    one: ExactRequest | SubRequest,
+    request: ExactRequest | SubRequest,
 ) -> PreparedRequest:
     name = f"{base}/{alternative}" if alternative else base
-    for index, selector in enumerate(one.selectors):
+    for index, selector in enumerate(request.selectors):
         if selector.cel is None:
             raise _fault("unknown-selector", claim, name, f"selector #{index} is of a kind that is not known")
-    admin = one.admin_access if isinstance(one, ExactRequest) else None
+    admin = request.admin_access if isinstance(request, ExactRequest) else None
     if admin is not None and Gate.ADMIN_ACCESS not in gates:
         raise _fault("gate-off", claim, name, f"asks for admin access, but {Gate.ADMIN_ACCESS} is off")
-    device_class = classes.get(one.device_class_name)
+    device_class = classes.get(request.device_class_name)
     if device_class is None:
         known = f"known are {', '.join(sorted(classes))}" if classes else "there is none at all"
-        raise _fault("unknown-class", claim, name, f"there is no DeviceClass {one.device_class_name!r}; {known}")
-    if one.allocation_mode not in ("", _EXACT, _ALL):
-        raise _fault("unknown-mode", claim, name, f"allocation mode {one.allocation_mode!r} is not known")
-    is_all = one.allocation_mode == _ALL
+        raise _fault("unknown-class", claim, name, f"there is no DeviceClass {request.device_class_name!r}; {known}")
+    if request.allocation_mode not in ("", _EXACT, _ALL):
+        raise _fault("unknown-mode", claim, name, f"allocation mode {request.allocation_mode!r} is not known")
+    is_all = request.allocation_mode == _ALL
     return PreparedRequest(
         claim_index=claim_index,
         claim=claim.name,
         where=_where(claim, name),
         base=base,
         alternative=alternative,
-        class_name=one.device_class_name,
+        class_name=request.device_class_name,
         device_class=device_class,
-        selectors=one.selectors,
-        tolerations=one.tolerations,
-        capacity=one.capacity,
-        count=0 if is_all else 1 if one.count is None else one.count,
+        selectors=request.selectors,
+        tolerations=request.tolerations,
+        capacity=request.capacity,
+        count=0 if is_all else 1 if request.count is None else request.count,
         is_admin=bool(admin),
         everything=() if is_all else None,
         constraints=tuple(
@@ -195,7 +195,7 @@ def _collect(
                     facts={"claim": claim.name, "request": made.name, "pool": str(pool.id)},
                 )
             )
-        everything.extend(one for one in pool.candidates if is_selected(made, one) and is_large_enough(made, one))
+        everything.extend(candidate for candidate in pool.candidates if is_selected(made, candidate) and is_large_enough(made, candidate))
     return PreparedRequest(
         **{name: getattr(made, name) for name in made.__dataclass_fields__} | {"everything": tuple(everything), "count": len(everything)}
     )

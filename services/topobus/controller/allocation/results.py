@@ -89,17 +89,19 @@ def _device(grant: Grant, share_id: str, gates: frozenset[Gate]) -> GrantedDevic
 
 def _configurations(claim: ClaimToAllocate, ways: Sequence[PreparedRequest], mode: Mode) -> tuple[GrantedConfiguration, ...]:
     """Collect the classes' configurations, each class once, then the claim's: a driver lets the later one win."""
-    found: list[GrantedConfiguration] = []
-    for name in dict.fromkeys(one.class_name for one in ways):
-        users = tuple(one.name for one in ways if one.class_name == name)
-        spec = next(one.device_class for one in ways if one.class_name == name)
-        found.extend(GrantedConfiguration(source="FromClass", requests=users, opaque=one.opaque) for one in spec.config)
-    for one in claim.spec.devices.config:
-        copies = sum(not {way.base, way.name}.isdisjoint(one.requests) for way in ways) if one.requests else 1
-        copied = GrantedConfiguration(source="FromClaim", requests=one.requests, opaque=one.opaque)
+    granted_configurations: list[GrantedConfiguration] = []
+    for name in dict.fromkeys(way.class_name for way in ways):
+        users = tuple(way.name for way in ways if way.class_name == name)
+        spec = next(way.device_class for way in ways if way.class_name == name)
+        granted_configurations.extend(
+            GrantedConfiguration(source="FromClass", requests=users, opaque=configuration.opaque) for configuration in spec.config
+        )
+    for configuration in claim.spec.devices.config:
+        copies = sum(not {way.base, way.name}.isdisjoint(configuration.requests) for way in ways) if configuration.requests else 1
+        copied = GrantedConfiguration(source="FromClaim", requests=configuration.requests, opaque=configuration.opaque)
         # Upstream copies a configuration once for each request that it names; once is enough, for it says itself whom it concerns.
-        found.extend([copied] * (min(copies, 1) if mode is Mode.CORRECTED else copies))
-    return tuple(found)
+        granted_configurations.extend([copied] * (min(copies, 1) if mode is Mode.CORRECTED else copies))
+    return tuple(granted_configurations)
 
 
 def _node_selector(grants: Sequence[Grant], node: str, claim: str) -> NodeSelector | None:
@@ -130,7 +132,10 @@ def _node_selector(grants: Sequence[Grant], node: str, claim: str) -> NodeSelect
     return NodeSelector(node_selector_terms=(NodeSelectorTerm(match_expressions=tuple(expressions), match_fields=tuple(fields)),))
 
 
-def _add_new(known: list[NodeRequirement], more: Sequence[NodeRequirement]) -> None:
-    for one in more:
-        if not any((one.key, one.operator, set(one.values)) == (old.key, old.operator, set(old.values)) for old in known):
-            known.append(one)
+def _add_new(node_requirements: list[NodeRequirement], more: Sequence[NodeRequirement]) -> None:
+    for node_requirement in more:
+        if not any(
+            (node_requirement.key, node_requirement.operator, set(node_requirement.values)) == (old.key, old.operator, set(old.values))
+            for old in node_requirements
+        ):
+            node_requirements.append(node_requirement)

@@ -153,12 +153,12 @@ class _Search:
         self._budget = step_budget
         self._is_abandoned = is_abandoned
         # A step that evaluates a heavy selector may take half a second.
-        self._between_looks = 1 if any(has_heavy_selector(one.spec, compiler) for one in given.claims) else _STEPS_BETWEEN_LOOKS
+        self._between_looks = 1 if any(has_heavy_selector(claim.spec, compiler) for claim in given.claims) else _STEPS_BETWEEN_LOOKS
         self._is_clever = is_clever
         self._has_invalid = any(pool.state is PoolState.INVALID for pool in pools)
         self._is_brief = is_brief and not self._has_invalid
         self._pools = pools
-        self._candidates = tuple(one for pool in pools if pool.state is PoolState.READY for one in pool.candidates)
+        self._candidates = tuple(candidate for pool in pools if pool.state is PoolState.READY for candidate in pool.candidates)
         self._checks = DeviceChecks(given, pools, compiler)
         self._chosen: dict[tuple[int, int], int] = {}
         self._best = _Best()
@@ -178,9 +178,9 @@ class _Search:
         self._requests = prepare(self._given, self._pools, self._checks.is_selected, self._checks.is_large_enough)
         self._can_prune = self._is_clever and self._checks.is_reversible
         self._total = sum(len(requests) for requests in self._requests)
-        requests = [one for claim in self._requests for alternatives in claim for one in alternatives]
+        requests = [alternative for claim in self._requests for alternatives in claim for alternative in alternatives]
         # A constraint that "all devices" break ends a search where it is met: with another of two equal devices taken before, it may not be.
-        self._may_conclude = self._can_prune and not any(one.everything is not None and one.constraints for one in requests)
+        self._may_conclude = self._can_prune and not any(request.everything is not None and request.constraints for request in requests)
         wanted = self._count_wanted() if self._may_conclude else 0
         if wanted > _MANY_DEVICES and self._is_brief and self._is_hopeless(_At()):
             return NoFit((), 0)
@@ -242,10 +242,10 @@ class _Search:
             symmetry.signature(at.claim, at.request, self._checks.grants),
             self._checks.constraint_states(at.claim),
         )
-        known = self._failed.get(key)
-        if known is not None:
+        known_end = self._failed.get(key)
+        if known_end is not None:
             self._blame = ANYTHING
-            return known
+            return known_end
         end = yield from self._serve(at, is_inside=False)
         if end is not _End.DONE and len(self._failed) < _REMEMBERED:
             self._failed[key] = end
@@ -351,11 +351,11 @@ class _Search:
 
     def _level(self) -> int:
         """Number the next choice."""
-        return sum(len(one) for one in self._checks.grants)
+        return sum(len(grants) for grants in self._checks.grants)
 
     def _blame_for_too_few(self, at: _At, request: PreparedRequest, suspects: ConflictSet) -> int:
         """Blame those that hold what the request could have had."""
-        wanted = (one for one in self._candidates[at.start :] if self._checks.would_select(request, one))
+        wanted = (candidate for candidate in self._candidates[at.start :] if self._checks.would_select(request, candidate))
         return reduce(or_, map(suspects.holding, wanted), 0)
 
     def _count_missing(self, at: _At, request: PreparedRequest) -> int:
@@ -375,7 +375,7 @@ class _Search:
 
     def _count_wanted(self) -> int:
         """Count the devices wanted at least: with one alone, counting shows no more than a look at the devices one by one does."""
-        return sum(min(one.count for one in alternatives) for claim in self._requests for alternatives in claim)
+        return sum(min(alternative.count for alternative in alternatives) for claim in self._requests for alternatives in claim)
 
     def _is_hard(self) -> bool:
         return self._may_conclude and self.steps > _HARD_STEPS
@@ -399,8 +399,8 @@ class _Search:
         """Remember what stood in the way where the search got furthest: that is the nearest miss."""
         if self._is_brief:
             return
-        granted = sum(len(one) for one in self._checks.grants)
+        granted = sum(len(grants) for grants in self._checks.grants)
         if granted <= self._best.granted:
             return
-        blockers = tuple((one, self._checks.explain(request, one)) for one in self._candidates)
+        blockers = tuple((candidate, self._checks.explain(request, candidate)) for candidate in self._candidates)
         self._best = _Best(granted, request, found, blockers)

@@ -72,12 +72,12 @@ def would_fit(given: AllocationInput, search: Search) -> tuple[Reason, ...]:
     Shapes: search — as `search.allocate`, with a small budget: it runs a dozen times or two.
     Order: what others would have to let go of; fewer devices; taints borne; a constraint less; a selector less.
     """
-    found: list[Reason] = []
+    reasons: list[Reason] = []
     for advise in (_when_freed, _fewer, _tolerant, _without_constraint, _without_selector):
-        found.extend(advise(given, search))
-        if len(found) >= _MOST:
+        reasons.extend(advise(given, search))
+        if len(reasons) >= _MOST:
             break
-    return tuple(found[:_MOST])
+    return tuple(reasons[:_MOST])
 
 
 def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
@@ -91,10 +91,16 @@ def _when_freed(given: AllocationInput, search: Search) -> Iterator[Reason]:
     needed = sorted(set(given.usage.holders.values()))
     for holder in list(needed)[:8]:
         without = set(needed) - {holder}
-        kept: dict[DeviceId, str] = {device: one for device, one in given.usage.holders.items() if one not in without}
+        kept: dict[DeviceId, str] = {
+            device: each_holder for device, each_holder in given.usage.holders.items() if each_holder not in without
+        }
         if isinstance(outcome := search(replace(given, usage=replace(given.usage, holders=kept))), Allocated):
             needed, free = sorted(without), outcome
-    used = {DeviceId(one.driver, one.pool, one.device) for result in free.results for one in result.devices.results}
+    used = {
+        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+        for result in free.results
+        for granted_device in result.devices.results
+    }
     counts = {
         holder: sum(given.usage.holders.get(device) == holder for device in used)
         for holder in needed
@@ -136,7 +142,7 @@ def _tolerant(given: AllocationInput, search: Search) -> Iterator[Reason]:
 def _without_constraint(given: AllocationInput, search: Search) -> Iterator[Reason]:
     for index, claim in enumerate(given.claims):
         for number, constraint in enumerate(claim.spec.devices.constraints):
-            kept = tuple(one for other, one in enumerate(claim.spec.devices.constraints) if other != number)
+            kept = tuple(each_constraint for other, each_constraint in enumerate(claim.spec.devices.constraints) if other != number)
             devices = msgspec.structs.replace(claim.spec.devices, constraints=kept)
             if isinstance(search(_with_claim(given, index, msgspec.structs.replace(claim.spec, devices=devices))), Allocated):
                 attribute = constraint.match_attribute or constraint.distinct_attribute or ""
@@ -149,7 +155,7 @@ def _without_selector(given: AllocationInput, search: Search) -> Iterator[Reason
         exact = request.exactly
         for number in range(len(exact.selectors) if exact is not None else 0):
             assert exact is not None
-            kept = tuple(one for other, one in enumerate(exact.selectors) if other != number)
+            kept = tuple(selector for other, selector in enumerate(exact.selectors) if other != number)
             if isinstance(search(_changed(given, place, request, msgspec.structs.replace(exact, selectors=kept))), Allocated):
                 text = f"without selector #{number} of request {request.name}"
                 yield _advice(given, text, {"change": "selector", "request": request.name, "selector": number})
@@ -165,7 +171,7 @@ def _changed(given: AllocationInput, place: tuple[int, int], request: ClaimReque
     index, number = place
     spec: ClaimSpec = given.claims[index].spec
     changed = msgspec.structs.replace(request, exactly=exact)
-    requests = tuple(changed if other == number else one for other, one in enumerate(spec.devices.requests))
+    requests = tuple(changed if other == number else claim_request for other, claim_request in enumerate(spec.devices.requests))
     return _with_claim(given, index, msgspec.structs.replace(spec, devices=msgspec.structs.replace(spec.devices, requests=requests)))
 
 

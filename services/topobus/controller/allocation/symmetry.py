@@ -46,19 +46,22 @@ class Symmetry:
 
     def signature(self, claim: int, request: int, grants: Sequence[Sequence[Grant]]) -> Hashable:
         """Describe what is gone, as far as the requests from this one on can tell; the claim's own devices apart, for admin access minds them alone."""
-        return (len(grants[claim]) if claim < len(grants) else 0, *(self._gone(claim, request, one) for one in self._parts(claim, grants)))
+        return (
+            len(grants[claim]) if claim < len(grants) else 0,
+            *(self._gone(claim, request, part) for part in self._parts(claim, grants)),
+        )
 
     def _parts(self, claim: int, grants: Sequence[Sequence[Grant]]) -> Iterable[Iterable[Grant]]:
         return chain.from_iterable(grants[:claim]), grants[claim] if claim < len(grants) else ()
 
     def _gone(self, claim: int, request: int, grants: Iterable[Grant]) -> Hashable:
         found: list[tuple[int, str, tuple[tuple[str, int], ...]]] = []
-        for one in grants:
-            number = self.class_of(claim, request, one.candidate)
+        for grant in grants:
+            number = self.class_of(claim, request, grant.candidate)
             if number is not None:
                 # A device that is shared by capacity stays itself: what is left of it depends on all that it gave.
-                identity = str(one.candidate.id) if one.is_shared else ""
-                found.append((number, identity, tuple(sorted((name, amount.nano) for name, amount in one.amounts.items()))))
+                identity = str(grant.candidate.id) if grant.is_shared else ""
+                found.append((number, identity, tuple(sorted((name, amount.nano) for name, amount in grant.amounts.items()))))
         return tuple(sorted(found))
 
     def _classify(self, claim: int, request: int, candidate: Candidate) -> int | None:
@@ -66,8 +69,8 @@ class Symmetry:
         attributes: set[str] = set()
         for index in range(claim, len(self._requests)):
             for alternatives in self._requests[index][request if index == claim else 0 :]:
-                for one in alternatives:
-                    verdict = self._is_selected(one, candidate)
+                for alternative in alternatives:
+                    verdict = self._is_selected(alternative, candidate)
                     verdicts.append(candidate.id if verdict is None else verdict)
             for constraint in self._given.claims[index].spec.devices.constraints:
                 attributes.update(name for name in (constraint.match_attribute, constraint.distinct_attribute) if name)
@@ -78,13 +81,13 @@ class Symmetry:
             (
                 tuple(verdicts),
                 tuple(attribute_values(candidate, name) for name in sorted(attributes)),
-                tuple((one.key, one.value, one.effect) for one in device.taints),
+                tuple((taint.key, taint.value, taint.effect) for taint in device.taints),
                 _capacity(candidate),
                 (candidate.pool_index, repr(device.consumes_counters)) if device.consumes_counters else None,
                 bool(device.allow_multiple_allocations),
                 candidate.id in usage.holders,
                 candidate.id in usage.excluded,
-                tuple(candidate.id in one.outside for one in self._given.claims),
+                tuple(candidate.id in claim_to_allocate.outside for claim_to_allocate in self._given.claims),
                 _amounts(usage.consumed, candidate.id),
             ),
             len(self._numbers),

@@ -72,7 +72,7 @@ def slices(cluster: Cluster, index: int) -> Iterator[dict[str, Any]]:
     starts = range(0, cluster.devices, step)
     pool = {"name": node, "generation": 1, "resourceSliceCount": len(starts) + with_counters}
     for start in starts:
-        devices = [one for card in range(start, min(start + step, cluster.devices)) for one in _offers(cluster, index, card)]
+        devices = [offer for card in range(start, min(start + step, cluster.devices)) for offer in _offers(cluster, index, card)]
         yield _slice(f"{node}-gpu-{start}", {"driver": DRIVER, "pool": pool, "nodeName": node, "devices": devices})
     if with_counters:
         amounts = {"compute": {"value": "7"}, "memory": {"value": "8"}}
@@ -160,7 +160,7 @@ def puzzles(size: int) -> Iterator[Puzzle]:
 def puzzle_slices(puzzle: Puzzle, node: str) -> Iterator[dict[str, Any]]:
     """Publish a puzzle's devices; those that take counters share one card, in which half of what they would take goes in."""
     chunks = [puzzle.devices[start : start + 64] for start in range(0, len(puzzle.devices), 64)]
-    has_counters = any("consumesCounters" in one for one in puzzle.devices)
+    has_counters = any("consumesCounters" in device for device in puzzle.devices)
     pool = {"name": node, "generation": 1, "resourceSliceCount": len(chunks) + has_counters}
     for index, devices in enumerate(chunks):
         yield _slice(f"{node}-{index}", {"driver": DRIVER, "pool": pool, "nodeName": node, "devices": list(devices)})

@@ -19,7 +19,7 @@ def draw_growth(nodes: Sequence[Mapping[str, Any]], taken: Sequence[Mapping[str,
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * _WIDTH + 40}" height="{_HEIGHT}" font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        *_plot(0, "a claim against nodes, half taken (ms)", [(one["nodes"], one[every], one[place]) for one in nodes], "nodes"),
+        *_plot(0, "a claim against nodes, half taken (ms)", [(node["nodes"], node[every], node[place]) for node in nodes], "nodes"),
         *_plot(
             _WIDTH + 40,
             f"a claim against what is taken, {taken[0]['nodes']} nodes (ms)",
@@ -33,8 +33,8 @@ def draw_growth(nodes: Sequence[Mapping[str, Any]], taken: Sequence[Mapping[str,
 
 def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], axis: str) -> list[str]:
     inner_left, inner_right = left + 50, left + _WIDTH - 10
-    most_x = max(one[0] for one in points) or 1
-    most_y = _round_up(max(max(one[1:]) for one in points))
+    most_x = max(point[0] for point in points) or 1
+    most_y = _round_up(max(max(point[1:]) for point in points))
 
     def at(x: float, y: float) -> tuple[float, float]:
         across = inner_left + x / most_x * (inner_right - inner_left)
@@ -47,15 +47,15 @@ def _plot(left: int, title: str, points: Sequence[tuple[float, float, float]], a
         parts.append(f'<line x1="{inner_left}" y1="{y:.1f}" x2="{inner_right}" y2="{y:.1f}" stroke="#ddd"/>')
         parts.append(f'<text x="{inner_left - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.3g}</text>')
     last = float("-inf")
-    for one in points:
-        x, _ = at(one[0], 0)
+    for point in points:
+        x, _ = at(point[0], 0)
         if x - last < _LABEL_WIDTH:
             continue
         last = x
-        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{one[0]:g}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - _BOTTOM + 18}" text-anchor="middle">{point[0]:g}</text>')
     parts.append(f'<text x="{(inner_left + inner_right) / 2:.0f}" y="{_HEIGHT - 12}" text-anchor="middle">{axis}</text>')
     for place, (colour, text) in enumerate((("#27c", "judged on every node"), ("#c52", "placed on the first that fits")), start=1):
-        spots = [at(one[0], one[place]) for one in points]
+        spots = [at(point[0], point[place]) for point in points]
         line = " ".join(f"{x:.1f},{y:.1f}" for x, y in spots)
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in spots]

@@ -206,7 +206,7 @@ def puzzled(sizes: Sequence[int]) -> list[Row]:
                 ours = solve(puzzle, mode=mode, step_budget=_PUZZLE_STEPS)
                 row |= {mode.value: _ended(ours.outcome), f"{mode.value} steps": ours.steps, f"{mode.value}_ms": _rounded(ours.elapsed_ms)}
             rows.append(row)
-    hard = [one for one in rows if one["upstream's walk"] == "gave up"]
+    hard = [each_row for each_row in rows if each_row["upstream's walk"] == "gave up"]
     total: Row = {"devices": "all", "puzzle": f"{len(rows)} puzzles; upstream's walk gives up on {len(hard)} after {_PLAIN_STEPS} steps"}
     for mode in Mode:
         total[mode.value] = f"{sum(one[mode.value] != 'gave up' for one in hard)} of these solved"

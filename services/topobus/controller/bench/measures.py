@@ -90,8 +90,8 @@ class Bench:
         self._put(cases.device_class())
         for index in range(cluster.nodes):
             self.world.put_machine(Machine(node=cases.node_name(index), numa_nodes=(), cpus=()))
-            for one in cases.slices(cluster, index):
-                self._put(one)
+            for resource_slice in cases.slices(cluster, index):
+                self._put(resource_slice)
         if cluster.taken:
             for index in range(cluster.nodes):
                 self._put(_holder(cluster, index))
@@ -141,9 +141,9 @@ class Bench:
     def _put(self, raw: dict[str, Any]) -> None:
         self._store(_object(raw))
 
-    def _store(self, one: ApiObject) -> None:
+    def _store(self, api_object: ApiObject) -> None:
         self._revision += 1
-        self.world.put_object(ObjectKey(**object_parts(one)), Stored(self._revision, one))
+        self.world.put_object(ObjectKey(**object_parts(api_object)), Stored(self._revision, api_object))
 
 
 def fill(bench: Bench, claim: Callable[[int], dict[str, Any]], *, most: int) -> Filled:
@@ -197,7 +197,8 @@ def _holder(cluster: Cluster, index: int) -> dict[str, Any]:
     """Make the claim that holds what is taken on a node already."""
     node = cases.node_name(index)
     devices = tuple(
-        GrantedDevice(request="gpus", driver=cases.DRIVER, pool=node, device=one) for one in cases.taken_devices(cluster, index)
+        GrantedDevice(request="gpus", driver=cases.DRIVER, pool=node, device=taken_device)
+        for taken_device in cases.taken_devices(cluster, index)
     )
     raw = cases.claim(900_000 + index, uid=f"held-{index}")
     held = with_allocation(_object(raw), AllocationResult(devices=DevicesAllocated(results=devices)), now=_TIME)

@@ -65,8 +65,8 @@ async def _measure(nodes: int, claims: int) -> dict[str, Any]:
             for number in range(claims):
                 raw = cases.claim(number)
                 raw["spec"]["devices"]["requests"][0]["exactly"]["deviceClassName"] = "gpu.topobus.dev"
-                one = decode(encode(raw), ApiObject, where="bench")
-                await bus.put(catalogue.OBJECT, one, **object_parts(one))
+                api_object = decode(encode(raw), ApiObject, where="bench")
+                await bus.put(catalogue.OBJECT, api_object, **object_parts(api_object))
             return await _time_controller(bus, server.url, nodes, claims)
         finally:
             crowd.terminate()
@@ -122,8 +122,8 @@ class _Node:
         )
         self.machine = Machine(
             node=self.name,
-            numa_nodes=tuple(NumaNode(id=one, cpus=CpuSet(one), memory_bytes=0) for one in range(2)),
-            cpus=tuple(Cpu(id=one, online=True, core=one, numa_node=one, socket=one) for one in range(2)),
+            numa_nodes=tuple(NumaNode(id=position, cpus=CpuSet(position), memory_bytes=0) for position in range(2)),
+            cpus=tuple(Cpu(id=position, online=True, core=position, numa_node=position, socket=position) for position in range(2)),
         )
         self.inventory = Inventory(node=self.name, device_class="gpu", generation=1, devices=devices)
         self._view = node_view(self.machine, {"gpu": self.inventory}, None, AlignmentOptions(), CpuSet())
@@ -153,7 +153,7 @@ async def _crowd(url: str, nodes: int) -> None:
     async with Bus.session(NatsSettings(url=url), name="crowd") as bus:
         crowd = [_Node(bus, index) for index in range(nodes)]
         for start in range(0, nodes, 100):
-            await asyncio.gather(*(one.start() for one in crowd[start : start + 100]))
+            await asyncio.gather(*(node.start() for node in crowd[start : start + 100]))
         print(_READY, flush=True)  # noqa: T201 - the bench waits for this line
         await asyncio.Event().wait()
 

@@ -43,17 +43,17 @@ BindingState = BindingReady | BindingWaits | BindingFailed
 def binding_state(status: ClaimStatus, *, now: datetime, timeout_s: float) -> BindingState:
     """Judge the devices of an allocated claim; one without binding conditions is ready."""
     results = status.allocation.devices.results if status.allocation is not None else ()
-    waiting = [one for one in results if one.binding_conditions]
+    waiting = [granted_device for granted_device in results if granted_device.binding_conditions]
     if not waiting:
         return BindingReady()
     missing: list[str] = []
-    for one in waiting:
-        conditions = _conditions(status, one)
-        for name in one.binding_failure_conditions:
+    for granted_device in waiting:
+        conditions = _conditions(status, granted_device)
+        for name in granted_device.binding_failure_conditions:
             if name in conditions:
                 message = f": {conditions[name]}" if conditions[name] else ""
-                return BindingFailed(f"device {one.device} reports {name}{message}")
-        missing.extend(f"{one.device}: {name}" for name in one.binding_conditions if name not in conditions)
+                return BindingFailed(f"device {granted_device.device} reports {name}{message}")
+        missing.extend(f"{granted_device.device}: {name}" for name in granted_device.binding_conditions if name not in conditions)
     if not missing:
         return BindingReady()
     since = _moment(status.allocation.allocation_timestamp if status.allocation is not None else None) or now
@@ -66,15 +66,15 @@ def binding_state(status: ClaimStatus, *, now: datetime, timeout_s: float) -> Bi
 def _conditions(status: ClaimStatus, granted: GrantedDevice) -> dict[str, str]:
     """List the conditions of a device that are True, with their messages."""
     found: dict[str, str] = {}
-    for one in status.devices:
-        if (one.get("driver"), one.get("pool"), one.get("device"), one.get("shareID")) != (
+    for device in status.devices:
+        if (device.get("driver"), device.get("pool"), device.get("device"), device.get("shareID")) != (
             granted.driver,
             granted.pool,
             granted.device,
             granted.share_id,
         ):
             continue
-        for condition in one.get("conditions") or ():
+        for condition in device.get("conditions") or ():
             if isinstance(condition, Mapping) and condition.get("status") == "True":
                 found[str(condition.get("type"))] = str(condition.get("message") or "")
     return found
@@ -82,7 +82,7 @@ def _conditions(status: ClaimStatus, granted: GrantedDevice) -> dict[str, str]:
 
 def _moment(text: str | None) -> datetime | None:
     try:
-        found = datetime.fromisoformat(text) if text else None
+        moment = datetime.fromisoformat(text) if text else None
     except ValueError:
         return None
-    return found.replace(tzinfo=UTC) if found is not None and found.tzinfo is None else found
+    return moment.replace(tzinfo=UTC) if moment is not None and moment.tzinfo is None else moment

@@ -45,39 +45,43 @@ def next_eviction(
 
     Order: the earliest, among equals the first device and its first taint.
     """
-    found: Eviction | None = None
+    eviction: Eviction | None = None
     for granted in allocation.devices.results:
         device = DeviceId(granted.driver, granted.pool, granted.device)
-        for one in taints_of(device):
-            after = _tolerated_for(granted, one.taint)
+        for taint in taints_of(device):
+            after = _tolerated_for(granted, taint.taint)
             if after is None:
                 continue
-            due = since(device, one.taint) + after
-            if found is None or due < found.due:
-                found = Eviction(device, one.taint, one.rule, due)
-    return found
+            due = since(device, taint.taint) + after
+            if eviction is None or due < eviction.due:
+                eviction = Eviction(device, taint.taint, taint.rule, due)
+    return eviction
 
 
 def _tolerated_for(granted: GrantedDevice, taint: Taint) -> timedelta | None:
     """Say for how long a device's user bears a taint: not at all (zero), the shortest time that a toleration names, or for ever (None)."""
-    bearing = [one for one in granted.tolerations if one.effect in ("", EXECUTES) and tolerates(one, taint)]
+    bearing = [toleration for toleration in granted.tolerations if toleration.effect in ("", EXECUTES) and tolerates(toleration, taint)]
     if not bearing:
         return timedelta(0)
-    limited = [one.toleration_seconds for one in bearing if one.toleration_seconds is not None]
+    limited = [toleration.toleration_seconds for toleration in bearing if toleration.toleration_seconds is not None]
     # A time of zero or less means at once; a very long one is no date that Python knows, and means for ever as well.
     shortest = min(limited, default=None)
     return None if shortest is None or shortest > 10**10 else timedelta(seconds=max(shortest, 0))
 
 
-def reason_of(one: Eviction, claim: str, pods: Sequence[str]) -> Reason:
+def reason_of(eviction: Eviction, claim: str, pods: Sequence[str]) -> Reason:
     """Tell why a claim is evicted, and whose it was."""
-    taint = f"{one.taint.key}={one.taint.value}:{one.taint.effect}" if one.taint.value else f"{one.taint.key}:{one.taint.effect}"
-    by = f" by DeviceTaintRule {one.rule}" if one.rule else ""
+    taint = (
+        f"{eviction.taint.key}={eviction.taint.value}:{eviction.taint.effect}"
+        if eviction.taint.value
+        else f"{eviction.taint.key}:{eviction.taint.effect}"
+    )
+    by = f" by DeviceTaintRule {eviction.rule}" if eviction.rule else ""
     users = f"; used by {', '.join(pods)}" if pods else ""
     return Reason(
         code="evicted",
-        message=f"device {one.device} is tainted {taint}{by}, which the claim does not tolerate (any longer){users}",
-        facts={"claim": claim, "device": str(one.device), "taint": taint, "rule": one.rule, "pods": tuple(pods)},
+        message=f"device {eviction.device} is tainted {taint}{by}, which the claim does not tolerate (any longer){users}",
+        facts={"claim": claim, "device": str(eviction.device), "taint": taint, "rule": eviction.rule, "pods": tuple(pods)},
     )
 
 
@@ -91,10 +95,12 @@ def rule_condition(
     devices: set[DeviceId] = set()
     pods: set[str] = set()
     for allocation, users in allocations:
-        mine = {DeviceId(one.driver, one.pool, one.device) for one in allocation.devices.results}
-        mine = {one for one in mine if matches(rule.selector, one)}
-        if mine:
-            devices |= mine
+        device_ids = {
+            DeviceId(granted_device.driver, granted_device.pool, granted_device.device) for granted_device in allocation.devices.results
+        }
+        device_ids = {device_id for device_id in device_ids if matches(rule.selector, device_id)}
+        if device_ids:
+            devices |= device_ids
             pods.update(users)
     selected = f"{published} published devices selected, {len(devices)} of them allocated to claims of {len(pods)} pods"
     if rule.taint.effect != EXECUTES:

@@ -78,10 +78,12 @@ def class_for(resource: str, classes: Sequence[ClassName]) -> str | None:
     >>> class_for("example.com/gpu", [old, new]), class_for("deviceclass.resource.kubernetes.io/a", [old]), class_for("example.com/nic", [old])
     ('b', 'a', None)
     """
-    by_name = {one.name for one in classes}
-    named = sorted((one for one in classes if one.resource == resource), key=lambda one: one.name)
+    by_name = {device_class.name for device_class in classes}
+    named = sorted(
+        (device_class for device_class in classes if device_class.resource == resource), key=lambda device_class: device_class.name
+    )
     if named:
-        return max(named, key=lambda one: one.created).name
+        return max(named, key=lambda class_name: class_name.created).name
     implicit = resource.removeprefix(IMPLICIT_PREFIX)
     return implicit if resource.startswith(IMPLICIT_PREFIX) and implicit in by_name else None
 
@@ -94,11 +96,11 @@ def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClai
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     containers = (*spec.init_containers, *spec.containers)
-    asked = [_asked(one, name_of(pod)) for one in containers]
+    asked = [_asked(container, name_of(pod)) for container in containers]
     served = {name: found for name in sorted({name for one in asked for name in one}) if (found := class_for(name, classes)) is not None}
     if not served:
         return None
-    is_short = [index < len(spec.init_containers) and one.restart_policy != "Always" for index, one in enumerate(containers)]
+    is_short = [index < len(spec.init_containers) and container.restart_policy != "Always" for index, container in enumerate(containers)]
     requests: list[_Request] = []
     mappings: list[Mapped] = []
     for resource, device_class in served.items():
@@ -108,8 +110,11 @@ def extended_claim(pod: ApiObject, classes: Sequence[ClassName]) -> ExtendedClai
     if not requests:
         return None
     entries = [
-        {"name": one.name, "exactly": {"deviceClassName": one.device_class, "allocationMode": "ExactCount", "count": one.devices}}
-        for one in sorted(requests)
+        {
+            "name": request.name,
+            "exactly": {"deviceClassName": request.device_class, "allocationMode": "ExactCount", "count": request.devices},
+        }
+        for request in sorted(requests)
     ]
     return ExtendedClaim({"devices": {"requests": entries}}, tuple(mappings))
 
@@ -120,26 +125,26 @@ def _serve(
     """Make the requests for one resource: one a long-lived container, and one for the init container that wants most beyond what is there anyway."""
     lasting: dict[int, _Request] = {}
     mappings: list[Mapped] = []
-    for index, one in enumerate(containers):
+    for index, container in enumerate(containers):
         count = asked[index].get(resource, 0)
         if count and not is_short[index]:
             lasting[index] = _Request(_request_name(index, asked[index], resource), device_class, count)
-            mappings.append(Mapped(one.name, resource, lasting[index].name))
+            mappings.append(Mapped(container.name, resource, lasting[index].name))
     largest: _Request | None = None
     extra: dict[str, str] = {}
-    for index, one in enumerate(containers):
+    for index, container in enumerate(containers):
         count = asked[index].get(resource, 0)
         if not count or not is_short[index]:
             continue
         # What containers that start later hold is free while this one runs.
         for later in sorted(place for place in lasting if place >= index):
             if count > 0:
-                mappings.append(Mapped(one.name, resource, lasting[later].name))
+                mappings.append(Mapped(container.name, resource, lasting[later].name))
                 count -= lasting[later].devices
         if count > 0:
-            mine = _Request(_request_name(index, asked[index], resource), device_class, count)
-            extra[one.name] = mine.name
-            largest = mine if largest is None or mine.devices > largest.devices else largest
+            request = _Request(_request_name(index, asked[index], resource), device_class, count)
+            extra[container.name] = request.name
+            largest = request if largest is None or request.devices > largest.devices else largest
     if largest is not None:
         mappings.extend(Mapped(name, resource, largest.name) for name in extra)
     return [*([largest] if largest is not None else []), *lasting.values()], mappings
@@ -150,19 +155,19 @@ def _request_name(index: int, asked: Mapping[str, int], resource: str) -> str:
     return f"container-{index}-request-{sorted(asked).index(resource)}"
 
 
-def _asked(one: Container, where: str) -> dict[str, int]:
+def _asked(container: Container, where: str) -> dict[str, int]:
     """List the amounts that a container asks for, by name; devices come whole."""
     # Kubernetes takes a limit for a request where there is none.
-    amounts = {**one.resources.limits, **one.resources.requests}
+    amounts = {**container.resources.limits, **container.resources.requests}
     found: dict[str, int] = {}
     for name, value in amounts.items():
         is_device = "/" in name and not name.startswith(RESOURCE_PREFIX)
         try:
             amount = Quantity.parse(value)
         except ValueError as err:
-            raise ContractError(f"{where}: container {one.name}: {name} is {err}") from err
+            raise ContractError(f"{where}: container {container.name}: {name} is {err}") from err
         if is_device and (not amount.is_whole or amount.nano < 0):
-            raise ContractError(f"{where}: container {one.name}: {name} is {amount}, wanted a whole number of devices")
+            raise ContractError(f"{where}: container {container.name}: {name} is {amount}, wanted a whole number of devices")
         found[name] = amount.units if is_device else 0
     return found
 
@@ -195,6 +200,9 @@ def claim_of_pod(pod: ApiObject, wanted: ExtendedClaim, *, now: str) -> ApiObjec
 
 def with_extended_status(pod: ApiObject, claim: str, wanted: ExtendedClaim) -> ApiObject:
     """Write into the pod's status which claim serves its extended resources, and how."""
-    mappings = [{"containerName": one.container, "resourceName": one.resource, "requestName": one.request} for one in wanted.mappings]
+    mappings = [
+        {"containerName": mapping.container, "resourceName": mapping.resource, "requestName": mapping.request}
+        for mapping in wanted.mappings
+    ]
     status = {"resourceClaimName": claim, "requestMappings": mappings}
     return msgspec.structs.replace(pod, status={**pod.status, "extendedResourceClaimStatus": status})

@@ -114,10 +114,11 @@ def holds_what_was_noted(claim: ApiObject, note: GateAttempt) -> bool:
     allocation = claim.status.get("allocation")
     devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
     results = devices.get("results") if isinstance(devices, Mapping) else None
-    found = [one for one in results if isinstance(one, Mapping)] if isinstance(results, list) else []
+    found = [result for result in results if isinstance(result, Mapping)] if isinstance(results, list) else []
     granted = {(one.get("driver"), one.get("pool"), one.get("device"), one.get("shareID")) for one in found}
     return isinstance(allocation, Mapping) and granted == {
-        (one.driver, one.pool, one.device, one.share_id) for one in note.allocation.devices.results
+        (granted_device.driver, granted_device.pool, granted_device.device, granted_device.share_id)
+        for granted_device in note.allocation.devices.results
     }
 
 
@@ -140,19 +141,19 @@ def shortened(note: GateAttempt) -> GateAttempt:
     return structs.replace(note, allocation=structs.replace(note.allocation, devices=devices), is_short=True)
 
 
-def lengthened(note: GateAttempt, found: AllocationResult) -> AllocationResult:
+def lengthened(note: GateAttempt, result: AllocationResult) -> AllocationResult:
     """Give a note's allocation with its configuration.
 
     Shapes: found — what a search found for the claim when it might choose among the note's devices only.
     """
     if not note.is_short:
         return note.allocation
-    return structs.replace(note.allocation, devices=structs.replace(note.allocation.devices, config=found.devices.config))
+    return structs.replace(note.allocation, devices=structs.replace(note.allocation.devices, config=result.devices.config))
 
 
 def intent_patch(claim: ApiObject, note: GateAttempt) -> dict[str, Any]:
     """Write down what is about to be allocated, and protect the claim from vanishing meanwhile."""
-    finalizers = [*(one for one in metadata_of(claim).finalizers if one != DELETE_PROTECTION), DELETE_PROTECTION]
+    finalizers = [*(finalizer for finalizer in metadata_of(claim).finalizers if finalizer != DELETE_PROTECTION), DELETE_PROTECTION]
     annotations = {ATTEMPT_ANNOTATION: encode(note).decode(), ATTEMPTS_ANNOTATION: str(note.number)}
     return _patch(claim, metadata={"finalizers": finalizers, "annotations": annotations})
 
@@ -164,7 +165,7 @@ def withdrawal_patch(claim: ApiObject) -> dict[str, Any]:
     """
     metadata: dict[str, Any] = {"annotations": {ATTEMPT_ANNOTATION: None}}
     if not claim.status.get("allocation"):
-        metadata["finalizers"] = [one for one in metadata_of(claim).finalizers if one != DELETE_PROTECTION] or None
+        metadata["finalizers"] = [finalizer for finalizer in metadata_of(claim).finalizers if finalizer != DELETE_PROTECTION] or None
     return _patch(claim, metadata=metadata)
 
 
@@ -199,19 +200,21 @@ def deallocation_patch(claim: ApiObject) -> dict[str, Any]:
 
 def protection_patch(claim: ApiObject) -> dict[str, Any]:
     """Take the finalizer off a claim that holds nothing."""
-    return _patch(claim, metadata={"finalizers": [one for one in metadata_of(claim).finalizers if one != DELETE_PROTECTION] or None})
+    return _patch(
+        claim, metadata={"finalizers": [finalizer for finalizer in metadata_of(claim).finalizers if finalizer != DELETE_PROTECTION] or None}
+    )
 
 
 def gate_patch(pod: ApiObject) -> dict[str, Any]:
     """Take our gate off; others' stay."""
-    rest = [{"name": one} for one in gates_of(pod) if one != GATE]
+    rest = [{"name": gate} for gate in gates_of(pod) if gate != GATE]
     return _patch(pod, spec={"schedulingGates": rest or None})
 
 
 def has_condition(pod: ApiObject) -> bool:
     """Say whether a pod was ever told how its claims stand."""
-    found = pod.status.get("conditions")
-    return isinstance(found, list) and any(isinstance(one, Mapping) and one.get("type") == ALLOCATED_CONDITION for one in found)
+    conditions = pod.status.get("conditions")
+    return isinstance(conditions, list) and any(isinstance(one, Mapping) and one.get("type") == ALLOCATED_CONDITION for one in conditions)
 
 
 def condition_patch(pod: ApiObject, *, is_true: bool, reason: str, message: str, now: str) -> dict[str, Any] | None:
@@ -219,8 +222,8 @@ def condition_patch(pod: ApiObject, *, is_true: bool, reason: str, message: str,
     status, since = ("True" if is_true else "False"), now
     shown = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
     others: list[Mapping[str, Any]] = []
-    found = pod.status.get("conditions")
-    for old in found if isinstance(found, list) else []:
+    conditions = pod.status.get("conditions")
+    for old in conditions if isinstance(conditions, list) else []:
         if not isinstance(old, Mapping) or old.get("type") != ALLOCATED_CONDITION:
             others.append(old)
             continue
@@ -231,9 +234,9 @@ def condition_patch(pod: ApiObject, *, is_true: bool, reason: str, message: str,
     return _patch(pod, status={"conditions": [*others, made]})
 
 
-def _patch(one: ApiObject, **parts: dict[str, Any]) -> dict[str, Any]:
+def _patch(claim: ApiObject, **parts: dict[str, Any]) -> dict[str, Any]:
     """Bind a patch to the very object on which it was decided."""
-    identity = {"uid": one.metadata.get("uid"), "resourceVersion": one.metadata.get("resourceVersion")}
+    identity = {"uid": claim.metadata.get("uid"), "resourceVersion": claim.metadata.get("resourceVersion")}
     return {**parts, "metadata": {**parts.get("metadata", {}), **identity}}
 
 
@@ -248,10 +251,10 @@ def _with_pod(claim: ApiObject, pod: PodRef) -> list[Any] | Reason:
 
 
 def _reserved(claim: ApiObject) -> list[dict[str, Any]]:
-    found = claim.status.get("reservedFor")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    reserved_for = claim.status.get("reservedFor")
+    return [one for one in reserved_for if isinstance(one, dict)] if isinstance(reserved_for, list) else []
 
 
-def _annotations(one: ApiObject) -> dict[str, Any]:
-    found = one.metadata.get("annotations")
-    return found if isinstance(found, dict) else {}
+def _annotations(api_object: ApiObject) -> dict[str, Any]:
+    found_annotations = api_object.metadata.get("annotations")
+    return found_annotations if isinstance(found_annotations, dict) else {}

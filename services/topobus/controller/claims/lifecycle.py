@@ -90,68 +90,68 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Places in the allocation's configuration at which one of the claim's own stands, to its place in the spec: it is not written a second time into the object."""
 
 
-def read_claim(one: ApiObject) -> ClaimSpec:
+def read_claim(claim: ApiObject) -> ClaimSpec:
     """Read and check the spec of a stored claim.
 
     Errors: raises ContractError that lists what is wrong.
     """
-    if not metadata_of(one).uid:
+    if not metadata_of(claim).uid:
         # Operations are named after the uid: two claims without one would share their answers.
         raise ContractError(
-            f"{name_of(one)}: metadata.uid is missing: wanted an object that was made through the API (`topobus claim apply`)"
+            f"{name_of(claim)}: metadata.uid is missing: wanted an object that was made through the API (`topobus claim apply`)"
         )
-    spec = read_as(one.spec, ClaimSpec, where=f"{name_of(one)}: spec")
+    spec = read_as(claim.spec, ClaimSpec, where=f"{name_of(claim)}: spec")
     problems = limits.check_claim(spec)
     if problems:
-        raise ContractError(f"{name_of(one)}: " + "; ".join(str(problem) for problem in problems))
+        raise ContractError(f"{name_of(claim)}: " + "; ".join(str(problem) for problem in problems))
     return spec
 
 
-def status_of(one: ApiObject) -> ClaimStatus:
+def status_of(api_object: ApiObject) -> ClaimStatus:
     """Read the status of a stored claim.
 
     Errors: raises ContractError.
     """
-    return read_as(one.status, ClaimStatus, where=f"{name_of(one)}: status")
+    return read_as(api_object.status, ClaimStatus, where=f"{name_of(api_object)}: status")
 
 
-def attempt_of(one: ApiObject) -> Attempt | None:
+def attempt_of(api_object: ApiObject) -> Attempt | None:
     """Find the attempt under way.
 
     Errors: raises ContractError when somebody wrote something else there.
     """
-    text = metadata_of(one).annotations.get(ATTEMPT_ANNOTATION)
+    text = metadata_of(api_object).annotations.get(ATTEMPT_ANNOTATION)
     if text is None:
         return None
-    where = f"{name_of(one)}: annotation {ATTEMPT_ANNOTATION}"
+    where = f"{name_of(api_object)}: annotation {ATTEMPT_ANNOTATION}"
     attempt = decode(text, Attempt, where=where)
-    return _with_copies(one, attempt, where) if attempt.copies else attempt
+    return _with_copies(api_object, attempt, where) if attempt.copies else attempt
 
 
-def deallocation_of(one: ApiObject) -> str:
+def deallocation_of(api_object: ApiObject) -> str:
     """Say why the claim's allocation is being taken back; empty when it is not."""
-    return metadata_of(one).annotations.get(DEALLOCATION_ANNOTATION, "")
+    return metadata_of(api_object).annotations.get(DEALLOCATION_ANNOTATION, "")
 
 
-def number_of(one: ApiObject) -> int:
+def number_of(claim: ApiObject) -> int:
     """Count the attempts made so far."""
-    text = metadata_of(one).annotations.get(ATTEMPTS_ANNOTATION, "0")
+    text = metadata_of(claim).annotations.get(ATTEMPTS_ANNOTATION, "0")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else 0
 
 
-def owner_of(one: ApiObject) -> Owner:
+def owner_of(claim: ApiObject) -> Owner:
     """Name the claim as the ledger knows it."""
-    metadata = metadata_of(one)
+    metadata = metadata_of(claim)
     return Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
 
 
-def allocation_of(one: ApiObject) -> AllocationResult | None:
+def allocation_of(claim: ApiObject) -> AllocationResult | None:
     """Find what a claim has been allocated, or is about to be.
 
     Errors: raises ContractError.
     """
-    attempt = attempt_of(one)
-    return status_of(one).allocation or (attempt.allocation if attempt is not None else None)
+    attempt = attempt_of(claim)
+    return status_of(claim).allocation or (attempt.allocation if attempt is not None else None)
 
 
 def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
@@ -163,7 +163,9 @@ def devices_of(allocation: AllocationResult, node: str) -> tuple[DeviceId, ...]:
     )
 
 
-def placement_request(one: ApiObject, allocation: AllocationResult, node: str, wishes: AlignmentRequest | None = None) -> PodRequest | None:
+def placement_request(
+    claim: ApiObject, allocation: AllocationResult, node: str, wishes: AlignmentRequest | None = None
+) -> PodRequest | None:
     """Turn an allocation into what the node's topology is to hold; None when no device of it is ours.
 
     The devices were chosen already, so the node's own alignment policy has no say: policy none, unless the claim itself wishes for one.
@@ -181,7 +183,7 @@ def placement_request(one: ApiObject, allocation: AllocationResult, node: str, w
     )
     asked = wishes or AlignmentRequest()
     return PodRequest(
-        owner=owner_of(one),
+        owner=owner_of(claim),
         containers=(ContainerRequest(name="", devices=devices),),
         policy=asked.policy or Policy.NONE,
         scope=asked.scope,
@@ -189,41 +191,43 @@ def placement_request(one: ApiObject, allocation: AllocationResult, node: str, w
     )
 
 
-def with_attempt(one: ApiObject, attempt: Attempt) -> ApiObject:
+def with_attempt(api_object: ApiObject, attempt: Attempt) -> ApiObject:
     """Write down an attempt and protect the claim from being deleted."""
     annotations = {
-        **(one.metadata.get("annotations") or {}),
-        ATTEMPT_ANNOTATION: encode(_without_copies(one, attempt)).decode(),
+        **(api_object.metadata.get("annotations") or {}),
+        ATTEMPT_ANNOTATION: encode(_without_copies(api_object, attempt)).decode(),
         ATTEMPTS_ANNOTATION: str(attempt.number),
     }
-    finalizers = [*(name for name in metadata_of(one).finalizers if name != DELETE_PROTECTION), DELETE_PROTECTION]
-    return _replace(one, metadata={**one.metadata, "annotations": annotations, "finalizers": finalizers})
+    finalizers = [*(name for name in metadata_of(api_object).finalizers if name != DELETE_PROTECTION), DELETE_PROTECTION]
+    return _replace(api_object, metadata={**api_object.metadata, "annotations": annotations, "finalizers": finalizers})
 
 
-def without_attempt(one: ApiObject) -> ApiObject:
+def without_attempt(api_object: ApiObject) -> ApiObject:
     """Drop an attempt that came to nothing; the number stays, so the next operation has another id. Nothing is held, so nothing is protected."""
     ours = (ATTEMPT_ANNOTATION, DEALLOCATION_ANNOTATION)
-    annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key not in ours}
-    return without_protection(_replace(one, metadata={**one.metadata, "annotations": annotations}))
+    annotations = {key: value for key, value in (api_object.metadata.get("annotations") or {}).items() if key not in ours}
+    return without_protection(_replace(api_object, metadata={**api_object.metadata, "annotations": annotations}))
 
 
-def with_deallocation(one: ApiObject, *, why: str) -> ApiObject:
+def with_deallocation(reserved: ApiObject, *, why: str) -> ApiObject:
     """Ask for the allocation to be taken back: written before the node lets go, so that whoever finds the claim goes on, and nobody reserves it."""
-    annotations = {**(one.metadata.get("annotations") or {}), DEALLOCATION_ANNOTATION: why}
-    return _replace(one, metadata={**one.metadata, "annotations": annotations})
+    annotations = {**(reserved.metadata.get("annotations") or {}), DEALLOCATION_ANNOTATION: why}
+    return _replace(reserved, metadata={**reserved.metadata, "annotations": annotations})
 
 
-def without_deallocation(one: ApiObject) -> ApiObject:
+def without_deallocation(api_object: ApiObject) -> ApiObject:
     """Keep an allocation after all: its pod was bound before the mark could be seen."""
-    annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key != DEALLOCATION_ANNOTATION}
-    return _replace(one, metadata={**one.metadata, "annotations": annotations})
+    annotations = {key: value for key, value in (api_object.metadata.get("annotations") or {}).items() if key != DEALLOCATION_ANNOTATION}
+    return _replace(api_object, metadata={**api_object.metadata, "annotations": annotations})
 
 
-def with_allocation(one: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:
+def with_allocation(api_object: ApiObject, allocation: AllocationResult, *, now: str) -> ApiObject:
     """Write the result of an attempt into the status."""
-    annotations = {key: value for key, value in (one.metadata.get("annotations") or {}).items() if key != ATTEMPT_ANNOTATION}
+    annotations = {key: value for key, value in (api_object.metadata.get("annotations") or {}).items() if key != ATTEMPT_ANNOTATION}
     stamped = msgspec.structs.replace(allocation, allocation_timestamp=now)
-    done = _replace(one, metadata={**one.metadata, "annotations": annotations}, status={**one.status, "allocation": _wire(stamped)})
+    done = _replace(
+        api_object, metadata={**api_object.metadata, "annotations": annotations}, status={**api_object.status, "allocation": _wire(stamped)}
+    )
     devices = len(allocation.devices.results)
     return with_condition(
         with_advice(done, message="", now=now),
@@ -234,18 +238,18 @@ def with_allocation(one: ApiObject, allocation: AllocationResult, *, now: str) -
     )
 
 
-def without_protection(one: ApiObject) -> ApiObject:
+def without_protection(api_object: ApiObject) -> ApiObject:
     """Take our finalizer off."""
-    finalizers = [name for name in metadata_of(one).finalizers if name != DELETE_PROTECTION]
-    metadata = {key: value for key, value in one.metadata.items() if key != "finalizers"}
-    return _replace(one, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
+    finalizers = [name for name in metadata_of(api_object).finalizers if name != DELETE_PROTECTION]
+    metadata = {key: value for key, value in api_object.metadata.items() if key != "finalizers"}
+    return _replace(api_object, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
 
 
-def with_condition(one: ApiObject, *, is_true: bool, reason: str, message: str, now: str, kind: str = ALLOCATED) -> ApiObject:
+def with_condition(api_object: ApiObject, *, is_true: bool, reason: str, message: str, now: str, kind: str = ALLOCATED) -> ApiObject:
     """Tell the claim's user how it stands; the time changes only when the status does."""
     status = "True" if is_true else "False"
-    known = _conditions(one)
-    old = next((other for other in known if other.get("type") == kind), {})
+    known_conditions = _conditions(api_object)
+    old = next((other for other in known_conditions if other.get("type") == kind), {})
     since = str(old.get("lastTransitionTime") or now) if old.get("status") == status else now
     made = _wire(
         Condition(
@@ -254,46 +258,48 @@ def with_condition(one: ApiObject, *, is_true: bool, reason: str, message: str, 
             reason=reason,
             message=_shorten(message),
             last_transition_time=since,
-            observed_generation=metadata_of(one).generation or None,
+            observed_generation=metadata_of(api_object).generation or None,
         )
     )
-    conditions = [made if other is old else other for other in known] if old else [*known, made]
-    return _replace(one, status={**one.status, "conditions": conditions})
+    conditions = [made if other is old else other for other in known_conditions] if old else [*known_conditions, made]
+    return _replace(api_object, status={**api_object.status, "conditions": conditions})
 
 
-def with_advice(one: ApiObject, *, message: str, now: str) -> ApiObject:
+def with_advice(api_object: ApiObject, *, message: str, now: str) -> ApiObject:
     """Say beside why a claim waits what comes nearest and what would fit; an empty message takes that away again."""
     if message:
-        return with_condition(one, is_true=True, reason="NearestMiss", message=message, now=now, kind=ADVICE)
-    kept = [other for other in _conditions(one) if other.get("type") != ADVICE]
-    return one if len(kept) == len(_conditions(one)) else _replace(one, status={**one.status, "conditions": kept})
+        return with_condition(api_object, is_true=True, reason="NearestMiss", message=message, now=now, kind=ADVICE)
+    kept = [other for other in _conditions(api_object) if other.get("type") != ADVICE]
+    return (
+        api_object if len(kept) == len(_conditions(api_object)) else _replace(api_object, status={**api_object.status, "conditions": kept})
+    )
 
 
-def has_condition(one: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED) -> bool:
+def has_condition(api_object: ApiObject, *, reason: str, message: str, kind: str = ALLOCATED) -> bool:
     """Say whether the claim tells this already."""
     wanted = {"type": kind, "status": "False", "reason": reason, "message": _shorten(message)}
-    return any(all(old.get(name) == value for name, value in wanted.items()) for old in _conditions(one))
+    return any(all(old.get(name) == value for name, value in wanted.items()) for old in _conditions(api_object))
 
 
-def is_finished(one: ApiObject) -> bool:
+def is_finished(api_object: ApiObject) -> bool:
     """Say whether there is nothing left to hold a deleted object."""
-    return not metadata_of(one).finalizers
+    return not metadata_of(api_object).finalizers
 
 
 def with_uuids(allocation: AllocationResult, claim_uid: str) -> AllocationResult:
     """Give each share its id: a UUID made of the claim's, so that a repeated computation gives the same."""
     results = tuple(
-        msgspec.structs.replace(one, share_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{claim_uid}/{one.share_id}")))
-        if one.share_id is not None and one.share_id.startswith(SHARE_PREFIX)
-        else one
-        for one in allocation.devices.results
+        msgspec.structs.replace(granted_device, share_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{claim_uid}/{granted_device.share_id}")))
+        if granted_device.share_id is not None and granted_device.share_id.startswith(SHARE_PREFIX)
+        else granted_device
+        for granted_device in allocation.devices.results
     )
     return msgspec.structs.replace(allocation, devices=msgspec.structs.replace(allocation.devices, results=results))
 
 
-def _without_copies(one: ApiObject, attempt: Attempt) -> Attempt:
+def _without_copies(api_object: ApiObject, attempt: Attempt) -> Attempt:
     """Leave out of an attempt the configuration that stands in the claim's spec: a claim may have 32 of 10 KiB, and an object must not have them three times."""
-    own = _own_configuration(one) if attempt.allocation.devices.config else ()
+    own = _own_configuration(api_object) if attempt.allocation.devices.config else ()
     kept: list[GrantedConfiguration] = []
     copies: dict[str, int] = {}
     for place, granted in enumerate(attempt.allocation.devices.config):
@@ -304,12 +310,12 @@ def _without_copies(one: ApiObject, attempt: Attempt) -> Attempt:
     return _with_configuration(attempt, kept, copies)
 
 
-def _with_copies(one: ApiObject, attempt: Attempt, where: str) -> Attempt:
+def _with_copies(api_object: ApiObject, attempt: Attempt, where: str) -> Attempt:
     """Put the configuration of the claim's spec back to where it stood.
 
     Errors: raises ContractError when the spec has no such configuration any more.
     """
-    own, kept = _own_configuration(one), list(attempt.allocation.devices.config)
+    own, kept = _own_configuration(api_object), list(attempt.allocation.devices.config)
     if not all(place.isdecimal() and 0 <= index < len(own) for place, index in attempt.copies.items()):
         raise ContractError(f"{where}: refers to a configuration that the claim's spec does not have")
     for place, index in sorted(attempt.copies.items(), key=lambda copy: int(copy[0])):
@@ -322,16 +328,16 @@ def _with_configuration(attempt: Attempt, config: Sequence[GrantedConfiguration]
     return msgspec.structs.replace(attempt, allocation=msgspec.structs.replace(attempt.allocation, devices=devices), copies=copies)
 
 
-def _own_configuration(one: ApiObject) -> tuple[GrantedConfiguration, ...]:
+def _own_configuration(api_object: ApiObject) -> tuple[GrantedConfiguration, ...]:
     """List the spec's configurations as an allocation copies them."""
-    spec = read_as(one.spec, ClaimSpec, where=f"{name_of(one)}: spec")
+    spec = read_as(api_object.spec, ClaimSpec, where=f"{name_of(api_object)}: spec")
     return tuple(GrantedConfiguration(source="FromClaim", requests=each.requests, opaque=each.opaque) for each in spec.devices.config)
 
 
-def _conditions(one: ApiObject) -> list[dict[str, Any]]:
+def _conditions(api_object: ApiObject) -> list[dict[str, Any]]:
     """List the conditions that are ones; anybody may have stored anything."""
-    found = one.status.get("conditions")
-    return [old for old in found if isinstance(old, dict)] if isinstance(found, list) else []
+    conditions = api_object.status.get("conditions")
+    return [old for old in conditions if isinstance(old, dict)] if isinstance(conditions, list) else []
 
 
 def _wire(value: Struct) -> dict[str, Any]:
@@ -347,5 +353,5 @@ def _device_id(granted: GrantedDevice) -> DeviceId:
     return DeviceId(granted.driver, granted.pool, granted.device)
 
 
-def _replace(one: ApiObject, **changes: Any) -> ApiObject:
-    return msgspec.structs.replace(one, **changes)
+def _replace(api_object: ApiObject, **changes: Any) -> ApiObject:
+    return msgspec.structs.replace(api_object, **changes)

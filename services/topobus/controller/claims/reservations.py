@@ -115,20 +115,20 @@ def claim_uses(pod: ApiObject) -> tuple[ClaimUse, ...]:
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     statuses = _claim_statuses(pod)
-    found: list[ClaimUse] = []
-    for one in spec.resource_claims:
-        if one.claim_name:
-            found.append(ClaimUse(one.name, one.claim_name, is_generated=False))
-        elif one.name in statuses:
-            made = statuses[one.name]
+    uses: list[ClaimUse] = []
+    for resource_claim in spec.resource_claims:
+        if resource_claim.claim_name:
+            uses.append(ClaimUse(resource_claim.name, resource_claim.claim_name, is_generated=False))
+        elif resource_claim.name in statuses:
+            made = statuses[resource_claim.name]
             if made is not None:
-                found.append(ClaimUse(one.name, made, is_generated=True, template=one.template_name))
+                uses.append(ClaimUse(resource_claim.name, made, is_generated=True, template=resource_claim.template_name))
         else:
-            found.append(ClaimUse(one.name, "", is_generated=True, template=one.template_name))
+            uses.append(ClaimUse(resource_claim.name, "", is_generated=True, template=resource_claim.template_name))
     special = extended_claim_name(pod)
     if special:
-        found.append(ClaimUse("", special, is_generated=True))
-    return tuple(found)
+        uses.append(ClaimUse("", special, is_generated=True))
+    return tuple(uses)
 
 
 def consumers_of(claim: ApiObject) -> tuple[Consumer, ...]:
@@ -144,7 +144,10 @@ def consumers_of(claim: ApiObject) -> tuple[Consumer, ...]:
 
 def is_made_for(claim: ApiObject, pod: PodRef) -> bool:
     """Say whether the pod owns the claim as its controller: one made from a template is nobody else's to use."""
-    return any(one.get("controller") and one.get("uid") == pod.uid for one in metadata_of(claim).owner_references)
+    return any(
+        owner_reference.get("controller") and owner_reference.get("uid") == pod.uid
+        for owner_reference in metadata_of(claim).owner_references
+    )
 
 
 def mode_of(claim: ApiObject) -> AllocationMode | None:
@@ -171,17 +174,17 @@ def node_of_pod(pod: ApiObject) -> str:
 def is_bound(pod: ApiObject) -> bool:
     """Say whether a pod has its node: the scheduler said so. A node that its user named is where it may go, not yet where it is."""
     conditions = pod.status.get("conditions")
-    known = [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []
-    return bool(node_of_pod(pod)) and any(one.get("type") == POD_SCHEDULED and one.get("status") == "True" for one in known)
+    known_conditions = [condition for condition in conditions if isinstance(condition, dict)] if isinstance(conditions, list) else []
+    return bool(node_of_pod(pod)) and any(one.get("type") == POD_SCHEDULED and one.get("status") == "True" for one in known_conditions)
 
 
 def with_reservation(claim: ApiObject, pod: PodRef) -> ApiObject | Reason:
     """Reserve a claim for a pod; the same object when it is reserved already, a Reason when it is full."""
-    known = consumers_of(claim)
-    if any(one.uid == pod.uid for one in known):
+    consumers = consumers_of(claim)
+    if any(consumer.uid == pod.uid for consumer in consumers):
         return claim
-    if len(known) >= MAX_CONSUMERS:
-        return full_reason(claim, len(known))
+    if len(consumers) >= MAX_CONSUMERS:
+        return full_reason(claim, len(consumers))
     entry = {"resource": "pods", "name": pod.name, "uid": pod.uid}
     return _with_status(claim, {**claim.status, "reservedFor": [*(claim.status.get("reservedFor") or []), entry]})
 
@@ -197,25 +200,27 @@ def with_bound_allocation(claim: ApiObject, allocation: AllocationResult, pod: P
     return with_reservation(with_allocation(claim, allocation, now=now), pod)
 
 
-def with_finalizer(one: ApiObject, name: str) -> ApiObject:
+def with_finalizer(api_object: ApiObject, name: str) -> ApiObject:
     """Keep an object from being deleted before we have let go of what it holds; the same object when it is there already."""
-    known = metadata_of(one).finalizers
-    return one if name in known else msgspec.structs.replace(one, metadata={**one.metadata, "finalizers": [*known, name]})
+    known = metadata_of(api_object).finalizers
+    return (
+        api_object if name in known else msgspec.structs.replace(api_object, metadata={**api_object.metadata, "finalizers": [*known, name]})
+    )
 
 
-def without_finalizer(one: ApiObject, name: str) -> ApiObject:
+def without_finalizer(api_object: ApiObject, name: str) -> ApiObject:
     """Take a finalizer off."""
-    kept = [other for other in metadata_of(one).finalizers if other != name]
-    rest = {key: value for key, value in one.metadata.items() if key != "finalizers"}
-    return msgspec.structs.replace(one, metadata={**rest, "finalizers": kept} if kept else rest)
+    kept = [other for other in metadata_of(api_object).finalizers if other != name]
+    rest = {key: value for key, value in api_object.metadata.items() if key != "finalizers"}
+    return msgspec.structs.replace(api_object, metadata={**rest, "finalizers": kept} if kept else rest)
 
 
 def without_reservations(claim: ApiObject, uids: Iterable[str]) -> ApiObject:
     """Take users off a claim; the same object when none of them was there."""
     gone = frozenset(uids)
-    known = claim.status.get("reservedFor")
-    kept = [one for one in known if not (isinstance(one, dict) and one.get("uid") in gone)] if isinstance(known, list) else []
-    if not isinstance(known, list) or len(kept) == len(known):
+    reserved_for = claim.status.get("reservedFor")
+    kept = [one for one in reserved_for if not (isinstance(one, dict) and one.get("uid") in gone)] if isinstance(reserved_for, list) else []
+    if not isinstance(reserved_for, list) or len(kept) == len(reserved_for):
         return claim
     rest = {key: value for key, value in claim.status.items() if key != "reservedFor"}
     return _with_status(claim, {**rest, "reservedFor": kept} if kept else rest)
@@ -250,10 +255,10 @@ def with_node(pod: ApiObject, node: str, *, now: str) -> ApiObject:
 
 def _claim_statuses(pod: ApiObject) -> Mapping[str, str | None]:
     """Read which claims were made for a pod; None stands for an entry that needs none."""
-    found = pod.status.get("resourceClaimStatuses")
-    entries = [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-    return {str(one.get("name", "")): str(one["resourceClaimName"]) if one.get("resourceClaimName") else None for one in entries}
+    resource_claim_statuses = pod.status.get("resourceClaimStatuses")
+    entries = [one for one in resource_claim_statuses if isinstance(one, dict)] if isinstance(resource_claim_statuses, list) else []
+    return {str(entry.get("name", "")): str(entry["resourceClaimName"]) if entry.get("resourceClaimName") else None for entry in entries}
 
 
-def _with_status(one: ApiObject, status: dict[str, Any]) -> ApiObject:
-    return msgspec.structs.replace(one, status=status)
+def _with_status(claim: ApiObject, status: dict[str, Any]) -> ApiObject:
+    return msgspec.structs.replace(claim, status=status)

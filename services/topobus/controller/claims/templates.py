@@ -44,9 +44,9 @@ def wanted_claims(pod: ApiObject) -> tuple[WantedClaim, ...]:
     metadata = metadata_of(pod)
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
     return tuple(
-        WantedClaim(one.name, one.template_name, _claim_name(metadata.name, one.name, metadata.uid))
-        for one in spec.resource_claims
-        if one.template_name
+        WantedClaim(resource_claim.name, resource_claim.template_name, _claim_name(metadata.name, resource_claim.name, metadata.uid))
+        for resource_claim in spec.resource_claims
+        if resource_claim.template_name
     )
 
 
@@ -56,8 +56,8 @@ def claim_names(pod: ApiObject) -> tuple[str, ...]:
     Errors: raises ContractError for a pod that nobody can read.
     """
     spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
-    made = {one.entry: one.name for one in wanted_claims(pod)}
-    names = (one.claim_name or made.get(one.name, "") for one in spec.resource_claims)
+    made = {wanted_claim.entry: wanted_claim.name for wanted_claim in wanted_claims(pod)}
+    names = (resource_claim.claim_name or made.get(resource_claim.name, "") for resource_claim in spec.resource_claims)
     return tuple(name for name in (*names, extended_claim_name(pod)) if name)
 
 
@@ -92,15 +92,15 @@ def claim_from_template(pod: ApiObject, wanted: WantedClaim, template: ApiObject
 
 def with_claim_names(pod: ApiObject, wanted: tuple[WantedClaim, ...]) -> ApiObject:
     """Write the names of the pod's claims into its status."""
-    statuses = [{"name": one.entry, "resourceClaimName": one.name} for one in wanted]
+    statuses = [{"name": wanted_claim.entry, "resourceClaimName": wanted_claim.name} for wanted_claim in wanted]
     return msgspec.structs.replace(pod, status={**pod.status, "resourceClaimStatuses": statuses}) if statuses else pod
 
 
 def owner_pod_uid(claim: ApiObject) -> str | None:
     """Name the pod that a claim was made for; None for a claim of its own."""
-    for one in metadata_of(claim).owner_references:
-        if one.get("kind") == "Pod" and one.get("controller") and isinstance(one.get("uid"), str):
-            return str(one["uid"])
+    for owner_reference in metadata_of(claim).owner_references:
+        if owner_reference.get("kind") == "Pod" and owner_reference.get("controller") and isinstance(owner_reference.get("uid"), str):
+            return str(owner_reference["uid"])
     return None
 
 

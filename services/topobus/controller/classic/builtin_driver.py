@@ -82,23 +82,23 @@ class BuiltinDriver:
     ) -> Mapping[str, Mapping[str, Reason]]:
         """Choose on each node for all claims together; where that fails, the node is unsuitable for each of them."""
         self._forgive()
-        found: dict[str, dict[str, Reason]] = {one.entry: {} for one in claims}
+        reasons: dict[str, dict[str, Reason]] = {claim.entry: {} for claim in claims}
         for node in potential_nodes:
-            chosen = self._choose(node, [one for one in claims if self._holding(one.claim) != node])
+            chosen = self._choose(node, [claim for claim in claims if self._holding(claim.claim) != node])
             if isinstance(chosen, Refusal):
                 why = Reason(code=chosen.reasons[0].code, message=summarize(chosen.reasons), facts=chosen.reasons[0].facts)
-                for one in claims:
-                    found[one.entry][node] = why
-        return found
+                for claim in claims:
+                    reasons[claim.entry][node] = why
+        return reasons
 
     async def allocate(self, claims: Sequence[ClaimWork], selected_node: str) -> Sequence[AllocationResult | Refusal]:
         """Choose for all claims together, and have the node's ledger take each; what a claim holds there already it keeps."""
         self._forgive()
         results: dict[int, AllocationResult | Refusal] = {}
         open_claims: list[int] = []
-        for index, one in enumerate(claims):
-            refusal = await self._leave_others(one.claim, selected_node)
-            held = await self._held(one, selected_node)
+        for index, claim in enumerate(claims):
+            refusal = await self._leave_others(claim.claim, selected_node)
+            held = await self._held(claim, selected_node)
             if refusal is not None:
                 results[index] = refusal
             elif held is not None:
@@ -119,7 +119,7 @@ class BuiltinDriver:
             owner = owner_of(claim)
             attempts = classic_lifecycle.attempt_of(claim).number
             ledgers = await self._bus.list(catalogue.LEDGER) if attempts and not claim.status.get("allocation") else ()
-            nodes = tuple(one.value.node for one in ledgers if owner.key in one.value.allocations)
+            nodes = tuple(ledger.value.node for ledger in ledgers if owner.key in ledger.value.allocations)
         for node in nodes:
             refusal = await self._release(owner_of(claim), node)
             if refusal is not None:
@@ -138,25 +138,25 @@ class BuiltinDriver:
                     await self._release(owner_of(claim), node)
 
     async def _parameters(
-        self, one: ApiObject, reference: ParametersReference | ClassParametersReference, wanted: str, namespace: str, kind: type[P]
+        self, claim: ApiObject, reference: ParametersReference | ClassParametersReference, wanted: str, namespace: str, kind: type[P]
     ) -> P:
         """Read what a reference refers to.
 
         Errors: raises ContractError that says what is referred to and what is wanted.
         """
-        where = f"{name_of(one)}: parametersRef"
+        where = f"{name_of(claim)}: parametersRef"
         if (reference.api_group, reference.kind) != (self._group, wanted):
             raise ContractError(
                 f"{where}: got {reference.kind or 'no kind'} of group {reference.api_group!r}: driver {self.name} wants {wanted} of {self._group}"
             )
-        found = await self._context.read_parameters(reference.api_group, reference.kind, namespace, reference.name)
-        if found is None:
+        api_object = await self._context.read_parameters(reference.api_group, reference.kind, namespace, reference.name)
+        if api_object is None:
             shown = f"{namespace}/{reference.name}" if namespace else reference.name
             raise ContractError(f"{where}: there is no {wanted} {shown} of {self._group}")
-        problems = check_classic(found)
+        problems = check_classic(api_object)
         if problems:
-            raise ContractError(f"{name_of(found)}: " + "; ".join(str(problem) for problem in problems))
-        return read_as(found.spec, kind, where=f"{name_of(found)}: spec")
+            raise ContractError(f"{name_of(api_object)}: " + "; ".join(str(problem) for problem in problems))
+        return read_as(api_object.spec, kind, where=f"{name_of(api_object)}: spec")
 
     def _find(self, claims: Sequence[ClaimWork], selected_node: str) -> tuple[str, tuple[tuple[str, ...], ...] | Refusal]:
         """Choose on the selected node, or on the first by name that the class allows and that can serve."""
@@ -179,31 +179,31 @@ class BuiltinDriver:
         if node not in self._world.ledgers:
             message = f"node {node} is not ready: its topology has written no ledger"
             return Refusal(reasons=(Reason(code="node-not-ready", message=message, facts={"node": node}),))
-        for one in claims:
-            if not one.resource_class.spec.get("suitableNodes"):
+        for claim in claims:
+            if not claim.resource_class.spec.get("suitableNodes"):
                 continue
-            suitable = classic_lifecycle.read_class(one.resource_class).suitable_nodes
+            suitable = classic_lifecycle.read_class(claim.resource_class).suitable_nodes
             if not node_matches(node_of(node), None, suitable, is_everywhere=False):
-                message = f"node {node}: {name_of(one.resource_class)} does not have it among its suitableNodes"
+                message = f"node {node}: {name_of(claim.resource_class)} does not have it among its suitableNodes"
                 return Refusal(reasons=(Reason(code="node-not-suitable", message=message, facts={"node": node}),))
-        excluded = {device: why for one in claims for device, why in self._refusals.refused(metadata_of(one.claim).uid).items()}
-        given = self._world.input_for(node, [(one.claim, ClaimSpec()) for one in claims], excluded=excluded)
+        excluded = {device: why for claim in claims for device, why in self._refusals.refused(metadata_of(claim.claim).uid).items()}
+        given = self._world.input_for(node, [(claim.claim, ClaimSpec()) for claim in claims], excluded=excluded)
         pools = given.pools or ()
-        devices = [one for pool in pools if (pool.id.driver, pool.id.pool) == (self.name, node) for one in pool.candidates]
+        devices = [candidate for pool in pools if (pool.id.driver, pool.id.pool) == (self.name, node) for candidate in pool.candidates]
         wanted = [
             Wanted(
-                f"{metadata_of(one.claim).namespace or 'default'}/{metadata_of(one.claim).name}",
-                one.claim_parameters.count,
-                one.class_parameters.selector,
-                one.claim_parameters.selector,
+                f"{metadata_of(claim.claim).namespace or 'default'}/{metadata_of(claim.claim).name}",
+                claim.claim_parameters.count,
+                claim.class_parameters.selector,
+                claim.claim_parameters.selector,
             )
-            for one in claims
+            for claim in claims
         ]
         return choose(node, wanted, devices, {**given.usage.excluded, **given.usage.holders})
 
-    async def _place(self, one: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult | Refusal:
+    async def _place(self, claim_work: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult | Refusal:
         """Have the node's ledger take the devices for the claim; its word is the result."""
-        owner = owner_of(one.claim)
+        owner = owner_of(claim_work.claim)
         uid = owner.uid
         request = PodRequest(
             owner=owner,
@@ -211,7 +211,7 @@ class BuiltinDriver:
             policy=Policy.NONE,
         )
         digest = hashlib.sha256("/".join((node, *devices)).encode()).hexdigest()[:12]
-        op_id = f"classic-{uid}-{classic_lifecycle.attempt_of(one.claim).number}-{digest}-{self._refusals.count(uid)}"
+        op_id = f"classic-{uid}-{classic_lifecycle.attempt_of(claim_work.claim).number}-{digest}-{self._refusals.count(uid)}"
         ids = [DeviceId(self.name, node, device) for device in devices]
         try:
             reply = await self._bus.ask(
@@ -224,25 +224,25 @@ class BuiltinDriver:
             raise
         if isinstance(reply.result, Placement):
             self._forgive(done=uid)
-            return self._result(one, node, devices)
+            return self._result(claim_work, node, devices)
         # Another replica may have been here with other devices: a claim holds but once, and what it holds is its.
         entry = await self._bus.get(catalogue.LEDGER, node=node)
         held = self._held_in(entry.value, owner) if entry is not None else ()
         if held:
-            return self._result(one, node, held)
+            return self._result(claim_work, node, held)
         why = summarize(reply.result.reasons)
-        get_logger().info("claim.refused", claim=name_of(one.claim), node=node, op_id=op_id, why=why)
+        get_logger().info("claim.refused", claim=name_of(claim_work.claim), node=node, op_id=op_id, why=why)
         self._refusals.remember(uid, ids, why, now_s=self._clock.monotonic())
         return reply.result
 
-    async def _held(self, one: ClaimWork, selected_node: str) -> AllocationResult | None:
+    async def _held(self, claim_work: ClaimWork, selected_node: str) -> AllocationResult | None:
         """Show what the claim holds already: from an attempt whose result nobody wrote down."""
-        owner = owner_of(one.claim)
+        owner = owner_of(claim_work.claim)
         for node in (selected_node,) if selected_node else self._world.stock.nodes_holding(owner.key):
             ledger = self._world.ledgers.get(node)
             held = self._held_in(ledger, owner) if ledger is not None else ()
-            if held and len(held) == one.claim_parameters.count:
-                return self._result(one, node, held)
+            if held and len(held) == claim_work.claim_parameters.count:
+                return self._result(claim_work, node, held)
             if held:
                 # Its parameters were changed between two attempts: what nobody has been told of is given back.
                 await self._release(owner, node)
@@ -266,17 +266,17 @@ class BuiltinDriver:
         request = ReleaseRequest(op_id=f"release-{owner.uid}-classic-{entry.value.sequence}", owner=owner)
         return (await self._bus.ask(catalogue.RELEASE, request, timeout_s=self._settings.ask_timeout_s, node=node)).refusal
 
-    def _result(self, one: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult:
-        sharing = one.claim_parameters.sharing or one.class_parameters.sharing
+    def _result(self, claim_work: ClaimWork, node: str, devices: tuple[str, ...]) -> AllocationResult:
+        sharing = claim_work.claim_parameters.sharing or claim_work.class_parameters.sharing
         return AllocationResult(
             resource_handles=(write_handle(self.name, node, devices, _config(sharing)),),
             available_on_nodes=only_node(node),
-            shareable=one.class_parameters.shareable,
+            shareable=claim_work.class_parameters.shareable,
         )
 
     def _held_in(self, ledger: Ledger, owner: Owner) -> tuple[str, ...]:
         held = holders_from_ledger(ledger, self._world.cpu_devices(ledger.node))
-        return tuple(sorted(one.device for one, holder in held.items() if holder == owner and one.driver == self.name))
+        return tuple(sorted(device_id.device for device_id, holder in held.items() if holder == owner and device_id.driver == self.name))
 
     def _holding(self, claim: ApiObject) -> str:
         """Name the node on which a claim holds devices already; empty when there is none."""

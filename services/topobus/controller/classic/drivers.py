@@ -79,8 +79,8 @@ class ClassicDriverRunner:
     def wake(self) -> None:
         """Say that something changed."""
         self._news.set()
-        for one in self._changed.values():
-            one.set()
+        for event in self._changed.values():
+            event.set()
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -145,8 +145,8 @@ class ClassicDriverRunner:
         if conditions.has_condition(stored.value, reason=reason, message=message):
             return
         now = rfc3339(self._runtime.clock.now())
-        told = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now)
-        await self._pen.write(key, stored.revision, told)
+        api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now)
+        await self._pen.write(key, stored.revision, api_object)
 
     async def _whenever(self, changed: asyncio.Event, work: Callable[[], Awaitable[bool]]) -> None:
         """Work whenever something changed, and after a while when another try is due."""

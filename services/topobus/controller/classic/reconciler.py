@@ -166,7 +166,7 @@ class ClassicClaimReconciler:
         if pod is None or metadata_of(pod.value).deletion_timestamp or owner_pod_uid(context) != metadata_of(pod.value).uid:
             return False
         mine = self._pending_of(pod.value)
-        used = [ObjectKey("resourceclaim", key.namespace, one.claim) for one in claim_uses(pod.value)]
+        used = [ObjectKey("resourceclaim", key.namespace, claim_use.claim) for claim_use in claim_uses(pod.value)]
         keys = (key, ObjectKey("pod", key.namespace, key.name), *used)
         before = self._seen(keys)
         if not mine:
@@ -180,10 +180,10 @@ class ClassicClaimReconciler:
                 await self._tell(claim_key, self._world.objects[claim_key], "Malformed", str(err))
                 return False
         nodes = tuple(dict.fromkeys((*spec.potential_nodes, *([spec.selected_node] if spec.selected_node else []))))
-        told = await self._call("unsuitable_nodes", lambda: self.driver.unsuitable_nodes(pod.value, works, nodes))
-        unsuitable = {one.entry: dict(told.get(one.entry, {})) for one in works}
+        reasons = await self._call("unsuitable_nodes", lambda: self.driver.unsuitable_nodes(pod.value, works, nodes))
+        unsuitable = {work.entry: dict(reasons.get(work.entry, {})) for work in works}
         refused: dict[str, Refusal] = {}
-        if spec.selected_node and all(spec.selected_node not in unsuitable[one.entry] for one in works):
+        if spec.selected_node and all(spec.selected_node not in unsuitable[work.entry] for work in works):
             refused = await self._allocate_all(pod.value, mine, works, spec.selected_node)
             for entry, refusal in refused.items():
                 unsuitable[entry][spec.selected_node] = refusal.reasons[0]
@@ -198,7 +198,7 @@ class ClassicClaimReconciler:
     def _seen(self, keys: Sequence[ObjectKey]) -> Hashable:
         """Name the state of the world that a piece of work depends on, as far as it can be seen."""
         objects = self._world.objects
-        return tuple(objects[one].revision if one in objects else 0 for one in keys), self._world.supply
+        return tuple(objects[key].revision if key in objects else 0 for key in keys), self._world.supply
 
     def _remember(self, keys: Sequence[ObjectKey], seen: Hashable, *, wait_s: float = math.inf) -> None:
         """Note that the first of these objects was worked on, as it was seen before that; it is looked at again when something changes, or after a while."""
@@ -227,8 +227,8 @@ class ClassicClaimReconciler:
         """Allocate all claims of the pod on the selected node, and write what came out; gives those that were refused, by entry."""
         begun: list[Stored] = []
         for _, claim_key in mine:
-            known = self._world.objects.get(claim_key)
-            one = await self._begin(claim_key, known, node) if known is not None else None
+            stored = self._world.objects.get(claim_key)
+            one = await self._begin(claim_key, stored, node) if stored is not None else None
             if one is None:
                 return {}
             begun.append(one)
@@ -314,9 +314,9 @@ class ClassicClaimReconciler:
         if newest is None or newest.revision != stored.revision:
             return
         found = {entry: [node for node in nodes if node in why] for entry, why in unsuitable.items()}
-        told = negotiation.with_unsuitable(stored.value, found)
-        if told.status != stored.value.status:
-            await self._pen.write(key, stored.revision, told)
+        api_object = negotiation.with_unsuitable(stored.value, found)
+        if api_object.status != stored.value.status:
+            await self._pen.write(key, stored.revision, api_object)
 
     async def _tell_unsuitable(self, key: ObjectKey, nodes: Sequence[str], why: dict[str, Reason]) -> None:
         stored = self._world.objects.get(key)
@@ -331,8 +331,8 @@ class ClassicClaimReconciler:
         if conditions.has_condition(stored.value, reason=reason, message=message, kind=kind):
             return
         self._log.info("claim.waiting", claim=name_of(stored.value), reason=reason, why=message)
-        told = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind)
-        await self._pen.write(key, stored.revision, told)
+        api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind)
+        await self._pen.write(key, stored.revision, api_object)
 
     def _is_mine(self, claim: ApiObject, status: classic.ClaimStatus) -> bool:
         """Say whether this driver is the claim's: by its status, its finalizer, or else its class."""

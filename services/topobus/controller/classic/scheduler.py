@@ -88,7 +88,7 @@ class ClassicScheduler:
         self._boundary.keep({*self._world.objects, *(("users", key) for key, _ in self._world.classic_claims())})
         self._waiting = waiting
         self._settled = {key: seen for key, seen in self._settled.items() if key in waiting}
-        self._uses = {key: one for key, one in self._uses.items() if key in self._world.objects}
+        self._uses = {key: use for key, use in self._uses.items() if key in self._world.objects}
         return is_due
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, waiting: dict[ObjectKey, tuple[Reason, ...]]) -> bool:
@@ -133,7 +133,7 @@ class ClassicScheduler:
         Errors: raises AmbiguousWrite.
         """
         stored = self._world.objects[key]
-        uids = frozenset(one.uid for one in classic_lifecycle.status_of(stored.value).reserved_for)
+        uids = frozenset(consumer_reference.uid for consumer_reference in classic_lifecycle.status_of(stored.value).reserved_for)
         asked = classic_lifecycle.with_deallocation_request(classic_lifecycle.without_reservations(stored.value, uids, asks_back=True))
         self._log.info("claim.taken-back", claim=name_of(asked))
         return await self._pen.write(key, stored.revision, asked) is not None
@@ -141,8 +141,8 @@ class ClassicScheduler:
     def _seen(self, key: ObjectKey, stored: Stored) -> Hashable:
         """Name what a pod's next step depends on: the pod, its context, its claims, and what became free."""
         keys = [ObjectKey("podschedulingcontext", key.namespace, key.name)]
-        keys += [ObjectKey("resourceclaim", key.namespace, one.claim) for one in self._uses_of(key, stored)]
-        revisions = tuple(self._world.objects[one].revision if one in self._world.objects else 0 for one in keys)
+        keys += [ObjectKey("resourceclaim", key.namespace, use.claim) for use in self._uses_of(key, stored)]
+        revisions = tuple(self._world.objects[object_key].revision if object_key in self._world.objects else 0 for object_key in keys)
         return stored.revision, revisions, self._world.supply
 
     def _uses_of(self, key: ObjectKey, stored: Stored) -> tuple[ClaimUse, ...]:
@@ -189,7 +189,7 @@ class ClassicScheduler:
             return (Reason(code="context-of-another", message="its PodSchedulingContext is that of another pod of its name"),)
         spec = negotiation.read_spec(context.value) if context is not None else None
         said = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
-        nodes, why = await self.look(key, {one.entry for one in views})
+        nodes, why = await self.look(key, {view.entry for view in views})
         step = negotiation.next_step(views, nodes, spec, said, self._rivals(context_key))
         if isinstance(step, Negotiate):
             await self._negotiate(context_key, context, pod, step)
@@ -202,10 +202,10 @@ class ClassicScheduler:
             return why or step.reasons
         return await self._reserve(pod, keys, step)
 
-    def _rivals(self, mine: ObjectKey) -> Counter[str]:
+    def _rivals(self, context_key: ObjectKey) -> Counter[str]:
         """Count how many other pods are negotiating for each node."""
-        others = (stored.value for key, stored in self._world.of_kind("podschedulingcontext").items() if key != mine)
-        return Counter(str(node) for one in others if (node := one.spec.get("selectedNode")))
+        others = (stored.value for key, stored in self._world.of_kind("podschedulingcontext").items() if key != context_key)
+        return Counter(str(node) for api_object in others if (node := api_object.spec.get("selectedNode")))
 
     def _view(self, pod: ApiObject, use: ClaimUse, claim: ApiObject) -> PodClaimView:
         spec, status = classic_lifecycle.read_claim(claim), classic_lifecycle.status_of(claim)
@@ -222,29 +222,29 @@ class ClassicScheduler:
             nodes=nodes,
             is_mine=classic_lifecycle.is_reserved_for(status, pod) and not status.deallocation_requested,
             is_free=classic_lifecycle.is_free_for(status, MAX_RESERVED),
-            is_used_by_others=any(one.uid != metadata_of(pod).uid for one in status.reserved_for),
+            is_used_by_others=any(consumer_reference.uid != metadata_of(pod).uid for consumer_reference in status.reserved_for),
         )
 
-    async def _negotiate(self, key: ObjectKey, known: Stored | None, pod: ApiObject, step: Negotiate) -> None:
+    async def _negotiate(self, key: ObjectKey, stored: Stored | None, pod: ApiObject, step: Negotiate) -> None:
         """Write the scheduler's word into the pod's context."""
-        if known is None:
+        if stored is None:
             # A name made of the pod's uid: two replicas make the same context.
             identity = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{metadata_of(pod).uid}/context"))
             fresh = admit(negotiation.context_for(pod), uid=identity, now=rfc3339(self._clock.now()))
             await self._pen.write(key, 0, negotiation.with_spec(fresh, step))
             return
-        told = negotiation.with_spec(known.value, step)
-        if told.spec != known.value.spec:
+        api_object = negotiation.with_spec(stored.value, step)
+        if api_object.spec != stored.value.spec:
             self._log.info("pod.negotiated", pod=name_of(pod), selected=step.selected, potential=len(step.potential))
-            await self._pen.write(key, known.revision, told)
+            await self._pen.write(key, stored.revision, api_object)
 
     async def _reserve(self, pod: ApiObject, keys: dict[str, ObjectKey], step: Ready) -> tuple[Reason, ...]:
         """Reserve all claims for the pod."""
         # In one order for all pods: none waits for a claim while it keeps one that comes later.
         for claim_key in sorted(keys.values()):
-            known = self._world.objects[claim_key]
-            reserved = classic_lifecycle.with_reservation(known.value, pod)
-            if reserved is not known.value and await self._pen.write(claim_key, known.revision, reserved) is None:
+            stored = self._world.objects[claim_key]
+            reserved = classic_lifecycle.with_reservation(stored.value, pod)
+            if reserved is not stored.value and await self._pen.write(claim_key, stored.revision, reserved) is None:
                 return (Reason(code="negotiating", message="its claims are being reserved"),)
         self._log.debug("pod.claims-ready", pod=name_of(pod), nodes=list(step.nodes))
         return ()
@@ -255,7 +255,7 @@ class ClassicScheduler:
             return False
         try:
             users = classic_lifecycle.status_of(stored.value).reserved_for
-            gone = frozenset([one.uid for one in users if one.resource == "pods" and await self._is_gone(key.namespace, one)])
+            gone = frozenset([user.uid for user in users if user.resource == "pods" and await self._is_gone(key.namespace, user)])
             is_delayed = bool(gone) and classic.mode_of(classic_lifecycle.read_claim(stored.value)) == classic.WAIT_FOR_FIRST_CONSUMER
         except ContractError:
             return False  # its driver's keeper tells
@@ -276,9 +276,9 @@ class ClassicScheduler:
     async def _is_gone(self, namespace: str, user: classic.ConsumerReference) -> bool:
         """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a second look either."""
         key = ObjectKey("pod", namespace, user.name)
-        known = self._world.objects.get(key)
-        if known is not None and metadata_of(known.value).uid == user.uid:
-            return known.value.status.get("phase") in _ENDED
+        stored = self._world.objects.get(key)
+        if stored is not None and metadata_of(stored.value).uid == user.uid:
+            return stored.value.status.get("phase") in _ENDED
         entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
         return entry is None or metadata_of(entry.value).uid != user.uid
 

@@ -45,19 +45,25 @@ async def list_situation(situation: Situation, kubeconfig: Path | None, context:
     try:
         # Namespaces decide on admin access alone; who does not ask for it needs no right to list them.
         kinds = (*_KINDS, NAMESPACES) if any(map(_asks_admin, (*situation.wanted, *situation.objects))) else _KINDS
-        listed = [one for kind in kinds for one in await _list(api, kind)]
+        listed = [api_object for kind in kinds for api_object in await _list(api, kind)]
     finally:
         await api.close()
-    given = {(one.kind, metadata_of(one).namespace or "default", metadata_of(one).name) for one in situation.objects}
-    added = tuple(one for one in listed if (one.kind, metadata_of(one).namespace or "default", metadata_of(one).name) not in given)
+    given = {
+        (api_object.kind, metadata_of(api_object).namespace or "default", metadata_of(api_object).name) for api_object in situation.objects
+    }
+    added = tuple(
+        api_object
+        for api_object in listed
+        if (api_object.kind, metadata_of(api_object).namespace or "default", metadata_of(api_object).name) not in given
+    )
     return msgspec.structs.replace(situation, objects=(*situation.objects, *added))
 
 
-def _asks_admin(one: ApiObject) -> bool:
+def _asks_admin(api_object: ApiObject) -> bool:
     """Say whether a claim, or a template's, asks for admin access; one that nobody can read is the dry run's to tell of."""
-    spec = one.spec.get("spec") if one.kind == "ResourceClaimTemplate" else one.spec
+    spec = api_object.spec.get("spec") if api_object.kind == "ResourceClaimTemplate" else api_object.spec
     try:
-        return one.kind in ("ResourceClaim", "ResourceClaimTemplate") and bool(asks_admin(read_as(spec, ClaimSpec, where="spec")))
+        return api_object.kind in ("ResourceClaim", "ResourceClaimTemplate") and bool(asks_admin(read_as(spec, ClaimSpec, where="spec")))
     except ContractError:
         return False
 
@@ -71,12 +77,12 @@ async def _list(api: KubernetesApi, kind: Kind) -> list[ApiObject]:
             f"API server {api.server}: it serves no {kind.plural} in a version that we can read",
             next_step="Dynamic Resource Allocation must be enabled there (Kubernetes 1.32 or newer)",
         )
-    found: list[ApiObject] = []
+    api_objects: list[ApiObject] = []
     try:
         async for page in api.pages(kind):
-            found.extend(one for plain in page.items if (one := read_object(kind.name, version, plain)) is not None)
+            api_objects.extend(api_object for plain in page.items if (api_object := read_object(kind.name, version, plain)) is not None)
     except HistoryLost as err:
         raise PeerUnavailable(
             f"API server {api.server}: the list of {kind.plural} became too old while it was read", next_step="try again"
         ) from err
-    return found
+    return api_objects

@@ -147,28 +147,39 @@ class DryRun:
         self._mode, self._budget = situation.mode, situation.step_budget
         self._is_running = bool(situation.machines or situation.inventories)
         self._templates = {
-            (metadata_of(one).namespace or "default", metadata_of(one).name): one
-            for one in (*situation.objects, *situation.wanted)
-            if one.kind == "ResourceClaimTemplate"
+            (metadata_of(api_object).namespace or "default", metadata_of(api_object).name): api_object
+            for api_object in (*situation.objects, *situation.wanted)
+            if api_object.kind == "ResourceClaimTemplate"
         }
-        asked = {_holder(one) for one in situation.wanted}
-        asked |= {_holder(one) for one in situation.objects if _pod_of(one) in asked}
+        asked = {_holder(api_object) for api_object in situation.wanted}
+        asked |= {_holder(api_object) for api_object in situation.objects if _pod_of(api_object) in asked}
         for machine in situation.machines:
             self.world.put_machine(machine)
-        self.world.note_silence({(one.node, one.device_class): one.since for one in situation.silences})
+        self.world.note_silence({(silence.node, silence.device_class): silence.since for silence in situation.silences})
         for inventory in situation.inventories:
             self.world.put_inventory(inventory)
         for alignment in situation.alignments:
             self.world.put_alignment(alignment.node, alignment)
         for ledger in situation.ledgers:
             # What is asked about may be stored and allocated already: its own devices do not stand in its way.
-            kept = {key: one for key, one in ledger.allocations.items() if str(one.owner) not in asked}
+            kept = {key: allocation for key, allocation in ledger.allocations.items() if str(allocation.owner) not in asked}
             self.world.put_ledger(msgspec.structs.replace(ledger, allocations=kept))
-        others = [one for one in situation.objects if one.kind not in ("Pod", "ResourceClaim") or _holder(one) not in asked]
-        self.faults = tuple(fault for one in others if (fault := _put(self.world, one)))
+        others = [
+            api_object
+            for api_object in situation.objects
+            if api_object.kind not in ("Pod", "ResourceClaim") or _holder(api_object) not in asked
+        ]
+        self.faults = tuple(fault for api_object in others if (fault := _put(self.world, api_object)))
         """What is wrong with objects that nobody can read; they count as absent, as in the controller."""
-        self._slices = tuple(read_as(one.spec, SliceSpec, where=name_of(one)) for one in situation.objects if _is_readable_slice(one))
-        for driver in sorted({one.driver for one in self._slices if one.driver.endswith(driver_name(""))} - self.world.classes.keys()):
+        self._slices = tuple(
+            read_as(api_object.spec, SliceSpec, where=name_of(api_object))
+            for api_object in situation.objects
+            if _is_readable_slice(api_object)
+        )
+        for driver in sorted(
+            {resource_slice.driver for resource_slice in self._slices if resource_slice.driver.endswith(driver_name(""))}
+            - self.world.classes.keys()
+        ):
             # As the controller offers one for each driver of ours.
             spec = msgspec.to_builtins(built_in_class(driver))
             built_in = ApiObject(api_version="resource.k8s.io/v1", kind="DeviceClass", metadata={"name": driver}, spec=spec)
@@ -180,15 +191,19 @@ class DryRun:
 
         Errors: raises ContractError for one that nobody can read.
         """
-        claims = {(metadata_of(one).namespace or "default", metadata_of(one).name): one for one in wanted if one.kind == "ResourceClaim"}
+        claims = {
+            (metadata_of(api_object).namespace or "default", metadata_of(api_object).name): api_object
+            for api_object in wanted
+            if api_object.kind == "ResourceClaim"
+        }
         for claim in claims.values():
             self._store(claim, status=claim.status)
         answers: list[DryAnswer] = []
         used: set[tuple[str, str]] = set()
-        for pod in (one for one in wanted if one.kind == "Pod"):
+        for pod in (api_object for api_object in wanted if api_object.kind == "Pod"):
             namespace = metadata_of(pod).namespace or "default"
             spec = read_as(pod.spec, PodSpec, where=f"{name_of(pod)}: spec")
-            used |= {(namespace, one.claim_name) for one in spec.resource_claims if one.claim_name}
+            used |= {(namespace, resource_claim.claim_name) for resource_claim in spec.resource_claims if resource_claim.claim_name}
             answer = self._answer_pod(pod, spec)
             if answer is not None:
                 answers.append(answer)
@@ -207,8 +222,13 @@ class DryRun:
         if not plan.pending:
             return None
         claims = [
-            _Claim(shown.get(one.name, f"{namespace}/{one.name}"), one.object, one.spec, self._wishes(one.object, one.spec))
-            for one in plan.pending
+            _Claim(
+                shown.get(pod_claim.name, f"{namespace}/{pod_claim.name}"),
+                pod_claim.object,
+                pod_claim.spec,
+                self._wishes(pod_claim.object, pod_claim.spec),
+            )
+            for pod_claim in plan.pending
         ]
         named = spec.node_name
         if named and named not in self._nodes:
@@ -230,16 +250,16 @@ class DryRun:
         self, name: str, claims: Sequence[_Claim], nodes: Sequence[str], *, pod: ApiObject | None = None, plan: PodPlan | None = None
     ) -> DryAnswer:
         """Try node after node, as the controller does."""
-        wanted: list[Wanted] = [(one.object, one.spec) for one in claims]
+        wanted: list[Wanted] = [(claim.object, claim.spec) for claim in claims]
         wrong = objection_to_claims(wanted, self.world.labels_of, self._compiler)
         outcomes: list[Outcome] = [wrong] * len(nodes[:1]) if wrong is not None else []
         for node in nodes if wrong is None else ():
             outcome = self._look(node, claims, wanted, pod, plan)
             if isinstance(outcome, Allocated):
-                allocations = {one.shown: result for one, result in zip(claims, outcome.results, strict=True)}
+                allocations = {claim.shown: result for claim, result in zip(claims, outcome.results, strict=True)}
                 stored = tuple(
-                    self._store(one.object, status={"allocation": msgspec.to_builtins(result)})
-                    for one, result in zip(claims, outcome.results, strict=True)
+                    self._store(claim.object, status={"allocation": msgspec.to_builtins(result)})
+                    for claim, result in zip(claims, outcome.results, strict=True)
                 )
                 request = _request(pod, plan) if pod is not None and plan is not None else None
                 return DryAnswer(name=name, condition="Allocated", node=node, allocations=allocations, stored=stored, request=request)
@@ -258,7 +278,7 @@ class DryRun:
             miss = look_at_node(plan, self.world.describe(node))
             if miss is not None:
                 return miss.outcome
-        owners = {one.entry: owner_of(one.object).key for one in plan.claims} if plan is not None else {}
+        owners = {claim.entry: owner_of(claim.object).key for claim in plan.claims} if plan is not None else {}
         outcome = self._search(node, claims, wanted, wished_request(pod, owners) if pod is not None else None)
         if not isinstance(outcome, Allocated) or pod is None or plan is None:
             return outcome
@@ -267,10 +287,10 @@ class DryRun:
 
     def _search(self, node: str, claims: Sequence[_Claim], wanted: Sequence[Wanted], wishing: PodRequest | None) -> Outcome:
         given = self._input(node, wanted)
-        if wishing is None and all(one.wishes is None for one in claims):
+        if wishing is None and all(claim.wishes is None for claim in claims):
             outcome = allocate(given, self._compiler, step_budget=self._budget)
         else:
-            wished = [AlignedClaims(one.object, one.wishes) for one in claims]
+            wished = [AlignedClaims(claim.object, claim.wishes) for claim in claims]
             outcome = allocate_near(given, wished, self.world.view_of(node), self._compiler, pod=wishing, step_budget=self._budget)
         if isinstance(outcome, Allocated):
             return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
@@ -298,7 +318,9 @@ class DryRun:
                 taken.setdefault(class_of_driver(device.driver) or "", []).append(device.device)
         who = request.owner
         view = with_devices(view, f"claim/{who.namespace}/claims-of-{who.name}/-", taken)
-        answer = place(view, with_claims(request, pod, {one.entry: owner_of(one.object).key for one in plan.allocated}) or request)
+        answer = place(
+            view, with_claims(request, pod, {pod_claim.entry: owner_of(pod_claim.object).key for pod_claim in plan.allocated}) or request
+        )
         if not isinstance(answer, Refusal):
             return None
         first = answer.reasons[0]
@@ -311,7 +333,7 @@ class DryRun:
         if found is None:
             return ()
         node, reason = found
-        if any(one.wishes is not None for one in claims):
+        if any(claim.wishes is not None for claim in claims):
             return (reason,)
         given = self._input(node, wanted)
         return reason, *would_fit(given, lambda changed: allocate(changed, self._compiler, step_budget=ADVICE_STEPS, is_brief=True))
@@ -328,19 +350,19 @@ class DryRun:
         admitted = admit(pod, uid=metadata_of(pod).uid or _uid(pod), now=_NOW)
         for use in spec.resource_claims:
             kind, name = ("ResourceClaim", use.claim_name) if use.claim_name else ("ResourceClaimTemplate", use.template_name)
-            known = self._stored("resourceclaim", namespace, name) if use.claim_name else self._templates.get((namespace, name))
-            if known is None:
+            api_object = self._stored("resourceclaim", namespace, name) if use.claim_name else self._templates.get((namespace, name))
+            if api_object is None:
                 raise ContractError(
                     f"{name_of(pod)}: resourceClaims {use.name}: there is no {kind} {namespace}/{name}",
                     next_step="put it into the same manifest, or apply it first",
                 )
         shown: dict[str, str] = {}
         wanted = wanted_claims(admitted)
-        for one in wanted:
-            template = self._templates[namespace, one.template]
+        for wanted_claim in wanted:
+            template = self._templates[namespace, wanted_claim.template]
             read_as(template.spec, ClaimTemplateSpec, where=f"{name_of(template)}: spec")
-            self._store(claim_from_template(admitted, one, template, now=_NOW))
-            shown[one.name] = f"{namespace}/{metadata_of(pod).name}-{one.entry}"
+            self._store(claim_from_template(admitted, wanted_claim, template, now=_NOW))
+            shown[wanted_claim.name] = f"{namespace}/{metadata_of(pod).name}-{wanted_claim.entry}"
         admitted = with_claim_names(admitted, wanted)
         special = extended_claim(admitted, self.world.class_names())
         if special is not None:
@@ -361,8 +383,8 @@ class DryRun:
         return stored
 
     def _stored(self, kind: str, namespace: str, name: str) -> ApiObject | None:
-        known = self.world.objects.get(ObjectKey(kind, namespace, name))
-        return known.value if known is not None else None
+        stored = self.world.objects.get(ObjectKey(kind, namespace, name))
+        return stored.value if stored is not None else None
 
     def _wishes(self, claim: ApiObject, spec: ClaimSpec) -> AlignmentRequest | None:
         return read_wishes(spec, name_of(claim), self.world.classes)
@@ -376,67 +398,74 @@ class DryRun:
         """List the nodes by name: of a running system those that say so themselves, else those that are described and those that slices name."""
         if self._is_running:
             return self.world.nodes()
-        names = {metadata_of(one).name for one in situation.objects if one.kind == "Node"}
-        names |= {one.node_name for one in self._slices if one.node_name}
-        names |= {device.node_name for one in self._slices for device in one.devices if device.node_name}
+        names = {metadata_of(api_object).name for api_object in situation.objects if api_object.kind == "Node"}
+        names |= {resource_slice.node_name for resource_slice in self._slices if resource_slice.node_name}
+        names |= {device.node_name for resource_slice in self._slices for device in resource_slice.devices if device.node_name}
         return tuple(sorted(names))
 
 
 def _request(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
     """Read what a pod itself asks of its node once all its claims are allocated."""
-    return with_claims(own_request(pod), pod, {one.entry: owner_of(one.object).key for one in plan.claims})
+    return with_claims(own_request(pod), pod, {claim.entry: owner_of(claim.object).key for claim in plan.claims})
 
 
-def _uid(one: ApiObject) -> str:
+def _uid(pod: ApiObject) -> str:
     """Make up the uid of an object that is not stored: the same for the same name."""
-    metadata = metadata_of(one)
+    metadata = metadata_of(pod)
     return f"dry-run-{metadata.namespace or 'default'}-{metadata.name}"
 
 
-def _put(world: StandaloneState, one: ApiObject) -> str:
+def _put(world: StandaloneState, api_object: ApiObject) -> str:
     """Take an object into the copies; says what is wrong with one that nobody can read, which counts as absent."""
-    if one.kind == "ResourceSlice":
-        one = _shown(one)
-    elif one.kind == "ResourceClaim" and not one.metadata.get("uid"):
+    if api_object.kind == "ResourceSlice":
+        api_object = _shown(api_object)
+    elif api_object.kind == "ResourceClaim" and not api_object.metadata.get("uid"):
         # Out of a manifest that nobody has applied yet.
-        one = msgspec.structs.replace(one, metadata={**one.metadata, "uid": _uid(one)})
+        api_object = msgspec.structs.replace(api_object, metadata={**api_object.metadata, "uid": _uid(api_object)})
     try:
-        world.put_object(ObjectKey(**object_parts(one)), Stored(1, one))
+        world.put_object(ObjectKey(**object_parts(api_object)), Stored(1, api_object))
     except ContractError as err:
         return err.message
     return ""
 
 
-def _shown(one: ApiObject) -> ApiObject:
+def _shown(api_object: ApiObject) -> ApiObject:
     """Show a slice without the taint that keeps kube-scheduler away from what is the controller's to allocate."""
     try:
-        spec = read_as(one.spec, SliceSpec, where=name_of(one))
+        spec = read_as(api_object.spec, SliceSpec, where=name_of(api_object))
     except ContractError:
-        return one
+        return api_object
     devices = tuple(map(unreserved, spec.devices))
     if devices == spec.devices:
-        return one
-    return msgspec.structs.replace(one, spec=msgspec.to_builtins(msgspec.structs.replace(spec, devices=devices)))
+        return api_object
+    return msgspec.structs.replace(api_object, spec=msgspec.to_builtins(msgspec.structs.replace(spec, devices=devices)))
 
 
-def _is_readable_slice(one: ApiObject) -> bool:
-    if one.kind != "ResourceSlice":
+def _is_readable_slice(resource_slice: ApiObject) -> bool:
+    if resource_slice.kind != "ResourceSlice":
         return False
     try:
-        read_as(one.spec, SliceSpec, where=name_of(one))
+        read_as(resource_slice.spec, SliceSpec, where=name_of(resource_slice))
     except ContractError:
         return False
     return True
 
 
-def _holder(one: ApiObject) -> str:
+def _holder(api_object: ApiObject) -> str:
     """Name a claim or pod as holders are named."""
-    metadata = metadata_of(one)
-    return f"{'claim' if one.kind == 'ResourceClaim' else one.kind.lower()} {metadata.namespace or 'default'}/{metadata.name}"
+    metadata = metadata_of(api_object)
+    return f"{'claim' if api_object.kind == 'ResourceClaim' else api_object.kind.lower()} {metadata.namespace or 'default'}/{metadata.name}"
 
 
 def _pod_of(claim: ApiObject) -> str:
     """Name the pod that a claim was made for, as holders are named; empty for a claim of its own."""
     metadata = metadata_of(claim)
-    owner = next((one for one in metadata.owner_references if one.get("kind") == "Pod" and one.get("controller")), None)
+    owner = next(
+        (
+            owner_reference
+            for owner_reference in metadata.owner_references
+            if owner_reference.get("kind") == "Pod" and owner_reference.get("controller")
+        ),
+        None,
+    )
     return f"pod {metadata.namespace or 'default'}/{owner.get('name')}" if owner is not None else ""

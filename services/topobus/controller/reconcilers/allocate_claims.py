@@ -186,7 +186,7 @@ class ClaimReconciler:
             return found is None or (self._is_allocated(found.value) and not lifecycle.deallocation_of(found.value))
 
         for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
-            self._settled = {one: seen for one, seen in self._settled.items() if one != key}
+            self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
 
@@ -375,11 +375,11 @@ class ClaimReconciler:
         Shapes: results — one a member.
         """
         made: list[tuple[Stored, Attempt] | None] = []
-        for one, result in zip(members, results, strict=True):
-            claim = one.stored.value
+        for each_member, result in zip(members, results, strict=True):
+            claim = each_member.stored.value
             allocation = lifecycle.with_uuids(result, metadata_of(claim).uid)
-            attempt = Attempt(number=lifecycle.number_of(claim) + 1, node=node, allocation=allocation, wishes=one.wishes)
-            written = await self._pen.write(one.key, one.stored.revision, lifecycle.with_attempt(claim, attempt))
+            attempt = Attempt(number=lifecycle.number_of(claim) + 1, node=node, allocation=allocation, wishes=each_member.wishes)
+            written = await self._pen.write(each_member.key, each_member.stored.revision, lifecycle.with_attempt(claim, attempt))
             made.append((written, attempt) if written is not None else None)
         return made[0]
 
@@ -396,7 +396,7 @@ class ClaimReconciler:
             why = summarize(reply.result.reasons)
             self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=why)
             # Where the node forbids what the claim wishes, no other of its devices helps.
-            is_forbidden = any(one.code == "policy-forbidden" for one in reply.result.reasons)
+            is_forbidden = any(reason.code == "policy-forbidden" for reason in reply.result.reasons)
             devices = self._world.devices_of(attempt.node) if is_forbidden else lifecycle.devices_of(attempt.allocation, attempt.node)
             self._finder.refusals.remember(key, devices, why, now_s=self._runtime.clock.monotonic())
             dropped = await self._pen.write(key, stored.revision, lifecycle.without_attempt(claim))
@@ -408,7 +408,7 @@ class ClaimReconciler:
         if written is None:
             return
         self._metrics.decisions.labels("allocated").inc()
-        names = [one.device for one in attempt.allocation.devices.results]
+        names = [granted_device.device for granted_device in attempt.allocation.devices.results]
         self._log.info("claim.allocated", claim=name_of(claim), node=attempt.node, devices=names, op_id=op_id)
         result = reply.result if reply is not None else None
         await self._announce(claim, attempt.node, op_id, result, reply.ledger_sequence if reply is not None else 0)
@@ -437,7 +437,7 @@ class ClaimReconciler:
         async def release(op_id: str, decision_id: str) -> None:
             await self._release(owner, attempt.node, op_id, decision_id=decision_id)
 
-        found = await look_at_holding(
+        holding = await look_at_holding(
             self._bus,
             attempt.node,
             owner,
@@ -446,7 +446,7 @@ class ClaimReconciler:
             is_newest=is_newest,
             release=release,
         )
-        return None if found is Holding.OVERTAKEN else found is Holding.DONE
+        return None if holding is Holding.OVERTAKEN else holding is Holding.DONE
 
     async def _finish(self, key: ObjectKey, stored: Stored) -> None:
         """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""
@@ -514,8 +514,8 @@ class ClaimReconciler:
             return
         self._log.info("claim.release-waiting", claim=name_of(stored.value), why=message)
         now = rfc3339(self._runtime.clock.now())
-        told = lifecycle.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED)
-        await self._pen.write(key, stored.revision, told)
+        api_object = lifecycle.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED)
+        await self._pen.write(key, stored.revision, api_object)
 
     async def tell(
         self,
@@ -530,7 +530,7 @@ class ClaimReconciler:
         Shapes: advise — finds the nearest miss and what would fit; asked only when there is something new to tell.
         """
         claim = stored.value
-        message = "; ".join(one.message for one in reasons)
+        message = "; ".join(each_reason.message for each_reason in reasons)
         if lifecycle.has_condition(claim, reason=reason, message=message):
             return
         self._advice_left -= advise is not None
@@ -540,15 +540,15 @@ class ClaimReconciler:
             self._metrics.malformed.inc()
         self._log.info("claim.waiting", claim=name_of(claim), reason=reason, why=message)
         now = rfc3339(self._runtime.clock.now())
-        told = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
-        told = lifecycle.with_advice(told, message="; ".join(one.message for one in advice), now=now)
-        written = await self._pen.write(key, stored.revision, told)
+        api_object = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
+        api_object = lifecycle.with_advice(api_object, message="; ".join(each_reason.message for each_reason in advice), now=now)
+        written = await self._pen.write(key, stored.revision, api_object)
         if written is None:
             return
         if key in self._settled:
             self._settled[key] = _Seen(written.revision, self._settled[key].supply)
-        to_free = tuple(one for one in advice if one.facts.get("change") == "free")
-        refusal = Refusal(reasons=(*reasons, *(one for one in advice if one not in to_free)), to_free=to_free)
+        to_free = tuple(each_reason for each_reason in advice if each_reason.facts.get("change") == "free")
+        refusal = Refusal(reasons=(*reasons, *(each_reason for each_reason in advice if each_reason not in to_free)), to_free=to_free)
         await self._announce(claim, catalogue.CLUSTER, f"refuse-{metadata_of(claim).uid}-{written.revision}", refusal, 0)
 
     async def _announce(self, claim: ApiObject, node: str, op_id: str, outcome: Placement | Refusal | None, sequence: int) -> None:
@@ -575,7 +575,7 @@ class ClaimReconciler:
 def _users(claim: ApiObject) -> tuple[str, ...]:
     """Name those who have reserved a claim; one that nobody can read is reserved for nobody."""
     try:
-        return tuple(str(one) for one in consumers_of(claim))
+        return tuple(str(consumer) for consumer in consumers_of(claim))
     except ContractError:
         return ()
 
@@ -590,4 +590,4 @@ def _pods_of(claim: ApiObject) -> tuple[Consumer, ...]:
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:
     """Name the nodes whose devices an allocation has: our pools are named like their nodes."""
-    return {one.pool for one in allocation.devices.results} if allocation is not None else set()
+    return {granted_device.pool for granted_device in allocation.devices.results} if allocation is not None else set()

@@ -87,10 +87,10 @@ class Intents:
     def find(self, plan: PodPlan) -> list[tuple[PodClaim, GateAttempt]]:
         """List the pending claims for which something is intended and still to be done."""
         found: list[tuple[PodClaim, GateAttempt]] = []
-        for one in plan.pending:
-            note = self._world.book.note(_key(plan, one))
-            if note is not None and note.node and not self._world.is_taken_back(_key(plan, one)):
-                found.append((one, note))
+        for pod_claim in plan.pending:
+            note = self._world.book.note(_key(plan, pod_claim))
+            if note is not None and note.node and not self._world.is_taken_back(_key(plan, pod_claim)):
+                found.append((pod_claim, note))
         return found
 
     async def clear(self, plan: PodPlan) -> bool:
@@ -98,26 +98,26 @@ class Intents:
 
         Errors: raises PeerUnavailable.
         """
-        for one in plan.pending:
-            if await self._ledgers.release(one.object, f"before-{number_of(one.object) + 1}") is not None:
+        for pod_claim in plan.pending:
+            if await self._ledgers.release(pod_claim.object, f"before-{number_of(pod_claim.object) + 1}") is not None:
                 return False
         return True
 
     async def write(self, plan: PodPlan, fit: NodeFit, refused: tuple[str, ...]) -> None:
         """Write down what each pending claim is to get; ends early when a claim is another by now."""
-        for one, result in zip(plan.pending, fit.results, strict=True):
-            claim = self._world.claims.get(_key(plan, one))
+        for pod_claim, result in zip(plan.pending, fit.results, strict=True):
+            claim = self._world.claims.get(_key(plan, pod_claim))
             if claim is None:
                 return
             note = GateAttempt(
                 number=number_of(claim) + 1,
                 node=fit.node,
                 allocation=with_uuids(result, owner_of(claim).uid),
-                wishes=one.wishes,
+                wishes=pod_claim.wishes,
                 pod=plan.pod.uid,
                 refused=refused[-gated_claims.MAX_REFUSED_NODES :],
             )
-            if await self._writer.claim(_key(plan, one), gated_claims.intent_patch(claim, gated_claims.shortened(note))) is None:
+            if await self._writer.claim(_key(plan, pod_claim), gated_claims.intent_patch(claim, gated_claims.shortened(note))) is None:
                 return
             self._written.add((owner_of(claim).uid, note.number))
 
@@ -128,7 +128,7 @@ class Intents:
         """
         if self._is_anothers(intents):
             return Progress.LATER
-        newest = max(version_of(self._world.claims[_key(plan, one)]) for one, _ in intents)
+        newest = max(version_of(self._world.claims[_key(plan, pod_claim)]) for pod_claim, _ in intents)
         if not await self._claims.reached(newest, self._call_s):
             return Progress.LATER
         node = intents[0][1].node
@@ -138,7 +138,11 @@ class Intents:
             self._log.info("pod.bound-elsewhere", pod=str(plan.pod), node=bound_to, intended=node)
             await self.withdraw(plan, plan.pending)
             return Progress.ON
-        devices = {DeviceId(one.driver, one.pool, one.device) for _, note in intents for one in note.allocation.devices.results}
+        devices = {
+            DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+            for _, note in intents
+            for granted_device in note.allocation.devices.results
+        }
         fit = await self._chooser.still_fits(plan, node, devices, self._world.book.later_intents(newest), is_cheap=is_cheap)
         if isinstance(fit, GaveUp):
             return Progress.COSTLY
@@ -147,8 +151,8 @@ class Intents:
             await self.withdraw(plan, plan.pending)
             return Progress.ON
         placed: list[Placement | None] = []
-        for one, note in intents:
-            held = await self._hold(plan, one, note)
+        for pod_claim, note in intents:
+            held = await self._hold(plan, pod_claim, note)
             if isinstance(held, Refusal):
                 await self._give_way(plan, note, held)
                 return held
@@ -157,20 +161,22 @@ class Intents:
             placed.append(held if isinstance(held, Placement) else None)
         now = self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
         written: list[tuple[ApiObject, GateAttempt, Placement | None]] = []
-        for (one, note), placement, result in zip(intents, placed, fit.results, strict=True):
-            claim = self._world.claims.get(_key(plan, one))
-            if claim is None or version_of(claim) > newest or self._world.book.note(_key(plan, one)) != note:
+        for (pod_claim, note), placement, result in zip(intents, placed, fit.results, strict=True):
+            claim = self._world.claims.get(_key(plan, pod_claim))
+            if claim is None or version_of(claim) > newest or self._world.book.note(_key(plan, pod_claim)) != note:
                 break
             patch = gated_claims.allocation_patch(claim, gated_claims.lengthened(note, result), plan.pod, now=now)
             if isinstance(patch, Reason):
                 refusal = Refusal(reasons=(patch,))
                 await self._give_way(plan, note, refusal)
                 return refusal
-            if await self._writer.claim(_key(plan, one), patch, part="status") is None:
+            if await self._writer.claim(_key(plan, pod_claim), patch, part="status") is None:
                 break
             self._metrics.decisions.labels("allocated").inc()
             names = [granted.device for granted in note.allocation.devices.results]
-            self._log.info("claim.allocated", claim=name_of(one.object), node=node, devices=names, attempt=note.number, pod=str(plan.pod))
+            self._log.info(
+                "claim.allocated", claim=name_of(pod_claim.object), node=node, devices=names, attempt=note.number, pod=str(plan.pod)
+            )
             self._written.discard((owner_of(claim).uid, note.number))
             written.append((claim, note, placement))
         # Not before: a bus that is slow must not keep a pod half served.
@@ -189,12 +195,12 @@ class Intents:
     def _is_anothers(self, intents: list[tuple[PodClaim, GateAttempt]]) -> bool:
         """Say whether another replica is at work on this: who wrote an intent gets a moment to make it true, and only then others go on for it."""
         now_s = self._clock.monotonic()
-        for one, note in intents:
-            key = (owner_of(one.object).uid, note.number)
+        for pod_claim, note in intents:
+            key = (owner_of(pod_claim.object).uid, note.number)
             if key not in self._written and now_s - self._met.setdefault(key, now_s) < self._grace_s:
                 return True
-        for one, note in intents:
-            self._met.pop((owner_of(one.object).uid, note.number), None)
+        for pod_claim, note in intents:
+            self._met.pop((owner_of(pod_claim.object).uid, note.number), None)
         return False
 
     def forget(self) -> None:
@@ -210,9 +216,9 @@ class Intents:
         """
         pod = self._world.pods.get((plan.pod.namespace, plan.pod.name))
         is_open = pod is not None and not has_gate(pod) and not is_final
-        for one in claims:
-            claim = self._world.claims.get(_key(plan, one))
-            note = self._world.book.note(_key(plan, one))
+        for pod_claim in claims:
+            claim = self._world.claims.get(_key(plan, pod_claim))
+            note = self._world.book.note(_key(plan, pod_claim))
             if claim is None or note is None or claim.status.get("allocation"):
                 continue
             kept = GateAttempt(
@@ -225,17 +231,17 @@ class Intents:
             if is_open and note == kept:
                 continue
             patch = gated_claims.intent_patch(claim, kept) if is_open else gated_claims.withdrawal_patch(claim)
-            await self._writer.claim(_key(plan, one), patch)
+            await self._writer.claim(_key(plan, pod_claim), patch)
 
-    async def _hold(self, plan: PodPlan, one: PodClaim, note: GateAttempt) -> Placement | Refusal | Holding | None:
-        key = _key(plan, one)
+    async def _hold(self, plan: PodPlan, pod_claim: PodClaim, note: GateAttempt) -> Placement | Refusal | Holding | None:
+        key = _key(plan, pod_claim)
 
         async def is_newest() -> bool:
             newest = await self._writer.refresh(CLAIMS, key)
             return newest is not None and not newest.status.get("allocation") and self._world.book.note(key) == note
 
         try:
-            return await self._ledgers.hold(one.object, note, is_newest)
+            return await self._ledgers.hold(pod_claim.object, note, is_newest)
         except PeerUnavailable as err:
             # It may be held by now; whatever comes of it, the node's gateway lets go of what no claim's status says.
             code = "node-failed" if err.facts.get("code") == NODE_FAILED else "node-silent"
@@ -247,18 +253,18 @@ class Intents:
         why = summarize(refusal.reasons)
         self._metrics.decisions.labels("refused-by-node").inc()
         self._log.info("claim.refused", pod=str(plan.pod), node=note.node, why=why)
-        is_all = any(one.code in ("policy-forbidden", "node-silent", NODE_FAILED) for one in refusal.reasons)
+        is_all = any(reason.code in ("policy-forbidden", "node-silent", NODE_FAILED) for reason in refusal.reasons)
         table = self._world.supply.table_of(note.node)
-        mine = [one.id for one in table.candidates if self._world.is_topobus_device(note.node, one.id)]
-        refused = mine if is_all else devices_of(note.allocation, note.node)
+        device_ids = [candidate.id for candidate in table.candidates if self._world.is_topobus_device(note.node, candidate.id)]
+        refused = device_ids if is_all else devices_of(note.allocation, note.node)
         self.refusals.remember(plan.pod.uid, refused, why, now_s=self._clock.monotonic())
         await self.withdraw(plan, plan.pending)
-        for one in plan.pending:
+        for pod_claim in plan.pending:
             try:
-                await self._ledgers.release(one.object, f"refused-{note.number}")
+                await self._ledgers.release(pod_claim.object, f"refused-{note.number}")
             except PeerUnavailable as err:
                 self._log.warning("ledger.silent", node=note.node, error=str(err))
 
 
-def _key(plan: PodPlan, one: PodClaim) -> Key:
-    return plan.pod.namespace, one.name
+def _key(plan: PodPlan, pod_claim: PodClaim) -> Key:
+    return plan.pod.namespace, pod_claim.name

@@ -49,7 +49,7 @@ class AllocationRunner:
         """
         started = self._clock.monotonic()
         # Most searches take less than handing them to a thread does; one that turns out to be long must not keep probes and watches waiting.
-        is_heavy = any(has_heavy_selector(one.spec, self._compiler) for one in given.claims)
+        is_heavy = any(has_heavy_selector(claim.spec, self._compiler) for claim in given.claims)
         quick = 0 if is_heavy else min(_QUICK_STEPS, self._budget)
         outcome = allocate(given, self._compiler, step_budget=quick, is_brief=is_brief) if quick else GaveUp(0)
         if isinstance(outcome, GaveUp) and self._budget > quick and not is_cheap:

@@ -172,25 +172,27 @@ class Allocator:
 
     def _question(self, members: Sequence[Member]) -> RequestShape:
         """Tell what is asked; the same claims are asked about on node after node."""
-        asked, epoch, known = self._asked
-        if known is None or asked is not members or epoch != self._world.class_epoch:
-            known = self._judgements.question([one.spec for one in members])
-            self._asked = members, self._world.class_epoch, known
-        return known
+        asked, epoch, request_shape = self._asked
+        if request_shape is None or asked is not members or epoch != self._world.class_epoch:
+            request_shape = self._judgements.question([each_member.spec for each_member in members])
+            self._asked = members, self._world.class_epoch, request_shape
+        return request_shape
 
     def _wrong(self, members: Sequence[Member]) -> Fault | None:
         """Say what an API server would have refused of these claims: admin access outside of a namespace for it, a selector that may cost too much."""
-        return objection_to_claims([(one.stored.value, one.spec) for one in members], self._world.labels_of, self._compiler)
+        return objection_to_claims(
+            [(each_member.stored.value, each_member.spec) for each_member in members], self._world.labels_of, self._compiler
+        )
 
     def _are_plain(self, members: Sequence[Member]) -> bool:
         """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
         return self._wrong(members) is None and not any(
-            one.wishes is not None
-            or asks_admin(one.spec)
-            or has_heavy_selector(one.spec, self._compiler)
-            or self.refusals.refused(one.key)
-            or not self._world.stock.is_new(one.key, owner_of(one.stored.value))
-            for one in members
+            each_member.wishes is not None
+            or asks_admin(each_member.spec)
+            or has_heavy_selector(each_member.spec, self._compiler)
+            or self.refusals.refused(each_member.key)
+            or not self._world.stock.is_new(each_member.key, owner_of(each_member.stored.value))
+            for each_member in members
         )
 
     async def search(
@@ -201,16 +203,16 @@ class Allocator:
         if wrong is not None:
             return wrong
         given = self._input(node, members)
-        if pod is None and all(one.wishes is None for one in members):
+        if pod is None and all(each_member.wishes is None for each_member in members):
             outcome = await self._searcher.search(given, is_brief=is_brief, is_cheap=is_cheap)
         elif is_cheap:
             return GaveUp(0)  # some hundred searches, place after place
         else:
-            wished = [AlignedClaims(one.stored.value, one.wishes) for one in members]
+            wished = [AlignedClaims(each_member.stored.value, each_member.wishes) for each_member in members]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=pod)
         self.spent += outcome.steps
         if isinstance(outcome, Allocated):
-            wanted = [(one.stored.value, one.spec) for one in members]
+            wanted = [(each_member.stored.value, each_member.spec) for each_member in members]
             return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
         return outcome
 
@@ -233,13 +235,13 @@ class Allocator:
         if found is None:
             return ()
         node, reason = found
-        if any(one.wishes is not None for one in members):
+        if any(each_member.wishes is not None for each_member in members):
             return (reason,)
         return reason, *await self._searcher.advise(self._input(node, members))
 
     def _input(self, node: str, members: Sequence[Member]) -> AllocationInput:
-        excluded = {device: why for one in members for device, why in self.refusals.refused(one.key).items()}
-        wanted = [(one.stored.value, one.spec) for one in members]
+        excluded = {device: why for each_member in members for device, why in self.refusals.refused(each_member.key).items()}
+        wanted = [(each_member.stored.value, each_member.spec) for each_member in members]
         given = self._world.input_for(node, wanted, mode=self._settings.mode, excluded=excluded)
         if not self.quarantined.keys() & given.usage.holders.keys():
             return given

@@ -87,6 +87,10 @@ class BindingConditions:
     async def _give_back(self, key: ObjectKey, stored: Stored, state: BindingFailed) -> None:
         allocation = lifecycle.status_of(stored.value).allocation
         results = allocation.devices.results if allocation is not None else ()
-        devices = [DeviceId(one.driver, one.pool, one.device) for one in results if one.binding_conditions]
+        devices = [
+            DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+            for granted_device in results
+            if granted_device.binding_conditions
+        ]
         self._finder.refusals.remember(key, devices, f"binding failed: {state.why}", now_s=self._clock.monotonic())
         await self._keeper.deallocate(key, stored, f"binding failed: {state.why}")

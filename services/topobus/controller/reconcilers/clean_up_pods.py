@@ -128,7 +128,7 @@ class PodCleanup:
         for key, stored in self._world.of_kind("resourceclaim").items():
             if key.namespace != who.namespace or is_classic(stored.value):
                 continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
-            if any(one.uid == who.uid for one in _users(stored.value)):
+            if any(user.uid == who.uid for user in _users(stored.value)):
                 found.append((key, stored))
         return sorted(found)
 

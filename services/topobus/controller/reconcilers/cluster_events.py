@@ -57,12 +57,12 @@ class EventRecorder:
         self._told: dict[tuple[str, str], _Told] = {}
         self._budgets: dict[str, _Budget] = {}
 
-    async def warn(self, one: ApiObject, reason: str, message: str) -> None:
+    async def warn(self, api_object: ApiObject, reason: str, message: str) -> None:
         """Tell of trouble with a pod, a claim or a node."""
-        await self._tell(one, "Warning", reason, message)
+        await self._tell(api_object, "Warning", reason, message)
 
-    async def _tell(self, one: ApiObject, kind: str, reason: str, message: str) -> None:
-        metadata = metadata_of(one)
+    async def _tell(self, key: ApiObject, kind: str, reason: str, message: str) -> None:
+        metadata = metadata_of(key)
         shown = message if len(message) <= _MAX_MESSAGE else message[: _MAX_MESSAGE - 1] + "…"
         now_s = self._clock.monotonic()
         known = self._told.get((metadata.uid, reason))
@@ -94,12 +94,12 @@ class EventRecorder:
                     "kind": "Event",
                     "metadata": {"name": name, "namespace": namespace},
                     "involvedObject": {
-                        "apiVersion": one.api_version,
-                        "kind": one.kind,
+                        "apiVersion": key.api_version,
+                        "kind": key.kind,
                         "namespace": metadata.namespace,
                         "name": metadata.name,
                         "uid": metadata.uid,
-                        "resourceVersion": str(one.metadata.get("resourceVersion") or ""),
+                        "resourceVersion": str(key.metadata.get("resourceVersion") or ""),
                     },
                     "type": kind,
                     "reason": reason,
@@ -119,7 +119,7 @@ class EventRecorder:
             get_logger().warning("event.untold", object=metadata.name, reason=reason, error=str(err))
 
     def _may_tell(self, uid: str, now_s: float) -> bool:
-        known = self._budgets.get(uid, _Budget(_BURST, now_s))
-        tokens = min(_BURST, known.tokens + (now_s - known.at_s) / _REFILL_S)
+        budget = self._budgets.get(uid, _Budget(_BURST, now_s))
+        tokens = min(_BURST, budget.tokens + (now_s - budget.at_s) / _REFILL_S)
         self._budgets[uid] = _Budget(tokens - 1 if tokens >= 1 else tokens, now_s)
         return tokens >= 1

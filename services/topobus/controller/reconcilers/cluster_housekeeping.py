@@ -125,8 +125,10 @@ class ClaimHousekeeping:
         missing = {use.entry for use in claim_uses(pod) if not use.claim}
         if not missing:
             return False
-        known = pod.status.get("resourceClaimStatuses")
-        statuses = [status for status in known if isinstance(status, dict)] if isinstance(known, list) else []
+        resource_claim_statuses = pod.status.get("resourceClaimStatuses")
+        statuses = (
+            [status for status in resource_claim_statuses if isinstance(status, dict)] if isinstance(resource_claim_statuses, list) else []
+        )
         count = len(statuses)
         for wanted in wanted_claims(pod):
             template = self._world.templates.get((key[0], wanted.template))
@@ -170,7 +172,7 @@ class ClaimHousekeeping:
     async def _end(self, key: Key, claim: ApiObject) -> None:
         """Prune reservations of pods that ended; when none is left, take the devices back."""
         users = consumers_of(claim)
-        gone = frozenset([one.uid for one in users if await self._has_ended(key[0], one)])
+        gone = frozenset([user.uid for user in users if await self._has_ended(key[0], user)])
         is_unused = len(gone) == len(users) and (bool(gone) or bool(metadata_of(claim).deletion_timestamp))
         if is_unused:
             self._log.info("claim.deallocated", claim=name_of(claim), why="its pods have ended" if gone else "it is being deleted")
@@ -183,13 +185,13 @@ class ClaimHousekeeping:
         if user.resource != "pods" or user.api_group:
             return False
         key = self._world.book.pod_of(user.uid)
-        known = self._world.pods.get(key) if key is not None else None
-        if known is None:
+        api_object = self._world.pods.get(key) if key is not None else None
+        if api_object is None:
             try:
-                known = await self._writer.refresh(PODS, (namespace, user.name))
+                api_object = await self._writer.refresh(PODS, (namespace, user.name))
             except ContractError:
                 return False  # nobody can read it, so it is there: what it has reserved stays reserved
-        return known is None or metadata_of(known).uid != user.uid or is_over(known)
+        return api_object is None or metadata_of(api_object).uid != user.uid or is_over(api_object)
 
     async def _finish(self, key: Key, claim: ApiObject) -> bool:
         """Delete a claim made for a pod that has ended, and let go of a deleted one that holds nothing."""

@@ -215,7 +215,7 @@ class Deallocations:
     def _allocated_for(self, key: Key, pod: ApiObject) -> list[_Mine]:
         """List the claims of a pod that we allocated for it."""
         uid = metadata_of(pod).uid
-        found = [self._mine(one) for one in self._world.claims_of(key)]
+        found = [self._mine(claim) for claim in self._world.claims_of(key)]
         return [one for one in found if one is not None and one.note.pod == uid]
 
     def _mine(self, key: Key) -> _Mine | None:
@@ -258,15 +258,15 @@ def _allocated_at(claim: ApiObject) -> str:
 
 def _is_unschedulable(pod: ApiObject) -> bool:
     return any(
-        one.get("type") == "PodScheduled" and one.get("status") == "False" and one.get("reason") == "Unschedulable"
-        for one in _conditions(pod)
+        condition.get("type") == "PodScheduled" and condition.get("status") == "False" and condition.get("reason") == "Unschedulable"
+        for condition in _conditions(pod)
     )
 
 
 def _why(pod: ApiObject) -> str:
-    return next((str(one.get("message") or "") for one in _conditions(pod) if one.get("type") == "PodScheduled"), "")
+    return next((str(condition.get("message") or "") for condition in _conditions(pod) if condition.get("type") == "PodScheduled"), "")
 
 
 def _conditions(pod: ApiObject) -> list[dict[str, object]]:
-    found = pod.status.get("conditions")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    conditions = pod.status.get("conditions")
+    return [one for one in conditions if isinstance(one, dict)] if isinstance(conditions, list) else []

@@ -118,10 +118,10 @@ class Evictor:
         if lifecycle.deallocation_of(claim) or claim.status.get("deallocationRequested") or metadata_of(claim).deletion_timestamp:
             return
         users = _users(claim)
-        reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{one.name}" for one in users])
+        reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{user.name}" for user in users])
         await self._announce(claim, eviction, reason)
-        for one in users:
-            await self._mark_pod(ObjectKey("pod", key.namespace, one.name), one.uid, reason)
+        for user in users:
+            await self._mark_pod(ObjectKey("pod", key.namespace, user.name), user.uid, reason)
         self._log.warning("claim.evicted", claim=name_of(claim), device=str(eviction.device), rule=eviction.rule, why=reason.message)
         if is_classic(claim):
             # Its driver takes it back when its pods have gone, which are on their way now.
@@ -130,16 +130,18 @@ class Evictor:
             await self._keeper.deallocate(key, stored, reason.message)
 
     async def _mark_pod(self, key: ObjectKey, uid: str, reason: Reason) -> None:
-        known = self._world.objects.get(key)
-        if known is None or metadata_of(known.value).uid != uid or metadata_of(known.value).deletion_timestamp:
+        stored = self._world.objects.get(key)
+        if stored is None or metadata_of(stored.value).uid != uid or metadata_of(stored.value).deletion_timestamp:
             return
         now = rfc3339(self._runtime.clock.now())
-        told = lifecycle.with_condition(known.value, is_true=True, reason=_BY_TAINT, message=reason.message, now=now, kind=_DISRUPTION)
-        marked = ask_deletion(told, now=now)
+        api_object = lifecycle.with_condition(
+            stored.value, is_true=True, reason=_BY_TAINT, message=reason.message, now=now, kind=_DISRUPTION
+        )
+        marked = ask_deletion(api_object, now=now)
         if marked is not None:
-            await self._pen.write(key, known.revision, marked)
+            await self._pen.write(key, stored.revision, marked)
             return
-        written = await self._pen.write(key, known.revision, told)
+        written = await self._pen.write(key, stored.revision, api_object)
         if written is not None:
             # Nothing holds it: it may go at once, as it is now. A pod of its name that a user makes meanwhile stays.
             await self._pen.erase(key, written.revision)
@@ -169,14 +171,14 @@ class Evictor:
         stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
         if stored is None or not isinstance(key, ObjectKey):
             return False
-        allocations = [(allocation, [f"{at.namespace}/{one.name}" for one in _users(claim.value)]) for at, claim, allocation in held]
+        allocations = [(allocation, [f"{at.namespace}/{user.name}" for user in _users(claim.value)]) for at, claim, allocation in held]
         published = self._world.taints.count(rule)
         is_true, reason, message = rule_condition(rule, published=published, pending=pending, allocations=allocations)
         now = rfc3339(self._runtime.clock.now())
-        told = lifecycle.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)
-        if told.status == stored.value.status:
+        api_object = lifecycle.with_condition(stored.value, is_true=is_true, reason=reason, message=message, now=now, kind=_IN_PROGRESS)
+        if api_object.status == stored.value.status:
             return False
-        await self._pen.write(key, stored.revision, told)
+        await self._pen.write(key, stored.revision, api_object)
         return False
 
 
@@ -189,7 +191,7 @@ def _allocation(claim: ApiObject) -> AllocationResult | None:
 
 def _users(claim: ApiObject) -> tuple[Consumer, ...]:
     try:
-        return tuple(one for one in consumers_of(as_structured(claim)) if one.resource == "pods")
+        return tuple(consumer for consumer in consumers_of(as_structured(claim)) if consumer.resource == "pods")
     except ContractError:
         return ()
 
@@ -198,7 +200,7 @@ def _moment(text: str | None) -> datetime | None:
     if not text:
         return None
     try:
-        found = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

@@ -82,18 +82,18 @@ class ClaimTemplateReconciler:
         if metadata_of(pod).deletion_timestamp or not metadata_of(pod).uid:
             return
         wanted = wanted_claims(pod)
-        for one in wanted:
-            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+        for wanted_claim in wanted:
+            claim_key = ObjectKey("resourceclaim", key.namespace, wanted_claim.name)
             if claim_key in self._world.objects:
                 continue
-            template = self._world.objects.get(ObjectKey("resourceclaimtemplate", key.namespace, one.template))
+            template = self._world.objects.get(ObjectKey("resourceclaimtemplate", key.namespace, wanted_claim.template))
             if template is None:
                 raise ContractError(
-                    f"{name_of(pod)}: resourceClaims {one.entry}: there is no ResourceClaimTemplate {key.namespace}/{one.template}"
+                    f"{name_of(pod)}: resourceClaims {wanted_claim.entry}: there is no ResourceClaimTemplate {key.namespace}/{wanted_claim.template}"
                 )
-            claim = claim_from_template(pod, one, template.value, now=rfc3339(self._runtime.clock.now()))
+            claim = claim_from_template(pod, wanted_claim, template.value, now=rfc3339(self._runtime.clock.now()))
             if await self._pen.write(claim_key, 0, claim) is not None:
-                get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=one.template)
+                get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=wanted_claim.template)
         named = await self._with_extended(key, with_claim_names(pod, wanted))
         if named != pod:
             await self._pen.write(key, stored.revision, named)

@@ -111,8 +111,8 @@ class NodeChooser:
         placing = read_placing(pod)
         wishing = _wishing(pod, plan)
         is_plain = wishing is None and self._is_plain(plan, excluded)
-        question = self._judgements.question([one.spec for one in plan.pending]) if is_plain else None
-        has_alternatives = any(request.first_available for one in plan.pending for request in one.spec.devices.requests)
+        question = self._judgements.question([pod_claim.spec for pod_claim in plan.pending]) if is_plain else None
+        has_alternatives = any(request.first_available for pod_claim in plan.pending for request in pod_claim.spec.devices.requests)
         asked = requests_of(pod.spec)
         crowded: dict[str, bool] = {}
         fits: list[NodeFit] = []
@@ -154,8 +154,8 @@ class NodeChooser:
         for name, failure in failures:
             self._tell_failed(name, failure)
         if fits:
-            best = rank([score_node(plan, one) for one in fits])[0]
-            return next(one for one in fits if one.node == best)
+            best = rank([score_node(plan, node_fit) for node_fit in fits])[0]
+            return next(node_fit for node_fit in fits if node_fit.node == best)
         return NoNodeFits(()) if is_brief else await self._explain(placing, plan, refused, excluded, wishing, is_cheap=is_cheap)
 
     async def still_fits(
@@ -168,17 +168,17 @@ class NodeChooser:
         if node not in self._world.nodes:
             return None
         given = self._input(node, plan, {}, ignoring=later)
-        others = {one.id: "not chosen" for pool in given.pools or () for one in pool.candidates if one.id not in devices}
+        others = {candidate.id: "not chosen" for pool in given.pools or () for candidate in pool.candidates if candidate.id not in devices}
         outcome = await self._searcher.search(self._input(node, plan, others, ignoring=later), is_brief=True, is_cheap=is_cheap)
         return outcome if isinstance(outcome, Allocated) or (is_cheap and isinstance(outcome, GaveUp)) else None
 
     def _is_plain(self, plan: PodPlan, excluded: Mapping[DeviceId, str]) -> bool:
         """Say whether nothing tells these claims from others with the same specs, and they may be judged at once."""
         return not excluded and all(
-            one.wishes is None
-            and not has_heavy_selector(one.spec, self._compiler)
-            and self._world.supply.is_new(ObjectKey("resourceclaim", plan.pod.namespace, one.name), owner_of(one.object))
-            for one in plan.pending
+            pod_claim.wishes is None
+            and not has_heavy_selector(pod_claim.spec, self._compiler)
+            and self._world.supply.is_new(ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), owner_of(pod_claim.object))
+            for pod_claim in plan.pending
         )
 
     def _in_order(self, placing: Placing, question: RequestShape | None) -> Iterable[tuple[str, bool]]:
@@ -246,11 +246,11 @@ class NodeChooser:
                 searched.append(NodeMiss(name, outcome))
             else:
                 searched.append(NodeMiss(name, NoFit((), 0)))
-        found = nearest([one.node for one in searched], [one.outcome for one in searched])
+        found = nearest([node_miss.node for node_miss in searched], [node_miss.outcome for node_miss in searched])
         if found is None:
             return NoNodeFits((*searched, *unfit))
         node, reason = found
-        if wishing is not None or any(one.wishes is not None for one in plan.pending):
+        if wishing is not None or any(pod_claim.wishes is not None for pod_claim in plan.pending):
             return NoNodeFits((*searched, *unfit), (reason,))
         return NoNodeFits((*searched, *unfit), (reason, *await self._searcher.advise(self._input(node, plan, excluded))))
 
@@ -288,20 +288,20 @@ class NodeChooser:
     ) -> Outcome:
         """Search one node now; what would break a limit of the API is no fit."""
         given = self._input(node, plan, excluded)
-        if wishing is None and all(one.wishes is None for one in plan.pending):
+        if wishing is None and all(pod_claim.wishes is None for pod_claim in plan.pending):
             outcome = await self._searcher.search(given, is_brief=is_brief, is_cheap=is_cheap)
         elif is_cheap:
             return GaveUp(0)  # some hundred searches, place after place
         else:
-            wished = [AlignedClaims(one.object, one.wishes) for one in plan.pending]
+            wished = [AlignedClaims(pod_claim.object, pod_claim.wishes) for pod_claim in plan.pending]
             outcome = await self._searcher.search_near(given, wished, self._world.view_of(node), pod=wishing)
         if isinstance(outcome, Allocated):
-            wanted = [(one.object, one.spec) for one in plan.pending]
+            wanted = [(pod_claim.object, pod_claim.spec) for pod_claim in plan.pending]
             return objection_to_results(node, wanted, outcome.results, steps=outcome.steps) or outcome
         return outcome
 
     def _input(self, node: str, plan: PodPlan, excluded: Mapping[DeviceId, str], *, ignoring: Collection[str] = ()) -> AllocationInput:
-        wanted = [(one.object, one.spec) for one in plan.pending]
+        wanted = [(pod_claim.object, pod_claim.spec) for pod_claim in plan.pending]
         return self._world.input_for(node, wanted, mode=self._mode, excluded=excluded, ignoring=ignoring)
 
 
@@ -310,9 +310,9 @@ def _wishing(pod: ApiObject, plan: PodPlan) -> PodRequest | None:
 
     Errors: raises ContractError.
     """
-    if not any(one.startswith(RESOURCE_PREFIX) for one in metadata_of(pod).annotations):
+    if not any(key.startswith(RESOURCE_PREFIX) for key in metadata_of(pod).annotations):
         return None
-    return wished_request(pod, {one.entry: owner_of(one.object).key for one in plan.claims})
+    return wished_request(pod, {claim.entry: owner_of(claim.object).key for claim in plan.claims})
 
 
 def _late(crowded: Mapping[str, bool]) -> Iterable[tuple[str, bool]]:

@@ -72,7 +72,7 @@ class NodeFilter:
         Shapes: is_cheap — None is given, and nobody asked, when the pod's claims need more than a short search.
         """
         members = self.members(plan)
-        wishing = wished_request(pod, {one.entry: owner_of(one.object).key for one in plan.claims})
+        wishing = wished_request(pod, {claim.entry: owner_of(claim.object).key for claim in plan.claims})
         refused = self.refused.refused(key)
         fits: list[NodeFit] = []
         misses: list[NodeMiss] = []
@@ -104,39 +104,43 @@ class NodeFilter:
         if not fits:
             misses = await self._as_it_is_now(misses, searched, members, wishing)
         placements: dict[str, Placement] = {}
-        by_name = {one.node: one for one in fits}
+        by_name = {node_fit.node: node_fit for node_fit in fits}
         is_due = False
         if wanted is not None and fits:
             placements, is_due = await self._ask(fits, wanted, misses)
             if plan.claims and not plan.pending:
                 # Said yes before the claims took their devices: without a memory of that they would be taken back and allocated there for ever.
-                for one in misses:
-                    if one.node in by_name and isinstance(one.outcome, NoFit) and one.node not in placements and not is_due:
-                        self.refused.remember(key, [one.node], summarize(one.outcome.reasons), now_s=self._runtime.clock.monotonic())
-            fits = [one for one in fits if one.node in placements]
-        scores = [score_node(plan, one, placement=placements.get(one.node), numa_of=self._numa_of) for one in fits]
+                for miss in misses:
+                    if miss.node in by_name and isinstance(miss.outcome, NoFit) and miss.node not in placements and not is_due:
+                        self.refused.remember(key, [miss.node], summarize(miss.outcome.reasons), now_s=self._runtime.clock.monotonic())
+            fits = [node_fit for node_fit in fits if node_fit.node in placements]
+        scores = [score_node(plan, node_fit, placement=placements.get(node_fit.node), numa_of=self._numa_of) for node_fit in fits]
         return {name: (by_name[name], placements.get(name)) for name in rank(scores)}, misses, is_due
 
     async def _as_it_is_now(
         self, misses: list[NodeMiss], searched: Collection[str], members: Sequence[Member], wishing: PodRequest | None
     ) -> list[NodeMiss]:
         """Search again where people will read what was found: it may have been remembered."""
-        again = [one for one in misses if one.node in searched]
-        outcomes = [one.outcome for one in again]
-        await self._finder.refresh([one.node for one in again], outcomes, members, pod=wishing)
-        newest = {one.node: NodeMiss(one.node, outcome) for one, outcome in zip(again, outcomes, strict=True)}
-        return [newest.get(one.node, one) for one in misses]
+        again = [miss for miss in misses if miss.node in searched]
+        outcomes = [node_miss.outcome for node_miss in again]
+        await self._finder.refresh([node_miss.node for node_miss in again], outcomes, members, pod=wishing)
+        newest = {node_miss.node: NodeMiss(node_miss.node, outcome) for node_miss, outcome in zip(again, outcomes, strict=True)}
+        return [newest.get(miss.node, miss) for miss in misses]
 
     async def _ask(self, fits: Sequence[NodeFit], wanted: PodRequest, misses: list[NodeMiss]) -> tuple[dict[str, Placement], bool]:
         """Ask the nodes what they would give the pod itself; those that refuse, or keep silent, become misses."""
         async with asyncio.TaskGroup() as group:
             asked = {
-                one.node: group.create_task(
+                node_fit.node: group.create_task(
                     self._planner.ask_node(
-                        one.node, f"schedule-{wanted.owner.uid}-try-{one.node}", wanted, is_dry_run=True, besides=_devices_of(one)
+                        node_fit.node,
+                        f"schedule-{wanted.owner.uid}-try-{node_fit.node}",
+                        wanted,
+                        is_dry_run=True,
+                        besides=_devices_of(node_fit),
                     )
                 )
-                for one in fits
+                for node_fit in fits
             }
         self._planner.tell_silence()
         placements: dict[str, Placement] = {}
@@ -159,7 +163,7 @@ class NodeFilter:
 
     def members(self, plan: PodPlan) -> list[Member]:
         """List the pod's claims that are to be allocated, as the search wants them."""
-        keys = [ObjectKey("resourceclaim", plan.pod.namespace, one.name) for one in plan.pending]
+        keys = [ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name) for pod_claim in plan.pending]
         return [member(key, self._world.objects[key], self._world.classes) for key in keys]
 
     def _candidates(self, pod: ApiObject, misses: list[NodeMiss]) -> list[str]:
@@ -178,11 +182,13 @@ class NodeFilter:
         """Name the node in whose ledger the pod stands already: a crash came before its binding."""
         return next((node for node, ledger in sorted(self._world.ledgers.items()) if owner.key in ledger.allocations), None)
 
-    def _numa_of(self, one: DeviceId) -> NodeSet | None:
-        device_class = class_of_driver(one.driver)
-        inventory = self._world.inventories.get((one.pool, device_class)) if device_class is not None else None
+    def _numa_of(self, device_id: DeviceId) -> NodeSet | None:
+        device_class = class_of_driver(device_id.driver)
+        inventory = self._world.inventories.get((device_id.pool, device_class)) if device_class is not None else None
         return (
-            next((device.numa_nodes for device in inventory.devices if device.name == one.device), None) if inventory is not None else None
+            next((device.numa_nodes for device in inventory.devices if device.name == device_id.device), None)
+            if inventory is not None
+            else None
         )
 
 
@@ -199,7 +205,7 @@ def _devices_of(fit: NodeFit) -> dict[str, tuple[str, ...]]:
 
 def is_held(refusal: Refusal) -> bool:
     """Say whether a node refuses a pod because it holds it already."""
-    return any(one.code == _HELD for one in refusal.reasons)
+    return any(reason.code == _HELD for reason in refusal.reasons)
 
 
 def refusal_of(node: str, refusal: Refusal) -> NodeMiss:

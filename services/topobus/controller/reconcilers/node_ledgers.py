@@ -66,7 +66,7 @@ class NodeLedgers:
             except PeerUnavailable as err:
                 get_logger().warning("ledger.silent", node=node, error=str(err))
 
-        found = await _from_node(
+        holding = await _from_node(
             node,
             look_at_holding(
                 self._bus,
@@ -78,7 +78,7 @@ class NodeLedgers:
                 release=release,
             ),
         )
-        return reply.result if found is Holding.NOT_DONE else found
+        return reply.result if holding is Holding.NOT_DONE else holding
 
     async def announce(self, claim: ApiObject, attempt: GateAttempt, outcome: Placement | None) -> None:
         """Publish that a claim was allocated; the claim itself is the truth, so an event that cannot be published is only logged."""

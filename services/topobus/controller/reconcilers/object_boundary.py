@@ -57,8 +57,8 @@ class ObjectBoundary:
         reason into the object; it is called once a failure, and again when the write itself met a silent peer.
         Errors: raises nothing but what is no Exception (a cancellation).
         """
-        known = self._set_aside.get(key)
-        if known is not None and known.version == version:
+        set_aside = self._set_aside.get(key)
+        if set_aside is not None and set_aside.version == version:
             return False
         self._progress()
         try:
@@ -74,8 +74,8 @@ class ObjectBoundary:
 
     def run_now(self, key: Hashable, version: Hashable, work: Callable[[], None], *, name: str) -> bool:
         """Do work that waits for nothing; False says that the object failed, now or at this version before."""
-        known = self._set_aside.get(key)
-        if known is not None and known.version == version:
+        set_aside = self._set_aside.get(key)
+        if set_aside is not None and set_aside.version == version:
             return False
         try:
             work()
@@ -88,8 +88,8 @@ class ObjectBoundary:
 
     def reason(self, key: Hashable) -> Reason | None:
         """Say why an object is set aside; None for one that is not."""
-        known = self._set_aside.get(key)
-        return known.reason if known is not None else None
+        set_aside = self._set_aside.get(key)
+        return set_aside.reason if set_aside is not None else None
 
     def forget(self, key: Hashable) -> None:
         """Forget an object that is gone."""
@@ -99,7 +99,7 @@ class ObjectBoundary:
     def keep(self, keys: Collection[Hashable]) -> None:
         """Forget objects that are not among these: they are gone. Call it once a round."""
         if self._set_aside or self._logged:
-            self._set_aside = {key: known for key, known in self._set_aside.items() if key in keys}
+            self._set_aside = {key: set_aside for key, set_aside in self._set_aside.items() if key in keys}
             self._logged = {key: text for key, text in self._logged.items() if key in keys}
 
     async def _put_aside(

@@ -151,14 +151,14 @@ class GatedPodReconciler:
     def _start_costly(self, group: asyncio.TaskGroup, keys: Collection[Key]) -> bool:
         """Begin with the costly pod whose turn it is, unless one is at work; True says that another will be due by time alone."""
         self._costly.keep(lambda key: key in keys)
-        known: list[Hashable] = []
+        known_keys: list[Hashable] = []
         now_s = self._clock.monotonic()
 
         def read_now(_: Key) -> Hashable:
             # The same for all, and only when somebody asks: it costs a look at each node.
-            if not known:
-                known.append(self._freedoms())
-            return known[0]
+            if not known_keys:
+                known_keys.append(self._freedoms())
+            return known_keys[0]
 
         if not self._is_searching:
             ready = (key for key in self._costly.due(read_now, now_s=now_s) if key not in self._busy and key not in self._due)
@@ -198,8 +198,8 @@ class GatedPodReconciler:
 
     def _sight(self, key: Key) -> _Seen:
         pod = self._world.pods[key]
-        claims = [self._world.claims.get(one) for one in self._world.claims_of(key)]
-        versions = tuple((_uid(one), version_of(one)) for one in claims if one is not None)
+        claims = [self._world.claims.get(claim) for claim in self._world.claims_of(key)]
+        versions = tuple((_uid(claim), version_of(claim)) for claim in claims if claim is not None)
         return _Seen(version_of(pod), versions, (self._world.supply.count, len(self._world.classes)))
 
     async def _work(self, key: Key) -> None:
@@ -302,18 +302,18 @@ class GatedPodReconciler:
         if not plan.pending:
             return await self._reserve(key, pod, plan)
         intents = self._intents.find(plan)
-        for one, note in intents:
+        for pod_claim, note in intents:
             if note.pod != plan.pod.uid:
                 if self._is_alive(key, note):
                     self._seen[plan.pod.uid] = sight  # the other pod that shares the claim brings it further
                     return False
-                await self._intents.withdraw(plan, (one,), is_final=True)
+                await self._intents.withdraw(plan, (pod_claim,), is_final=True)
                 return True
         if not intents:
             return await self._begin(key, pod, plan, sight, is_cheap=is_cheap)
         if len(intents) < len(plan.pending) or len({note.node for _, note in intents}) > 1:
             # A crash came between two intents of one pod: they are made anew, together.
-            await self._intents.withdraw(plan, tuple(one for one, _ in intents))
+            await self._intents.withdraw(plan, tuple(pod_claim for pod_claim, _ in intents))
             return True
         done = await self._intents.commit(plan, intents, is_cheap=is_cheap)
         if isinstance(done, Refusal):
@@ -412,16 +412,16 @@ class GatedPodReconciler:
 
     async def _reserve(self, key: Key, pod: ApiObject, plan: PodPlan) -> bool:
         """Reserve claims that somebody allocated before: shared ones."""
-        for one in plan.allocated:
-            claim = self._world.claims.get((key[0], one.name))
-            if claim is None or any(user.uid == plan.pod.uid for user in one.consumers):
+        for pod_claim in plan.allocated:
+            claim = self._world.claims.get((key[0], pod_claim.name))
+            if claim is None or any(user.uid == plan.pod.uid for user in pod_claim.consumers):
                 continue
             patch = gated_claims.reservation_patch(claim, plan.pod)
             if isinstance(patch, Reason):
                 self._seen[_uid(pod)] = self._sight(key)
                 await self._tell(key, pod, _WAITING, (patch,))
                 return False
-            if await self._writer.claim((key[0], one.name), patch, part="status") is None:
+            if await self._writer.claim((key[0], pod_claim.name), patch, part="status") is None:
                 return True
         return True
 
@@ -429,11 +429,11 @@ class GatedPodReconciler:
         """Open the gate: all that the pod waited for is there."""
         if not has_gate(pod):
             return False
-        told = gated_claims.condition_patch(
+        condition_patch = gated_claims.condition_patch(
             pod, is_true=True, reason="Allocated", message="its claims are allocated and reserved", now=self._now()
         )
-        if told is not None and gated_claims.has_condition(pod):
-            await self._writer.pod(key, told, part="status")
+        if condition_patch is not None and gated_claims.has_condition(pod):
+            await self._writer.pod(key, condition_patch, part="status")
             return True
         if await self._writer.pod(key, gated_claims.gate_patch(pod)) is not None:
             self._log.info("gate.opened", pod=f"{key[0]}/{key[1]}")
@@ -441,16 +441,16 @@ class GatedPodReconciler:
 
     async def _tell(self, key: Key, pod: ApiObject, reason: str, reasons: tuple[Reason, ...]) -> None:
         """Tell why a pod waits: a condition of the pod, and events of the pod and its claims; each once."""
-        message = "; ".join(one.message for one in reasons)
+        message = "; ".join(each_reason.message for each_reason in reasons)
         self._log.info("pod.waiting", pod=f"{key[0]}/{key[1]}", reason=reason, why=message)
         patch = gated_claims.condition_patch(pod, is_true=False, reason=reason, message=message, now=self._now())
-        told = await self._writer.pod(key, patch, part="status") if patch is not None else None
-        if told is not None and _uid(pod) in self._seen:
+        api_object = await self._writer.pod(key, patch, part="status") if patch is not None else None
+        if api_object is not None and _uid(pod) in self._seen:
             # Only our own write is no news; what came meanwhile is.
-            self._seen[_uid(pod)] = replace(self._seen[_uid(pod)], pod=version_of(told))
+            self._seen[_uid(pod)] = replace(self._seen[_uid(pod)], pod=version_of(api_object))
         await self._events.warn(pod, reason, message)
-        for one in self._world.claims_of(key):
-            claim = self._world.claims.get(one)
+        for other_claim in self._world.claims_of(key):
+            claim = self._world.claims.get(other_claim)
             if claim is not None and not claim.status.get("allocation"):
                 await self._events.warn(claim, reason, message)
 
@@ -465,7 +465,7 @@ class GatedPodReconciler:
         Errors: raises ContractError for a class that nobody can read, and for classes that disagree.
         """
         classes = self._world.classes
-        wished = tuple(replace(one, wishes=read_wishes(one.spec, name_of(one.object), classes)) for one in plan.claims)
+        wished = tuple(replace(claim, wishes=read_wishes(claim.spec, name_of(claim.object), classes)) for claim in plan.claims)
         return replace(plan, claims=wished)
 
     def _is_alive(self, key: Key, note: GateAttempt) -> bool:
@@ -478,15 +478,15 @@ class GatedPodReconciler:
         if has_gate(pod) or pod.spec.get("nodeName"):
             return ()
         found: dict[str, None] = {}
-        for one in plan.pending:
-            note = self._world.book.note((key[0], one.name))
+        for pod_claim in plan.pending:
+            note = self._world.book.note((key[0], pod_claim.name))
             if note is not None and note.pod == plan.pod.uid:
                 found |= dict.fromkeys((*note.refused, note.node) if note.node else note.refused)
         return tuple(found)
 
     def _forgive(self) -> None:
         living = {_uid(self._world.pods[key]) for key in self._ours()}
-        for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda one: one not in living):
+        for uid in self._intents.refusals.forgive(now_s=self._clock.monotonic(), is_done=lambda key: key not in living):
             self._seen.pop(str(uid), None)
             pod = self._world.book.pod_of(str(uid))
             if pod is not None:
@@ -496,8 +496,8 @@ class GatedPodReconciler:
         return self._clock.now().strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _uid(one: ApiObject) -> str:
-    return metadata_of(one).uid
+def _uid(pod: ApiObject) -> str:
+    return metadata_of(pod).uid
 
 
 def _age(pod: ApiObject) -> str:
@@ -505,5 +505,5 @@ def _age(pod: ApiObject) -> str:
 
 
 def _priority(pod: ApiObject) -> int:
-    found = pod.spec.get("priority")
-    return found if isinstance(found, int) else 0
+    priority = pod.spec.get("priority")
+    return priority if isinstance(priority, int) else 0

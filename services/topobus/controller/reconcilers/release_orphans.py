@@ -88,19 +88,19 @@ class OrphanedAllocations:
                 )
                 or is_due
             )
-        self._found = {node: found for node, found in self._found.items() if found and node in self._world.ledgers}
+        self._found = {node: owners for node, owners in self._found.items() if owners and node in self._world.ledgers}
         self._show()
-        for node, found in sorted(self._found.items()):
-            for owner in tuple(found.values()):
+        for node, owners in sorted(self._found.items()):
+            for owner in tuple(owners.values()):
                 key = (node, owner.key)
                 is_due = (
                     await self._boundary.run(key, self._world.ledgers[node].sequence, partial(self._release, node, owner), name=owner.key)
                     or is_due
                 )
-        held = {key for found in self._found.values() for key in found}
+        held = {key for owners in self._found.values() for key in owners}
         self._told = {key: why for key, why in self._told.items() if key in held}
         self._metrics.quarantined.set(len(held))
-        self._boundary.keep({*self._world.ledgers, *((node, key) for node, found in self._found.items() for key in found)})
+        self._boundary.keep({*self._world.ledgers, *((node, key) for node, owners in self._found.items() for key in owners)})
         self._forget_what_nobody_names()
         return is_due
 
@@ -118,17 +118,17 @@ class OrphanedAllocations:
     def _forget_what_nobody_names(self) -> None:
         """Keep what was concluded of owners that a ledger names: objects come and go for years."""
         if self.remembered > _MOST_REMEMBERED:
-            named = [one.owner for ledger in self._world.ledgers.values() for one in ledger.allocations.values()]
-            self._gone &= {one.uid for one in named}
-            self._foreign &= {one.key for one in named}
+            named = [allocation.owner for ledger in self._world.ledgers.values() for allocation in ledger.allocations.values()]
+            self._gone &= {owner.uid for owner in named}
+            self._foreign &= {owner.key for owner in named}
 
     def _show(self) -> None:
         """Say of each device why nobody gets it."""
         shown = {}
-        for node, found in self._found.items():
+        for node, owners in self._found.items():
             ledger = self._world.ledgers[node]
             for device, owner in holders_from_ledger(ledger, self._world.cpu_devices(node)).items():
-                if owner.key in found:
+                if owner.key in owners:
                     shown[device] = f"quarantined: {owner} was deleted by force, and node {node} has not let go of it"
         self._finder.quarantined = shown
 
@@ -137,21 +137,21 @@ class OrphanedAllocations:
 
         Errors: raises PeerUnavailable.
         """
-        found: dict[str, Owner] = {}
+        owners: dict[str, Owner] = {}
         for key, allocation in sorted(ledger.allocations.items()):
             owner = allocation.owner
             if owner.kind in _KINDS and key not in self._foreign and await self._is_gone(owner):
-                found[key] = owner
-        if not found:
+                owners[key] = owner
+        if not owners:
             return {}
         # The object goes after its devices; a copy of the ledger that is behind shows both the other way round.
         entry = await self._bus.get(catalogue.LEDGER, node=ledger.node)
-        return {key: owner for key, owner in found.items() if entry is not None and key in entry.value.allocations}
+        return {key: owner for key, owner in owners.items() if entry is not None and key in entry.value.allocations}
 
     async def _is_gone(self, owner: Owner) -> bool:
         place = ObjectKey(_KINDS[owner.kind], owner.namespace, owner.name)
-        known = self._world.objects.get(place)
-        if known is not None and metadata_of(known.value).uid == owner.uid:
+        stored = self._world.objects.get(place)
+        if stored is not None and metadata_of(stored.value).uid == owner.uid:
             return False
         try:
             entry = await self._bus.get(catalogue.OBJECT, **place._asdict())
@@ -162,7 +162,7 @@ class OrphanedAllocations:
         if owner.uid in self._gone:
             return True
         past = await self._bus.history(catalogue.OBJECT, has_deleted=True, **place._asdict())
-        if any(metadata_of(one.value).uid == owner.uid for one in past):
+        if any(metadata_of(each_entry.value).uid == owner.uid for each_entry in past):
             self._gone.add(owner.uid)
             return True
         self._foreign.add(owner.key)

@@ -109,7 +109,7 @@ class PodScheduler:
     async def reconcile_all(self) -> bool:
         """Bring every pod as far as it goes now; True says that another try is due after a while."""
         for key in self._nodes.refused.forgive(now_s=self._runtime.clock.monotonic(), is_done=self._is_done):
-            self._settled = {one: seen for one, seen in self._settled.items() if one != key}
+            self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
             if isinstance(key, ObjectKey):
                 self._costly.drop(key)
         is_due = False
@@ -174,8 +174,8 @@ class PodScheduler:
         await self._tell(key, stored, "Malformed", (reason,))
 
     def _is_done(self, key: Hashable) -> bool:
-        found = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
-        return found is None or is_bound(found.value)
+        stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
+        return stored is None or is_bound(stored.value)
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> bool:
         pod = stored.value
@@ -196,14 +196,16 @@ class PodScheduler:
         pod = stored.value
         gates = pod.spec.get("schedulingGates")
         if isinstance(gates, list) and gates:
-            names = ", ".join(str(one.get("name")) if isinstance(one, dict) else str(one) for one in gates)
+            names = ", ".join(str(gate.get("name")) if isinstance(gate, dict) else str(gate) for gate in gates)
             await self._tell(key, stored, "SchedulingGated", (Reason(code="gated", message=f"waits behind scheduling gates: {names}"),))
             return False
         waiting = self._classic.waits(key)
         if waiting:
             await self._tell(key, stored, "Unschedulable", waiting)
             return False
-        found = {name: self._world.objects[one] for name, one in self._claim_keys(key).items() if one in self._world.objects}
+        found = {
+            name: self._world.objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in self._world.objects
+        }
         seen = (stored.revision, self._world.supply, tuple(sorted((name, one.revision) for name, one in found.items())))
         if self._settled.get(key) == seen or (is_cheap and self._costly.holds(key, stored.revision)):
             return False
@@ -215,7 +217,7 @@ class PodScheduler:
             self._settled[key] = seen
             await self._tell(key, stored, "Unschedulable", plan.reasons)
             return False
-        wanted = with_claims(own_request(pod), pod, {one.entry: owner_of(one.object).key for one in plan.allocated})
+        wanted = with_claims(own_request(pod), pod, {pod_claim.entry: owner_of(pod_claim.object).key for pod_claim in plan.allocated})
         placed = self._nodes.node_of(wanted.owner) if wanted is not None else None
         if placed is not None and plan.is_reserved:
             return await self._bind(key, stored, placed)
@@ -252,9 +254,11 @@ class PodScheduler:
         Errors: raises ContractError for a pod that nobody can read.
         """
         pod = self._world.objects[key].value
-        rest = [one for one in pod.spec.get("resourceClaims") or [] if one.get("name") not in left_out]
+        rest = [resource_claim for resource_claim in pod.spec.get("resourceClaims") or [] if resource_claim.get("name") not in left_out]
         slim = msgspec.structs.replace(pod, spec={**pod.spec, "resourceClaims": rest})
-        found = {name: self._world.objects[one] for name, one in self._claim_keys(key).items() if one in self._world.objects}
+        found = {
+            name: self._world.objects[claim_key] for name, claim_key in self._claim_keys(key).items() if claim_key in self._world.objects
+        }
         plan = pre_filter(slim, lambda name: found[name].value if name in found else None, waits_for_immediate=False)
         if isinstance(plan, Blocked):
             return (), plan.reasons
@@ -305,26 +309,26 @@ class PodScheduler:
 
     async def _reserve(self, key: ObjectKey, stored: Stored, plan: PodPlan) -> bool:
         """Write the pod into each claim's reservedFor; False when one is full or somebody else wrote first."""
-        for one in plan.claims:
-            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+        for claim in plan.claims:
+            claim_key = ObjectKey("resourceclaim", key.namespace, claim.name)
             known = self._world.objects.get(claim_key)
             if known is not None and is_classic(known.value):
                 continue  # reserved already: the pod would wait for it otherwise
-            if known is None or known.value is not one.object:
+            if known is None or known.value is not claim.object:
                 return False
-            reserved = with_reservation(one.object, plan.pod)
+            reserved = with_reservation(claim.object, plan.pod)
             if isinstance(reserved, Reason):
                 await self._unreserve(plan.pod, key)
                 await self._tell(key, stored, "Unschedulable", (reserved,))
                 return False
-            if reserved is not one.object and await self._pen.write(claim_key, known.revision, reserved) is None:
+            if reserved is not claim.object and await self._pen.write(claim_key, known.revision, reserved) is None:
                 return False
         return True
 
     async def _unreserve(self, pod: PodRef, key: ObjectKey) -> None:
-        known = {name: self._world.objects[at].value for name, at in self._claim_keys(key).items() if at in self._world.objects}
-        found = {name: one for name, one in known.items() if not is_classic(one)}
-        for name, freed in unreserve(pod, found).items():
+        api_objects = {name: self._world.objects[at].value for name, at in self._claim_keys(key).items() if at in self._world.objects}
+        found_api_objects = {name: api_object for name, api_object in api_objects.items() if not is_classic(api_object)}
+        for name, freed in unreserve(pod, found_api_objects).items():
             claim_key = ObjectKey("resourceclaim", key.namespace, name)
             await self._pen.write(claim_key, self._world.objects[claim_key].revision, freed)
 
@@ -358,9 +362,9 @@ class PodScheduler:
         condition, reasons = explain_misses(misses)
         await self._tell(key, stored, "Unschedulable", reasons)
         members = self._nodes.members(plan)
-        nodes, outcomes = [one.node for one in misses], [one.outcome for one in misses]
-        for one in plan.pending:
-            claim_key = ObjectKey("resourceclaim", key.namespace, one.name)
+        nodes, outcomes = [miss.node for miss in misses], [miss.outcome for miss in misses]
+        for pod_claim in plan.pending:
+            claim_key = ObjectKey("resourceclaim", key.namespace, pod_claim.name)
             known = self._world.objects.get(claim_key)
             if known is not None:
                 await self._keeper.tell(claim_key, known, condition, reasons, lambda: self._finder.advise(nodes, outcomes, members))
@@ -386,11 +390,11 @@ class PodScheduler:
 
     async def _tell(self, key: ObjectKey, stored: Stored, reason: str, reasons: Sequence[Reason]) -> None:
         """Put the reasons into the pod's condition and into an event, once."""
-        message = "; ".join(one.message for one in reasons)
-        told = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
-        if told.status == stored.value.status:
+        message = "; ".join(each_reason.message for each_reason in reasons)
+        api_object = with_pod_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now())
+        if api_object.status == stored.value.status:
             return
-        written = await self._pen.write(key, stored.revision, told)
+        written = await self._pen.write(key, stored.revision, api_object)
         if written is None:
             return
         seen = self._settled.get(key)

@@ -57,12 +57,12 @@ class ClassReconciler:
         """Judge one class and say so in its status."""
         reason, message = judge(stored.value, self._compiler)
         now = rfc3339(self._runtime.clock.now())
-        told = lifecycle.with_condition(stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID)
+        api_object = lifecycle.with_condition(stored.value, is_true=reason == VALID, reason=reason, message=message, now=now, kind=VALID)
         self._judged[key] = stored.revision
-        if told == stored.value:
+        if api_object == stored.value:
             return False
         try:
-            written = await self._pen.write(key, stored.revision, told)
+            written = await self._pen.write(key, stored.revision, api_object)
         except PeerUnavailable:
             del self._judged[key]
             raise
@@ -72,10 +72,10 @@ class ClassReconciler:
         return False
 
 
-def judge(one: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
+def judge(api_object: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
     """Give a condition's reason and message: `Valid`, `Malformed` for a spec that nobody can read, `Invalid` for an expression that does not compile."""
     try:
-        spec = read_as(one.spec, DeviceClassSpec, where=name_of(one))
+        spec = read_as(api_object.spec, DeviceClassSpec, where=name_of(api_object))
     except ContractError as err:
         return "Malformed", err.message
     problems = [str(problem) for problem in limits.check_class(spec)]
@@ -84,8 +84,8 @@ def judge(one: ApiObject, compiler: SelectorCompiler) -> tuple[str, str]:
     wrong = []
     for number, selector in enumerate(spec.selectors):
         compiled = compiler.compile(selector.cel.expression) if selector.cel is not None else None
-        found = compiled if isinstance(compiled, SelectorError) or compiled is None else compiled.objection
-        if found is not None:
-            where = f" (line {found.line}, column {found.column})" if found.line else ""
-            wrong.append(f"spec.selectors[{number}].cel.expression: {found.message}{where}")
+        selector_error = compiled if isinstance(compiled, SelectorError) or compiled is None else compiled.objection
+        if selector_error is not None:
+            where = f" (line {selector_error.line}, column {selector_error.column})" if selector_error.line else ""
+            wrong.append(f"spec.selectors[{number}].cel.expression: {selector_error.message}{where}")
     return ("Invalid", "; ".join(wrong)) if wrong else (VALID, f"{len(spec.selectors)} selectors compile")

@@ -77,39 +77,41 @@ def read_wishes(spec: ClaimSpec, where: str, classes: Mapping[str, DeviceClassSp
     agreed: tuple[str, AlignmentRequest] | None = None
     for name in dict.fromkeys(_class_names(spec)):
         device_class = (classes or {}).get(name)
-        found = _wishes_in(device_class.config, f"DeviceClass {name}", "spec.config") if device_class is not None else None
-        if found is None or found == AlignmentRequest():
+        alignment_request = _wishes_in(device_class.config, f"DeviceClass {name}", "spec.config") if device_class is not None else None
+        if alignment_request is None or alignment_request == AlignmentRequest():
             continue
-        if agreed is not None and agreed[1] != found:
+        if agreed is not None and agreed[1] != alignment_request:
             raise ContractError(
                 f"{where}: its classes {agreed[0]} and {name} wish different alignments",
                 next_step="say in the claim's own config which it is to be",
             )
-        agreed = name, found
+        agreed = name, alignment_request
     return agreed[1] if agreed is not None else None
 
 
 def _class_names(spec: ClaimSpec) -> list[str]:
     return [
-        one.device_class_name
+        exactly.device_class_name
         for request in spec.devices.requests
-        for one in (*((request.exactly,) if request.exactly is not None else ()), *request.first_available)
+        for exactly in (*((request.exactly,) if request.exactly is not None else ()), *request.first_available)
     ]
 
 
 def _wishes_in(config: Sequence[Configuration], where: str, path: str) -> AlignmentRequest | None:
     found: tuple[str, AlignmentRequest] | None = None
-    for index, one in enumerate(config):
-        if one.opaque is None or not _is_ours(one.opaque.driver, one.opaque.parameters):
+    for index, configuration in enumerate(config):
+        if configuration.opaque is None or not _is_ours(configuration.opaque.driver, configuration.opaque.parameters):
             continue
         place = f"{where}: {path}[{index}]"
         if found is not None:
             raise ContractError(f"{place} wishes for the claim again, wanted one such entry: {found[0]} is there already")
-        if one.requests:
-            raise ContractError(f"{place}.requests is {', '.join(one.requests)}, wanted none: a claim is aligned as a whole")
-        if not isinstance(one.opaque.parameters, Mapping):
-            raise ContractError(f"{place}.opaque.parameters is {one.opaque.parameters!r}, wanted an object of kind {PARAMETERS_KIND}")
-        found = f"{path}[{index}]", read_parameters(one.opaque.parameters, f"{place}.opaque")
+        if configuration.requests:
+            raise ContractError(f"{place}.requests is {', '.join(configuration.requests)}, wanted none: a claim is aligned as a whole")
+        if not isinstance(configuration.opaque.parameters, Mapping):
+            raise ContractError(
+                f"{place}.opaque.parameters is {configuration.opaque.parameters!r}, wanted an object of kind {PARAMETERS_KIND}"
+            )
+        found = f"{path}[{index}]", read_parameters(configuration.opaque.parameters, f"{place}.opaque")
     return found[1] if found is not None else None
 
 
@@ -129,7 +131,7 @@ def allocate_near(
     Order:   the places of the most local tier by id or name, then those of the next; the first find that the engine admits wins.
     Cost:    at most 512 searches of `step_budget` steps.
     """
-    if pod is None and all(one.wishes is None for one in wished):
+    if pod is None and all(aligned_claims.wishes is None for aligned_claims in wished):
         return allocate(given, compiler, step_budget=step_budget, is_abandoned=is_abandoned)
     node = given.node.name
     if view is None:
@@ -139,13 +141,13 @@ def allocate_near(
         pools = gather_pools(given.slices, given.node, given.gates) if given.pools is None else given.pools
     except ValueError as err:
         return Fault(Reason(code="malformed-slice", message=f"node {node}: {err}"), 0, is_local=True)
-    keys = [owner_of(one.claim).key for one in wished]
+    keys = [owner_of(aligned_claims.claim).key for aligned_claims in wished]
     groups = groups_of(pod, keys, pod.scope or view.options.scope) if pod is not None else ()
     places = [_places(view, _wishes_of(pod), [given.claims[one].spec for one in sorted(group)]) for group in groups]
-    places += [_places(view, one.wishes, [spec.spec]) for one, spec in zip(wished, given.claims, strict=True)]
+    places += [_places(view, aligned_claims.wishes, [spec.spec]) for aligned_claims, spec in zip(wished, given.claims, strict=True)]
     outsides: dict[int, Mapping[DeviceId, str]] = {}
     misses: list[tuple[str, str]] = []
-    steps, has_given_up = 0, math.prod(len(one) for one in places) > _MOST
+    steps, has_given_up = 0, math.prod(len(domains) for domains in places) > _MOST
     for chosen in itertools.islice(itertools.product(*places), _MOST):
         if is_abandoned():
             return GaveUp(steps)
@@ -157,7 +159,7 @@ def allocate_near(
         steps += outcome.steps
         if isinstance(outcome, Fault):
             return replace(outcome, steps=steps)
-        key = "; ".join(dict.fromkeys(one.key for one in chosen if one is not None)) or "the whole node"
+        key = "; ".join(dict.fromkeys(domain.key for domain in chosen if domain is not None)) or "the whole node"
         if isinstance(outcome, GaveUp):
             has_given_up = True
             misses.append((key, f"gave up after {outcome.steps} steps"))
@@ -168,9 +170,17 @@ def allocate_near(
             if objection is None and pod is not None:
                 objection = objection_of_pod(view, pod, keys, outcome.results)
             if objection is None:
-                return replace(outcome, steps=steps, results=with_matches(view, outcome.results, groups, [one.wishes for one in wished]))
+                return replace(
+                    outcome,
+                    steps=steps,
+                    results=with_matches(view, outcome.results, groups, [aligned_claims.wishes for aligned_claims in wished]),
+                )
             misses.append((key, objection))
-    return GaveUp(steps) if has_given_up else NoFit(_not_met(node, [*(one.wishes for one in wished), _wishes_of(pod)], misses), steps)
+    return (
+        GaveUp(steps)
+        if has_given_up
+        else NoFit(_not_met(node, [*(aligned_claims.wishes for aligned_claims in wished), _wishes_of(pod)], misses), steps)
+    )
 
 
 def _is_ours(driver: str, parameters: Any) -> bool:
@@ -193,8 +203,8 @@ def _outside_of(
     known: dict[int, Mapping[DeviceId, str]],
 ) -> Mapping[DeviceId, str]:
     """List what a claim must not get: what lies outside of its own place, and what lies outside of that of its group."""
-    mine = [chosen[number] for number, group in enumerate(groups) if index in group] + [chosen[len(groups) + index]]
-    found = [_outside(pools, node, domain, known) for domain in mine if domain is not None]
+    domains = [chosen[number] for number, group in enumerate(groups) if index in group] + [chosen[len(groups) + index]]
+    found = [_outside(pools, node, domain, known) for domain in domains if domain is not None]
     return found[0] if len(found) == 1 else {device: why for one in found for device, why in one.items()}
 
 
@@ -202,7 +212,7 @@ def _places(view: NodeView, wishes: AlignmentRequest | None, specs: Sequence[Cla
     """List where to look, the most local first; None is the whole node."""
     localities = _localities(wishes) if wishes is not None else ()
     room = NodeAvailability(view)
-    return [one for tier in tiers(room.places(), _want(view, specs), localities) for one in tier]
+    return [domain for tier in tiers(room.places(), _want(view, specs), localities) for domain in tier]
 
 
 def _localities(wishes: AlignmentRequest) -> tuple[Locality, ...]:
@@ -210,15 +220,15 @@ def _localities(wishes: AlignmentRequest) -> tuple[Locality, ...]:
     if wishes.policy in (None, Policy.NONE):
         return wishes.locality
     is_hard = wishes.policy is Policy.SINGLE_NUMA_NODE or Locality(level=LocalityLevel.NUMA) in wishes.locality
-    others = tuple(one for one in wishes.locality if one.level is not LocalityLevel.NUMA)
+    others = tuple(locality for locality in wishes.locality if locality.level is not LocalityLevel.NUMA)
     return (Locality(level=LocalityLevel.NUMA, is_hard=is_hard), *others)
 
 
 def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
     """Say which classes the claims are about, which matters for links: those their requests name, or all when a class of somebody's own is among them."""
-    requests = [one for spec in specs for one in spec.devices.requests]
-    exact = [alternative for one in requests for alternative in (one.exactly, *one.first_available) if alternative is not None]
-    named = {class_of_driver(one.device_class_name) for one in exact}
+    requests = [request for spec in specs for request in spec.devices.requests]
+    exact = [alternative for request in requests for alternative in (request.exactly, *request.first_available) if alternative is not None]
+    named = {class_of_driver(request.device_class_name) for request in exact}
     known = {*view.devices, CPU_CLASS}
     classes = {one for one in named if one is not None} if named <= known else known
     return ContainerDemand(
@@ -226,7 +236,7 @@ def _want(view: NodeView, specs: Sequence[ClaimSpec]) -> ContainerDemand:
         place=0,
         kind=ContainerKind.APP,
         cpus=int(CPU_CLASS in classes),
-        devices=tuple(DeviceDemand(device_class=one, any_count=1) for one in sorted(classes - {CPU_CLASS})),
+        devices=tuple(DeviceDemand(device_class=device_class, any_count=1) for device_class in sorted(classes - {CPU_CLASS})),
     )
 
 
@@ -236,32 +246,34 @@ def _outside(pools: Sequence[Pool], node: str, domain: Domain | None, known: dic
         return {}
     if id(domain) not in known:
         why = f"outside {domain.key}"
-        known[id(domain)] = {one.id: why for pool in pools for one in pool.candidates if not _is_within(one, node, domain)}
+        known[id(domain)] = {
+            candidate.id: why for pool in pools for candidate in pool.candidates if not _is_within(candidate, node, domain)
+        }
     return known[id(domain)]
 
 
-def _is_within(one: Candidate, node: str, domain: Domain) -> bool:
+def _is_within(candidate: Candidate, node: str, domain: Domain) -> bool:
     """Say whether a device lies within a domain; what nobody tells of, such as another vendor's device, lies in none."""
-    device_class = class_of_driver(one.id.driver)
-    if device_class is None or one.id.pool != node:
+    device_class = class_of_driver(candidate.id.driver)
+    if device_class is None or candidate.id.pool != node:
         return False
     if device_class == CPU_CLASS:
-        return domain.cpus is None or cpu_of_name(one.id.device) in domain.cpus
-    return device_class not in domain.devices or one.id.device in domain.devices[device_class]
+        return domain.cpus is None or cpu_of_name(candidate.id.device) in domain.cpus
+    return device_class not in domain.devices or candidate.id.device in domain.devices[device_class]
 
 
 def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequence[AllocationResult]) -> str | None:
     """Say what the engine has against an allocation; None when it admits it."""
-    for one, result in zip(wished, results, strict=True):
-        if one.wishes is None:
+    for aligned_claims, result in zip(wished, results, strict=True):
+        if aligned_claims.wishes is None:
             continue
-        request = placement_request(one.claim, result, view.node, one.wishes)
+        request = placement_request(aligned_claims.claim, result, view.node, aligned_claims.wishes)
         if request is None:
             continue
-        mine = without_owners(view, frozenset({owner_of(one.claim).key}))
-        if isinstance(plan(mine, request), Placement):
+        node_view = without_owners(view, frozenset({owner_of(aligned_claims.claim).key}))
+        if isinstance(plan(node_view, request), Placement):
             continue
-        judged = place(mine, request)  # the same, with its reasons
+        judged = place(node_view, request)  # the same, with its reasons
         if isinstance(judged, Refusal):
             return summarize(judged.reasons)
     return None
@@ -269,7 +281,7 @@ def _objection(view: NodeView, wished: Sequence[AlignedClaims], results: Sequenc
 
 def _not_met(node: str, wishes: Sequence[AlignmentRequest | None], misses: Sequence[tuple[str, str]]) -> tuple[Reason, ...]:
     """Name what is wished, where it was looked for, and what each place lacks."""
-    asked = dict.fromkeys(text for one in wishes if one is not None for text in _spoken(one))
+    asked = dict.fromkeys(text for alignment_request in wishes if alignment_request is not None for text in _spoken(alignment_request))
     wish = ", ".join(asked)
     names = tuple(key for key, _ in misses)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
@@ -292,4 +304,4 @@ def _not_met(node: str, wishes: Sequence[AlignmentRequest | None], misses: Seque
 
 def _spoken(wishes: AlignmentRequest) -> tuple[str, ...]:
     policy = (f"policy {wishes.policy.value}",) if wishes.policy not in (None, Policy.NONE) and wishes.policy is not None else ()
-    return (*policy, *(str(one) for one in wishes.locality))
+    return (*policy, *(str(locality) for locality in wishes.locality))

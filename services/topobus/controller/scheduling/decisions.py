@@ -110,17 +110,17 @@ class PodPlan:
     @property
     def pending(self) -> tuple[PodClaim, ...]:
         """The claims to allocate, together, on the node chosen."""
-        return tuple(one for one in self.claims if one.allocation is None)
+        return tuple(claim for claim in self.claims if claim.allocation is None)
 
     @property
     def allocated(self) -> tuple[PodClaim, ...]:
         """The claims that have their devices."""
-        return tuple(one for one in self.claims if one.allocation is not None)
+        return tuple(claim for claim in self.claims if claim.allocation is not None)
 
     @property
     def is_reserved(self) -> bool:
         """Say whether all claims are allocated and reserved for the pod."""
-        return all(one.allocation is not None and any(user.uid == self.pod.uid for user in one.consumers) for one in self.claims)
+        return all(claim.allocation is not None and any(user.uid == self.pod.uid for user in claim.consumers) for claim in self.claims)
 
 
 @dataclass(frozen=True)
@@ -197,24 +197,24 @@ def pre_filter(
             )
             reasons.append(Reason(code="claim-not-made", message=message, facts={"entry": use.entry, "template": use.template}))
             continue
-        found = find(use.claim)
-        if found is None:
+        api_object = find(use.claim)
+        if api_object is None:
             message = f"{who}: resourceClaims {use.entry}: there is no ResourceClaim {who.namespace}/{use.claim}"
             reasons.append(Reason(code="claim-missing", message=message, facts={"entry": use.entry, "claim": use.claim}))
             continue
         if use.claim in claims:
             continue  # two entries may name one claim
         try:
-            one = _read(use.entry, found)
-            mode = mode_of(found) or default_mode
+            pod_claim = _read(use.entry, api_object)
+            mode = mode_of(api_object) or default_mode
             is_waited_for = waits_for_immediate and mode is AllocationMode.IMMEDIATE and not use.is_generated
-            problem = _problem(who, one, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for)
+            problem = _problem(who, pod_claim, is_generated=use.is_generated, in_flight=in_flight, is_waited_for=is_waited_for)
         except ContractError as err:
             reasons.append(Reason(code="malformed", message=err.message, facts={"claim": use.claim}))
             continue
         if problem is not None:
             reasons.append(problem)
-        claims[use.claim] = one
+        claims[use.claim] = pod_claim
     if reasons:
         return Blocked(tuple(reasons))
     return PodPlan(who, tuple(claims.values()), _named_nodes(claims.values()))
@@ -225,17 +225,17 @@ def look_at_node(plan: PodPlan, node: Node, *, refused: Reason | None = None) ->
 
     Shapes: refused — why this node must not be tried now, when it must not (it refused the pod a moment ago).
     """
-    away = [one for one in plan.allocated if not _is_usable(one, node)]
+    away = [pod_claim for pod_claim in plan.allocated if not _is_usable(pod_claim, node)]
     if away:
         reasons = tuple(
             Reason(
                 code="claim-elsewhere",
-                message=f"node {node.name}: {name_of(one.object)} is allocated for {_where(one)}",
-                facts={"node": node.name, "claim": one.name},
+                message=f"node {node.name}: {name_of(pod_claim.object)} is allocated for {_where(pod_claim)}",
+                facts={"node": node.name, "claim": pod_claim.name},
             )
-            for one in away
+            for pod_claim in away
         )
-        return NodeMiss(node.name, NoFit(reasons, 0), frozenset(one.name for one in away))
+        return NodeMiss(node.name, NoFit(reasons, 0), frozenset(pod_claim.name for pod_claim in away))
     return NodeMiss(node.name, NoFit((refused,), 0)) if refused is not None else None
 
 
@@ -291,8 +291,8 @@ def post_filter(plan: PodPlan, misses: Sequence[NodeMiss]) -> TakeBack | Blocked
     A claim qualifies when some node could not use it and nobody but this pod has reserved it. Exactly one is taken back at a time, as upstream does: the next try
     may need no more. Order: the first such claim by name (upstream: a random one).
     """
-    away = frozenset(name for one in misses for name in one.unavailable)
-    for claim in sorted(plan.allocated, key=lambda one: one.name):
+    away = frozenset(name for miss in misses for name in miss.unavailable)
+    for claim in sorted(plan.allocated, key=lambda claim: claim.name):
         if claim.name in away and all(user.uid == plan.pod.uid for user in claim.consumers):
             return TakeBack(claim, f"{plan.pod} fits on no node as long as {name_of(claim.object)} is allocated for {_where(claim)}")
     return Blocked(explain_misses(misses)[1])
@@ -300,18 +300,18 @@ def post_filter(plan: PodPlan, misses: Sequence[NodeMiss]) -> TakeBack | Blocked
 
 def explain_misses(misses: Sequence[NodeMiss]) -> tuple[str, tuple[Reason, ...]]:
     """Name a condition's reason and the reasons behind it: node by node, or the one thing that is wrong everywhere."""
-    return explain_nodes([one.node for one in misses], [one.outcome for one in misses])
+    return explain_nodes([miss.node for miss in misses], [miss.outcome for miss in misses])
 
 
 def reserve(plan: PodPlan, fit: NodeFit) -> tuple[Reservation, ...]:
     """Say what each claim of the pod becomes on the chosen node, in the order of the pod's spec."""
     new = iter(fit.results)
     made: list[Reservation] = []
-    for one in plan.claims:
-        if one.allocation is None:
-            made.append(Reservation(one, next(new), is_new=True))
+    for claim in plan.claims:
+        if claim.allocation is None:
+            made.append(Reservation(claim, next(new), is_new=True))
         else:
-            made.append(Reservation(one, one.allocation, is_new=False))
+            made.append(Reservation(claim, claim.allocation, is_new=False))
     return tuple(made)
 
 
@@ -334,49 +334,51 @@ def _read(entry: str, claim: ApiObject) -> PodClaim:
     )
 
 
-def _problem(pod: PodRef, one: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool) -> Reason | None:
+def _problem(pod: PodRef, pod_claim: PodClaim, *, is_generated: bool, in_flight: Collection[str], is_waited_for: bool) -> Reason | None:
     """Say why a pod has to wait because of a claim; None when it may go on."""
-    metadata, name = metadata_of(one.object), name_of(one.object)
-    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": one.name}
-    is_mine = any(user.uid == pod.uid for user in one.consumers)
-    if is_generated and not is_made_for(one.object, pod):
+    metadata, name = metadata_of(pod_claim.object), name_of(pod_claim.object)
+    facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"claim": pod_claim.name}
+    is_mine = any(user.uid == pod.uid for user in pod_claim.consumers)
+    if is_generated and not is_made_for(pod_claim.object, pod):
         return Reason(code="claim-of-another", message=f"{name} was not made for {pod}: another object of that name exists", facts=facts)
     if metadata.deletion_timestamp:
         return Reason(code="claim-deleting", message=f"{name} is being deleted", facts=facts)
-    if deallocation_of(one.object):
+    if deallocation_of(pod_claim.object):
         return Reason(code="claim-taken-back", message=f"the allocation of {name} is being taken back", facts=facts)
-    if one.allocation is not None:
-        return full_reason(one.object, len(one.consumers)) if not is_mine and len(one.consumers) >= MAX_CONSUMERS else None
-    if one.consumers:
+    if pod_claim.allocation is not None:
+        return (
+            full_reason(pod_claim.object, len(pod_claim.consumers)) if not is_mine and len(pod_claim.consumers) >= MAX_CONSUMERS else None
+        )
+    if pod_claim.consumers:
         # Nobody writes this; were it allocated now, the reservations of others would hold for devices that they never saw.
-        users = tuple(str(user) for user in one.consumers)
+        users = tuple(str(user) for user in pod_claim.consumers)
         return Reason(code="claim-reserved", message=f"{name} is reserved for {', '.join(users)} and not allocated", facts=facts)
-    if metadata.uid in in_flight or attempt_of(one.object) is not None:
+    if metadata.uid in in_flight or attempt_of(pod_claim.object) is not None:
         return Reason(code="claim-in-flight", message=f"{name} is being allocated", facts=facts)
     if is_waited_for:
         return Reason(code="claim-immediate", message=f"{name} is to be allocated at once, and is not yet", facts=facts)
     return None
 
 
-def _is_usable(one: PodClaim, node: Node) -> bool:
+def _is_usable(pod_claim: PodClaim, node: Node) -> bool:
     """Say whether an allocated claim can be used on a node: its node selector tells, none means anywhere."""
-    selector = one.allocation.node_selector if one.allocation is not None else None
+    selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
     return selector is None or node_matches(node, None, selector, is_everywhere=False)
 
 
 def _named_nodes(claims: Collection[PodClaim]) -> frozenset[str] | None:
     """Collect the names that the allocated claims are bound to; None as soon as one may be elsewhere, too."""
     found: frozenset[str] | None = None
-    for one in claims:
-        names = _names(one)
+    for claim in claims:
+        names = _names(claim)
         if names is not None:
             found = names if found is None else found & names
     return found
 
 
-def _names(one: PodClaim) -> frozenset[str] | None:
+def _names(pod_claim: PodClaim) -> frozenset[str] | None:
     """Give the node names that an allocation is bound to; None when it is not bound by name."""
-    selector = one.allocation.node_selector if one.allocation is not None else None
+    selector = pod_claim.allocation.node_selector if pod_claim.allocation is not None else None
     if selector is None or len(selector.node_selector_terms) != 1:
         return None
     for field_ in selector.node_selector_terms[0].match_fields:
@@ -385,6 +387,6 @@ def _names(one: PodClaim) -> frozenset[str] | None:
     return None
 
 
-def _where(one: PodClaim) -> str:
-    names = _names(one)
+def _where(claim: PodClaim) -> str:
+    names = _names(claim)
     return f"node {', '.join(sorted(names))}" if names else "other nodes"

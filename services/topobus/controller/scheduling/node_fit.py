@@ -75,13 +75,13 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     taints: tuple[Taint, ...] = ()
 
 
-def node_facts(one: ApiObject) -> NodeFacts:
+def node_facts(api_object: ApiObject) -> NodeFacts:
     """Read a Node.
 
     Errors: raises ContractError.
     """
-    spec = read_as(one.spec, _NodeSpec, where=f"{name_of(one)}: spec")
-    metadata = metadata_of(one)
+    spec = read_as(api_object.spec, _NodeSpec, where=f"{name_of(api_object)}: spec")
+    metadata = metadata_of(api_object)
     taints = spec.taints
     if spec.unschedulable and not any(taint.key == _UNSCHEDULABLE.key for taint in taints):
         # The controller manager adds this taint a moment after the mark.
@@ -104,7 +104,7 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
         # It is bound: nobody asks again whether it may.
         return None if pod.node_name == node.name else _reason("node-name", node, f"the pod is to run on {pod.node_name}")
     for taint in at.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and not any(_tolerates(one, taint) for one in pod.tolerations):
+        if taint.effect in ("NoSchedule", "NoExecute") and not any(_tolerates(toleration, taint) for toleration in pod.tolerations):
             shown = f"{taint.key}={taint.value}" if taint.value else taint.key
             return _reason("node-tainted", node, f"the pod does not tolerate its taint {shown}:{taint.effect}")
     for key, value in sorted(pod.node_selector.items()):
@@ -113,7 +113,7 @@ def why_not(pod: Placing, at: NodeFacts) -> Reason | None:
             return _reason("node-selector-label", node, f"the pod wants label {key}={value}, it has {found}")
     affinity = pod.affinity.node_affinity if pod.affinity is not None else None
     required = affinity.required_during_scheduling_ignored_during_execution if affinity is not None else None
-    if required is not None and not any(_term_matches(one, node) for one in required.node_selector_terms):
+    if required is not None and not any(_term_matches(node_selector_term, node) for node_selector_term in required.node_selector_terms):
         return _reason("node-affinity", node, "it matches none of the terms of the pod's required node affinity")
     return None
 
@@ -129,7 +129,7 @@ def preference_of(pod: Placing, node: Node) -> int:
     affinity = pod.affinity.node_affinity if pod.affinity is not None else None
     terms = affinity.preferred_during_scheduling_ignored_during_execution if affinity is not None else ()
     # An empty preferred term matches every node, as upstream has it; an empty required one matches none.
-    return sum(one.weight for one in terms if _is_empty(one.preference) or _term_matches(one.preference, node))
+    return sum(term.weight for term in terms if _is_empty(term.preference) or _term_matches(term.preference, node))
 
 
 def _is_empty(term: NodeSelectorTerm) -> bool:
@@ -139,27 +139,31 @@ def _is_empty(term: NodeSelectorTerm) -> bool:
 def _term_matches(term: NodeSelectorTerm, node: Node) -> bool:
     if _is_empty(term):
         return False
-    return all(_holds(one, node.labels) for one in term.match_expressions) and all(
-        one.key == "metadata.name" and _holds(one, {"metadata.name": node.name}) for one in term.match_fields
+    return all(_holds(match_expression, node.labels) for match_expression in term.match_expressions) and all(
+        match_field.key == "metadata.name" and _holds(match_field, {"metadata.name": node.name}) for match_field in term.match_fields
     )
 
 
-def _holds(one: NodeRequirement, values: Mapping[str, str]) -> bool:
+def _holds(node_requirement: NodeRequirement, values: Mapping[str, str]) -> bool:
     """Evaluate one requirement; an unknown operator never holds. Source: k8s.io/apimachinery/pkg/labels/selector.go."""
-    value = values.get(one.key)
-    match one.operator:
+    value = values.get(node_requirement.key)
+    match node_requirement.operator:
         case "In":
-            return value in one.values
+            return value in node_requirement.values
         case "NotIn":
-            return value not in one.values
+            return value not in node_requirement.values
         case "Exists":
             return value is not None
         case "DoesNotExist":
             return value is None
         case "Gt" | "Lt":
-            if value is None or not _is_number(value) or len(one.values) != 1 or not _is_number(one.values[0]):
+            if value is None or not _is_number(value) or len(node_requirement.values) != 1 or not _is_number(node_requirement.values[0]):
                 return False
-            return int(value) > int(one.values[0]) if one.operator == "Gt" else int(value) < int(one.values[0])
+            return (
+                int(value) > int(node_requirement.values[0])
+                if node_requirement.operator == "Gt"
+                else int(value) < int(node_requirement.values[0])
+            )
         case _:
             return False
 
@@ -168,17 +172,17 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.removeprefix("-").isdecimal()
 
 
-def _tolerates(one: Toleration, taint: Taint) -> bool:
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
     """Say whether a toleration bears a taint. Source: k8s.io/api/core/v1/toleration.go, ToleratesTaint."""
-    if one.effect and one.effect != taint.effect:
+    if toleration.effect and toleration.effect != taint.effect:
         return False
-    if one.key and one.key != taint.key:
+    if toleration.key and toleration.key != taint.key:
         return False
-    match one.operator:
+    match toleration.operator:
         case "Exists":
             return True
         case "" | "Equal":
-            return bool(one.key) and one.value == taint.value
+            return bool(toleration.key) and toleration.value == taint.value
         case _:
             return False
 

@@ -69,13 +69,13 @@ def requests_of(spec: Mapping[str, Any]) -> Amounts:
     What cannot be read counts as nothing: the API server has checked it, and this is a hint.
     """
     total: Amounts = {}
-    for one in _containers(spec, "containers"):
-        _add(total, _asked(one))
+    for container in _containers(spec, "containers"):
+        _add(total, _asked(container))
     sidecars: Amounts = {}
     peak: Amounts = {}
-    for one in _containers(spec, "initContainers"):
-        asked = _asked(one)
-        if one.get("restartPolicy") == "Always":
+    for container in _containers(spec, "initContainers"):
+        asked = _asked(container)
+        if container.get("restartPolicy") == "Always":
             _add(total, asked)
             _add(sidecars, asked)
             continue
@@ -104,13 +104,13 @@ def _asked(container: Mapping[str, Any]) -> Amounts:
 
 
 def _amounts(value: object) -> Amounts:
-    found: Amounts = {}
+    quantities: Amounts = {}
     for name, text in value.items() if isinstance(value, Mapping) else ():
         try:
-            found[str(name)] = Quantity.parse(text)
+            quantities[str(name)] = Quantity.parse(text)
         except (ValueError, TypeError):
             continue
-    return found
+    return quantities
 
 
 def _add(total: Amounts, more: Mapping[str, Quantity]) -> None:

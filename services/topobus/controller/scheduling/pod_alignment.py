@@ -35,7 +35,7 @@ def own_request(pod: ApiObject) -> PodRequest | None:
     Errors: raises ContractError.
     """
     request = pod_request(pod, uid=metadata_of(pod).uid)
-    asks = any(one.cpus or one.devices or one.memory_bytes or one.hugepages for one in request.containers)
+    asks = any(container.cpus or container.devices or container.memory_bytes or container.hugepages for container in request.containers)
     return request if asks else None
 
 
@@ -90,7 +90,7 @@ def groups_of(pod: PodRequest, owner_keys: Sequence[str], scope: Scope) -> tuple
         mine, containers = frozenset({place_}), users.get(key, frozenset())
         if not containers:
             continue
-        for other, theirs in [one for one in groups if not one[1].isdisjoint(containers)]:
+        for other, theirs in [group for group in groups if not group[1].isdisjoint(containers)]:
             groups.remove((other, theirs))
             mine, containers = mine | other, containers | theirs
         groups.append((mine, containers))
@@ -112,13 +112,13 @@ def objection_of_pod(view: NodeView, pod: PodRequest, owner_keys: Sequence[str],
 def _held_by(result: AllocationResult, node: str) -> tuple[dict[str, tuple[str, ...]], CpuSet]:
     devices: dict[str, tuple[str, ...]] = {}
     cpus: Collection[int] = []
-    for one in result.devices.results:
-        device_class = class_of_driver(one.driver)
-        if device_class is None or one.pool != node or one.admin_access:
+    for granted_device in result.devices.results:
+        device_class = class_of_driver(granted_device.driver)
+        if device_class is None or granted_device.pool != node or granted_device.admin_access:
             continue
-        cpu = cpu_of_name(one.device) if device_class == CPU_CLASS else None
+        cpu = cpu_of_name(granted_device.device) if device_class == CPU_CLASS else None
         if cpu is not None:
             cpus = [*cpus, cpu]
         else:
-            devices[device_class] = (*devices.get(device_class, ()), one.device)
+            devices[device_class] = (*devices.get(device_class, ()), granted_device.device)
     return devices, CpuSet.of(cpus)

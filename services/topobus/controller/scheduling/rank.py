@@ -30,7 +30,7 @@ def rank_nodes(answers: Mapping[str, Placement | Refusal]) -> tuple[str, ...]:
     return tuple(node for _, node in sorted((crossings(one), node) for node, one in answers.items() if isinstance(one, Placement)))
 
 
-def crossings(one: Placement) -> tuple[int, int]:
+def crossings(placement: Placement) -> tuple[int, int]:
     """Count the NUMA nodes crossed over all containers, and the containers without a preferred alignment."""
-    crossed = sum(max(len(container.numa_nodes) - 1, 0) for container in one.containers)
-    return crossed, sum(not container.alignment.preferred for container in one.containers)
+    crossed = sum(max(len(container.numa_nodes) - 1, 0) for container in placement.containers)
+    return crossed, sum(not container.alignment.preferred for container in placement.containers)

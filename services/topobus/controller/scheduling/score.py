@@ -44,7 +44,7 @@ def preference(specs: Sequence[ClaimSpec], results: Sequence[AllocationResult]) 
     """
     points = 0
     for spec, result in zip(specs, results, strict=True):
-        granted = {one.request for one in result.devices.results}
+        granted = {granted_device.request for granted_device in result.devices.results}
         for request in spec.devices.requests:
             for index, sub in enumerate(request.first_available):
                 if f"{request.name}/{sub.name}" in granted:
@@ -65,21 +65,21 @@ def score_node(
     Shapes: placement — what the node would give the pod's own resources; numa_of — where a device lies, None when nobody knows.
     """
     own = crossings(placement) if placement is not None else (0, 0)
-    specs = [one.spec for one in plan.pending]
-    allocated = [one for one in plan.allocated if one.allocation is not None]
-    results = [*fit.results, *(one.allocation for one in allocated if one.allocation is not None)]
+    specs = [pod_claim.spec for pod_claim in plan.pending]
+    allocated = [pod_claim for pod_claim in plan.allocated if pod_claim.allocation is not None]
+    results = [*fit.results, *(pod_claim.allocation for pod_claim in allocated if pod_claim.allocation is not None)]
     return NodeScore(
         node=fit.node,
-        preference=preference([*specs, *(one.spec for one in allocated)], results),
-        crossed=own[0] + sum(_crossed(one, numa_of) for one in fit.results),
+        preference=preference([*specs, *(pod_claim.spec for pod_claim in allocated)], results),
+        crossed=own[0] + sum(_crossed(allocation_result, numa_of) for allocation_result in fit.results),
         unpreferred=own[1],
     )
 
 
 def normalize(scores: Sequence[NodeScore]) -> Mapping[str, int]:
     """Bring the preferences to 0..100, the best one to 100, as kube-scheduler's default normalizing does."""
-    best = max((one.preference for one in scores), default=0)
-    return {one.node: one.preference * MAX_SCORE // best if best else 0 for one in scores}
+    best = max((score.preference for score in scores), default=0)
+    return {score.node: score.preference * MAX_SCORE // best if best else 0 for score in scores}
 
 
 def rank(scores: Sequence[NodeScore]) -> tuple[str, ...]:
@@ -87,11 +87,13 @@ def rank(scores: Sequence[NodeScore]) -> tuple[str, ...]:
 
     Order: most points for alternatives, fewest NUMA nodes crossed, fewest containers without a preferred alignment, then the name.
     """
-    return tuple(one.node for one in sorted(scores, key=lambda one: (-one.preference, one.crossed, one.unpreferred, one.node)))
+    return tuple(
+        score.node for score in sorted(scores, key=lambda score: (-score.preference, score.crossed, score.unpreferred, score.node))
+    )
 
 
 def _crossed(result: AllocationResult, numa_of: Callable[[DeviceId], NodeSet | None]) -> int:
     touched: set[int] = set()
-    for one in result.devices.results:
-        touched |= set(numa_of(DeviceId(one.driver, one.pool, one.device)) or ())
+    for granted_device in result.devices.results:
+        touched |= set(numa_of(DeviceId(granted_device.driver, granted_device.pool, granted_device.device)) or ())
     return max(len(touched) - 1, 0)

@@ -62,7 +62,9 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
                 return None
             waits = not spec.get("nodeName")
             containers = {
-                key: [_sized(one) for one in _list(spec.get(key))] for key in ("containers", "initContainers") if waits and key in spec
+                key: [_sized(container) for container in _list(spec.get(key))]
+                for key in ("containers", "initContainers")
+                if waits and key in spec
             }
             spec = {key: spec[key] for key in _POD_SPEC if key in spec} | containers
             if "affinity" in spec:
@@ -81,14 +83,14 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
         case "ResourceSlice":
             metadata = {key: value for key, value in metadata.items() if key in ("name", "uid", "resourceVersion", "ownerReferences")}
             if version == "v1beta1":
-                spec = {**spec, "devices": [_upgraded_device(one) for one in _list(spec.get("devices"))]}
+                spec = {**spec, "devices": [_upgraded_device(device) for device in _list(spec.get("devices"))]}
     group = "v1" if kind in ("Pod", "Node") else "resource.k8s.io/v1"
     return ApiObject(api_version=group, kind=kind, metadata=metadata, spec=dict(spec), status=dict(status))
 
 
-def version_of(one: ApiObject) -> int:
+def version_of(api_object: ApiObject) -> int:
     """Read an object's resource version as a number, for comparison with others of its kind; 0 when it has none."""
-    text = str(one.metadata.get("resourceVersion") or "")
+    text = str(api_object.metadata.get("resourceVersion") or "")
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_VERSION else 0
 
 

@@ -99,36 +99,36 @@ class ClusterState:
         """
         key = _key_of(plain)
         try:
-            one = read_object(kind, version, plain)
+            api_object = read_object(kind, version, plain)
             if kind == "Pod":
                 self.room.put_pod(key, plain)
             elif kind == "Node":
                 self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
-            if one is None:
+            if api_object is None:
                 self._drop_pod(key)
                 return
             match kind:
                 case "Node":
-                    self._put_node(one)
+                    self._put_node(api_object)
                 case "Pod":
-                    self.put_pod(key, one)
+                    self.put_pod(key, api_object)
                 case "ResourceClaim":
-                    self.put_claim(key, one)
+                    self.put_claim(key, api_object)
                 case "ResourceClaimTemplate":
-                    self.templates[key] = one
+                    self.templates[key] = api_object
                 case "DeviceClass":
-                    spec = read_as(one.spec, DeviceClassSpec, where=name_of(one))
-                    _refuse(limits.check_class(spec), one)
+                    spec = read_as(api_object.spec, DeviceClassSpec, where=name_of(api_object))
+                    _refuse(limits.check_class(spec), api_object)
                     self.classes[key[1]] = spec
                     self.supply.free(None)
                 case "ResourceSlice":
-                    spec_of_slice = read_as(one.spec, SliceSpec, where=name_of(one))
+                    spec_of_slice = read_as(api_object.spec, SliceSpec, where=name_of(api_object))
                     # One wrong amount in a slice would end every search that meets it.
-                    _refuse(limits.check_slice(spec_of_slice), one)
-                    self._file_slice(key[1], Slice(key[1], spec_of_slice), metadata_of(one).owner_references)
+                    _refuse(limits.check_slice(spec_of_slice), api_object)
+                    self._file_slice(key[1], Slice(key[1], spec_of_slice), metadata_of(api_object).owner_references)
                     self._show(key[1])
                 case "DeviceTaintRule":
-                    self._rules[key[1]] = read_rule(one)
+                    self._rules[key[1]] = read_rule(api_object)
                     self._show_all()
         except Exception:
             # Whatever it is, it is raised again: the boundary of the informer tells of it. Only what stands here has to be taken back.
@@ -175,10 +175,10 @@ class ClusterState:
 
     def put_pod(self, key: Key, pod: ApiObject) -> None:
         """Take in a pod."""
-        known = self.pods.get(key)
-        if known is not None and _is_older(pod, known):
+        api_object = self.pods.get(key)
+        if api_object is not None and _is_older(pod, api_object):
             return
-        uses = tuple((key[0], one.claim) for one in claim_uses(pod) if one.claim)
+        uses = tuple((key[0], claim_use.claim) for claim_use in claim_uses(pod) if claim_use.claim)
         self.pods[key] = pod
         self._uses[key] = uses
         self.book.put_pod(key, pod)
@@ -186,22 +186,22 @@ class ClusterState:
     def put_claim(self, key: Key, claim: ApiObject) -> None:
         """Take in a claim."""
         status_of(claim)
-        known = self.claims.get(key) or self._unreadable.get(key)
-        if known is not None:
-            if _is_older(claim, known):
+        api_object = self.claims.get(key) or self._unreadable.get(key)
+        if api_object is not None:
+            if _is_older(claim, api_object):
                 return
-            self._note_loss(key, known, claim)
+            self._note_loss(key, api_object, claim)
         self._unreadable.pop(key, None)
         self.claims[key] = claim
         self._hold(key, claim)
 
     def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
         """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
-        known = self.claims.pop(key, None) or self._unreadable.get(key)
-        if known is None:
-            known = _salvaged(key, plain)
-            self._hold(key, known)
-        self._unreadable[key] = known
+        api_object = self.claims.pop(key, None) or self._unreadable.get(key)
+        if api_object is None:
+            api_object = _salvaged(key, plain)
+            self._hold(key, api_object)
+        self._unreadable[key] = api_object
 
     def count(self, kind: str) -> int:
         """Say how many objects of a kind are kept."""
@@ -243,7 +243,7 @@ class ClusterState:
         machine = self.machines.get(node)
         if machine is None:
             return None
-        inventories = {device_class: one for (there, device_class), one in self.inventories.items() if there == node}
+        inventories = {device_class: inventory for (there, device_class), inventory in self.inventories.items() if there == node}
         return aligned_view(machine, inventories, self.ledgers.get(node), self.alignments.get(node, NodeAlignment(node=node)))
 
     def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
@@ -296,20 +296,20 @@ class ClusterState:
         )
 
     def _describe(self, name: str) -> Node:
-        known = self.nodes.get(name)
-        return known.node if known is not None else Node(name)
+        node = self.nodes.get(name)
+        return node.node if node is not None else Node(name)
 
-    def _put_node(self, one: ApiObject) -> None:
-        facts = node_facts(one)
-        known = self.nodes.get(facts.node.name)
-        if known != facts:
+    def _put_node(self, node: ApiObject) -> None:
+        facts = node_facts(node)
+        known_node = self.nodes.get(facts.node.name)
+        if known_node != facts:
             self.nodes[facts.node.name] = facts
-            if known is None:
+            if known_node is None:
                 self.node_names = tuple(sorted(self.nodes))
             self.supply.outdate(facts.node.name)
         before = self.node_objects.get(facts.node.name)
-        self.node_objects[facts.node.name] = one
-        if before is None or metadata_of(before).uid != metadata_of(one).uid:
+        self.node_objects[facts.node.name] = node
+        if before is None or metadata_of(before).uid != metadata_of(node).uid:
             self._show_of_node(facts.node.name)
 
     def _file_slice(self, name: str, published: Slice | None, owners: tuple[dict[str, Any], ...]) -> None:
@@ -352,11 +352,11 @@ class ClusterState:
         inventory = self.inventories.get((node, device_class))
         return frozenset([device.name for device in inventory.devices]) if inventory is not None else None
 
-    def _shown(self, one: Slice) -> Slice:
+    def _shown(self, resource_slice: Slice) -> Slice:
         """Show a slice as we see it: with the taints of rules, and without the one that only keeps kube-scheduler away."""
-        (shown,) = tainted((one,), [rule for _, rule in sorted(self._rules.items())])
+        (shown,) = tainted((resource_slice,), [rule for _, rule in sorted(self._rules.items())])
         devices = tuple(unreserved(device) for device in shown.spec.devices)
-        return Slice(one.name, structs.replace(shown.spec, devices=devices)) if devices != shown.spec.devices else shown
+        return Slice(resource_slice.name, structs.replace(shown.spec, devices=devices)) if devices != shown.spec.devices else shown
 
     def _hold(self, key: Key, claim: ApiObject | None) -> None:
         """Remember what a claim holds, allocated or about to be.
@@ -412,14 +412,14 @@ def _salvaged(key: Key, plain: Mapping[str, Any]) -> ApiObject:
     return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=identity, spec={}, status=kept)
 
 
-def _is_older(one: ApiObject, known: ApiObject) -> bool:
+def _is_older(api_object: ApiObject, known_api_object: ApiObject) -> bool:
     """Say whether this is late news of the same object."""
-    return one.metadata.get("uid") == known.metadata.get("uid") and version_of(one) < version_of(known)
+    return api_object.metadata.get("uid") == known_api_object.metadata.get("uid") and version_of(api_object) < version_of(known_api_object)
 
 
 def unreserved(device: SliceDevice) -> SliceDevice:
     """Show a device without the taint that only keeps kube-scheduler away from what is ours to allocate."""
-    taints = tuple(one for one in device.taints if one.key != RESERVED_TAINT or one.effect != "NoSchedule")
+    taints = tuple(taint for taint in device.taints if taint.key != RESERVED_TAINT or taint.effect != "NoSchedule")
     return structs.replace(device, taints=taints) if taints != device.taints else device
 
 
@@ -432,9 +432,13 @@ def _devices_of(claim: ApiObject | None) -> frozenset[DeviceId]:
     except ContractError:
         return frozenset()
     results = allocation.devices.results if allocation is not None else ()
-    return frozenset(DeviceId(one.driver, one.pool, one.device) for one in results if not one.admin_access and one.share_id is None)
+    return frozenset(
+        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+        for granted_device in results
+        if not granted_device.admin_access and granted_device.share_id is None
+    )
 
 
-def _refuse(problems: Sequence[Problem], one: ApiObject) -> None:
+def _refuse(problems: Sequence[Problem], api_object: ApiObject) -> None:
     if problems:
-        raise ContractError(f"{name_of(one)}: " + "; ".join(str(problem) for problem in problems))
+        raise ContractError(f"{name_of(api_object)}: " + "; ".join(str(problem) for problem in problems))

@@ -181,18 +181,23 @@ class FreeDevices:
         A claim that holds devices in the ledger already (a crash came between ledger and status) is to get those or none.
         Shapes: ignoring — uids of claims whose own word on what they hold counts for nothing here.
         """
-        mine = self._in_ledger(node)
-        own = {device for device, holder in mine.items() if holder in owners}
-        keys = [("resourceclaim", one.namespace, one.name) for one in owners]
+        own_owners = self._in_ledger(node)
+        own = {device for device, holder in own_owners.items() if holder in owners}
+        keys = [("resourceclaim", owner.namespace, owner.name) for owner in owners]
         if not own and not ignoring and not any(self._held.holds(key) for key in keys):
             usage = self._taken_on(node).usage
             return Usage(usage.holders, usage.consumed, excluded) if excluded else usage
         pools = self.table_of(node).pools
-        names = {one.id.pool for one in pools}
-        uids = frozenset(one.uid for one in owners) | frozenset(ignoring)
-        others = (one.id for pool in pools if pool.id.pool == node for one in pool.candidates if one.id not in own) if own else ()
+        names = {pool.id.pool for pool in pools}
+        uids = frozenset(owner.uid for owner in owners) | frozenset(ignoring)
+        others = (
+            (candidate.id for pool in pools if pool.id.pool == node for candidate in pool.candidates if candidate.id not in own)
+            if own
+            else ()
+        )
         return Usage(
-            self._held.holders(names, except_uids=uids) | {one: str(holder) for one, holder in mine.items() if one not in own},
+            self._held.holders(names, except_uids=uids)
+            | {device_id: str(holder) for device_id, holder in own_owners.items() if device_id not in own},
             self._held.consumed(names, except_uids=uids),
             dict.fromkeys(others, f"{owners[0]} holds other devices here already") | dict(excluded),
         )
@@ -216,8 +221,10 @@ class FreeDevices:
         known = self._taken.get(node)
         if known is None:
             table = self.table_of(node)
-            names = {one.id.pool for one in table.pools}
-            holders = self._held.holders(names, except_uids=()) | {one: str(holder) for one, holder in self._in_ledger(node).items()}
+            names = {pool.id.pool for pool in table.pools}
+            holders = self._held.holders(names, except_uids=()) | {
+                device_id: str(holder) for device_id, holder in self._in_ledger(node).items()
+            }
             consumed = self._held.consumed(names, except_uids=())
             state = NodeState(_bits(table.places, holders), _amounts(table.places, consumed))
             known = self._taken[node] = _Taken(Usage(holders, consumed), state)
@@ -226,8 +233,8 @@ class FreeDevices:
 
 def _bits(places: Mapping[DeviceId, int], devices: Iterable[DeviceId]) -> int:
     found = 0
-    for one in devices:
-        place = places.get(one)
+    for device in devices:
+        place = places.get(device)
         if place is not None:
             found |= 1 << place
     return found

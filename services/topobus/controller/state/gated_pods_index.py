@@ -113,13 +113,13 @@ class GatedPodsIndex:
     def waiting(self) -> frozenset[Key]:
         """Name the pods that wait behind our gate, and those for which we allocated a claim that has no devices (any more)."""
         lost = (self._pods.get(self._noted[key].note.pod) for key in self._lost)
-        return frozenset(self._gated) | frozenset(one for one in lost if one is not None)
+        return frozenset(self._gated) | frozenset(key for key in lost if key is not None)
 
     def placeless(self) -> frozenset[Key]:
         """Name the pods for which we allocated claims and that have no node, and those that have not reserved (any more) what we allocated for them."""
         found = [self._pods[uid] for uid in self._unbound if uid in self._of_pod]
         left = (self._pods.get(self._noted[key].note.pod) for key in self._unreserved)
-        return frozenset(found) | frozenset(one for one in left if one is not None)
+        return frozenset(found) | frozenset(key for key in left if key is not None)
 
     def pod_of(self, uid: str) -> Key | None:
         """Find a pod by its uid."""

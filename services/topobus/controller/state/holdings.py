@@ -41,7 +41,7 @@ class _Held:
 
     @property
     def pools(self) -> frozenset[str]:
-        return frozenset(one.pool for one in (*self.devices, *(device for device, _ in self.shares)))
+        return frozenset(device.pool for device in (*self.devices, *(device for device, _ in self.shares)))
 
 
 @dataclass
@@ -71,8 +71,8 @@ class ClaimHoldings:
         shared, still_shared = set(before.shares), set(after.shares)
         freed = [*(before.devices - after.devices), *(device for device, _ in shared - still_shared)]
         taken = [*(after.devices - before.devices), *(device for device, _ in still_shared - shared)]
-        gave = frozenset([PoolId(one.driver, one.pool) for one in freed])
-        return Shift(gave | frozenset([PoolId(one.driver, one.pool) for one in taken]), gave)
+        gave = frozenset([PoolId(device_id.driver, device_id.pool) for device_id in freed])
+        return Shift(gave | frozenset([PoolId(device_id.driver, device_id.pool) for device_id in taken]), gave)
 
     def holders(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, str]:
         """Say who holds devices of these pools, some claims left out."""
@@ -80,13 +80,13 @@ class ClaimHoldings:
 
     def consumed(self, pools: Iterable[str], *, except_uids: Collection[str]) -> dict[DeviceId, dict[str, Quantity]]:
         """Add up the shares taken of devices of these pools, some claims left out."""
-        found: dict[DeviceId, dict[str, Quantity]] = {}
+        quantities: dict[DeviceId, dict[str, Quantity]] = {}
         for one in self._others(pools, except_uids):
             for device, amounts in one.shares:
-                used = found.setdefault(device, {})
+                used = quantities.setdefault(device, {})
                 for name, amount in amounts:
                     used[name] = used.get(name, Quantity(0)) + amount
-        return found
+        return quantities
 
     def _others(self, pools: Iterable[str], except_uids: Collection[str]) -> list[_Held]:
         keys = {key for pool in pools for key in self._by_pool.get(pool, ())}
@@ -104,14 +104,18 @@ def _read(claim: ApiObject) -> _Held:
         return _Held(
             owner.uid,
             str(owner),
-            frozenset(DeviceId(one.driver, one.pool, one.device) for one in results if not one.admin_access and one.share_id is None),
+            frozenset(
+                DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+                for granted_device in results
+                if not granted_device.admin_access and granted_device.share_id is None
+            ),
             tuple(
                 (
-                    DeviceId(one.driver, one.pool, one.device),
-                    tuple((name, Quantity.parse(amount)) for name, amount in sorted(one.consumed_capacity.items())),
+                    DeviceId(granted_device.driver, granted_device.pool, granted_device.device),
+                    tuple((name, Quantity.parse(amount)) for name, amount in sorted(granted_device.consumed_capacity.items())),
                 )
-                for one in results
-                if one.share_id is not None
+                for granted_device in results
+                if granted_device.share_id is not None
             ),
         )
     except (ContractError, ValueError):

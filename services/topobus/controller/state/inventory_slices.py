@@ -33,7 +33,7 @@ def slices_from_inventory(inventory: Inventory) -> tuple[Slice, ...]:
     Order: devices as in the inventory (by name); slice names carry an index, so the order of slices is theirs.
     """
     driver = driver_name(inventory.device_class)
-    devices = tuple(slice_device(one) for one in inventory.devices)
+    devices = tuple(slice_device(device) for device in inventory.devices)
     chunks = [devices[start : start + DEVICES_PER_SLICE] for start in range(0, len(devices), DEVICES_PER_SLICE)]
     pool = Pool(name=inventory.node, generation=inventory.generation, resource_slice_count=max(len(chunks), 1))
     return tuple(
@@ -47,7 +47,7 @@ def slices_from_inventory(inventory: Inventory) -> tuple[Slice, ...]:
 
 def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> dict[DeviceId, Owner]:
     """Say which devices of a node are held and by whom; CPUs too, by their device names."""
-    names = {one.cpu: one.name for one in cpu_devices if one.cpu is not None}
+    names = {cpu_device.cpu: cpu_device.name for cpu_device in cpu_devices if cpu_device.cpu is not None}
     held: dict[DeviceId, Owner] = {}
     for key in sorted(ledger.allocations):
         allocation = ledger.allocations[key]

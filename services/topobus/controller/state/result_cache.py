@@ -119,25 +119,31 @@ class ResultCache:
     def question(self, specs: Sequence[ClaimSpec]) -> RequestShape:
         """Tell what is asked; the same question for equal specs as long as their classes are the same."""
         classes = self._classes()
-        wanted = [one for spec in specs for request in spec.devices.requests for one in (request.exactly, *request.first_available) if one]
-        asked = encode((specs, [classes.get(one.device_class_name) for one in wanted]))
-        known = self._questions.get(asked)
-        if known is None:
+        wanted = [
+            other_request
+            for spec in specs
+            for request in spec.devices.requests
+            for other_request in (request.exactly, *request.first_available)
+            if other_request
+        ]
+        asked = encode((specs, [classes.get(request.device_class_name) for request in wanted]))
+        request_shape = self._questions.get(asked)
+        if request_shape is None:
             if len(self._questions) >= _MOST_QUESTIONS:
                 self._questions.clear()
                 self._answers.clear()
             attributes = {
                 name
                 for spec in specs
-                for one in spec.devices.constraints
-                for name in (one.match_attribute, one.distinct_attribute)
+                for constraint in spec.devices.constraints
+                for name in (constraint.match_attribute, constraint.distinct_attribute)
                 if name is not None
             }
             self._count += 1
-            known = self._questions[asked] = RequestShape(
+            request_shape = self._questions[asked] = RequestShape(
                 self._count, self._reads(wanted, classes), tuple(sorted(attributes)), tuple(specs)
             )
-        return known
+        return request_shape
 
     def ticket(self, question: RequestShape, node: str) -> CacheKey:
         """Take down how a node looks to a question now.
@@ -160,10 +166,10 @@ class ResultCache:
                 return NoFit((), 0)
             if ticket.question.samples:
                 return _placed(ticket.question.samples[0], places, ticket.table)
-        known = self._answers.get(ticket.key) if ticket.key is not None else None
-        if known is None or not isinstance(known.outcome, Allocated):
-            return known.outcome if known is not None else None
-        return _placed(known.outcome, known.places, ticket.table)
+        cached_result = self._answers.get(ticket.key) if ticket.key is not None else None
+        if cached_result is None or not isinstance(cached_result.outcome, Allocated):
+            return cached_result.outcome if cached_result is not None else None
+        return _placed(cached_result.outcome, cached_result.places, ticket.table)
 
     def remember(self, ticket: CacheKey, outcome: Outcome) -> None:
         """Keep an answer for all nodes that look the same."""
@@ -173,8 +179,13 @@ class ResultCache:
             self._answers.clear()
         if isinstance(outcome, Allocated):
             table = ticket.table
-            ids = [[DeviceId(one.driver, one.pool, one.device) for one in result.devices.results] for result in outcome.results]
-            self._answers[ticket.key] = _CachedResult(outcome, tuple([tuple([table.places[one] for one in found]) for found in ids]))
+            ids = [
+                [DeviceId(granted_device.driver, granted_device.pool, granted_device.device) for granted_device in result.devices.results]
+                for result in outcome.results
+            ]
+            self._answers[ticket.key] = _CachedResult(
+                outcome, tuple([tuple([table.places[device_id] for device_id in device_ids]) for device_ids in ids])
+            )
             if ticket.sheet is not None and ticket.question is not None and not ticket.question.samples:
                 ticket.question.samples.append(outcome)
         elif isinstance(outcome, NoFit):
@@ -227,22 +238,22 @@ class ResultCache:
             frontier.closed.clear()
         if changed is None or nodes is not frontier.nodes:
             frontier.nodes = nodes
-            frontier.open[:] = [one for one in nodes if one not in frontier.closed]
+            frontier.open[:] = [node for node in nodes if node not in frontier.closed]
 
     def _reads(self, wanted: Sequence[ExactRequest | SubRequest], classes: Mapping[str, DeviceClassSpec]) -> tuple[Reads, ...] | None:
         """Collect what all selectors read."""
-        found: set[Reads] = set()
-        for expression in {expression for one in wanted for expression in _expressions(one, classes)}:
+        reads: set[Reads] = set()
+        for expression in {expression for request in wanted for expression in _expressions(request, classes)}:
             selector = self._compiler.compile(expression)
             if isinstance(selector, SelectorError) or selector.reads is None:
                 return None
-            found.update(selector.reads)
-        return tuple(sorted(found, key=str))
+            reads.update(selector.reads)
+        return tuple(sorted(reads, key=str))
 
 
-def _expressions(one: ExactRequest | SubRequest, classes: Mapping[str, DeviceClassSpec]) -> list[str]:
-    device_class = classes.get(one.device_class_name)
-    selectors = (*(device_class.selectors if device_class is not None else ()), *one.selectors)
+def _expressions(request: ExactRequest | SubRequest, classes: Mapping[str, DeviceClassSpec]) -> list[str]:
+    device_class = classes.get(request.device_class_name)
+    selectors = (*(device_class.selectors if device_class is not None else ()), *request.selectors)
     return [selector.cel.expression if selector.cel is not None else "" for selector in selectors]
 
 

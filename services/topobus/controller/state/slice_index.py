@@ -40,20 +40,22 @@ class SliceIndex:
         before = self._slices.pop(origin, ())
         if slices:
             self._slices[origin] = slices
-        for one in before:
-            self._file(origin, one, is_there=False)
-        for one in slices:
-            self._file(origin, one, is_there=True)
-        concerned = [self._outdate(pool, (*before, *slices)) for pool in {_pool_of(one) for one in (*before, *slices)}]
+        for resource_slice in before:
+            self._file(origin, resource_slice, is_there=False)
+        for resource_slice in slices:
+            self._file(origin, resource_slice, is_there=True)
+        concerned = [
+            self._outdate(pool, (*before, *slices)) for pool in {_pool_of(resource_slice) for resource_slice in (*before, *slices)}
+        ]
         known = [one for one in concerned if one is not None]
         return frozenset().union(*known) if len(known) == len(concerned) else None
 
     def table(self, node: Node) -> NodeTable:
         """Give a node's devices; made once until a slice changes that matters there."""
-        known = self._tables.get(node.name)
-        if known is None:
-            known = self._tables[node.name] = NodeTable(node, gather_pools(self._relevant(node.name), node, ALL_GATES), self._numbers)
-        return known
+        node_table = self._tables.get(node.name)
+        if node_table is None:
+            node_table = self._tables[node.name] = NodeTable(node, gather_pools(self._relevant(node.name), node, ALL_GATES), self._numbers)
+        return node_table
 
     def forget_table(self, node: str) -> None:
         """Forget what was made of the slices for one node: its labels are others now."""
@@ -71,12 +73,17 @@ class SliceIndex:
 
     def nodes_of(self, pool: PoolId) -> frozenset[str] | None:
         """Name the nodes to which a pool belongs; None when it may be reached from any."""
-        nodes = [one.spec.node_name for origin in self._by_pool.get(pool, ()) for one in self._slices[origin] if _pool_of(one) == pool]
-        return frozenset(one for one in nodes if one) if all(nodes) else None
+        nodes = [
+            resource_slice.spec.node_name
+            for origin in self._by_pool.get(pool, ())
+            for resource_slice in self._slices[origin]
+            if _pool_of(resource_slice) == pool
+        ]
+        return frozenset(node for node in nodes if node) if all(nodes) else None
 
-    def _file(self, origin: Origin, one: Slice, *, is_there: bool) -> None:
-        shelves = [self._by_pool.setdefault(_pool_of(one), set())]
-        shelves.append(self._by_node.setdefault(one.spec.node_name, set()) if one.spec.node_name else self._unbound)
+    def _file(self, origin: Origin, resource_slice: Slice, *, is_there: bool) -> None:
+        shelves = [self._by_pool.setdefault(_pool_of(resource_slice), set())]
+        shelves.append(self._by_node.setdefault(resource_slice.spec.node_name, set()) if resource_slice.spec.node_name else self._unbound)
         for shelf in shelves:
             if is_there:
                 shelf.add(origin)
@@ -85,36 +92,43 @@ class SliceIndex:
 
     def _outdate(self, pool: PoolId, changed: Iterable[Slice]) -> frozenset[str] | None:
         """Drop the tables that a change in a pool may concern: those of the nodes that its slices name, or all when a slice names none."""
-        slices = [*changed, *(one for origin in self._by_pool[pool] for one in self._slices[origin])]
-        slices = [one for one in slices if _pool_of(one) == pool]
+        slices = [*changed, *(resource_slice for origin in self._by_pool[pool] for resource_slice in self._slices[origin])]
+        slices = [resource_slice for resource_slice in slices if _pool_of(resource_slice) == pool]
         was_broken = pool in self._broken
         self._broken.discard(pool)
         # Upstream takes counters to concern every node, whatever node they name: all that another node sees of them is whether their pool is whole.
-        if any(one.spec.shared_counters and one.spec.node_name for one in slices) and not self._is_whole(pool):
+        if any(resource_slice.spec.shared_counters and resource_slice.spec.node_name for resource_slice in slices) and not self._is_whole(
+            pool
+        ):
             self._broken.add(pool)
-        if was_broken or pool in self._broken or not all(one.spec.node_name for one in slices):
+        if was_broken or pool in self._broken or not all(resource_slice.spec.node_name for resource_slice in slices):
             self._tables.clear()
             return None
-        nodes = frozenset([one.spec.node_name or "" for one in slices])
+        nodes = frozenset([resource_slice.spec.node_name or "" for resource_slice in slices])
         for node in nodes:
             self._tables.pop(node, None)
         return nodes
 
     def _is_whole(self, pool: PoolId) -> bool:
-        slices = [one for origin in sorted(self._by_pool[pool], key=str) for one in self._slices[origin]]
-        found = gather_pools(slices, Node(""), ALL_GATES)
-        return all(one.state is PoolState.READY for one in found if one.id == pool)
+        slices = [resource_slice for origin in sorted(self._by_pool[pool], key=str) for resource_slice in self._slices[origin]]
+        pools = gather_pools(slices, Node(""), ALL_GATES)
+        return all(other_pool.state is PoolState.READY for other_pool in pools if other_pool.id == pool)
 
     def _relevant(self, node: str) -> list[Slice]:
         """Collect the slices that an allocation on a node may have to look at, in the order in which they would all stand."""
         origins = self._by_node.get(node, set()) | self._unbound
-        pools = {_pool_of(one) for origin in origins for one in self._slices[origin]} | self._broken
+        pools = {_pool_of(resource_slice) for origin in origins for resource_slice in self._slices[origin]} | self._broken
         origins = origins.union(*(self._by_pool[pool] for pool in pools))
-        return [one for origin in sorted(origins, key=_order) for one in self._slices[origin] if _pool_of(one) in pools]
+        return [
+            resource_slice
+            for origin in sorted(origins, key=_order)
+            for resource_slice in self._slices[origin]
+            if _pool_of(resource_slice) in pools
+        ]
 
 
-def _pool_of(one: Slice) -> PoolId:
-    return PoolId(one.spec.driver, one.spec.pool.name)
+def _pool_of(resource_slice: Slice) -> PoolId:
+    return PoolId(resource_slice.spec.driver, resource_slice.spec.pool.name)
 
 
 def _order(origin: Origin) -> tuple[int, str]:

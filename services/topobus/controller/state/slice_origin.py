@@ -33,7 +33,7 @@ def why_foreign(spec: SliceSpec, owners: Sequence[Mapping[str, Any]], *, node_ui
     if spec.node_name != node:
         place = f"node {spec.node_name}" if spec.node_name else "no one node"
         return f"pool {node} of {spec.driver} is of node {node}, and the slice is of {place}"
-    owner = next((one for one in owners if one.get("kind") == "Node" and one.get("name") == node), None)
+    owner = next((each_owner for each_owner in owners if each_owner.get("kind") == "Node" and each_owner.get("name") == node), None)
     if owner is None or (node_uid is not None and owner.get("uid") != node_uid):
         return f"it is not owned by node {node}, as slices of the node's gateway are"
     if inventory is None:

@@ -332,7 +332,7 @@ class StandaloneState:
                 allocation = allocation_of(as_structured(other.value))
             except ContractError:
                 continue
-            pools = {one.pool for one in allocation.devices.results} if allocation is not None else set()
+            pools = {granted_device.pool for granted_device in allocation.devices.results} if allocation is not None else set()
             nodes = pools & set(self.nodes())
             if nodes:
                 return min(nodes)
@@ -357,13 +357,13 @@ class StandaloneState:
         if machine is None:
             return None
         silent = {device_class: since for (there, device_class), since in self._silent.items() if there == node}
-        inventories = {name: without_strays(one, machine) for name, one in self._inventories_of.get(node, {}).items()}
+        inventories = {name: without_strays(inventory, machine) for name, inventory in self._inventories_of.get(node, {}).items()}
         asked = self.alignments.get(node, NodeAlignment(node=node))
         return aligned_view(machine, inventories, self.ledgers.get(node), asked, unheard_classes=silent)
 
     def devices_of(self, node: str) -> tuple[DeviceId, ...]:
         """List the devices that a node publishes itself."""
-        return tuple(one.id for pool in self.stock.table_of(node).pools if pool.id.pool == node for one in pool.candidates)
+        return tuple(candidate.id for pool in self.stock.table_of(node).pools if pool.id.pool == node for candidate in pool.candidates)
 
     def cpu_devices(self, node: str) -> tuple[Device, ...]:
         """List a node's CPUs as devices."""
@@ -400,12 +400,12 @@ class StandaloneState:
 
     def describe(self, node: str) -> Node:
         """Show a node as node selectors see it: its host name, and the labels of its Node object where one is stored."""
-        known = self._described.get(node)
-        if known is None:
+        known_node = self._described.get(node)
+        if known_node is None:
             stored = self.objects.get(ObjectKey("node", CLUSTER, node))
             labels = metadata_of(stored.value).labels if stored is not None else {}
-            known = self._described[node] = Node(node, {**node_of(node).labels, **labels})
-        return known
+            known_node = self._described[node] = Node(node, {**node_of(node).labels, **labels})
+        return known_node
 
     def _relabel(self, node: str) -> None:
         self._described.pop(node, None)
@@ -431,4 +431,4 @@ def _by_age(found: Iterable[tuple[ObjectKey, Stored]]) -> tuple[tuple[ObjectKey,
 
 def _refuse(problems: list[Problem], where: str) -> None:
     if problems:
-        raise ContractError(f"{where}: " + "; ".join(str(one) for one in problems))
+        raise ContractError(f"{where}: " + "; ".join(str(problem) for problem in problems))

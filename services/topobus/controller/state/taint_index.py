@@ -53,16 +53,16 @@ class RuleTaint:
     rule: str = ""
 
 
-def read_rule(one: ApiObject) -> TaintRule:
+def read_rule(rule: ApiObject) -> TaintRule:
     """Read a stored rule.
 
     Errors: raises ContractError.
     """
-    spec = read_as(one.spec, TaintRuleSpec, where=name_of(one))
+    spec = read_as(rule.spec, TaintRuleSpec, where=name_of(rule))
     problems = limits.check_taint_rule(spec)
     if problems:
-        raise ContractError(f"{name_of(one)}: " + "; ".join(str(problem) for problem in problems))
-    metadata = metadata_of(one)
+        raise ContractError(f"{name_of(rule)}: " + "; ".join(str(problem) for problem in problems))
+    metadata = metadata_of(rule)
     since = spec.taint.time_added or metadata.creation_timestamp or None
     return TaintRule(metadata.name, spec.device_selector, msgspec.structs.replace(spec.taint, time_added=since))
 
@@ -80,18 +80,22 @@ def tainted(slices: tuple[Slice, ...], rules: Iterable[TaintRule]) -> tuple[Slic
 
     Shapes: rules — in order of name, which is the order of their taints.
     """
-    mine = tuple(rules)
-    return tuple(_tainted(one, mine) for one in slices) if mine else slices
+    taint_rules = tuple(rules)
+    return tuple(_tainted(resource_slice, taint_rules) for resource_slice in slices) if taint_rules else slices
 
 
-def _tainted(one: Slice, rules: tuple[TaintRule, ...]) -> Slice:
+def _tainted(resource_slice: Slice, rules: tuple[TaintRule, ...]) -> Slice:
     def taint(device: SliceDevice) -> SliceDevice:
-        device_id = DeviceId(one.spec.driver, one.spec.pool.name, device.name)
+        device_id = DeviceId(resource_slice.spec.driver, resource_slice.spec.pool.name, device.name)
         added = tuple(rule.taint for rule in rules if matches(rule.selector, device_id))
         return msgspec.structs.replace(device, taints=(*device.taints, *added)) if added else device
 
-    devices = tuple(map(taint, one.spec.devices))
-    return one if devices == one.spec.devices else replace(one, spec=_with_devices(one.spec, devices))
+    devices = tuple(map(taint, resource_slice.spec.devices))
+    return (
+        resource_slice
+        if devices == resource_slice.spec.devices
+        else replace(resource_slice, spec=_with_devices(resource_slice.spec, devices))
+    )
 
 
 def silenced(slices: tuple[Slice, ...], since: str) -> tuple[Slice, ...]:
@@ -99,12 +103,13 @@ def silenced(slices: tuple[Slice, ...], since: str) -> tuple[Slice, ...]:
     mark = Taint(key=SILENT_TAINT, value=since, effect="NoSchedule", time_added=since or None)
     return tuple(
         replace(
-            one,
+            resource_slice,
             spec=_with_devices(
-                one.spec, tuple(msgspec.structs.replace(device, taints=(mark, *device.taints)) for device in one.spec.devices)
+                resource_slice.spec,
+                tuple(msgspec.structs.replace(device, taints=(mark, *device.taints)) for device in resource_slice.spec.devices),
             ),
         )
-        for one in slices
+        for resource_slice in slices
     )
 
 
@@ -134,12 +139,14 @@ class TaintIndex:
         if not slices:
             return ()
         self._published[origin] = slices
-        self.has_seen_binding = self.has_seen_binding or any(device.binding_conditions for one in slices for device in one.spec.devices)
+        self.has_seen_binding = self.has_seen_binding or any(
+            device.binding_conditions for resource_slice in slices for device in resource_slice.spec.devices
+        )
         evicting = {
-            DeviceId(one.spec.driver, one.spec.pool.name, device.name): found
-            for one in slices
-            for device in one.spec.devices
-            if (found := tuple(taint for taint in device.taints if taint.effect == EXECUTES))
+            DeviceId(resource_slice.spec.driver, resource_slice.spec.pool.name, device.name): taints
+            for resource_slice in slices
+            for device in resource_slice.spec.devices
+            if (taints := tuple(taint for taint in device.taints if taint.effect == EXECUTES))
         }
         if evicting:
             self._evicting[origin] = evicting
@@ -159,22 +166,24 @@ class TaintIndex:
     def evicting(self, device: DeviceId) -> tuple[RuleTaint, ...]:
         """List the taints of a device that evict whoever does not tolerate them: the driver's, then the rules'."""
         own = tuple(RuleTaint(taint) for found in self._evicting.values() for taint in found.get(device, ()))
-        ruled = (one for one in self._in_order() if one.taint.effect == EXECUTES and matches(one.selector, device))
-        return (*own, *(RuleTaint(one.taint, one.name) for one in ruled))
+        ruled = (
+            taint_rule for taint_rule in self._in_order() if taint_rule.taint.effect == EXECUTES and matches(taint_rule.selector, device)
+        )
+        return (*own, *(RuleTaint(taint_rule.taint, taint_rule.name) for taint_rule in ruled))
 
     @property
     def may_evict(self) -> bool:
         """Say whether any device may carry a taint that evicts."""
-        return bool(self._evicting) or any(one.taint.effect == EXECUTES for one in self._rules.values())
+        return bool(self._evicting) or any(rule.taint.effect == EXECUTES for rule in self._rules.values())
 
     def count(self, rule: TaintRule) -> int:
         """Count the published devices that a rule means."""
         return sum(
-            matches(rule.selector, DeviceId(one.spec.driver, one.spec.pool.name, device.name))
+            matches(rule.selector, DeviceId(resource_slice.spec.driver, resource_slice.spec.pool.name, device.name))
             for slices in self._published.values()
-            for one in slices
-            for device in one.spec.devices
+            for resource_slice in slices
+            for device in resource_slice.spec.devices
         )
 
     def _in_order(self) -> tuple[TaintRule, ...]:
-        return tuple(sorted(self._rules.values(), key=lambda one: one.name))
+        return tuple(sorted(self._rules.values(), key=lambda rule: rule.name))

@@ -46,11 +46,11 @@ class ApiServerWriter:
 
         Errors: raises PeerUnavailable; ContractError when nobody can read it.
         """
-        found = await self._api.get(kind, *key)
-        if found is None:
+        plain = await self._api.get(kind, *key)
+        if plain is None:
             self._world.drop(kind.name, key)
             return None
-        return self._learn(kind, key, await self._api.version_of(kind), found)
+        return self._learn(kind, key, await self._api.version_of(kind), plain)
 
     async def _write(self, kind: Kind, key: Key, patch: Mapping[str, Any], part: str) -> ApiObject | None:
         try:

@@ -200,8 +200,8 @@ class Informer:
 
 
 def _metadata(plain: Plain) -> Plain:
-    found = plain.get("metadata")
-    return found if isinstance(found, dict) else {}
+    metadata = plain.get("metadata")
+    return metadata if isinstance(metadata, dict) else {}
 
 
 def _key(plain: Plain) -> Key:

@@ -99,8 +99,8 @@ class KubernetesApi:
                 if answer.code == NOT_FOUND:
                     self.forget_versions()
                 raise _refused(kind, answer)
-            found = answer.get("metadata")
-            metadata = found if isinstance(found, dict) else {}
+            found_metadata = answer.get("metadata")
+            metadata = found_metadata if isinstance(found_metadata, dict) else {}
             more = str(metadata.get("continue") or "")
             items = answer.get("items")
             plain = tuple(item for item in items if isinstance(item, dict)) if isinstance(items, list) else ()
@@ -145,15 +145,15 @@ class KubernetesApi:
                 answer = {}
             if isinstance(answer, Rejected) and answer.code != NOT_FOUND:
                 raise PeerUnavailable(f"API server {self.server}: {group or 'core'}/{version}: {answer.message}")
-            found = [] if isinstance(answer, Rejected) else answer.get("resources")
-            entries = [entry for entry in found if isinstance(entry, dict)] if isinstance(found, list) else []
+            resources = [] if isinstance(answer, Rejected) else answer.get("resources")
+            entries = [entry for entry in resources if isinstance(entry, dict)] if isinstance(resources, list) else []
             known[version] = frozenset(str(entry.get("name")) for entry in entries if {"list", "watch"} <= set(entry.get("verbs") or ()))
         return known[version]
 
     async def _path(self, kind: Kind, namespace: str, name: str = "", part: str = "") -> str:
         version = await self.version_of(kind)
         if not version:
-            wanted = ", ".join(f"{kind.group}/{known}" if kind.group else known for known in kind.versions)
+            wanted = ", ".join(f"{kind.group}/{known_version}" if kind.group else known_version for known_version in kind.versions)
             raise PeerUnavailable(
                 f"API server {self.server} does not serve {kind.plural}: wanted one of {wanted}",
                 next_step="wants Kubernetes 1.32 or later with Dynamic Resource Allocation",

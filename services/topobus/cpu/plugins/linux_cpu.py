@@ -35,13 +35,13 @@ class LinuxCpuDriver:
 
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """List one device for each online CPU; costs no file read, for the machine knows all of it."""
-        online = [one for one in machine.cpus if one.online]
+        online = [cpu for cpu in machine.cpus if cpu.online]
         siblings: dict[int, list[int]] = {}
-        for one in online:
-            if one.core is not None:
-                siblings.setdefault(one.core, []).append(one.id)
+        for cpu in online:
+            if cpu.core is not None:
+                siblings.setdefault(cpu.core, []).append(cpu.id)
         names = {core: str(CpuSet.of(ids)) for core, ids in siblings.items()}
-        return tuple(self._device(one, names) for one in sorted(online, key=lambda one: one.id))
+        return tuple(self._device(cpu, names) for cpu in sorted(online, key=lambda cpu: cpu.id))
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Report the CPUs that are no longer online, by one read of the kernel's list."""
@@ -49,25 +49,25 @@ class LinuxCpuDriver:
         if online is None:
             return {}
         return {
-            one.name: (
+            device.name: (
                 Observation(
                     dimension=Dimension.PRESENCE,
                     state=HealthState.UNHEALTHY,
                     # The reason that the host gives as well, once the machine no longer has the CPU online: one fault, one event.
                     reason="device-gone",
-                    message=f"CPU {one.cpu} is offline",
+                    message=f"CPU {device.cpu} is offline",
                     evidence={"path": _ONLINE, "value": str(online)},
                     action=RecoveryAction.WAIT,
                 ),
             )
-            for one in devices
-            if one.cpu is not None and one.cpu not in online
+            for device in devices
+            if device.cpu is not None and device.cpu not in online
         }
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Tell the container its CPUs: all of them in `TOPOBUS_CPUS`, and one variable a CPU."""
         online = _online(tree)
-        wanted = CpuSet.of(one.cpu for one in devices if one.cpu is not None)
+        wanted = CpuSet.of(device.cpu for device in devices if device.cpu is not None)
         if online is not None and wanted - online:
             missing = wanted - online
             reason = Reason(
@@ -76,7 +76,7 @@ class LinuxCpuDriver:
                 facts={"cpus": str(missing), "online": str(online)},
             )
             return Refusal(reasons=(reason,))
-        edits = {one.name: ContainerEdits(env={own_variable(one): "1"}) for one in devices}
+        edits = {device.name: ContainerEdits(env={own_variable(device): "1"}) for device in devices}
         return {**edits, "": ContainerEdits(env={"TOPOBUS_CPUS": str(wanted)})}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:

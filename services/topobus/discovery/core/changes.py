@@ -41,11 +41,14 @@ def steady(machine: Machine) -> Machine:
         machine,
         generation=0,
         numa_nodes=tuple(replace(node, hugepages=tuple(replace(pool, free=0) for pool in node.hugepages)) for node in machine.numa_nodes),
-        pci_devices=tuple(one if one.link is None else replace(one, link=replace(one.link, speed_gts=0.0)) for one in machine.pci_devices),
+        pci_devices=tuple(
+            pci_device if pci_device.link is None else replace(pci_device, link=replace(pci_device.link, speed_gts=0.0))
+            for pci_device in machine.pci_devices
+        ),
     )
 
 
-def machine_to_publish(stored: Machine | None, found: Machine) -> Machine | None:
+def machine_to_publish(stored: Machine | None, machine: Machine) -> Machine | None:
     """Give the machine to publish with its generation, or None when the stored one says the same.
 
     >>> empty = Machine(node="n", numa_nodes=(), cpus=())
@@ -53,10 +56,10 @@ def machine_to_publish(stored: Machine | None, found: Machine) -> Machine | None
     5
     """
     if stored is None:
-        return replace(found, generation=1)
-    if steady(stored) == steady(found):
+        return replace(machine, generation=1)
+    if steady(stored) == steady(machine):
         return None
-    return replace(found, generation=next_generation(stored.generation))
+    return replace(machine, generation=next_generation(stored.generation))
 
 
 def describe_changes(before: Machine, after: Machine) -> tuple[MachineChange, ...]:
@@ -69,8 +72,8 @@ def describe_changes(before: Machine, after: Machine) -> tuple[MachineChange, ..
     if before.distances != after.distances:
         changes.append(MachineChange(code="distances-changed", what="numa"))
     changes.extend(_pci_changes(before, after))
-    changes.extend(MachineChange(code="warning-new", what=one) for one in after.warnings if one not in before.warnings)
-    changes.extend(MachineChange(code="warning-gone", what=one) for one in before.warnings if one not in after.warnings)
+    changes.extend(MachineChange(code="warning-new", what=warning) for warning in after.warnings if warning not in before.warnings)
+    changes.extend(MachineChange(code="warning-gone", what=warning) for warning in before.warnings if warning not in after.warnings)
     return tuple(changes)
 
 
@@ -80,15 +83,15 @@ def _cpu_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
         yield MachineChange(code="cpus-offline", what=str(gone))
     if come := new - old:
         yield MachineChange(code="cpus-online", what=str(come))
-    places = {one.id: one for one in before.cpus if one.online}
-    moved = CpuSet.of(one.id for one in after.cpus if one.online and one.id in places and places[one.id] != one)
+    places = {cpu.id: cpu for cpu in before.cpus if cpu.online}
+    moved = CpuSet.of(cpu.id for cpu in after.cpus if cpu.online and cpu.id in places and places[cpu.id] != cpu)
     # A core whose lowest thread went offline gets another name: that follows from the change told above.
     if moved and not gone and not come:
         yield MachineChange(code="cpus-changed", what=str(moved))
 
 
 def _node_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
-    old, new = {one.id: one for one in before.numa_nodes}, {one.id: one for one in after.numa_nodes}
+    old, new = {numa_node.id: numa_node for numa_node in before.numa_nodes}, {numa_node.id: numa_node for numa_node in after.numa_nodes}
     yield from _came_and_went("numa", old, new)
     for node in sorted(old.keys() & new.keys()):
         if old[node].memory_bytes != new[node].memory_bytes:
@@ -101,13 +104,16 @@ def _node_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
 
 
 def _pci_changes(before: Machine, after: Machine) -> Iterable[MachineChange]:
-    old, new = {one.address: one for one in steady(before).pci_devices}, {one.address: one for one in steady(after).pci_devices}
+    old, new = (
+        {pci_device.address: pci_device for pci_device in steady(before).pci_devices},
+        {pci_device.address: pci_device for pci_device in steady(after).pci_devices},
+    )
     yield from _came_and_went("pci", old, new)
     for address in sorted(old.keys() & new.keys()):
-        one, other = old[address], new[address]
-        if one == other:
+        device, other = old[address], new[address]
+        if device == other:
             continue
-        fields = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
+        fields = [name for name in device.__struct_fields__ if getattr(device, name) != getattr(other, name)]
         # What is near follows the CPUs, which are told above.
         if fields != ["near_cpus"]:
             yield MachineChange(code="pci-changed", what=str(address), after=", ".join(fields))

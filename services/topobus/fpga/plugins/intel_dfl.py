@@ -85,7 +85,7 @@ class IntelDflDriver:
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at bus, engine and ports of each card; one that cannot be read leaves the others alone."""
         tree = tree.for_scan()
-        return {one.name: self._observe_one(tree, one) for one in devices}
+        return {device.name: self._observe_one(tree, device) for device in devices}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give the nodes of the ports; the kit adds `TOPOBUS_FPGA_DEVICES`.
@@ -96,11 +96,11 @@ class IntelDflDriver:
         if refusal is not None:
             return refusal
         edits = {}
-        for one in devices:
-            card = read_dfl_card(tree, str(one.attributes["region"]))
-            where = str(one.pci) if one.pci is not None else card.region
-            edits[one.name] = ContainerEdits(
-                env={own_variable(one): where}, device_nodes=tuple(device_node(port.name) for port in card.ports)
+        for device in devices:
+            card = read_dfl_card(tree, str(device.attributes["region"]))
+            where = str(device.pci) if device.pci is not None else card.region
+            edits[device.name] = ContainerEdits(
+                env={own_variable(device): where}, device_nodes=tuple(device_node(port.name) for port in card.ports)
             )
         return edits
 
@@ -117,7 +117,7 @@ class IntelDflDriver:
         loaded = [port.afu_id for port in card.ports if port.afu_id and not port.has_crashed]
         if loaded:
             facts["afuId"] = loaded[0][:64]
-        function = next((one for one in machine.pci_devices if card.pci is not None and one.address == card.pci), None)
+        function = next((device for device in machine.pci_devices if card.pci is not None and device.address == card.pci), None)
         if function is None:
             return Device(
                 name=to_dns_label(f"{self.device_class}-{card.pci or card.region}"),
@@ -140,17 +140,17 @@ class IntelDflDriver:
     def _observe_one(self, tree: Tree, device: Device) -> list[Observation]:
         try:
             seen = self._pci_health.observe(tree, device.pci) if device.pci is not None else []
-            if any(one.dimension is Dimension.PRESENCE for one in seen):
+            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
                 return seen
             card = read_dfl_card(tree, str(device.attributes["region"]))
         except HardwareError as err:
             return [unreadable(err)]
-        found = [
-            *(_engine_error(one) for one in card.errors if one.value),
-            *(_alarm(one) for one in card.alarms if one.value),
-            *(one for port in card.ports for one in _port(port)),
+        observations = [
+            *(_engine_error(error) for error in card.errors if error.value),
+            *(_alarm(alarm) for alarm in card.alarms if alarm.value),
+            *(observation for port in card.ports for observation in _port(port)),
         ]
-        return [*seen, *found]
+        return [*seen, *observations]
 
 
 def _engine_error(register: ErrorRegister) -> Observation:
@@ -179,9 +179,9 @@ def _alarm(register: ErrorRegister) -> Observation:
 
 
 def _port(port: DflPort) -> list[Observation]:
-    found: list[Observation] = []
+    observations: list[Observation] = []
     if port.has_crashed:
-        found.append(
+        observations.append(
             Observation(
                 dimension=Dimension.FIRMWARE,
                 state=HealthState.UNHEALTHY,
@@ -193,7 +193,7 @@ def _port(port: DflPort) -> list[Observation]:
         )
     if port.errors is not None and port.errors.value:
         # The port blocks the function's traffic from its first error until somebody clears it.
-        found.append(
+        observations.append(
             Observation(
                 dimension=Dimension.COMPUTE,
                 state=HealthState.UNHEALTHY,
@@ -205,7 +205,7 @@ def _port(port: DflPort) -> list[Observation]:
         )
     if port.power_state:
         is_stopped = port.power_state == _STOPPED
-        found.append(
+        observations.append(
             Observation(
                 dimension=Dimension.THERMAL,
                 state=HealthState.UNHEALTHY if is_stopped else HealthState.DEGRADED,
@@ -215,4 +215,4 @@ def _port(port: DflPort) -> list[Observation]:
                 action=RecoveryAction.WAIT,
             )
         )
-    return found
+    return observations

@@ -101,8 +101,8 @@ class XilinxDriver:
         """List the cards, by slot."""
         functions = select_functions(tree, machine, vendors=(_XILINX, *_MAKERS), accept=_is_ours)
         slots: dict[tuple[int, int, int], list[PciDevice]] = {}
-        for one in functions:
-            slots.setdefault(one.address.key[:3], []).append(one)
+        for function in functions:
+            slots.setdefault(function.address.key[:3], []).append(function)
         left_out: list[str] = []
         cards = [_card(tree, tuple(slots[slot])) for slot in sorted(slots)]
         devices = tuple(self._device(tree, card) for card in cards if is_offered(tree, card.main.address, left_out))
@@ -112,7 +112,7 @@ class XilinxDriver:
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at both functions of each card: presence, PCIe errors, shell, firewall; one that cannot be read leaves the others alone."""
         tree = tree.for_scan()
-        return {one.name: self._observe_one(tree, one) for one in devices if one.pci is not None}
+        return {device.name: self._observe_one(tree, device) for device in devices if device.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give the render node of the user function, where the driver made one.
@@ -120,15 +120,15 @@ class XilinxDriver:
         Never the management node: through it a container could re-flash or reset the card for whoever comes next. Each card's variable holds its PCI
         address, for XRT's tools; the kit adds `TOPOBUS_FPGA_DEVICES`.
         """
-        return unusable(tree, devices) or {one.name: self._edits(tree, one) for one in devices}
+        return unusable(tree, devices) or {device.name: self._edits(tree, device) for device in devices}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the card; its program stays until the next user loads another."""
 
     def _edits(self, tree: Tree, device: Device) -> ContainerEdits:
         addresses = _functions_of(device)
-        nodes = [f"dri/{name}" for one in addresses for name in tree.names(f"{pci_folder(one)}/drm") if name.startswith("renderD")]
-        return ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=tuple(device_node(one) for one in nodes))
+        nodes = [f"dri/{name}" for address in addresses for name in tree.names(f"{pci_folder(address)}/drm") if name.startswith("renderD")]
+        return ContainerEdits(env={own_variable(device): str(device.pci)}, device_nodes=tuple(device_node(node) for node in nodes))
 
     def _device(self, tree: Tree, card: _Card) -> Device:
         # Function 0 names the slot even when it is missing: the name must not move to the function that is left.
@@ -140,9 +140,9 @@ class XilinxDriver:
             # Also when it has gone since, so that `observe` goes on missing it.
             facts["managementPciBusID"] = str(self._management[name])
         try:
-            shell = next((text for one in card.functions if (text := _rom(tree, one.address, "VBNV"))), "")
+            shell = next((text for function in card.functions if (text := _rom(tree, function.address, "VBNV"))), "")
             stamp = _rom(tree, card.main.address, "timestamp")
-            serial = next((text for one in card.functions if (text := _serial(tree, one.address))), "")
+            serial = next((text for function in card.functions if (text := _serial(tree, function.address))), "")
             if shell:
                 facts["shell"] = shell[:64]
             if stamp:
@@ -165,14 +165,16 @@ class XilinxDriver:
         seen: list[Observation] = []
         for address in _functions_of(device):
             try:
-                found = self._pci_health.observe(tree, address)
-                if not any(one.dimension is Dimension.PRESENCE for one in found):
+                observations = self._pci_health.observe(tree, address)
+                if not any(observation.dimension is Dimension.PRESENCE for observation in observations):
                     if address == device.pci:
-                        found += observe_kernel_driver(tree, address)
-                    found += [
-                        one for one in (_offline(tree, address), _not_ready(tree, address), _firewall(tree, address)) if one is not None
+                        observations += observe_kernel_driver(tree, address)
+                    observations += [
+                        observation
+                        for observation in (_offline(tree, address), _not_ready(tree, address), _firewall(tree, address))
+                        if observation is not None
                     ]
-                seen += found
+                seen += observations
             except HardwareError as err:
                 seen.append(unreadable(err))
         if device.attributes.get("managementPciBusID") == str(device.pci) and not seen:
@@ -190,9 +192,9 @@ def _is_ours(function: PciDevice) -> bool:
 
 
 def _card(tree: Tree, functions: tuple[PciDevice, ...]) -> _Card:
-    roles = {one.address: _role(tree, one) for one in functions}
-    user = next((one for one in functions if roles[one.address] == "user"), None)
-    management = next((one for one in functions if roles[one.address] == "management"), None)
+    roles = {function.address: _role(tree, function) for function in functions}
+    user = next((function for function in functions if roles[function.address] == "user"), None)
+    management = next((function for function in functions if roles[function.address] == "management"), None)
     return _Card(functions=functions, user=user, management=management)
 
 
@@ -211,9 +213,9 @@ def _role(tree: Tree, function: PciDevice) -> str:
 
 
 def _model(card: _Card) -> str:
-    for one in card.functions:
-        if one.vendor == _XILINX:
-            found = _MODELS.get(one.device) or _MODELS.get(one.device - 1)
+    for function in card.functions:
+        if function.vendor == _XILINX:
+            found = _MODELS.get(function.device) or _MODELS.get(function.device - 1)
             if found:
                 return found
     return "F1" if card.main.vendor == 0x1D0F else ""
@@ -221,11 +223,11 @@ def _model(card: _Card) -> str:
 
 def _functions_of(device: Device) -> list[PciAddress]:
     """Give a card's functions that matter, the user function first."""
-    found = [device.pci] if device.pci is not None else []
+    pci_addresses = [device.pci] if device.pci is not None else []
     management = device.attributes.get("managementPciBusID")
     if isinstance(management, str) and management != str(device.pci):
-        found.append(PciAddress.parse(management))
-    return found
+        pci_addresses.append(PciAddress.parse(management))
+    return pci_addresses
 
 
 def _rom(tree: Tree, address: PciAddress, file: str) -> str:

@@ -84,13 +84,13 @@ class KubernetesCluster:
             raise PeerUnavailable(f"API server: {kind.kind} {name}: {answer.message}", next_step=_RIGHTS)
         return _object(kind, version, answer)
 
-    async def create(self, kind: ResourceKind, one: ApiObject) -> ApiObject | Rejected:
+    async def create(self, kind: ResourceKind, namespace: ApiObject) -> ApiObject | Rejected:
         """Make an object."""
-        return await self._write("POST", kind, "", one)
+        return await self._write("POST", kind, "", namespace)
 
-    async def update(self, kind: ResourceKind, one: ApiObject) -> ApiObject | Rejected:
+    async def update(self, kind: ResourceKind, namespace: ApiObject) -> ApiObject | Rejected:
         """Replace an object."""
-        return await self._write("PUT", kind, str(one.metadata.get("name", "")), one)
+        return await self._write("PUT", kind, str(namespace.metadata.get("name", "")), namespace)
 
     async def delete(self, kind: ResourceKind, name: str, *, uid: str, resource_version: str) -> Rejected | None:
         """Delete exactly this object."""
@@ -162,7 +162,7 @@ class KubernetesCluster:
                 pause_s = min(pause_s * 2, BACKOFF_LIMIT_S)
 
     async def _list(self, kind: ResourceKind, fields: str) -> tuple[tuple[ApiObject, ...], str]:
-        found: list[ApiObject] = []
+        api_objects: list[ApiObject] = []
         params = {"fieldSelector": fields, "limit": str(_PAGE)}
         served = await self._version_of(kind)
         while True:
@@ -175,9 +175,9 @@ class KubernetesCluster:
             items, metadata = answer.get("items") or [], answer.get("metadata")
             if not isinstance(items, list) or not isinstance(metadata, dict) or not metadata.get("resourceVersion"):
                 raise PeerUnavailable(f"API server {self.server}: list of {kind.plural}: the answer is no list")
-            found += [_object(kind, served, one) for one in items]
+            api_objects += [_object(kind, served, item) for item in items]
             if not metadata.get("continue"):
-                return tuple(found), str(metadata.get("resourceVersion", ""))
+                return tuple(api_objects), str(metadata.get("resourceVersion", ""))
             params = {**params, "continue": str(metadata["continue"])}
 
     async def _stream(self, kind: ResourceKind, fields: str, version: str) -> AsyncGenerator[tuple[ClusterChange | None, str], None]:
@@ -192,10 +192,10 @@ class KubernetesCluster:
                 kind_of_change = ClusterChangeKind.DELETE if change == "DELETED" else ClusterChangeKind.PUT
                 yield ClusterChange(kind=kind_of_change, objects=(_object(kind, served, plain),)), newest
 
-    async def _write(self, method: str, kind: ResourceKind, name: str, one: ApiObject) -> ApiObject | Rejected:
+    async def _write(self, method: str, kind: ResourceKind, name: str, api_object: ApiObject) -> ApiObject | Rejected:
         version = await self._version_of(kind)
-        body = {key: value for key, value in msgspec.to_builtins(one).items() if key != "status"}
-        path = _path(kind, version, str(one.metadata.get("namespace", "")), name)
+        body = {key: value for key, value in msgspec.to_builtins(api_object).items() if key != "status"}
+        path = _path(kind, version, str(api_object.metadata.get("namespace", "")), name)
         answer = await self._ask(method, path, body=to_served(kind.kind, body, version) if version else body)
         return answer if isinstance(answer, Rejected) else _object(kind, version, answer)
 
@@ -220,7 +220,7 @@ class KubernetesCluster:
                     break
             else:
                 raise PeerUnavailable(
-                    f"API server {self.server} has {kind.plural} in none of {', '.join(f'{GROUP}/{one}' for one in VERSIONS)}",
+                    f"API server {self.server} has {kind.plural} in none of {', '.join(f'{GROUP}/{each_version}' for each_version in VERSIONS)}",
                     next_step="Kubernetes 1.34 or newer has them; 1.32 and 1.33 with DynamicResourceAllocation and their beta version switched on",
                 )
         return self._version

@@ -137,11 +137,11 @@ class PodRetries:
                 if key in self._claims:
                     continue
                 try:
-                    found = await self._cluster.get(CLAIMS, name, pod.namespace)
+                    api_object = await self._cluster.get(CLAIMS, name, pod.namespace)
                 except TopobusError as err:
                     self._say_failed("claims", str(err))
                     return
-                self._claims[key] = waiting_claim(found, self._state.node)
+                self._claims[key] = waiting_claim(api_object, self._state.node)
         self._failed_calls.pop("claims", None)
 
     def _withhold(self) -> None:
@@ -154,8 +154,8 @@ class PodRetries:
         return all(entry is not None and entry.is_running for entry in entries)
 
     def _waiting_claims(self, pod: NodePod) -> tuple[WaitingClaim, ...]:
-        known = (self._claims.get((pod.namespace, name)) for name in pod.claims)
-        return tuple(claim for claim in known if claim is not None and not self._is_prepared(claim))
+        waiting_claims = (self._claims.get((pod.namespace, name)) for name in pod.claims)
+        return tuple(claim for claim in waiting_claims if claim is not None and not self._is_prepared(claim))
 
     async def _look(self) -> bool:
         """Look at each pod once; True: one waits."""
@@ -215,8 +215,12 @@ class PodRetries:
         """Find the pods behind device plugin allocations that are in a claim's way, by device."""
         ledger = self._state.ledger
         allocations = ledger.allocations if ledger is not None else {}
-        found = {name: allocations.get(holder.key) for name, holder in in_the_way(claim, self._holders_of(claim)).items()}
-        return {name: one.user for name, one in found.items() if one is not None and one.user is not None}
+        found_allocations = {name: allocations.get(holder.key) for name, holder in in_the_way(claim, self._holders_of(claim)).items()}
+        return {
+            name: allocation.user
+            for name, allocation in found_allocations.items()
+            if allocation is not None and allocation.user is not None
+        }
 
     async def _annotate(self, pod: NodePod) -> None:
         """Have kubelet look at a pod."""

@@ -116,7 +116,7 @@ class SlicePublisher:
     async def _follow_slices(self) -> None:
         async for change in self._cluster.watch(SLICES, fields=f"spec.nodeName={self._state.node}"):
             if change.kind is ClusterChangeKind.SNAPSHOT:
-                self._present = {_name(one): one for one in change.objects}
+                self._present = {_name(api_object): api_object for api_object in change.objects}
                 # After a pause it may be another server, and another node object, too.
                 self._node_uid = ""
                 self._dropped.clear()
@@ -154,9 +154,9 @@ class SlicePublisher:
     async def _sync(self) -> bool:
         """Write what differs; False when something is left for another try. One class's trouble is none of the others'."""
         inventories = self._state.inventories()
-        classes = {name for name in inventories if self._offers(name)} | {class_of_slice(one, self._state.node) for one in self._all()} - {
-            ""
-        }
+        classes = {name for name in inventories if self._offers(name)} | {
+            class_of_slice(api_object, self._state.node) for api_object in self._all()
+        } - {""}
         is_done = True
         for device_class in sorted(classes):
             try:
@@ -237,13 +237,13 @@ class SlicePublisher:
             silence = silence_taint(since, self._settings.silence_effect, present)
         return pool_devices(known[1], self._state.holders(device_class), silence, shown=known[2])
 
-    def _read(self, one: ApiObject) -> SliceSpec | None:
+    def _read(self, api_object: ApiObject) -> SliceSpec | None:
         """Read a slice once, as long as it is the same object."""
-        name = _name(one)
+        name = _name(api_object)
         known = self._specs.get(name)
-        if known is None or known[0] is not one:
+        if known is None or known[0] is not api_object:
             self._specs = {key: value for key, value in self._specs.items() if key in (self._present or {})}
-            known = self._specs[name] = (one, read_slice(one))
+            known = self._specs[name] = (api_object, read_slice(api_object))
         return known[1]
 
     async def _execute(self, plan: SlicePlan) -> str:
@@ -254,20 +254,20 @@ class SlicePublisher:
                 return _OVERTAKEN if refused.code == _CONFLICT else refused.message
             self._forget(deletion)
         for verb, objects, write in (("update", plan.updates, self._cluster.update), ("create", plan.creates, self._cluster.create)):
-            for one in objects:
-                stored = await write(SLICES, one)
+            for api_object in objects:
+                stored = await write(SLICES, api_object)
                 self._count(verb, stored)
                 if isinstance(stored, Rejected):
-                    return self._refused(one, stored)
+                    return self._refused(api_object, stored)
                 self._take(stored)
-                self._notice_dropped(dropped_fields(one, stored))
+                self._notice_dropped(dropped_fields(api_object, stored))
         return ""
 
-    def _refused(self, one: ApiObject, answer: Rejected) -> str:
+    def _refused(self, api_object: ApiObject, answer: Rejected) -> str:
         if answer.code == _GONE and self._present is not None:
-            self._present.pop(_name(one), None)
+            self._present.pop(_name(api_object), None)
             self._wake.announce()
-        if answer.code == _INVALID and has_lists(one) and not self._dropped.issuperset(LIST_FIELDS):
+        if answer.code == _INVALID and has_lists(api_object) and not self._dropped.issuperset(LIST_FIELDS):
             # A server that does not know lists sees an attribute without a value, and refuses the slice as a whole.
             self._notice_dropped(LIST_FIELDS)
         return _OVERTAKEN if answer.code in (_GONE, _CONFLICT) else answer.message
@@ -284,32 +284,32 @@ class SlicePublisher:
 
     async def _uid_of_node(self) -> str:
         if not self._node_uid:
-            found = await self._cluster.get(NODES, self._state.node)
-            if found is None:
+            api_object = await self._cluster.get(NODES, self._state.node)
+            if api_object is None:
                 raise PeerUnavailable(
                     f"there is no node {self._state.node} in the cluster",
                     next_step="set TOPOBUS_ALL__NODE to the node's name in the cluster",
                 )
-            self._node_uid = str(found.metadata.get("uid", ""))
+            self._node_uid = str(api_object.metadata.get("uid", ""))
         return self._node_uid
 
     def _all(self) -> tuple[ApiObject, ...]:
         return tuple((self._present or {}).values())
 
     def _of(self, device_class: str) -> tuple[ApiObject, ...]:
-        return tuple(one for one in self._all() if class_of_slice(one, self._state.node) == device_class)
+        return tuple(api_object for api_object in self._all() if class_of_slice(api_object, self._state.node) == device_class)
 
-    def _take(self, one: ApiObject, *, is_gone: bool = False) -> None:
+    def _take(self, api_object: ApiObject, *, is_gone: bool = False) -> None:
         """Take a slice as stored or deleted; what is older than what we know is late news of our own writes."""
         if self._present is None:
             return
-        known = self._present.get(_name(one))
-        if known is not None and _version(one) < _version(known):
+        known_api_object = self._present.get(_name(api_object))
+        if known_api_object is not None and _version(api_object) < _version(known_api_object):
             return
         if is_gone:
-            self._present.pop(_name(one), None)
+            self._present.pop(_name(api_object), None)
         else:
-            self._present[_name(one)] = one
+            self._present[_name(api_object)] = api_object
 
     def _forget(self, deletion: Deletion) -> None:
         if self._present is not None:
@@ -333,15 +333,19 @@ class SlicePublisher:
         self._readiness.set(_PART, is_ready=self._has_published, why="; ".join(remarks))
 
 
-def _name(one: ApiObject) -> str:
-    return str(one.metadata.get("name", ""))
+def _name(api_object: ApiObject) -> str:
+    return str(api_object.metadata.get("name", ""))
 
 
-def _version(one: ApiObject) -> int:
+def _version(api_object: ApiObject) -> int:
     # Since Kubernetes 1.35 versions of one kind may be compared as numbers; before, they were numbers as well.
-    text = str(one.metadata.get("resourceVersion", ""))
+    text = str(api_object.metadata.get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 
 
-def _as_deletion(one: ApiObject) -> Deletion:
-    return Deletion(name=_name(one), uid=str(one.metadata.get("uid", "")), resource_version=str(one.metadata.get("resourceVersion", "")))
+def _as_deletion(api_object: ApiObject) -> Deletion:
+    return Deletion(
+        name=_name(api_object),
+        uid=str(api_object.metadata.get("uid", "")),
+        resource_version=str(api_object.metadata.get("resourceVersion", "")),
+    )

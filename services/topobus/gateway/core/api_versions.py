@@ -45,7 +45,7 @@ def from_served(kind: str, body: Mapping[str, Any], version: str) -> dict[str, A
 def _with_devices(spec: Any, change: Any) -> Any:
     if not isinstance(spec, Mapping) or not isinstance(spec.get("devices"), list | tuple):
         return spec
-    return {**spec, "devices": [change(one) if isinstance(one, Mapping) else one for one in spec["devices"]]}
+    return {**spec, "devices": [change(device) if isinstance(device, Mapping) else device for device in spec["devices"]]}
 
 
 def _wrap(device: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class ClaimAllocation(Struct, frozen=True, kw_only=True):
     @property
     def names(self) -> tuple[str, ...]:
         """The devices, each once, sorted."""
-        return tuple(sorted({one.device for one in self.devices}))
+        return tuple(sorted({device.device for device in self.devices}))
 
     @property
     def requests(self) -> dict[str, tuple[str, ...]]:
@@ -107,10 +107,10 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
     untolerated: set[str] = set()
     for index, result in enumerate(results):
         fields = [result.get(key) for key in ("request", "driver", "pool", "device")] if isinstance(result, Mapping) else []
-        if not fields or not all(isinstance(one, str) and one for one in fields):
+        if not fields or not all(isinstance(field, str) and field for field in fields):
             text = f"{where}: status.allocation.devices.results[{index}] needs request, driver, pool and device, got {result!r}"
             return _refuse("claim-malformed", text)
-        request, its_driver, pool, device = (str(one) for one in fields)
+        request, its_driver, pool, device = (str(field) for field in fields)
         if not all(map(is_dns_label, request.split("/", 1))):
             return _refuse(
                 "claim-malformed", f"{where}: status.allocation.devices.results[{index}].request is {request!r}, wanted a DNS label"
@@ -142,7 +142,7 @@ def allocation_of(claim: ApiObject | None, *, namespace: str, name: str, uid: st
         for device_class, names in sorted_held.items()
         if (shares := tuple(name for name in names if (device_class, name) not in whole))
     }
-    tolerated = tuple(sorted({one.device for one in devices} - untolerated))
+    tolerated = tuple(sorted({allocated_device.device for allocated_device in devices} - untolerated))
     configured = {device: tuple(found) for device, found in sorted(config.items()) if found}
     return ClaimAllocation(devices=tuple(devices), held=sorted_held, by_share=by_share, config=configured, tolerated=tolerated)
 
@@ -151,7 +151,7 @@ def is_allocated_here(claim: ApiObject | None, uid: str, node: str) -> bool:
     """Say whether the claim of this uid still has devices on this node: then they stay its own after an unprepare."""
     if claim is None or claim.metadata.get("uid") != uid:
         return False
-    return any(isinstance(one, Mapping) and one.get("pool") == node for one in _results(claim) or ())
+    return any(isinstance(result, Mapping) and result.get("pool") == node for result in _results(claim) or ())
 
 
 def cdi_device_name(uid: str, device: str) -> str:
@@ -185,15 +185,20 @@ def cdi_spec(uid: str, device_class: str, prepared: Prepared, requests: Mapping[
     Shapes: requests — what was prepared for each request alone, where the claim has several. Kubelet gives a container the names of the requests that it
     names, so what lists devices stands with its request, and once more for the whole claim; the file's common edits are what all of them say alike.
     """
-    common = prepared.common if len(requests) < 2 else _alike((prepared.common, *(one.common for one in requests.values())))
+    common = prepared.common if len(requests) < 2 else _alike((prepared.common, *(request.common for request in requests.values())))
     own = {name: (edits, prepared.common) for name, edits in prepared.edits.items()}
     joined: list[tuple[str, ContainerEdits]] = []
     if len(requests) > 1:
         # Made for the request alone: it knows of no sibling's device.
         own = {
-            name: (edits, _without(one.common, common)) for one in reversed(tuple(requests.values())) for name, edits in one.edits.items()
+            name: (edits, _without(request.common, common))
+            for request in reversed(tuple(requests.values()))
+            for name, edits in request.edits.items()
         }
-        joined = [(cdi_request_name(uid, request), _of_request(device_class, request, one, common)) for request, one in requests.items()]
+        joined = [
+            (cdi_request_name(uid, request), _of_request(device_class, request, other_request, common))
+            for request, other_request in requests.items()
+        ]
         joined.append((cdi_whole_name(uid), _without(prepared.common, common)))
     devices = [(cdi_device_name(uid, name), _first_to_edit(edits, rest, common)) for name, (edits, rest) in sorted(own.items())]
     entries = tuple(CdiDevice(name=name, edits=_bound(edits)) for name, edits in (*devices, *joined) if not edits.is_empty)
@@ -224,8 +229,8 @@ def _cdi_class(device_class: str) -> str:
 
 
 def _defined(spec: CdiSpec | None, *names: str) -> tuple[str, ...]:
-    known = {device.name for device in spec.devices} if spec is not None else set()
-    return tuple(spec.qualified_name(name) for name in names if name in known) if spec is not None else ()
+    known_names = {device.name for device in spec.devices} if spec is not None else set()
+    return tuple(spec.qualified_name(name) for name in names if name in known_names) if spec is not None else ()
 
 
 def _first_to_edit(*choices: ContainerEdits) -> ContainerEdits:
@@ -237,9 +242,9 @@ def _alike(parts: Sequence[ContainerEdits]) -> ContainerEdits:
     """Find what all parts say alike."""
     first, *others = parts
     return ContainerEdits(
-        env={key: value for key, value in first.env.items() if all(one.env.get(key) == value for one in others)},
-        device_nodes=tuple(node for node in first.device_nodes if all(node in one.device_nodes for one in others)),
-        mounts=tuple(mount for mount in first.mounts if all(mount in one.mounts for one in others)),
+        env={key: value for key, value in first.env.items() if all(container_edits.env.get(key) == value for container_edits in others)},
+        device_nodes=tuple(node for node in first.device_nodes if all(node in container_edits.device_nodes for container_edits in others)),
+        mounts=tuple(mount for mount in first.mounts if all(mount in container_edits.mounts for container_edits in others)),
     )
 
 
@@ -261,9 +266,11 @@ def _of_request(device_class: str, request: str, prepared: Prepared, common: Con
 
 def _bound(edits: ContainerEdits) -> ContainerEdits:
     """Say of each mount that it is a bind mount: a runtime takes one that does not say so for a file system, and the container does not start."""
-    if all({"bind", "rbind"} & set(one.options) for one in edits.mounts):
+    if all({"bind", "rbind"} & set(mount.options) for mount in edits.mounts):
         return edits
-    mounts = [one if {"bind", "rbind"} & set(one.options) else replace(one, options=(*one.options, "rbind")) for one in edits.mounts]
+    mounts = [
+        mount if {"bind", "rbind"} & set(mount.options) else replace(mount, options=(*mount.options, "rbind")) for mount in edits.mounts
+    ]
     return replace(edits, mounts=tuple(mounts))
 
 
@@ -301,7 +308,7 @@ def _parameters(claim: ApiObject, driver: str, where: str) -> list[tuple[frozens
         if not isinstance(opaque, Mapping) or opaque.get("driver") != driver:
             continue
         requests, parameters = entry.get("requests") or [], opaque.get("parameters")
-        if not isinstance(requests, list) or not all(isinstance(one, str) for one in requests) or not isinstance(parameters, dict):
+        if not isinstance(requests, list) or not all(isinstance(request, str) for request in requests) or not isinstance(parameters, dict):
             text = f"{where}: status.allocation.devices.config[{index}] needs requests as names and opaque.parameters as an object"
             return _refuse("claim-malformed", text)
         found.append((entry.get("source") != "FromClass", frozenset(requests), parameters))

@@ -250,16 +250,16 @@ def refuse_forbidden(
     return Refusal(reasons=tuple(reasons)) if reasons else None
 
 
-def _joined(one: EditRights, other: EditRights) -> EditRights:
+def _joined(first: EditRights, second: EditRights) -> EditRights:
     """Allow what one of the two allows."""
     return EditRights(
-        device_nodes=(*one.device_nodes, *other.device_nodes),
-        may_mknod=one.may_mknod or other.may_mknod,
-        mounts=(*one.mounts, *other.mounts),
-        writable_mounts=(*one.writable_mounts, *other.writable_mounts),
-        variables=(*one.variables, *other.variables),
-        annotations=(*one.annotations, *other.annotations),
-        as_kubelet=one.as_kubelet or other.as_kubelet,
+        device_nodes=(*first.device_nodes, *second.device_nodes),
+        may_mknod=first.may_mknod or second.may_mknod,
+        mounts=(*first.mounts, *second.mounts),
+        writable_mounts=(*first.writable_mounts, *second.writable_mounts),
+        variables=(*first.variables, *second.variables),
+        annotations=(*first.annotations, *second.annotations),
+        as_kubelet=first.as_kubelet or second.as_kubelet,
     )
 
 

@@ -36,11 +36,11 @@ def join(parts: Iterable[ContainerEdits]) -> ContainerEdits | Refusal:
     nodes: dict[str, DeviceNode] = {}
     mounts: dict[str, Mount] = {}
     conflicts: list[str] = []
-    for one in parts:
-        conflicts += [f"variable {key}" for key, value in one.env.items() if env.setdefault(key, value) != value]
-        conflicts += [f"annotation {key}" for key, value in one.annotations.items() if annotations.setdefault(key, value) != value]
-        conflicts += [f"device node {node.path}" for node in one.device_nodes if nodes.setdefault(node.path, node) != node]
-        conflicts += [f"mount {mount.container_path}" for mount in one.mounts if mounts.setdefault(mount.container_path, mount) != mount]
+    for part in parts:
+        conflicts += [f"variable {key}" for key, value in part.env.items() if env.setdefault(key, value) != value]
+        conflicts += [f"annotation {key}" for key, value in part.annotations.items() if annotations.setdefault(key, value) != value]
+        conflicts += [f"device node {node.path}" for node in part.device_nodes if nodes.setdefault(node.path, node) != node]
+        conflicts += [f"mount {mount.container_path}" for mount in part.mounts if mounts.setdefault(mount.container_path, mount) != mount]
     if conflicts:
         text = f"two devices of one container contradict each other in {', '.join(sorted(set(conflicts)))}"
         return Refusal(reasons=(Reason(code="edits-conflict", message=text, facts={"edits": tuple(sorted(set(conflicts)))}),))
@@ -59,9 +59,20 @@ def differences(given: ContainerEdits, now: ContainerEdits) -> tuple[str, ...]:
         if now.env.get(key) != value
     ]
     found += [f"annotation {key} was {value!r}" for key, value in sorted(given.annotations.items()) if now.annotations.get(key) != value]
-    nodes, mounts = {_node(one) for one in now.device_nodes}, {(one.host_path, one.container_path) for one in now.mounts}
-    found += [f"device node {one.host_path or one.path} is not its own any more" for one in given.device_nodes if _node(one) not in nodes]
-    found += [f"mount {one.host_path} is not its own any more" for one in given.mounts if (one.host_path, one.container_path) not in mounts]
+    nodes, mounts = (
+        {_node(device_node) for device_node in now.device_nodes},
+        {(mount.host_path, mount.container_path) for mount in now.mounts},
+    )
+    found += [
+        f"device node {device_node.host_path or device_node.path} is not its own any more"
+        for device_node in given.device_nodes
+        if _node(device_node) not in nodes
+    ]
+    found += [
+        f"mount {mount.host_path} is not its own any more"
+        for mount in given.mounts
+        if (mount.host_path, mount.container_path) not in mounts
+    ]
     return tuple(found)
 
 
@@ -73,5 +84,5 @@ def foreign_variables(edits: ContainerEdits, device_class: str, owners: Mapping[
     return tuple(key for key in sorted(edits.env) if owners.get(key, device_class) != device_class)
 
 
-def _node(one: DeviceNode) -> tuple[str, str]:
-    return one.path, one.host_path or one.path
+def _node(device_node: DeviceNode) -> tuple[str, str]:
+    return device_node.path, device_node.host_path or device_node.path

@@ -51,13 +51,13 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
     with the first: a ledger that went to and fro would help nobody.
     """
     uses = tuple(uses)
-    listed = {(cpu, one.owner.key) for one in uses for cpu in one.cpus}
+    listed = {(cpu, use.owner.key) for use in uses for cpu in use.cpus}
     given: set[int] = set()
     allocations = ledger.allocations if ledger is not None else {}
     holders = _holders(allocations)
     lacking: list[ExclusiveUse] = []
     disagreements: list[Disagreement] = []
-    for use in sorted(uses, key=lambda one: (one.namespace, one.pod, one.container)):
+    for use in sorted(uses, key=lambda use: (use.namespace, use.pod, use.container)):
         mine: list[int] = []
         is_placed = False
         for cpu in use.cpus:
@@ -88,16 +88,16 @@ def compare_exclusive(uses: Iterable[ExclusiveUse], ledger: Holders | None) -> t
 
 def idle_containers(ledger: Holders, uses: Iterable[ExclusiveUse]) -> tuple[Allocation, ...]:
     """Find what the ledger holds for containers of which kubelet says nothing any more."""
-    known = {one.owner.key for one in uses}
+    keys = {use.owner.key for use in uses}
     return tuple(
         allocation
         for key, allocation in sorted(ledger.allocations.items())
-        if allocation.owner.kind is OwnerKind.CONTAINER and key not in known
+        if allocation.owner.kind is OwnerKind.CONTAINER and key not in keys
     )
 
 
 def _holders(allocations: Mapping[str, Allocation]) -> dict[int, Owner]:
-    return {cpu: one.owner for one in allocations.values() for holding in one.holdings for cpu in holding.cpus}
+    return {cpu: allocation.owner for allocation in allocations.values() for holding in allocation.holdings for cpu in holding.cpus}
 
 
 def _is_written(use: ExclusiveUse, allocation: Allocation | None) -> bool:

@@ -47,21 +47,21 @@ def foreign_names(ids: Iterable[str]) -> dict[str, str]:
     >>> sorted(foreign_names(["dev-0", "GPU-1a"]))
     ['dev-0', 'gpu-1a-c5a5fa']
     """
-    return {_name(one): one for one in sorted(set(ids))}
+    return {_name(identifier): identifier for identifier in sorted(set(ids))}
 
 
 def foreign_devices(device_class: str, resource: str, listed: Iterable[ForeignDevice]) -> tuple[Device, ...]:
     """Show a plugin's list as devices of a class; no topology from the plugin is no opinion."""
-    known = {one.id: one for one in listed}
+    devices = {foreign_device.id: foreign_device for foreign_device in listed}
     return tuple(
         Device(
             name=name,
             device_class=device_class,
             driver=device_class,
-            numa_nodes=NodeSet.of(known[one].nodes) if known[one].nodes else None,
-            attributes={"resource": resource, "id": one},
+            numa_nodes=NodeSet.of(devices[foreign_name].nodes) if devices[foreign_name].nodes else None,
+            attributes={"resource": resource, "id": foreign_name},
         )
-        for name, one in sorted(foreign_names(known).items())
+        for name, foreign_name in sorted(foreign_names(devices).items())
     )
 
 
@@ -70,8 +70,8 @@ def observations_of(listed: Iterable[ForeignDevice]) -> dict[str, tuple[Observat
     sick = Observation(
         dimension=Dimension.DRIVER, state=HealthState.UNHEALTHY, reason="plugin-unhealthy", message="its device plugin calls it unhealthy"
     )
-    states = {one.id: one.is_healthy for one in listed}
-    return {name: () if states[one] else (sick,) for name, one in foreign_names(states).items()}
+    states = {foreign_device.id: foreign_device.is_healthy for foreign_device in listed}
+    return {name: () if states[foreign_name] else (sick,) for name, foreign_name in foreign_names(states).items()}
 
 
 def _name(id_: str) -> str:

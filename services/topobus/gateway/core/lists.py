@@ -91,14 +91,14 @@ def plugin_lists(
     """
     lists: dict[str, dict[str, ListEntry]] = {own: {}, **{resource: {} for resource in previous}}
     for pool, devices in resource_split(inventory.devices if inventory else (), classes).items():
-        mine = lists.setdefault(_resource(own, device_class, pool), {})
-        mine.update((one.name, _entry(one)) for one in devices if is_dns_label(one.name))
+        list_entries = lists.setdefault(_resource(own, device_class, pool), {})
+        list_entries.update((device.name, _entry(device)) for device in devices if is_dns_label(device.name))
     for name, holder in holders.items():
         home = next((resource for resource, entries in lists.items() if name in entries), None)
         through = holder.name if holder.kind is OwnerKind.DEVICE_PLUGIN and is_resource_of(holder.name, device_class, own) else None
         if home is None:
-            was_in = next((resource for resource, entries in previous.items() if any(one.id == name for one in entries)), own)
-            nodes = next((one.nodes for entries in previous.values() for one in entries if one.id == name), None)
+            was_in = next((resource for resource, entries in previous.items() if any(list_entry.id == name for list_entry in entries)), own)
+            nodes = next((list_entry.nodes for entries in previous.values() for list_entry in entries if list_entry.id == name), None)
             gone = ListEntry(id=name, is_healthy=False, nodes=nodes, reason="it is held but no longer in the inventory", is_held=True)
             lists.setdefault(through or was_in, {})[name] = gone
             continue
@@ -137,7 +137,7 @@ def first_that_fit(entries: Sequence[ListEntry], sizes_bytes: Sequence[int], lim
 
 def health_list(inventory: Inventory | None, holders: Mapping[str, Owner]) -> tuple[HealthEntry, ...]:
     """Build the complete health of a class; a held device that left the inventory is unhealthy, not forgotten."""
-    entries = {one.name: _health(one) for one in (inventory.devices if inventory else ())}
+    entries = {device.name: _health(device) for device in (inventory.devices if inventory else ())}
     for name in holders.keys() - entries.keys():
         entries[name] = HealthEntry(device=name, health=DraHealth.UNHEALTHY, message="not in the inventory any more")
     return tuple(entries[name] for name in sorted(entries))

@@ -75,7 +75,7 @@ def compare(
     """
     lacking: list[Lacking] = []
     disagreements: list[Disagreement] = []
-    for use in sorted(uses, key=lambda one: (one.namespace, one.pod, one.container, one.resource, one.claim, one.device_class)):
+    for use in sorted(uses, key=lambda use: (use.namespace, use.pod, use.container, use.resource, use.claim, use.device_class)):
         claim = prepared.get((use.claim_namespace, use.claim)) if use.claim else None
         free: list[str] = []
         for name in use.devices:

@@ -90,11 +90,11 @@ class SlicePlan(Struct, frozen=True, kw_only=True):
         return not (self.deletes or self.updates or self.creates)
 
 
-def class_of_slice(one: ApiObject, node: str) -> str:
+def class_of_slice(resource_slice: ApiObject, node: str) -> str:
     """Class of a slice of ours for this node; empty for anybody else's."""
     suffix = driver_name("")
-    driver = str(one.spec.get("driver", ""))
-    return driver.removesuffix(suffix) if driver.endswith(suffix) and one.spec.get("nodeName") == node else ""
+    driver = str(resource_slice.spec.get("driver", ""))
+    return driver.removesuffix(suffix) if driver.endswith(suffix) and resource_slice.spec.get("nodeName") == node else ""
 
 
 def pool_devices(
@@ -105,14 +105,14 @@ def pool_devices(
     Evidence of a fault outlives the voice that told it: an unhealthy device keeps its own taint. `shown` is what `slice_device` gives for the inventory's
     devices, for who knows it already: it is the dear part, and holders change far more often.
     """
-    sick = {one.name for one in inventory.devices if one.health.state is HealthState.UNHEALTHY} if silence is not None else set()
+    sick = {device.name for device in inventory.devices if device.health.state is HealthState.UNHEALTHY} if silence is not None else set()
     devices = []
-    for one in map(slice_device, inventory.devices) if shown is None else shown:
-        taints = one.taints if silence is None or one.name in sick else (silence,)
-        holder = holders.get(one.name)
+    for device in map(slice_device, inventory.devices) if shown is None else shown:
+        taints = device.taints if silence is None or device.name in sick else (silence,)
+        holder = holders.get(device.name)
         if holder is not None and holder.kind is not OwnerKind.CLAIM:
             taints = (*taints, Taint(key=OCCUPIED_TAINT, value=holder.kind.value, effect="NoSchedule"))
-        devices.append(one if taints is one.taints else msgspec.structs.replace(one, taints=taints))
+        devices.append(device if taints is device.taints else msgspec.structs.replace(device, taints=taints))
     return tuple(devices)
 
 
@@ -123,14 +123,14 @@ def silence_taint(since: str, effect: str, present: Iterable[ApiObject]) -> Tain
     """
     if effect not in ("NoSchedule", "NoExecute"):
         return None
-    kept = next((one for one in _taints_of(present) if _is_silence(one) and one.time_added), None)
+    kept = next((taint for taint in _taints_of(present) if _is_silence(taint) and taint.time_added), None)
     time_added = kept.time_added if kept is not None else in_seconds(since) or None
     return Taint(key=HEALTH_TAINT, value=SERVICE_SILENT, effect=effect, time_added=time_added)
 
 
 def shows_silence(present: Iterable[ApiObject]) -> bool:
     """Say whether slices have the taint of a silent service."""
-    return any(_is_silence(one) for one in _taints_of(present))
+    return any(_is_silence(taint) for taint in _taints_of(present))
 
 
 def publishable(devices: Iterable[SliceDevice]) -> tuple[tuple[SliceDevice, ...], dict[str, str]]:
@@ -140,15 +140,15 @@ def publishable(devices: Iterable[SliceDevice]) -> tuple[tuple[SliceDevice, ...]
     """
     good: dict[str, SliceDevice] = {}
     bad: dict[str, str] = {}
-    for one in devices:
-        spec = SliceSpec(driver="a.topobus.dev", node_name="a", pool=Pool(name="a", resource_slice_count=1), devices=(one,))
+    for device in devices:
+        spec = SliceSpec(driver="a.topobus.dev", node_name="a", pool=Pool(name="a", resource_slice_count=1), devices=(device,))
         problems = [str(problem).removeprefix("spec.devices[0].") for problem in check_slice(spec)]
-        if one.name in good:
-            problems.append(f"there are two devices named {one.name}")
+        if device.name in good:
+            problems.append(f"there are two devices named {device.name}")
         if problems:
-            bad.setdefault(one.name, "; ".join(problems))
+            bad.setdefault(device.name, "; ".join(problems))
         else:
-            good[one.name] = one
+            good[device.name] = device
     return tuple(good.values()), bad
 
 
@@ -171,21 +171,21 @@ def slice_plan(
     """
     fields = tuple(dropped)
     chunks = [tuple(devices[start : start + DEVICES_PER_SLICE]) for start in range(0, len(devices), DEVICES_PER_SLICE)] or [()]
-    found = sorted(present, key=lambda one: str(one.metadata.get("name", "")))
-    specs = {str(one.metadata.get("name", "")): (read or read_slice)(one) for one in found}
+    api_objects = sorted(present, key=lambda api_object: str(api_object.metadata.get("name", "")))
+    specs = {str(api_object.metadata.get("name", "")): (read or read_slice)(api_object) for api_object in api_objects}
     # The server lets nobody rename a slice's pool: one of another pool can only be replaced, and its generation is none of ours.
     specs = {name: spec if spec is not None and spec.pool.name == node else None for name, spec in specs.items()}
     counted = [spec.pool.generation for spec in specs.values() if spec and spec.pool.generation <= _LARGEST_GENERATION]
     generation = max(counted, default=last_generation if last_generation <= _LARGEST_GENERATION else 0)
     matched: dict[int, tuple[ApiObject, SliceSpec]] = {}
     obsolete: list[ApiObject] = []
-    for one in found:
-        spec = specs[str(one.metadata.get("name", ""))]
-        index = _index_of(one)
+    for api_object in api_objects:
+        spec = specs[str(api_object.metadata.get("name", ""))]
+        index = _index_of(api_object)
         if spec is None or spec.pool.generation != generation or not 0 <= index < len(chunks) or index in matched:
-            obsolete.append(one)
+            obsolete.append(api_object)
         else:
-            matched[index] = (one, spec)
+            matched[index] = (api_object, spec)
     owner = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node_uid, "controller": True}
 
     def wanted(index: int, generation: int) -> SliceSpec:
@@ -197,22 +197,26 @@ def slice_plan(
 
     changed = {
         index
-        for index, (one, spec) in matched.items()
-        if spec != wanted(index, generation) or one.metadata.get("ownerReferences") != [owner]
+        for index, (api_object, spec) in matched.items()
+        if spec != wanted(index, generation) or api_object.metadata.get("ownerReferences") != [owner]
     }
     missing = [index for index in range(len(chunks)) if index not in matched]
     is_bumped = bool(missing) or len(changed) > 1
     generation += is_bumped
     updates = [_updated(matched[index][0], wanted(index, generation), owner) for index in sorted(matched) if index in changed or is_bumped]
     creates = [_created(index, wanted(index, generation), owner) for index in missing]
-    strange = [one for one in obsolete if _index_of(one) < 0 or specs[str(one.metadata.get("name", ""))] is None]
-    strange += [one for one in obsolete if one not in strange and _is_beyond(specs[str(one.metadata.get("name", ""))])]
+    strange = [
+        api_object for api_object in obsolete if _index_of(api_object) < 0 or specs[str(api_object.metadata.get("name", ""))] is None
+    ]
+    strange += [
+        api_object for api_object in obsolete if api_object not in strange and _is_beyond(specs[str(api_object.metadata.get("name", ""))])
+    ]
     return SlicePlan(
         generation=generation,
         deletes=tuple(map(_deletion, obsolete)),
         updates=tuple(updates),
         creates=tuple(creates),
-        foreign=tuple(str(one.metadata.get("name", "")) for one in strange),
+        foreign=tuple(str(api_object.metadata.get("name", "")) for api_object in strange),
     )
 
 
@@ -220,10 +224,10 @@ def _is_beyond(spec: SliceSpec | None) -> bool:
     return spec is not None and spec.pool.generation > _LARGEST_GENERATION
 
 
-def read_slice(one: ApiObject) -> SliceSpec | None:
+def read_slice(resource_slice: ApiObject) -> SliceSpec | None:
     """Read a slice's spec; None when it cannot be read."""
     try:
-        return read_as(one.spec, SliceSpec, where="slice")
+        return read_as(resource_slice.spec, SliceSpec, where="slice")
     except ContractError:
         # Not readable, so not ours as it should be: it is replaced.
         return None
@@ -239,10 +243,10 @@ def dropped_fields(sent: ApiObject, stored: ApiObject) -> tuple[str, ...]:
     return tuple(sorted(set(_missing(sent.spec, stored.spec, "spec"))))
 
 
-def has_lists(one: ApiObject) -> bool:
+def has_lists(api_object: ApiObject) -> bool:
     """Say whether an attribute of a slice has a list as its value."""
     lists = {path.rpartition(".")[2] for path in LIST_FIELDS}
-    return any(lists & value.keys() for device in one.spec.get("devices", ()) for value in device.get("attributes", {}).values())
+    return any(lists & value.keys() for device in api_object.spec.get("devices", ()) for value in device.get("attributes", {}).values())
 
 
 def without_fields(spec: SliceSpec, fields: Iterable[str]) -> SliceSpec:
@@ -260,8 +264,8 @@ def without_fields(spec: SliceSpec, fields: Iterable[str]) -> SliceSpec:
 
 
 def _taints_of(present: Iterable[ApiObject]) -> Iterator[Taint]:
-    for one in present:
-        spec = read_slice(one)
+    for api_object in present:
+        spec = read_slice(api_object)
         for device in spec.devices if spec is not None else ():
             yield from device.taints
 
@@ -271,23 +275,25 @@ def _is_silence(taint: Taint) -> bool:
     return (taint.key, taint.value) == (HEALTH_TAINT, SERVICE_SILENT)
 
 
-def _index_of(one: ApiObject) -> int:
-    match = _INDEX.match(str(one.metadata.get("name", "")))
+def _index_of(api_object: ApiObject) -> int:
+    match = _INDEX.match(str(api_object.metadata.get("name", "")))
     return int(match[1], 16) if match else -1
 
 
 def _with_times(devices: Sequence[SliceDevice], present: Sequence[SliceDevice]) -> tuple[SliceDevice, ...]:
     """Keep the time that the server gave to a taint for which we know none."""
-    times = {(one.name, taint.key, taint.value, taint.effect): taint.time_added for one in present for taint in one.taints}
+    times = {(device.name, taint.key, taint.value, taint.effect): taint.time_added for device in present for taint in device.taints}
     return tuple(
         msgspec.structs.replace(
-            one,
+            device,
             taints=tuple(
-                msgspec.structs.replace(taint, time_added=taint.time_added or times.get((one.name, taint.key, taint.value, taint.effect)))
-                for taint in one.taints
+                msgspec.structs.replace(
+                    taint, time_added=taint.time_added or times.get((device.name, taint.key, taint.value, taint.effect))
+                )
+                for taint in device.taints
             ),
         )
-        for one in devices
+        for device in devices
     )
 
 
@@ -297,17 +303,17 @@ def _created(index: int, spec: SliceSpec, owner: dict[str, Any]) -> ApiObject:
     return ApiObject(api_version=API_VERSION, kind="ResourceSlice", metadata=metadata, spec=msgspec.to_builtins(spec))
 
 
-def _updated(one: ApiObject, spec: SliceSpec, owner: dict[str, Any]) -> ApiObject:
-    metadata = {key: value for key, value in one.metadata.items() if key != "managedFields"}
+def _updated(api_object: ApiObject, spec: SliceSpec, owner: dict[str, Any]) -> ApiObject:
+    metadata = {key: value for key, value in api_object.metadata.items() if key != "managedFields"}
     metadata["ownerReferences"] = [owner]
     return ApiObject(api_version=API_VERSION, kind="ResourceSlice", metadata=metadata, spec=msgspec.to_builtins(spec))
 
 
-def _deletion(one: ApiObject) -> Deletion:
+def _deletion(api_object: ApiObject) -> Deletion:
     return Deletion(
-        name=str(one.metadata.get("name", "")),
-        uid=str(one.metadata.get("uid", "")),
-        resource_version=str(one.metadata.get("resourceVersion", "")),
+        name=str(api_object.metadata.get("name", "")),
+        uid=str(api_object.metadata.get("uid", "")),
+        resource_version=str(api_object.metadata.get("resourceVersion", "")),
     )
 
 
@@ -325,8 +331,8 @@ def _missing(sent: Any, stored: Any, path: str) -> Iterable[str]:
             else:
                 yield from _missing(value, stored[key], place)
     elif isinstance(sent, list | tuple) and isinstance(stored, list | tuple):
-        for one, other in zip(sent, stored, strict=False):
-            yield from _missing(one, other, f"{path}.*")
+        for first, second in zip(sent, stored, strict=False):
+            yield from _missing(first, second, f"{path}.*")
 
 
 def _remove(one: Any, path: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ def stale_patterns(driver: str) -> tuple[str, str]:
 
 
 def _first_that_fits(paths: list[str]) -> str:
-    return next((one for one in paths if len(one.encode()) <= SOCKET_PATH_LIMIT), paths[-1])
+    return next((path for path in paths if len(path.encode()) <= SOCKET_PATH_LIMIT), paths[-1])
 
 
 def _hash(text: str) -> str:

@@ -19,7 +19,7 @@ __all__ = ["nameless", "unnamed_users"]
 def nameless(ledger: Holders | None) -> tuple[Allocation, ...]:
     """List allocations of kubelet's own of which nobody has said the pod."""
     allocations = ledger.allocations.values() if ledger is not None else ()
-    return tuple(one for one in allocations if one.owner.kind is OwnerKind.DEVICE_PLUGIN and one.user is None)
+    return tuple(allocation for allocation in allocations if allocation.owner.kind is OwnerKind.DEVICE_PLUGIN and allocation.user is None)
 
 
 def unnamed_users(ledger: Holders, uses: Iterable[PodUse]) -> tuple[tuple[Allocation, Owner], ...]:

@@ -106,30 +106,30 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
         return None
     owner = Owner(kind=OwnerKind.CLAIM, namespace=namespace, name=name, uid=uid)
     _, first = found[0]
-    tolerated = frozenset((device_class, device) for device_class, one in found for device in one.tolerated)
+    tolerated = frozenset((device_class, device) for device_class, claim_allocation in found for device in claim_allocation.tolerated)
     return WaitingClaim(owner=owner, held=first.held, by_share=first.by_share, classes=tuple(classes), tolerated=tolerated)
 
 
 def withheld_devices(claims: Iterable[WaitingClaim]) -> dict[str, dict[str, Owner]]:
     """List what claims are about to hold: class to device to claim; of two claims with one device the first by key."""
-    found: dict[str, dict[str, Owner]] = {}
-    for claim in sorted(claims, key=lambda one: one.owner.key):
+    owners: dict[str, dict[str, Owner]] = {}
+    for claim in sorted(claims, key=lambda claim: claim.owner.key):
         for device_class, names in claim.held.items():
             for name in names:
-                found.setdefault(device_class, {}).setdefault(name, claim.owner)
-    return found
+                owners.setdefault(device_class, {}).setdefault(name, claim.owner)
+    return owners
 
 
 def in_the_way(claim: WaitingClaim, holders: Mapping[str, Mapping[str, Owner]]) -> dict[str, Owner]:
     """List the devices of a claim that somebody else holds, sorted, with the owner. Shapes: holders — class to device to owner."""
-    found: dict[str, Owner] = {}
+    owners: dict[str, Owner] = {}
     for device_class, names in sorted(claim.held.items()):
         for name in names:
             holder = holders.get(device_class, {}).get(name)
             is_share = name in claim.by_share.get(device_class, ())
             if holder is not None and holder.key != claim.owner.key and not (is_share and holder.kind is OwnerKind.CLAIM):
-                found[name] = holder
-    return found
+                owners[name] = holder
+    return owners
 
 
 def obstacle_of(

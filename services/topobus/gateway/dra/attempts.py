@@ -57,7 +57,9 @@ class Attempts:
 
     def failure(self, uid: str) -> Failure | None:
         """The newest failure of a claim; None when no try has failed since it was prepared or undone."""
-        return max((failure for (claim, _), failure in self._failures.items() if claim == uid), key=lambda one: one.at_s, default=None)
+        return max(
+            (failure for (claim, _), failure in self._failures.items() if claim == uid), key=lambda failure: failure.at_s, default=None
+        )
 
     def keep(self, uids: set[str]) -> None:
         """Forget claims that nobody waits for any more."""

@@ -85,19 +85,19 @@ class _Unknown:
     def of(cls, raw: dict[str, Any], file: _File) -> _Unknown:
         """Find what the structs have no name for, however deep within an entry."""
         entries: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}
-        for one, plain in zip(file.entries, raw["entries"], strict=True):
-            understood = to_builtins(one)
+        for claim_entry, plain in zip(file.entries, raw["entries"], strict=True):
+            understood = to_builtins(claim_entry)
             if {**understood, **plain} != understood:
-                entries[one.key, one.attempt] = plain, understood
+                entries[claim_entry.key, claim_entry.attempt] = plain, understood
         return cls({name: value for name, value in raw.items() if name not in _File.__struct_fields__}, entries)
 
     def joined(self, file: _File) -> dict[str, Any]:
         """Write it beside what we know; what we have not changed since stays as it was written, with all that is in it."""
-        return {**self._file, "version": file.version, "entries": [self._entry(one) for one in file.entries]}
+        return {**self._file, "version": file.version, "entries": [self._entry(claim_entry) for claim_entry in file.entries]}
 
-    def _entry(self, one: ClaimEntry) -> dict[str, Any]:
-        now = to_builtins(one)
-        raw, understood = self._entries.get((one.key, one.attempt), ({}, {}))
+    def _entry(self, claim_entry: ClaimEntry) -> dict[str, Any]:
+        now = to_builtins(claim_entry)
+        raw, understood = self._entries.get((claim_entry.key, claim_entry.attempt), ({}, {}))
         return {**raw, **{name: raw[name] if name in raw and value == understood[name] else value for name, value in now.items()}}
 
 
@@ -139,7 +139,7 @@ class Checkpoint:
             raise ConfigError(f"gateway: checkpoint_path: {err.message}", next_step=mend) from err
         if file.version != _VERSION:
             raise ConfigError(f"gateway: checkpoint_path: {path} has version {file.version}, wanted {_VERSION}", next_step=mend)
-        return cls(path, {one.key: one for one in file.entries}, _Unknown.of(json.loads(data), file))
+        return cls(path, {claim_entry.key: claim_entry for claim_entry in file.entries}, _Unknown.of(json.loads(data), file))
 
     def sweep(self) -> None:
         """Remove what a killed gateway had half written; only for the one that holds the lock."""

@@ -32,13 +32,13 @@ def answer_of(entry: ClaimEntry) -> tuple[PreparedDevice, ...]:
     """List the devices of a claim that is prepared, as kubelet is to have them."""
     devices = [
         PreparedDevice(
-            request=one.request,
-            pool=one.pool,
-            device=one.device,
-            cdi_devices=cdi_names(entry.cdi, entry.uid, one.device, one.request),
-            share_id=one.share_id,
+            request=device.request,
+            pool=device.pool,
+            device=device.device,
+            cdi_devices=cdi_names(entry.cdi, entry.uid, device.device, device.request),
+            share_id=device.share_id,
         )
-        for one in entry.devices
+        for device in entry.devices
     ]
     whole = cdi_whole_names(entry.cdi, entry.uid)
     if whole:

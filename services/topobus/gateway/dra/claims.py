@@ -315,14 +315,14 @@ class ClaimPreparer:
         op_id: str,
         claim: ClaimKey,
         device_class: str,
-        found: ClaimAllocation,
+        claim_allocation: ClaimAllocation,
         names: tuple[str, ...],
         answers: list[Held[PrepareReply]],
     ) -> Prepared:
         """Have some of the claim's devices made ready together; the answer joins those that are looked at once more when all is written."""
-        looked_at = sorted({allocated.device for allocated in found.devices if allocated.is_shared} & set(names))
-        tolerated = sorted({*found.tolerated} & set(names))
-        prepared = await self._asks.prepare(op_id, claim.owner, device_class, names, found.config, looked_at, tolerated, answers)
+        looked_at = sorted({allocated.device for allocated in claim_allocation.devices if allocated.is_shared} & set(names))
+        tolerated = sorted({*claim_allocation.tolerated} & set(names))
+        prepared = await self._asks.prepare(op_id, claim.owner, device_class, names, claim_allocation.config, looked_at, tolerated, answers)
         if isinstance(prepared, Refusal):
             raise _ClaimFailed(_text(prepared))
         missing = sorted(set(names) - prepared.edits.keys())
@@ -330,21 +330,25 @@ class ClaimPreparer:
             raise _ClaimFailed(f"the {device_class} service prepared nothing for {', '.join(missing)}")
         return prepared
 
-    def _check_rivals(self, claim: ClaimKey, device_class: str, found: ClaimAllocation) -> None:
+    def _check_rivals(self, claim: ClaimKey, device_class: str, claim_allocation: ClaimAllocation) -> None:
         """Refuse what another claim is prepared with, whatever the ledger says: this file is what containers run on."""
-        whole = {one.device for one in found.devices if not one.is_shared and not one.share_id}
-        shared = {one.device for one in found.devices if not one.is_shared and one.share_id}
+        whole = {device.device for device in claim_allocation.devices if not device.is_shared and not device.share_id}
+        shared = {device.device for device in claim_allocation.devices if not device.is_shared and device.share_id}
         for entry in self._checkpoint.entries():
             if entry.uid == claim.uid or entry.device_class != device_class or not entry.is_prepared:
                 continue
-            theirs = [one for one in entry.devices if not one.is_shared]
-            clash = {one.device for one in theirs if one.device in whole or (one.device in shared and not one.share_id)}
+            devices = [device for device in entry.devices if not device.is_shared]
+            clash = {
+                allocated_device.device
+                for allocated_device in devices
+                if allocated_device.device in whole or (allocated_device.device in shared and not allocated_device.share_id)
+            }
             if clash:
                 raise _ClaimFailed(f"claim {entry.namespace}/{entry.name} holds {', '.join(sorted(clash))}: it is prepared on this node")
 
-    async def _adopt(self, entry: ClaimEntry, claim: ClaimKey, found: ClaimAllocation) -> ClaimEntry:
+    async def _adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> ClaimEntry:
         """Tell the ledger; refused, look once whether the holder is a claim that is over. The entry says which attempt it was."""
-        refusal = await self._try_adopt(entry, claim, found)
+        refusal = await self._try_adopt(entry, claim, claim_allocation)
         if refusal is None:
             return entry
         # Nothing was taken, so nothing is left to undo; and the next try must be a new operation, for this one's answer is stored.
@@ -352,21 +356,24 @@ class ClaimPreparer:
         if self._settler is not None and await self._settler.settle():
             entry = msgspec.structs.replace(entry, attempt=uuid.uuid4().hex)
             await self._checkpoint.put(entry)
-            refusal = await self._try_adopt(entry, claim, found)
+            refusal = await self._try_adopt(entry, claim, claim_allocation)
             if refusal is None:
                 return entry
             await self._checkpoint.remove(entry.uid, entry.device_class)
         raise _ClaimFailed(_text(refusal))
 
-    async def _try_adopt(self, entry: ClaimEntry, claim: ClaimKey, found: ClaimAllocation) -> Refusal | None:
+    async def _try_adopt(self, entry: ClaimEntry, claim: ClaimKey, claim_allocation: ClaimAllocation) -> Refusal | None:
         """Exclusive devices are held, those of admin access are only looked at."""
-        looked_at = tuple(sorted({one.device for one in found.devices if one.is_shared}))
+        looked_at = tuple(sorted({device.device for device in claim_allocation.devices if device.is_shared}))
         shared = {entry.device_class: looked_at} if looked_at else {}
         # What holds nothing first: when it is refused, nothing has been taken.
-        for is_shared, op_id, devices in ((True, f"{entry.attempt}-adopt-shared", shared), (False, f"{entry.attempt}-adopt", found.held)):
+        for is_shared, op_id, devices in (
+            (True, f"{entry.attempt}-adopt-shared", shared),
+            (False, f"{entry.attempt}-adopt", claim_allocation.held),
+        ):
             if not devices:
                 continue
-            by_share = {} if is_shared else found.by_share
+            by_share = {} if is_shared else claim_allocation.by_share
             adopted = await self._asks.adopt(op_id, claim.owner, devices, shared=by_share, is_shared=is_shared, is_prepared=not is_shared)
             if isinstance(adopted, Refusal):
                 return adopted
@@ -384,7 +391,7 @@ class ClaimPreparer:
             await self._checkpoint.put(entry)
         names = await self._undo_devices(entry, claim)
         await self._disk.do(lambda: asyncio.to_thread(delete, self._cdi_dir, _file(entry)))
-        if not any(one.uid == claim.uid and one.device_class != device_class for one in self._checkpoint.entries()):
+        if not any(claim_entry.uid == claim.uid and claim_entry.device_class != device_class for claim_entry in self._checkpoint.entries()):
             await self._let_go(entry.attempt, claim)
         if self._settler is not None:
             self._settler.leave(claim.owner)
@@ -395,7 +402,7 @@ class ClaimPreparer:
 
     async def _undo_devices(self, entry: ClaimEntry, claim: ClaimKey) -> tuple[str, ...]:
         """Have the device service undo what nobody else uses: a share, or admin access, ends without a word to the device while others go on."""
-        names = tuple(sorted({one.device for one in entry.devices}))
+        names = tuple(sorted({device.device for device in entry.devices}))
         async with self._alone_with(entry.device_class, names):
             used = self._used_by_others(entry)
             names = tuple(name for name in names if name not in used)
@@ -408,10 +415,14 @@ class ClaimPreparer:
 
     def _used_by_others(self, entry: ClaimEntry) -> set[str]:
         """Devices that other claims are prepared with, or begin to be; who only looks (admin access) keeps no holder's device up."""
-        looked_at = {one.device for one in entry.devices if one.is_shared}
-        others = [one for one in self._checkpoint.entries() if one.device_class == entry.device_class and one.key != entry.key]
-        users = [one for other in others if other.key not in self._undone for one in other.devices]
-        return {one.device for one in users if not one.is_shared or one.device in looked_at}
+        looked_at = {device.device for device in entry.devices if device.is_shared}
+        others = [
+            claim_entry
+            for claim_entry in self._checkpoint.entries()
+            if claim_entry.device_class == entry.device_class and claim_entry.key != entry.key
+        ]
+        users = [device for other in others if other.key not in self._undone for device in other.devices]
+        return {user.device for user in users if not user.is_shared or user.device in looked_at}
 
     async def _let_go(self, attempt: str, claim: ClaimKey) -> None:
         """Tell the ledger that nothing of a claim is prepared any more.
@@ -466,4 +477,4 @@ def _unwritable(err: OSError) -> str:
 
 
 def _text(refusal: Refusal) -> str:
-    return "; ".join(one.message for one in refusal.reasons)
+    return "; ".join(reason.message for reason in refusal.reasons)

@@ -54,8 +54,8 @@ class LedgerRelease:
         """Look at each claim once: the keys of those that look over, and how many were released."""
         ledger = self._state.ledger
         prepared = {entry.uid for entry in self._checkpoint.entries()}
-        owners = [one.owner for _, one in sorted(ledger.allocations.items())] if ledger else []
-        self._left &= {one.key for one in owners}
+        owners = [allocation.owner for _, allocation in sorted(ledger.allocations.items())] if ledger else []
+        self._left &= {owner.key for owner in owners}
         over: set[str] = set()
         released = 0
         for owner in owners:

@@ -66,7 +66,7 @@ class ForeignDriver:
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Call the plugin's Allocate, as kubelet would for one container; for a claim also PreStartContainer, since nobody calls it later."""
-        wanted = self._ids([one.name for one in devices])
+        wanted = self._ids([device.name for device in devices])
         if isinstance(wanted, Refusal):
             return wanted
         socket, ids = wanted
@@ -78,7 +78,7 @@ class ForeignDriver:
         if not answer.container_responses:
             return _refuse("plugin-refused", f"the device plugin of {self.resource} gave no answer for a container")
         if context.owner.kind is not OwnerKind.DEVICE_PLUGIN:
-            refusal = self.pre_start([one.name for one in devices])
+            refusal = self.pre_start([device.name for device in devices])
             if refusal is not None:
                 return refusal
         if answer.container_responses[0].annotations and context.owner.kind is OwnerKind.CLAIM:
@@ -86,7 +86,7 @@ class ForeignDriver:
             dropped = sorted(answer.container_responses[0].annotations)
             get_logger().warning("foreign.annotations-dropped", resource=self.resource, claim=context.owner.key, annotations=dropped)
         edits = self._edits(answer.container_responses[0])
-        return edits if isinstance(edits, Refusal) else {"": edits, **{one.name: ContainerEdits() for one in devices}}
+        return edits if isinstance(edits, Refusal) else {"": edits, **{device.name: ContainerEdits() for device in devices}}
 
     def pre_start(self, names: Sequence[str]) -> Refusal | None:
         """Call the plugin's PreStartContainer when it wants that. Blocks; None is done."""
@@ -107,11 +107,11 @@ class ForeignDriver:
         endpoint = self.endpoint
         if endpoint is None or not endpoint.has_preference or endpoint.listed is None:
             return None
-        ids = foreign_names(one.id for one in endpoint.listed)
+        ids = foreign_names(foreign_device.id for foreign_device in endpoint.listed)
         names = {id_: name for name, id_ in ids.items()}
         wanted = pb.ContainerPreferredAllocationRequest(
-            available_deviceIDs=sorted(ids[one] for one in {*available, *must_include} if one in ids),
-            must_include_deviceIDs=sorted(ids[one] for one in must_include if one in ids),
+            available_deviceIDs=sorted(ids[name] for name in {*available, *must_include} if name in ids),
+            must_include_deviceIDs=sorted(ids[name] for name in must_include if name in ids),
             allocation_size=size,
         )
         try:
@@ -128,7 +128,7 @@ class ForeignDriver:
             return None
         if not answer.container_responses:
             return None
-        return tuple(names[one] for one in answer.container_responses[0].deviceIDs if one in names)
+        return tuple(names[deviceid] for deviceid in answer.container_responses[0].deviceIDs if deviceid in names)
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Do nothing: the device plugin API has no way to give back."""
@@ -138,11 +138,11 @@ class ForeignDriver:
         endpoint = self.endpoint
         if endpoint is None or endpoint.listed is None:
             return _refuse("plugin-gone", f"the device plugin of {self.resource} is not connected")
-        ids = foreign_names(one.id for one in endpoint.listed)
+        ids = foreign_names(foreign_device.id for foreign_device in endpoint.listed)
         unknown = sorted(set(names) - ids.keys())
         if unknown:
             return _refuse("plugin-unknown-device", f"the device plugin of {self.resource} does not list {', '.join(unknown)}")
-        return endpoint.socket, sorted(ids[one] for one in names)
+        return endpoint.socket, sorted(ids[name] for name in names)
 
     def _refused(self, ids: Sequence[str], err: Exception) -> Refusal:
         return _refuse("plugin-refused", f"the device plugin of {self.resource} refused {', '.join(ids)}: {_said(err)}")
@@ -181,23 +181,24 @@ class ForeignDriver:
             annotations=dict(answer.annotations),
             mounts=tuple(
                 Mount(
-                    host_path=one.host_path,
-                    container_path=one.container_path,
-                    options=("rbind", "rprivate", "ro" if one.read_only else "rw"),
+                    host_path=mount.host_path,
+                    container_path=mount.container_path,
+                    options=("rbind", "rprivate", "ro" if mount.read_only else "rw"),
                 )
-                for one in answer.mounts
+                for mount in answer.mounts
             ),
             device_nodes=tuple(
-                DeviceNode(path=one.container_path, host_path=one.host_path, permissions=one.permissions or "rw") for one in answer.devices
+                DeviceNode(path=device.container_path, host_path=device.host_path, permissions=device.permissions or "rw")
+                for device in answer.devices
             ),
         )
-        names = [one.name for one in answer.cdi_devices]
+        names = [cdi_device.name for cdi_device in answer.cdi_devices]
         if not names:
             return own
         files, problems = read_cdi_files(self._cdi_folders)
         found = resolve_cdi(names, files)
         if isinstance(found, Refusal):
-            text = "; ".join([*(one.message for one in found.reasons), *problems])
+            text = "; ".join([*(reason.message for reason in found.reasons), *problems])
             return _refuse("plugin-cdi-unresolved", f"the device plugin of {self.resource} names CDI devices: {text}")
         return join((own, *(edits for _, edits in found)))
 

@@ -76,7 +76,7 @@ class ForeignPlugins(rpc.RegistrationServicer):
 
     def resource_of(self, device_class: str) -> str:
         """Name the resource of a class; empty for a class of ours."""
-        return next((one for one in self._known if class_of_resource(one) == device_class), "")
+        return next((resource for resource in self._known if class_of_resource(resource) == device_class), "")
 
     def before_start(self, device_class: str) -> BeforeStart:
         """Give what calls the plugin before each start of a container, as kubelet does: also weeks after Allocate."""
@@ -257,11 +257,11 @@ class _Remarks(Readiness):
         return [text.removeprefix("ready: ") for text in self.report().values() if text != "ready"]
 
 
-def _device(one: pb.Device) -> ForeignDevice:
+def _device(device: pb.Device) -> ForeignDevice:
     # Some plugins say -1 for "unknown"; only the exact word is healthy.
     # Beyond the kernel's ids there is no node: such a device has no opinion, as with a negative id.
-    nodes = tuple(sorted({node.ID for node in one.topology.nodes if 0 <= node.ID <= NodeSet.MAX_ID}))
-    return ForeignDevice(id=one.ID, is_healthy=one.health == "Healthy", nodes=nodes)
+    nodes = tuple(sorted({node.ID for node in device.topology.nodes if 0 <= node.ID <= NodeSet.MAX_ID}))
+    return ForeignDevice(id=device.ID, is_healthy=device.health == "Healthy", nodes=nodes)
 
 
 def _remove_sockets(folder: Path) -> None:
@@ -272,7 +272,7 @@ def _remove_sockets(folder: Path) -> None:
 
 def _load(path: Path) -> tuple[str, ...]:
     try:
-        found = json.loads(path.read_bytes())["resources"] if path.exists() else []
-        return tuple(sorted(str(one) for one in found))
+        resources = json.loads(path.read_bytes())["resources"] if path.exists() else []
+        return tuple(sorted(str(one) for one in resources))
     except (OSError, ValueError, KeyError, TypeError) as err:
         raise ConfigError(f"gateway: foreign.dir: cannot read {path}: {err}", next_step="remove the file; plugins register again") from err

@@ -94,7 +94,7 @@ class AllocationRecord:
             entries = dict(sorted({**kept, owner_key: entry}.items()))
             await asyncio.to_thread(write, self._path.parent, self._path.name, encode(_File(version=_VERSION, entries=entries)))
             self._entries = entries
-            self._fresh = {key: one for key, one in self._fresh.items() if self._is_holder(key)}
+            self._fresh = {key: container_edits for key, container_edits in self._fresh.items() if self._is_holder(key)}
         if self._fresh.get(owner_key) == entry.edits:
             del self._fresh[owner_key]
 

@@ -126,12 +126,12 @@ class DevicePlugin(rpc.DevicePluginServicer):
         if self._list is not None and self._list[0] is entries:
             return self._list[1]
         # One device of a thousand changes; to write the others again would take most of the time.
-        parts = [self._parts.get(one) or _to_wire(one) for one in entries]
+        parts = [self._parts.get(list_entry) or _to_wire(list_entry) for list_entry in entries]
         self._parts = dict(zip(entries, parts, strict=True))
         size = sum(map(len, parts))
         left_out = 0
         if size > LIST_LIMIT_BYTES:
-            kept = first_that_fit(entries, [len(one) for one in parts], LIST_LIMIT_BYTES)
+            kept = first_that_fit(entries, [len(part) for part in parts], LIST_LIMIT_BYTES)
             left_out = len(entries) - len(kept)
             get_logger().error(
                 "list.too-large",
@@ -194,7 +194,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
 
     async def _allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:
         # kubelet sends exactly one container a call. Whoever sends more has all of them looked at before the first one takes anything.
-        containers = [sorted(one.devices_ids) for one in request.container_requests]
+        containers = [sorted(container_request.devices_ids) for container_request in request.container_requests]
         for name, count in Counter(itertools.chain.from_iterable(containers)).items():
             if count > 1:
                 raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, f"{self.resource}: the call names device {name} {count} times")
@@ -225,7 +225,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
             devices=names,
             owner=owner.key,
             decision_id=adopted.decision_id,
-            displaced=[one.key for one in adopted.displaced],
+            displaced=[each_owner.key for each_owner in adopted.displaced],
         )
         return edits
 
@@ -315,7 +315,7 @@ class DevicePlugin(rpc.DevicePluginServicer):
 def _to_wire(entry: ListEntry) -> bytes:
     """Write a list of this one entry: such lists, one after the other, are the list of all of them."""
     # No topology message at all when the node is unknown: an empty one or -1 would be an opinion.
-    topology = None if entry.nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=one) for one in entry.nodes])
+    topology = None if entry.nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=node) for node in entry.nodes])
     device = pb.Device(ID=entry.id, health="Healthy" if entry.is_healthy else "Unhealthy", topology=topology)
     return pb.ListAndWatchResponse(devices=[device]).SerializeToString()
 
@@ -325,10 +325,13 @@ def _response(edits: ContainerEdits) -> pb.ContainerAllocateResponse:
         envs=edits.env,
         annotations=edits.annotations,
         mounts=[
-            pb.Mount(container_path=one.container_path, host_path=one.host_path, read_only="ro" in one.options) for one in edits.mounts
+            pb.Mount(container_path=mount.container_path, host_path=mount.host_path, read_only="ro" in mount.options)
+            for mount in edits.mounts
         ],
         devices=[
-            pb.DeviceSpec(container_path=one.path, host_path=one.host_path or one.path, permissions=one.permissions)
-            for one in edits.device_nodes
+            pb.DeviceSpec(
+                container_path=device_node.path, host_path=device_node.host_path or device_node.path, permissions=device_node.permissions
+            )
+            for device_node in edits.device_nodes
         ],
     )

@@ -85,8 +85,8 @@ class PodResourcesReader:
         found: dict[tuple[str, ...], set[str]] = {}
         exclusive: list[ExclusiveUse] = []
         for pod in answer.pod_resources:
-            mine = [_exclusive(pod, container.name, container) for container in pod.containers]
-            exclusive += [_whole(pod, mine), *mine]
+            exclusive_uses = [_exclusive(pod, container.name, container) for container in pod.containers]
+            exclusive += [_whole(pod, exclusive_uses), *exclusive_uses]
             for container in pod.containers:
                 where = (pod.namespace, pod.name, container.name)
                 # One entry a device and NUMA node: a device with two nodes is there twice.
@@ -96,11 +96,11 @@ class PodResourcesReader:
                     if device_class is not None:
                         found.setdefault((*where, entry.resource_name, "", "", device_class), set()).update(entry.device_ids)
                 for claim in container.dynamic_resources:
-                    for one in claim.claim_resources:
-                        device_class = class_of_driver(one.driver_name)
-                        if device_class and one.pool_name == self._node:
+                    for claim_resource in claim.claim_resources:
+                        device_class = class_of_driver(claim_resource.driver_name)
+                        if device_class and claim_resource.pool_name == self._node:
                             key = (*where, "", claim.claim_namespace, claim.claim_name, device_class)
-                            found.setdefault(key, set()).add(one.device_name)
+                            found.setdefault(key, set()).add(claim_resource.device_name)
         return Listing(
             in_use={resource: frozenset(ids) for resource, ids in in_use.items()},
             uses=tuple(
@@ -116,28 +116,31 @@ class PodResourcesReader:
                 )
                 for key, names in sorted(found.items())
             ),
-            exclusive=tuple(one for one in exclusive if one.cpus or one.memory),
+            exclusive=tuple(exclusive_use for exclusive_use in exclusive if exclusive_use.cpus or exclusive_use.memory),
         )
 
 
-def _exclusive(pod: pb.PodResources, container: str, told: pb.PodResources | pb.ContainerResources) -> ExclusiveUse:
-    memory = sorted((_block(one) for one in told.memory if one.size), key=lambda one: (one.kind, one.nodes.ids))
-    return ExclusiveUse(namespace=pod.namespace, pod=pod.name, container=container, cpus=CpuSet.of(told.cpu_ids), memory=tuple(memory))
+def _exclusive(pod: pb.PodResources, container: str, resources: pb.PodResources | pb.ContainerResources) -> ExclusiveUse:
+    memory = sorted(
+        (_block(container_memory) for container_memory in resources.memory if container_memory.size),
+        key=lambda memory_block: (memory_block.kind, memory_block.nodes.ids),
+    )
+    return ExclusiveUse(namespace=pod.namespace, pod=pod.name, container=container, cpus=CpuSet.of(resources.cpu_ids), memory=tuple(memory))
 
 
 def _whole(pod: pb.PodResources, containers: Sequence[ExclusiveUse]) -> ExclusiveUse:
     """Give what the pod has as a whole (pod-level resources), without what its containers are told to have of it."""
     whole = _exclusive(pod, "", pod)
     left = whole.cpus
-    for one in containers:
-        left -= one.cpus
-    has_memory = any(one.memory for one in containers)
+    for container in containers:
+        left -= container.cpus
+    has_memory = any(container.memory for container in containers)
     return structs.replace(whole, cpus=left, memory=() if has_memory else whole.memory)
 
 
-def _block(told: pb.ContainerMemory) -> MemoryBlock:
+def _block(container_memory: pb.ContainerMemory) -> MemoryBlock:
     """Read one entry. Of a group of nodes kubelet tells only the sum: it counts evenly here, the rest on the lowest."""
-    nodes = sorted({one.ID for one in told.topology.nodes})
-    share, rest = divmod(told.size, len(nodes)) if nodes else (0, 0)
+    nodes = sorted({node.ID for node in container_memory.topology.nodes})
+    share, rest = divmod(container_memory.size, len(nodes)) if nodes else (0, 0)
     shares = tuple((node, share + (rest if index == 0 else 0)) for index, node in enumerate(nodes))
-    return MemoryBlock(kind=told.memory_type, nodes=NodeSet.of(nodes), shares=shares)
+    return MemoryBlock(kind=container_memory.memory_type, nodes=NodeSet.of(nodes), shares=shares)

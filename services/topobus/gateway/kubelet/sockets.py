@@ -57,7 +57,7 @@ class CallMetrics:
 
 def refuse(refusal: Refusal, doing: str) -> NoReturn:
     """Turn a refusal into the error of the call, with every reason in it."""
-    raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {'; '.join(one.message for one in refusal.reasons)}")
+    raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, f"{doing}: {'; '.join(reason.message for reason in refusal.reasons)}")
 
 
 async def within(work: Awaitable[T], limit_s: float, what: str) -> T:
@@ -140,10 +140,10 @@ def dialling(path: Path) -> grpc.aio.Channel:
 def identity(path: Path) -> tuple[int, int, int] | None:
     """Tell one socket from another of the same name; None when there is none. The time of change is in it, for inode numbers come again."""
     try:
-        found = path.lstat()
+        found_stat = path.lstat()
     except OSError:
         return None
-    return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+    return (found_stat.st_dev, found_stat.st_ino, found_stat.st_ctime_ns) if stat.S_ISSOCK(found_stat.st_mode) else None
 
 
 def remove_stale(folder: Path, pattern: str) -> None:

@@ -37,18 +37,18 @@ class LedgerDrift:
 
     async def tell(self, confirmed: Iterable[Disagreement], seen: Iterable[Disagreement]) -> None:
         """Tell what is new of that which was seen twice, and what was not seen twice in a row. What could not be told is told next time."""
-        wanted = {(one.device_class, one.device): one for one in confirmed}
-        present = {(one.device_class, one.device) for one in seen}
+        wanted = {(disagreement.device_class, disagreement.device): disagreement for disagreement in confirmed}
+        present = {(disagreement.device_class, disagreement.device) for disagreement in seen}
         try:
-            told = await self._recall()
-            for key, one in sorted(wanted.items()):
-                if told.get(key) != one:
-                    await self._publish(one, is_over=False)
-                    told[key] = one
-            absent = told.keys() - wanted.keys() - present
+            disagreements = await self._recall()
+            for key, disagreement in sorted(wanted.items()):
+                if disagreements.get(key) != disagreement:
+                    await self._publish(disagreement, is_over=False)
+                    disagreements[key] = disagreement
+            absent = disagreements.keys() - wanted.keys() - present
             for key in sorted(absent & self._ending):
-                await self._publish(told[key], is_over=True)
-                del told[key]
+                await self._publish(disagreements[key], is_over=True)
+                del disagreements[key]
             self._ending = absent
         except TopobusError as err:
             # Done or not done is not known: what the stream has decides next time.
@@ -61,27 +61,39 @@ class LedgerDrift:
             for received in await self._bus.last(DISAGREEMENT, limit=_RECALLED, node=self._node):
                 newest[(received.value.device_class, received.value.device)] = received.value
             self._told = {
-                key: Disagreement(device_class=one.device_class, device=one.device, kubelet=one.kubelet, ledger=one.ledger)
-                for key, one in newest.items()
-                if not one.is_over
+                key: Disagreement(
+                    device_class=disagreement_event.device_class,
+                    device=disagreement_event.device,
+                    kubelet=disagreement_event.kubelet,
+                    ledger=disagreement_event.ledger,
+                )
+                for key, disagreement_event in newest.items()
+                if not disagreement_event.is_over
             }
         return self._told
 
-    async def _publish(self, one: Disagreement, *, is_over: bool) -> None:
+    async def _publish(self, disagreement: Disagreement, *, is_over: bool) -> None:
         time = rfc3339(self._clock.now())
         event = DisagreementEvent(
             node=self._node,
-            device_class=one.device_class,
-            device=one.device,
-            kubelet=one.kubelet,
-            ledger=one.ledger,
+            device_class=disagreement.device_class,
+            device=disagreement.device,
+            kubelet=disagreement.kubelet,
+            ledger=disagreement.ledger,
             is_over=is_over,
             time=time,
         )
-        sides = hashlib.sha256(f"{one.kubelet}\n{one.ledger}\n{is_over}\n{time}".encode()).hexdigest()[:16]
-        event_id = f"{self._node}.{one.device_class}.{one.device}.{sides}"
-        await self._bus.publish(DISAGREEMENT, event, event_id=event_id, node=self._node, device_class=one.device_class, device=one.device)
-        facts = {"device_class": one.device_class, "device": one.device, "kubelet": one.kubelet, "ledger": one.ledger}
+        sides = hashlib.sha256(f"{disagreement.kubelet}\n{disagreement.ledger}\n{is_over}\n{time}".encode()).hexdigest()[:16]
+        event_id = f"{self._node}.{disagreement.device_class}.{disagreement.device}.{sides}"
+        await self._bus.publish(
+            DISAGREEMENT, event, event_id=event_id, node=self._node, device_class=disagreement.device_class, device=disagreement.device
+        )
+        facts = {
+            "device_class": disagreement.device_class,
+            "device": disagreement.device,
+            "kubelet": disagreement.kubelet,
+            "ledger": disagreement.ledger,
+        }
         if is_over:
             get_logger().info("holding.agreed", **facts)
         else:

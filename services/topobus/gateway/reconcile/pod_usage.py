@@ -57,9 +57,9 @@ class PodLook:
         if isinstance(listing, str):
             return listing
         holders = {name: self._state.holders(name) for name in {use.device_class for use in listing.uses}}
-        found = compare(listing.uses, holders, self._prepared())
+        comparison = compare(listing.uses, holders, self._prepared())
         lacking, disagreements = compare_exclusive(listing.exclusive, self._state.ledger)
-        return listing, structs.replace(found, exclusive=lacking, disagreements=(*found.disagreements, *disagreements))
+        return listing, structs.replace(comparison, exclusive=lacking, disagreements=(*comparison.disagreements, *disagreements))
 
     async def answer(self, request: PodsRequest) -> PodsReply:
         """Answer `pods`."""
@@ -71,10 +71,17 @@ class PodLook:
         uses: list[tuple[PodUse | ExclusiveUse, ContainerDevices]] = [
             (use, _container(use, inventories.get(use.device_class))) for use in listing.uses
         ]
-        uses += [(one, _of_its_own(one, inventories.get(CPU_RESOURCE))) for one in listing.exclusive]
+        uses += [(exclusive_use, _of_its_own(exclusive_use, inventories.get(CPU_RESOURCE))) for exclusive_use in listing.exclusive]
         wanted = [shown for use, shown in uses if request.namespace in ("", use.namespace)]
         # A container's CPUs stand behind its devices.
-        wanted.sort(key=lambda one: (one.namespace, one.pod, one.container, one.resource == CPU_RESOURCE))
+        wanted.sort(
+            key=lambda container_devices: (
+                container_devices.namespace,
+                container_devices.pod,
+                container_devices.container,
+                container_devices.resource == CPU_RESOURCE,
+            )
+        )
         return PodsReply(containers=tuple(wanted), disagreements=comparison.disagreements, folders=self._folders)
 
     def _prepared(self) -> dict[tuple[str, str], PreparedHere]:
@@ -84,9 +91,9 @@ class PodLook:
             known = found.get((entry.namespace, entry.name))
             held = dict(known.held) if known is not None else {}
             looked_at = known.looked_at if known is not None else frozenset()
-            if names := tuple(sorted({one.device for one in entry.devices if not one.is_shared})):
+            if names := tuple(sorted({device.device for device in entry.devices if not device.is_shared})):
                 held[entry.device_class] = names
-            looked_at |= {(entry.device_class, one.device) for one in entry.devices if one.is_shared}
+            looked_at |= {(entry.device_class, device.device) for device in entry.devices if device.is_shared}
             owner = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid).owner
             found[(entry.namespace, entry.name)] = PreparedHere(owner=owner, held=held, looked_at=looked_at)
         return found
@@ -117,8 +124,8 @@ def _of_its_own(use: ExclusiveUse, inventory: Inventory | None) -> ContainerDevi
 
 
 def _device(name: str, inventory: Inventory | None) -> HeldDevice:
-    found = inventory.device(name) if inventory is not None else None
-    if found is None:
+    device = inventory.device(name) if inventory is not None else None
+    if device is None:
         return HeldDevice(name=name, reason="not in the inventory")
-    worst = found.health.worst
-    return HeldDevice(name=name, numa_nodes=found.numa_nodes, health=found.health.state, reason=worst.reason if worst else "")
+    worst = device.health.worst
+    return HeldDevice(name=name, numa_nodes=device.numa_nodes, health=device.health.state, reason=worst.reason if worst else "")

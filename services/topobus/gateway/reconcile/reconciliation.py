@@ -74,14 +74,14 @@ class Reconciler:
             await self._users.name(listing)
             await self._report(frozenset(comparison.disagreements))
             lacking: frozenset[Lacking | ExclusiveUse] = frozenset({*comparison.lacking, *comparison.exclusive})
-            for lack in sorted(lacking & lacking_before, key=lambda one: one.where):
+            for lack in sorted(lacking & lacking_before, key=lambda lack: lack.where):
                 await (self._adopt(lack) if isinstance(lack, Lacking) else self._adopt_exclusive(lack))
             lacking_before = lacking
             idle = (*idle_allocations(self._state.ledger, listing.in_use), *idle_containers(self._state.ledger, listing.exclusive))
-            for one in idle:
-                mark = self._mark(one)
+            for allocation in idle:
+                mark = self._mark(allocation)
                 if mark in idle_before and self._is_believed(mark):
-                    await self._release(one)
+                    await self._release(allocation)
             idle_before = frozenset(map(self._mark, idle))
             self._used = {
                 mark for mark in map(self._mark, self._state.ledger.allocations.values()) if mark in self._used or mark not in idle_before
@@ -106,8 +106,12 @@ class Reconciler:
         ledger = self._state.ledger
         if isinstance(listing, str) or ledger is None or not self._state.is_connected:
             return frozenset()
-        idle = {self._mark(one): one for one in idle_allocations(ledger, listing.in_use)}
-        gone = {mark: one for mark, one in idle.items() if one.user is not None and one.owner.key in self._state.awaited}
+        idle = {self._mark(idle_allocation): idle_allocation for idle_allocation in idle_allocations(ledger, listing.in_use)}
+        gone = {
+            mark: allocation
+            for mark, allocation in idle.items()
+            if allocation.user is not None and allocation.owner.key in self._state.awaited
+        }
         self._used |= {mark for mark in map(self._mark, ledger.allocations.values()) if mark not in idle}
         for mark in sorted(gone.keys() & gone_before):
             if self._is_believed(mark):
@@ -136,7 +140,7 @@ class Reconciler:
             self._say_failed(owner, lack.where, str(err))
             return
         if isinstance(adopted, Refusal):
-            why = "; ".join(one.message for one in adopted.reasons)
+            why = "; ".join(reason.message for reason in adopted.reasons)
             self._say_failed(owner, lack.where, why)
             return
         for device_class, names in lack.whole:
@@ -161,13 +165,16 @@ class Reconciler:
             self._say_failed(use.owner, use.where, str(err))
             return
         if isinstance(adopted, Refusal):
-            why = "; ".join(one.message for one in adopted.reasons)
+            why = "; ".join(reason.message for reason in adopted.reasons)
             self._say_failed(use.owner, use.where, why)
             return
         if devices:
             self._state.hand_out(CPU_RESOURCE, devices[CPU_RESOURCE], use.owner, adopted.ledger_sequence)
         get_logger().info(
-            "container.adopted", owner=use.owner.key, cpus=str(use.cpus), memory_bytes=sum(one.size_bytes for one in use.memory)
+            "container.adopted",
+            owner=use.owner.key,
+            cpus=str(use.cpus),
+            memory_bytes=sum(memory_block.size_bytes for memory_block in use.memory),
         )
 
     def _say_failed(self, owner: Owner, where: str, why: str) -> None:

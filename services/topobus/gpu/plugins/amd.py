@@ -73,12 +73,12 @@ class AmdDriver:
             if is_offered(tree, function.address, left_out)
         ]
         self.warnings = tuple(left_out)
-        nodes = {one.address: one for one in _kfd_nodes(tree)}
-        return tuple(self._device(tree, one, nodes) for one in functions)
+        nodes = {kfd_node.address: kfd_node for kfd_node in _kfd_nodes(tree)}
+        return tuple(self._device(tree, function, nodes) for function in functions)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function and at whether its driver is bound."""
-        return {one.name: self._observe_one(tree, one.pci) for one in devices if one.pci is not None}
+        return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node, and the one kfd node."""
@@ -124,7 +124,7 @@ class AmdDriver:
     def _links(self, tree: Tree, node: _KfdNode | None, nodes: Mapping[PciAddress, _KfdNode]) -> tuple[Link, ...]:
         if node is None:
             return ()
-        by_number = {one.number: one.address for one in nodes.values()}
+        by_number = {kfd_node.number: kfd_node.address for kfd_node in nodes.values()}
         folder = f"{_KFD_NODES}/{node.number}/io_links"
         links: dict[str, Link] = {}
         for name in tree.names(folder):
@@ -140,7 +140,7 @@ class AmdDriver:
         folder = pci_folder(address)
         try:
             seen = self._pci_health.observe(tree, address)
-            if any(one.dimension is Dimension.PRESENCE for one in seen):
+            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
                 return seen
             # What discover wanted to read and could not is told here.
             tree.read_int(f"{folder}/mem_info_vram_total")
@@ -152,7 +152,7 @@ class AmdDriver:
 
 
 def _kfd_nodes(tree: Tree) -> list[_KfdNode]:
-    found: list[_KfdNode] = []
+    kfd_nodes: list[_KfdNode] = []
     try:
         for number in tree.names(_KFD_NODES):
             facts = _properties(tree, f"{_KFD_NODES}/{number}/properties")
@@ -160,7 +160,7 @@ def _kfd_nodes(tree: Tree) -> list[_KfdNode]:
             if facts.get("vendor_id") != _VENDOR or not facts.get("simd_count"):
                 continue
             location = facts.get("location_id", 0)
-            found.append(
+            kfd_nodes.append(
                 _KfdNode(
                     number=number,
                     address=PciAddress(facts.get("domain", 0), location >> 8 & 0xFF, location >> 3 & 0x1F, location & 0x7),
@@ -171,7 +171,7 @@ def _kfd_nodes(tree: Tree) -> list[_KfdNode]:
     except (HardwareError, ValueError):
         # Without KFD's word the GPUs lack links and target names, no more.
         return []
-    return found
+    return kfd_nodes
 
 
 def _properties(tree: Tree, path: str) -> dict[str, int]:

@@ -59,11 +59,11 @@ class IntelDriver:
             if is_offered(tree, function.address, left_out)
         ]
         self.warnings = tuple(left_out)
-        return tuple(self._device(tree, one) for one in functions)
+        return tuple(self._device(tree, function) for function in functions)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function and at whether its driver is bound."""
-        return {one.name: self._observe_one(tree, one.pci) for one in devices if one.pci is not None}
+        return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give each GPU's card and render node."""
@@ -96,7 +96,7 @@ class IntelDriver:
     def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
         try:
             seen = self._pci_health.observe(tree, address)
-            if any(one.dimension is Dimension.PRESENCE for one in seen):
+            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
                 return seen
             _memory_bytes(tree, address)
             return seen + observe_kernel_driver(tree, address)

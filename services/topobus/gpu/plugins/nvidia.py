@@ -76,20 +76,20 @@ class NvidiaDriver:
             for function in select_functions(tree, machine, vendors=(_VENDOR,), base_classes=_CLASSES)
             if is_offered(tree, function.address, warnings)
         ]
-        told = self._ask_nvml(tree, [function.address for function in functions], warnings)
+        nvml_gpus = self._ask_nvml(tree, [function.address for function in functions], warnings)
         version = _driver_version(tree)
         devices: list[Device] = []
         for function in functions:
-            if _is_partitioned(tree, function.address, told.get(function.address)):
+            if _is_partitioned(tree, function.address, nvml_gpus.get(function.address)):
                 warnings.append(f"{function.address} is not offered: MIG mode is on, and CUDA finds no device on the whole GPU")
             else:
-                devices.append(self._device(tree, function, told, version))
+                devices.append(self._device(tree, function, nvml_gpus, version))
         self.warnings = tuple(warnings)
         return tuple(devices)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at the PCI function, the kernel module's word, and NVML's."""
-        addresses = {one.name: one.pci for one in devices if one.pci is not None}
+        addresses = {device.name: device.pci for device in devices if device.pci is not None}
         present = [address for address in addresses.values() if tree.exists(pci_folder(address))]
         by_nvml = self._nvml.observe(present) if self._nvml else {}
         return {name: (*self._observe_one(tree, address), *by_nvml.get(address, ())) for name, address in addresses.items()}
@@ -105,7 +105,7 @@ class NvidiaDriver:
         edits: dict[str, ContainerEdits] = {}
         uuids: list[str] = []
         is_cuda = False
-        for address, device in sorted(((one.pci, one) for one in devices if one.pci is not None), key=lambda pair: pair[0]):
+        for address, device in sorted(((device.pci, device) for device in devices if device.pci is not None), key=lambda pair: pair[0]):
             facts = _information(tree, address)
             nodes: list[str] = []
             # The minor number may change with a reboot, so it is read anew each time.
@@ -116,20 +116,24 @@ class NvidiaDriver:
             uuids.extend([device.uuid] if device.uuid else [])
             edits[device.name] = ContainerEdits(
                 env={own_variable(device): str(address)},
-                device_nodes=tuple(device_node(one) for one in nodes if _is_there(tree, one)),
+                device_nodes=tuple(device_node(node) for node in nodes if _is_there(tree, node)),
             )
-        shared = [one for one in _SHARED_NODES if is_cuda and (tree.exists(f"dev/{one}") or (not tree.is_live and one in _ALWAYS_SHARED))]
+        shared = [
+            shared_node
+            for shared_node in _SHARED_NODES
+            if is_cuda and (tree.exists(f"dev/{shared_node}") or (not tree.is_live and shared_node in _ALWAYS_SHARED))
+        ]
         env = {"NVIDIA_VISIBLE_DEVICES": _visible(uuids, len(devices))}
-        common = ContainerEdits(env={**env, **shares.env}, device_nodes=tuple(device_node(one) for one in shared), mounts=shares.mounts)
+        common = ContainerEdits(env={**env, **shares.env}, device_nodes=tuple(device_node(name) for name in shared), mounts=shares.mounts)
         return {**edits, "": common}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Undo nothing: preparing changes nothing on the GPU."""
 
-    def _device(self, tree: Tree, function: PciDevice, told: Mapping[PciAddress, NvmlGpu], version: str) -> Device:
+    def _device(self, tree: Tree, function: PciDevice, nvml_gpus: Mapping[PciAddress, NvmlGpu], version: str) -> Device:
         facts = _information_if_readable(tree, function.address)
         product = self._products.product(function)
-        gpu = told.get(function.address, NvmlGpu())
+        gpu = nvml_gpus.get(function.address, NvmlGpu())
         attributes: dict[str, AttributeValue] = {"type": "gpu", **gpu.facts}
         if version:
             attributes["driverVersion"] = version
@@ -142,19 +146,21 @@ class NvidiaDriver:
             model=gpu.name or facts.get("Model", "") or product.name or f"NVIDIA device {function.device:04x}",
             uuid=gpu.uuid or facts.get("GPU UUID", ""),
             parent="" if function.physfn is None else pci_device_name(self.device_class, function.physfn),
-            links=self._links(function.address, told),
+            links=self._links(function.address, nvml_gpus),
             attributes=attributes,
             capacity={"memory": memory_bytes} if memory_bytes else {},
         )
 
-    def _links(self, address: PciAddress, told: Mapping[PciAddress, NvmlGpu]) -> tuple[Link, ...]:
-        own = told.get(address)
+    def _links(self, address: PciAddress, nvml_gpus: Mapping[PciAddress, NvmlGpu]) -> tuple[Link, ...]:
+        own = nvml_gpus.get(address)
         if own is None:
             return ()
-        peers = {peer: gbps for peer, gbps in own.links.items() if peer in told}
+        peers = {peer: gbps for peer, gbps in own.links.items() if peer in nvml_gpus}
         if own.switch_gbps:
             # GPUs on NVSwitches reach each other at the narrower one's full width.
-            reached = {peer: min(own.switch_gbps, gpu.switch_gbps) for peer, gpu in told.items() if peer != address and gpu.switch_gbps}
+            reached = {
+                peer: min(own.switch_gbps, gpu.switch_gbps) for peer, gpu in nvml_gpus.items() if peer != address and gpu.switch_gbps
+            }
             peers.update(reached)
         return tuple(
             Link(peer=pci_device_name(self.device_class, peer), kind=LinkClass.FABRIC, bandwidth_gbps=gbps)
@@ -171,9 +177,9 @@ class NvidiaDriver:
             except NvmlUnavailable as err:
                 warnings.append(f"{err}; GPUs are described from sysfs and /proc alone, without NVLink and ECC")
                 return {}
-        told = self._nvml.describe(addresses)
+        nvml_gpus = self._nvml.describe(addresses)
         warnings.extend(self._nvml.warnings)
-        return told
+        return nvml_gpus
 
     def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
         try:

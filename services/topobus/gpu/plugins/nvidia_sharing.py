@@ -55,7 +55,7 @@ def _mps(tree: Tree, sharing: Sharing, count: int) -> ContainerEdits | Refusal:
         mib = Quantity.parse(config.default_pinned_device_memory_limit).units // _MIB
         env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = ",".join(f"{index}={mib}M" for index in range(count))
     folders = (pipes, _SHARED_MEMORY)
-    return ContainerEdits(env=env, mounts=tuple(Mount(host_path=one, container_path=one, options=_WRITABLE) for one in folders))
+    return ContainerEdits(env=env, mounts=tuple(Mount(host_path=folder, container_path=folder, options=_WRITABLE) for folder in folders))
 
 
 def _find_daemon(tree: Tree) -> str | None:
@@ -65,7 +65,7 @@ def _find_daemon(tree: Tree) -> str | None:
         if not name.isdecimal() or (tree.read_bytes(f"proc/{name}/comm") or b"").strip() != _DAEMON:
             continue
         environment = (tree.read_bytes(f"proc/{name}/environ", _ENVIRONMENT_BYTES) or b"").decode("utf-8", "replace")
-        found = dict(one.partition("=")[::2] for one in environment.split("\0"))
+        found = dict(part.partition("=")[::2] for part in environment.split("\0"))
         return found.get(_PIPES_VARIABLE) or _PIPES
     return None
 

@@ -360,7 +360,7 @@ class Nvml:
 
     def _active_links(self, handle: Any) -> list[int]:
         links = range(self._nvml.NVML_NVLINK_MAX_LINKS)
-        return [one for one in links if self._quiet(self._nvml.nvmlDeviceGetNvLinkState, handle, one)]
+        return [link for link in links if self._quiet(self._nvml.nvmlDeviceGetNvLinkState, handle, link)]
 
     def _watch(self, address: PciAddress, handle: Any) -> None:
         if address in self._watched:

@@ -60,16 +60,16 @@ class PciNetdevDriver:
         """List the network functions that may be handed out, by address."""
         tree = tree.for_scan()
         routed = default_route_interfaces(tree)
-        functions = select_functions(tree, machine, accept=lambda one: _is_network(tree, one))
+        functions = select_functions(tree, machine, accept=lambda device: _is_network(tree, device))
         left_out: list[str] = []
-        found = [self._discover_one(tree, one, routed, left_out) for one in functions]
+        devices = [self._discover_one(tree, function, routed, left_out) for function in functions]
         self.warnings = tuple(left_out)
-        return tuple(one for one in found if one is not None)
+        return tuple(device for device in devices if device is not None)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Look at presence, PCIe errors and link of each function; one that cannot be read leaves the others alone."""
         tree = tree.for_scan()
-        return {one.name: self._observe_one(tree, one.pci) for one in devices if one.pci is not None}
+        return {device.name: self._observe_one(tree, device.pci) for device in devices if device.pci is not None}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give RDMA nodes (or the VFIO group) and tell addresses, interfaces and RDMA devices in variables; the kit adds `TOPOBUS_NIC_DEVICES`."""
@@ -77,15 +77,15 @@ class PciNetdevDriver:
         interfaces: list[str] = []
         rdma: list[str] = []
         shared_nodes: set[str] = set()
-        functions = sorted(((one, one.pci) for one in devices if one.pci is not None), key=lambda pair: pair[1])
+        functions = sorted(((device, device.pci) for device in devices if device.pci is not None), key=lambda pair: pair[1])
         refusal = gone(tree, devices)
         if refusal is not None:
             return refusal
         for device, address in functions:
             nodes: list[str] = []
-            for one in function_rdma_devices(tree, address):
-                rdma.append(one.name)
-                nodes.extend(one.nodes)
+            for function_rdma_device in function_rdma_devices(tree, address):
+                rdma.append(function_rdma_device.name)
+                nodes.extend(function_rdma_device.nodes)
                 shared_nodes.add(_RDMA_CM)
             if (group := _vfio_group(tree, address)) is not None:
                 nodes.append(f"vfio/{group}")
@@ -110,7 +110,7 @@ class PciNetdevDriver:
         except HardwareError:
             # Still a device: `observe` tells which file is unreadable, and its neighbours are not touched.
             return self._device(function, {})
-        if any(one.name in routed for one in interfaces):
+        if any(interface.name in routed for interface in interfaces):
             left_out.append(f"{function.address} is not offered: the default route of this node goes over it")
             return None
         if sriov is not None and sriov.enabled:
@@ -121,8 +121,8 @@ class PciNetdevDriver:
             facts["totalVfs"] = sriov.total
         facts.update(_interface_facts(interfaces))
         if rdma:
-            facts["rdmaDevice"] = ",".join(one.name for one in rdma)[:64]
-            layers = {port.link_layer for one in rdma for port in one.ports if port.link_layer}
+            facts["rdmaDevice"] = ",".join(rdma_device.name for rdma_device in rdma)[:64]
+            layers = {port.link_layer for rdma_device in rdma for port in rdma_device.ports if port.link_layer}
             if len(layers) == 1:
                 facts["linkLayer"] = layers.pop()
         return self._device(function, facts)
@@ -141,16 +141,16 @@ class PciNetdevDriver:
     def _observe_one(self, tree: Tree, address: PciAddress) -> list[Observation]:
         try:
             seen = self._pci_health.observe(tree, address)
-            if any(one.dimension is Dimension.PRESENCE for one in seen):
+            if any(observation.dimension is Dimension.PRESENCE for observation in seen):
                 self._best_mbps.pop(address, None)
                 return seen
             seen += observe_kernel_driver(tree, address)
             interfaces = function_interfaces(tree, address)
-            ports = [port for one in function_rdma_devices(tree, address) for port in one.ports]
+            ports = [port for function_rdma_device in function_rdma_devices(tree, address) for port in function_rdma_device.ports]
         except HardwareError as err:
             return [unreadable(err)]
         link = (_carrier(interfaces), _rdma_ports(interfaces, ports), self._speed(interfaces, ports, address), _duplex(interfaces))
-        return [*seen, *(one for one in link if one is not None)]
+        return [*seen, *(observation for observation in link if observation is not None)]
 
     def _speed(self, interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort], address: PciAddress) -> Observation | None:
         now, path = _present_speed(interfaces, ports)
@@ -199,38 +199,38 @@ def _vfio_group(tree: Tree, address: PciAddress) -> str | None:
 
 def _carrier(interfaces: Sequence[NetInterface]) -> Observation | None:
     # The kernel tells a carrier only of interfaces that are switched on.
-    told = [one for one in interfaces if one.carrier is not None]
-    lost = [one for one in told if not one.carrier]
+    net_interfaces = [interface for interface in interfaces if interface.carrier is not None]
+    lost = [net_interface for net_interface in net_interfaces if not net_interface.carrier]
     if not lost:
         return None
     return Observation(
         dimension=Dimension.LINK,
-        state=HealthState.UNHEALTHY if len(lost) == len(told) else HealthState.DEGRADED,
+        state=HealthState.UNHEALTHY if len(lost) == len(net_interfaces) else HealthState.DEGRADED,
         reason="carrier-lost",
-        message=f"no carrier on {', '.join(one.name for one in lost)}: cable, transceiver or switch port",
+        message=f"no carrier on {', '.join(net_interface.name for net_interface in lost)}: cable, transceiver or switch port",
         evidence={"path": f"{lost[0].path}/carrier", "value": "0"},
     )
 
 
 def _rdma_ports(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> Observation | None:
     # A RoCE port follows its interface, so without one that is on and in sight its state says nothing about the hardware.
-    is_interface_on = any(one.is_up for one in interfaces)
-    told = [one for one in ports if one.link_layer == "InfiniBand" or is_interface_on]
-    down = [one for one in told if not one.is_active]
+    is_interface_on = any(interface.is_up for interface in interfaces)
+    rdma_ports = [port for port in ports if port.link_layer == "InfiniBand" or is_interface_on]
+    down = [rdma_port for rdma_port in rdma_ports if not rdma_port.is_active]
     if not down:
         return None
     first = down[0]
     return Observation(
         dimension=Dimension.LINK,
-        state=HealthState.UNHEALTHY if len(down) == len(told) else HealthState.DEGRADED,
+        state=HealthState.UNHEALTHY if len(down) == len(rdma_ports) else HealthState.DEGRADED,
         reason="rdma-port-down",
-        message=f"RDMA port {', '.join(str(one.number) for one in down)} is {first.state} ({first.physical_state or 'no physical state'})",
+        message=f"RDMA port {', '.join(str(rdma_port.number) for rdma_port in down)} is {first.state} ({first.physical_state or 'no physical state'})",
         evidence={"path": f"{first.path}/state", "value": first.state},
     )
 
 
 def _duplex(interfaces: Sequence[NetInterface]) -> Observation | None:
-    half = next((one for one in interfaces if one.carrier and one.duplex == "half"), None)
+    half = next((interface for interface in interfaces if interface.carrier and interface.duplex == "half"), None)
     if half is None:
         return None
     return Observation(
@@ -244,8 +244,16 @@ def _duplex(interfaces: Sequence[NetInterface]) -> Observation | None:
 
 def _present_speed(interfaces: Sequence[NetInterface], ports: Sequence[RdmaPort]) -> tuple[int, str]:
     """Give the speed now in Mbit/s and where it stands; 0 while no link is up."""
-    fast = max((one for one in interfaces if one.carrier and one.speed_mbps), key=lambda one: one.speed_mbps or 0, default=None)
+    fast = max(
+        (interface for interface in interfaces if interface.carrier and interface.speed_mbps),
+        key=lambda interface: interface.speed_mbps or 0,
+        default=None,
+    )
     if fast is not None:
         return fast.speed_mbps or 0, f"{fast.path}/speed"
-    port = max((one for one in ports if one.is_active and one.rate_gbps), key=lambda one: one.rate_gbps or 0, default=None)
+    port = max(
+        (rdma_port for rdma_port in ports if rdma_port.is_active and rdma_port.rate_gbps),
+        key=lambda rdma_port: rdma_port.rate_gbps or 0,
+        default=None,
+    )
     return (int((port.rate_gbps or 0) * 1000), f"{port.path}/rate") if port is not None else (0, "")

@@ -85,36 +85,36 @@ def believe(known: Ledger, found: Ledger, *, is_next: bool) -> Belief:
     return Belief(ledger=_mended(known, found, frozenset(strange), last), doubt=Doubt.UNEXPLAINED)
 
 
-def _numbers(known: Ledger, found: Ledger, *, is_next: bool) -> Doubt | None:
-    if (found.epoch, found.sequence) < (known.epoch, known.sequence):
+def _numbers(ledger: Ledger, found_ledger: Ledger, *, is_next: bool) -> Doubt | None:
+    if (found_ledger.epoch, found_ledger.sequence) < (ledger.epoch, ledger.sequence):
         return Doubt.ROLLED_BACK
-    ahead = found.sequence - known.sequence
-    if found.epoch - known.epoch > _EPOCHS_AHEAD or ahead > _SEQUENCES_AHEAD:
+    ahead = found_ledger.sequence - ledger.sequence
+    if found_ledger.epoch - ledger.epoch > _EPOCHS_AHEAD or ahead > _SEQUENCES_AHEAD:
         return Doubt.JUMPED
     # A write-back (another epoch) may stand anywhere; within an epoch each write is one operation, or marks alone.
-    return Doubt.JUMPED if is_next and found.epoch == known.epoch and ahead > 1 else None
+    return Doubt.JUMPED if is_next and found_ledger.epoch == ledger.epoch and ahead > 1 else None
 
 
-def _last_words(known: Ledger, found: Ledger) -> dict[str, tuple[str, OperationRecord]]:
+def _last_words(ledger: Ledger, found_ledger: Ledger) -> dict[str, tuple[str, OperationRecord]]:
     """Give for each owner the newest record that names it and that is not known yet, with its operation id."""
-    newer = sorted((record.number, op_id) for op_id, record in found.operations.items() if op_id not in known.operations)
+    newer = sorted((record.number, op_id) for op_id, record in found_ledger.operations.items() if op_id not in ledger.operations)
     words: dict[str, tuple[str, OperationRecord]] = {}
     for _, op_id in newer:
-        record = found.operations[op_id]
+        record = found_ledger.operations[op_id]
         if not isinstance(record.outcome, Refusal):
             for key in (record.owner_key, *(owner.key for owner in record.displaced)):
                 words[key] = (op_id, record)
     return words
 
 
-def _is_explained(known: Ledger, found: Ledger, key: str, last: Mapping[str, tuple[str, OperationRecord]]) -> bool:
+def _is_explained(ledger: Ledger, found_ledger: Ledger, key: str, last: Mapping[str, tuple[str, OperationRecord]]) -> bool:
     """Say whether what an owner holds is as it was, or as the newest record about it says."""
-    before, after = known.allocations.get(key), found.allocations.get(key)
+    before, after = ledger.allocations.get(key), found_ledger.allocations.get(key)
     if before == after:
         return True
     if key not in last:
         # So far ahead, the record may have been dropped to keep the ledger small.
-        return found.sequence - known.sequence > _RECORDS_SURE
+        return found_ledger.sequence - ledger.sequence > _RECORDS_SURE
     record = last[key][1]
     if record.owner_key != key:
         return after is None or before is not None
@@ -128,30 +128,35 @@ def _is_only_unprepared(before: Allocation | None, after: Allocation) -> bool:
     return before is None or structs.replace(before, is_prepared=False) == after
 
 
-def _keeps_answers(known: Ledger, found: Ledger) -> bool:
+def _keeps_answers(ledger: Ledger, found: Ledger) -> bool:
     """Say whether the records that both have are about the same, and the newest of `found` are there."""
-    for op_id in known.operations.keys() & found.operations.keys():
-        mine, theirs = known.operations[op_id], found.operations[op_id]
-        if (mine.verb, mine.owner_key, mine.decision_id, mine.number) != (theirs.verb, theirs.owner_key, theirs.decision_id, theirs.number):
+    for op_id in ledger.operations.keys() & found.operations.keys():
+        own_operation, other_operation = ledger.operations[op_id], found.operations[op_id]
+        if (own_operation.verb, own_operation.owner_key, own_operation.decision_id, own_operation.number) != (
+            other_operation.verb,
+            other_operation.owner_key,
+            other_operation.decision_id,
+            other_operation.number,
+        ):
             return False
     numbers = {record.number for record in found.operations.values()}
-    return numbers >= set(range(max(known.sequence + 1, found.sequence - _RECORDS_SURE + 1), found.sequence + 1))
+    return numbers >= set(range(max(ledger.sequence + 1, found.sequence - _RECORDS_SURE + 1), found.sequence + 1))
 
 
-def _mended(known: Ledger, found: Ledger, strange: frozenset[str], last: Mapping[str, tuple[str, OperationRecord]]) -> Ledger:
+def _mended(ledger: Ledger, found_ledger: Ledger, strange: frozenset[str], last: Mapping[str, tuple[str, OperationRecord]]) -> Ledger:
     """Put back what was known, and keep what another instance has decided meanwhile and can explain, unless it stands in the way."""
     explained = {key for key in last if key not in strange}
-    allocations = {key: one for key, one in known.allocations.items() if key not in explained}
-    operations = dict(known.operations)
-    epoch = max(known.epoch, found.epoch) + 1
-    mended = structs.replace(known, epoch=epoch, allocations=allocations)
+    allocations = {key: allocation for key, allocation in ledger.allocations.items() if key not in explained}
+    operations = dict(ledger.operations)
+    epoch = max(ledger.epoch, found_ledger.epoch) + 1
+    mended = structs.replace(ledger, epoch=epoch, allocations=allocations)
     for key in sorted(explained):
         op_id, record = last[key]
-        after = found.allocations.get(key)
+        after = found_ledger.allocations.get(key)
         wanted = {**mended.allocations, **({key: after} if after is not None else {})}
         changed = structs.replace(mended, allocations=wanted)
         if _is_sound(changed):
             mended = changed
             operations[op_id] = record
     sequence = max((record.number for record in operations.values()), default=0)
-    return structs.replace(mended, sequence=max(known.sequence, sequence), operations=operations)
+    return structs.replace(mended, sequence=max(ledger.sequence, sequence), operations=operations)

@@ -57,26 +57,26 @@ def complaint_of_pod(pod: PodRequest) -> str:
     """Say what is out of bounds in a pod's request; empty when nothing is. What merely cannot be had is refused later, with reasons."""
     if len(pod.containers) > _CONTAINERS:
         return f"the request has {len(pod.containers)} containers, wanted at most {_CONTAINERS}"
-    for one in pod.containers:
-        wrong = _wrong_text(one.name, _LABEL_CHARACTERS)
+    for container in pod.containers:
+        wrong = _wrong_text(container.name, _LABEL_CHARACTERS)
         if wrong:
             return f"a container's name {wrong}"
-        if len(one.devices) > _DEVICE_REQUESTS:
-            return f"container {one.name!r} has {len(one.devices)} device requests, wanted at most {_DEVICE_REQUESTS}"
-        if not 0 <= one.memory_bytes <= _BYTES:
-            return f"container {one.name!r}: memory_bytes is {one.memory_bytes}, wanted 0 or more, below 2^63"
-        counts = {"cpus": one.cpus, **{f"{device.device_class} count": device.count for device in one.devices}}
+        if len(container.devices) > _DEVICE_REQUESTS:
+            return f"container {container.name!r} has {len(container.devices)} device requests, wanted at most {_DEVICE_REQUESTS}"
+        if not 0 <= container.memory_bytes <= _BYTES:
+            return f"container {container.name!r}: memory_bytes is {container.memory_bytes}, wanted 0 or more, below 2^63"
+        counts = {"cpus": container.cpus, **{f"{device.device_class} count": device.count for device in container.devices}}
         for key, count in counts.items():
             if abs(count) > _COUNT:
-                return f"container {one.name!r}: {key} is {count}, wanted at most {_COUNT}"
-        for device in one.devices:
+                return f"container {container.name!r}: {key} is {count}, wanted at most {_COUNT}"
+        for device in container.devices:
             most = _RESOURCE_CHARACTERS if is_resource_name(device.device_class) else _LABEL_CHARACTERS
             wrong = _wrong_text(device.device_class, most)
             if wrong:
-                return f"container {one.name!r}: a device class {wrong}"
-        wrong = complaint_of_devices(("", device.names) for device in one.devices)
+                return f"container {container.name!r}: a device class {wrong}"
+        wrong = complaint_of_devices(("", device.names) for device in container.devices)
         if wrong:
-            return f"container {one.name!r}: {wrong}"
+            return f"container {container.name!r}: {wrong}"
     return ""
 
 

@@ -92,7 +92,7 @@ def read_parameters(parameters: Mapping[str, Any], where: str) -> AlignmentReque
     problems: list[Any] = []
     check_names(parameters, AlignmentParameters, "parameters", {}, problems)
     if problems:
-        raise ContractError(f"{where}: {'; '.join(str(one) for one in problems)}")
+        raise ContractError(f"{where}: {'; '.join(str(problem) for problem in problems)}")
     asked = {key: parameters[key] for key in ("policy", "scope", "locality") if parameters.get(key) is not None}
     return _read(asked, f"{where}: parameters.")
 
@@ -103,8 +103,8 @@ def read_locality(text: str, where: str) -> tuple[Locality, ...]:
     >>> [str(one) for one in read_locality("hard:numa, soft:switch", "topobus.dev/locality")]
     ['hard:numa', 'soft:switch']
     """
-    found: list[Locality] = []
-    levels = [one.value for one in LocalityLevel]
+    localities: list[Locality] = []
+    levels = [locality_level.value for locality_level in LocalityLevel]
     for wish in text.split(","):
         strength, colon, level = (part.strip() for part in wish.partition(":"))
         if not colon and strength in levels:
@@ -119,10 +119,10 @@ def read_locality(text: str, where: str) -> tuple[Locality, ...]:
         if level not in levels:
             meant = did_you_mean(level, levels)
             raise ContractError(f"{where} is {text!r}: {level!r} is no level, wanted one of {', '.join(levels)}{meant}", next_step=_EXAMPLE)
-        if any(one.level.value == level for one in found):
+        if any(locality.level.value == level for locality in localities):
             raise ContractError(f"{where} is {text!r}: {level!r} stands there twice, wanted each level once", next_step=_EXAMPLE)
-        found.append(Locality(level=LocalityLevel(level), is_hard=strength == "hard"))
-    return tuple(found)
+        localities.append(Locality(level=LocalityLevel(level), is_hard=strength == "hard"))
+    return tuple(localities)
 
 
 def _read(asked: Mapping[str, Any], where: str) -> AlignmentRequest:
@@ -139,7 +139,7 @@ def _read(asked: Mapping[str, Any], where: str) -> AlignmentRequest:
 def _choice(written: str | None, options: type[C], where: str) -> C | None:
     if written is None:
         return None
-    legal = [one.value for one in options]
+    legal = [option.value for option in options]
     if written not in legal:
         raise ContractError(f"{where} is {written!r}{did_you_mean(written, legal)}", next_step=f"use one of {', '.join(legal)}")
     return options(written)

@@ -152,9 +152,9 @@ class PodSchedulingStatus(Wire, frozen=True, kw_only=True):
     resource_claims: tuple[ClaimScheduling, ...] = ()
 
 
-def is_classic(one: ApiObject) -> bool:
+def is_classic(api_object: ApiObject) -> bool:
     """Say whether an object is of classic DRA: kinds like ResourceClaim exist in both."""
-    return one.api_version == API_VERSION
+    return api_object.api_version == API_VERSION
 
 
 def mode_of(spec: ClaimSpec) -> str:
@@ -181,6 +181,6 @@ def fold_class(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return rest | {"spec": {key: manifest[key] for key in CLASS_FIELDS if manifest.get(key) is not None}}
 
 
-def unfold_class(one: ApiObject) -> dict[str, Any]:
+def unfold_class(api_object: ApiObject) -> dict[str, Any]:
     """Show a stored ResourceClass as Kubernetes writes it."""
-    return {"apiVersion": one.api_version, "kind": one.kind, "metadata": one.metadata, **one.spec}
+    return {"apiVersion": api_object.api_version, "kind": api_object.kind, "metadata": api_object.metadata, **api_object.spec}

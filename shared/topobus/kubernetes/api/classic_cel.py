@@ -41,13 +41,13 @@ def attribute_name(field: str, names: Mapping[str, str] = OUR_NAMES) -> str:
     return head + "".join(part.capitalize() for part in rest)
 
 
-def selector_expression(one: DeviceSelector, driver: str, names: Mapping[str, str] = OUR_NAMES) -> str:
+def selector_expression(selector: DeviceSelector, driver: str, names: Mapping[str, str] = OUR_NAMES) -> str:
     """Write a selector as CEL; empty for one that wants every device.
 
     >>> selector_expression(DeviceSelector(index=0), "gpu.topobus.dev")
     'has(device.attributes["gpu.topobus.dev"].index) && type(device.attributes["gpu.topobus.dev"].index) == int && device.attributes["gpu.topobus.dev"].index == 0'
     """
-    return " && ".join(_Writer(driver, names).terms(one))
+    return " && ".join(_Writer(driver, names).terms(selector))
 
 
 class _Writer:
@@ -57,36 +57,36 @@ class _Writer:
         self._driver = driver
         self._names = names
 
-    def terms(self, one: DeviceSelector) -> list[str]:
+    def terms(self, device_selector: DeviceSelector) -> list[str]:
         """List the terms of one level that must all hold."""
         found: list[str] = []
         for field in ("product_name", "brand", "architecture", "uuid"):
-            text = getattr(one, field)
+            text = getattr(device_selector, field)
             if text is not None:
                 found.append(self._text(self._of(field), text, "Equals"))
-        if one.index is not None:
-            found.append(self._plain(self._of("index"), "int", "==", str(one.index)))
-        if one.mig_enabled is not None:
-            found.append(self._plain(self._of("mig_enabled"), "bool", "==", "true" if one.mig_enabled else "false"))
-        if one.memory is not None:
-            found.append(self._amount("memory", one.memory.value, one.memory.operator))
+        if device_selector.index is not None:
+            found.append(self._plain(self._of("index"), "int", "==", str(device_selector.index)))
+        if device_selector.mig_enabled is not None:
+            found.append(self._plain(self._of("mig_enabled"), "bool", "==", "true" if device_selector.mig_enabled else "false"))
+        if device_selector.memory is not None:
+            found.append(self._amount("memory", device_selector.memory.value, device_selector.memory.operator))
         for field in ("driver_version", "cuda_runtime_version", "cuda_compute_capability"):
-            version: VersionCondition | None = getattr(one, field)
+            version: VersionCondition | None = getattr(device_selector, field)
             if version is not None:
                 found.append(self._version(self._of(field), version))
-        if one.attribute is not None:
-            value, path = one.attribute.value, self._path("attributes", one.attribute.name)
+        if device_selector.attribute is not None:
+            value, path = device_selector.attribute.value, self._path("attributes", device_selector.attribute.name)
             if isinstance(value, str):
-                found.append(self._text(path, value, one.attribute.operator))
+                found.append(self._text(path, value, device_selector.attribute.operator))
             elif isinstance(value, bool):
-                found.append(self._plain(path, "bool", _SIGNS[one.attribute.operator], "true" if value else "false"))
+                found.append(self._plain(path, "bool", _SIGNS[device_selector.attribute.operator], "true" if value else "false"))
             else:
-                found.append(self._plain(path, "int", _SIGNS[one.attribute.operator], str(value)))
-        if one.capacity is not None:
-            found.append(self._amount(one.capacity.name, one.capacity.value, one.capacity.operator))
-        found.extend(_bracketed(self.terms(part), " && ") for part in one.and_expression)
-        if one.or_expression:
-            found.append(_bracketed([_bracketed(self.terms(part), " && ") for part in one.or_expression], " || "))
+                found.append(self._plain(path, "int", _SIGNS[device_selector.attribute.operator], str(value)))
+        if device_selector.capacity is not None:
+            found.append(self._amount(device_selector.capacity.name, device_selector.capacity.value, device_selector.capacity.operator))
+        found.extend(_bracketed(self.terms(part), " && ") for part in device_selector.and_expression)
+        if device_selector.or_expression:
+            found.append(_bracketed([_bracketed(self.terms(part), " && ") for part in device_selector.or_expression], " || "))
         return found
 
     def _of(self, field: str) -> str:
@@ -115,11 +115,11 @@ class _Writer:
         path = self._path("capacity", name)
         return f"has({path}) && {path}.compareTo(quantity({_literal(str(Quantity.parse(value)))})) {_SIGNS[operator]} 0"
 
-    def _version(self, path: str, one: VersionCondition) -> str:
+    def _version(self, path: str, version_condition: VersionCondition) -> str:
         """Compare versions: published as one, or as text such as `535.104.05`, which only normalizing makes a version."""
-        numbers = [str(int(part)) for part in one.value.removeprefix("v").split(".")]
+        numbers = [str(int(part)) for part in version_condition.value.removeprefix("v").split(".")]
         wanted = f"semver({_literal('.'.join((*numbers, '0', '0')[:3]))})"
-        sign = _SIGNS[one.operator]
+        sign = _SIGNS[version_condition.operator]
         as_text = f"{path}.matches({_literal(f'^{VERSION_PATTERN}$')}) && semver({path}, true).compareTo({wanted}) {sign} 0"
         return f"has({path}) && (type({path}) == string ? {as_text} : {path}.compareTo({wanted}) {sign} 0)"
 

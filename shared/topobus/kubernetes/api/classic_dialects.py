@@ -73,26 +73,26 @@ class Dialect:
         """Say whether these claim parameters can be read."""
         return self.is_known and reference.api_group == self.group and reference.kind in self.claim_kinds
 
-    def as_claim_parameters(self, found: ApiObject) -> ApiObject:
+    def as_claim_parameters(self, api_object: ApiObject) -> ApiObject:
         """Show claim parameters in our own words: without what only this dialect has."""
-        if found.kind != _MIG_PARAMETERS:
-            return found
-        return msgspec.structs.replace(found, spec={key: value for key, value in found.spec.items() if key == "sharing"})
+        if api_object.kind != _MIG_PARAMETERS:
+            return api_object
+        return msgspec.structs.replace(api_object, spec={key: value for key, value in api_object.spec.items() if key == "sharing"})
 
-    def claim_expressions(self, found: ApiObject) -> tuple[str, ...]:
+    def claim_expressions(self, api_object: ApiObject) -> tuple[str, ...]:
         """Select what the kind of the parameters says by itself."""
         if self.driver != _NVIDIA:
             return ()
-        is_part = found.kind == _MIG_PARAMETERS
-        profile = found.spec.get("profile")
+        is_part = api_object.kind == _MIG_PARAMETERS
+        profile = api_object.spec.get("profile")
         selectors = [DeviceSelector(attribute=AttributeCondition(name="type", value="mig" if is_part else "gpu"))]
         if is_part and isinstance(profile, str) and profile:
             selectors.append(DeviceSelector(attribute=AttributeCondition(name="profile", value=profile)))
-        return tuple(selector_expression(one, self.driver, self.names) for one in selectors)
+        return tuple(selector_expression(selector, self.driver, self.names) for selector in selectors)
 
-    def losses(self, found: ApiObject) -> tuple[tuple[str, str], ...]:
+    def losses(self, api_object: ApiObject) -> tuple[tuple[str, str], ...]:
         """List what claim parameters say that cannot be said any more: field and why."""
-        if found.kind == _MIG_PARAMETERS and found.spec.get("gpuClaimName"):
+        if api_object.kind == _MIG_PARAMETERS and api_object.spec.get("gpuClaimName"):
             return (
                 ("gpuClaimName", "a part of the GPU of another claim: put both requests into one claim with matchAttribute parentUUID"),
             )

@@ -56,12 +56,12 @@ def device_handles(status: classic.ClaimStatus, where: str) -> Iterator[tuple[st
 
     Errors: raises ContractError for one that is not ours to have written.
     """
-    for index, one in enumerate(status.allocation.resource_handles if status.allocation is not None else ()):
-        driver = one.driver_name or status.driver_name
+    for index, resource_handle in enumerate(status.allocation.resource_handles if status.allocation is not None else ()):
+        driver = resource_handle.driver_name or status.driver_name
         if not class_of(driver):
             continue
         place = f"{where}: status.allocation.resourceHandles[{index}].data"
-        handle = decode(one.data, DeviceHandle, where=place)
+        handle = decode(resource_handle.data, DeviceHandle, where=place)
         if (handle.api_version, handle.kind) != (_VERSION, _KIND):
             raise ContractError(f"{place}: got {handle.kind!r} of {handle.api_version!r}, wanted {_KIND} of {_VERSION}")
         yield driver, handle

@@ -25,24 +25,24 @@ MAX_RESERVED = 32
 MAX_DRIVER_NAME = 63
 
 
-def check_classic(one: ApiObject) -> list[Problem]:
+def check_classic(api_object: ApiObject) -> list[Problem]:
     """Check the spec of any object of classic DRA, parameters of ours included.
 
     Errors: raises ContractError when a field has a wrong type.
     """
-    if one.kind == "ResourceClass":
-        return _check_class(read_as(one.spec, c.ResourceClassSpec, where="spec"))
-    if one.kind == "ResourceClaim":
-        return _check_claim(read_as(one.spec, c.ClaimSpec, where="spec"), "spec")
-    if one.kind == "ResourceClaimTemplate":
-        return _check_claim(read_as(one.spec, c.ClaimTemplateSpec, where="spec").spec, "spec.spec")
-    if one.kind == "PodSchedulingContext":
-        return check_context(read_as(one.spec, c.PodSchedulingSpec, where="spec"))
-    if p.device_class_of_group(one.api_version.partition("/")[0]):
-        if one.kind == p.CLASS_PARAMETERS:
-            return p.check_class_parameters(read_as(one.spec, p.DeviceClassParameters, where="spec"))
-        if one.kind == p.CLAIM_PARAMETERS:
-            return p.check_claim_parameters(read_as(one.spec, p.ClaimParameters, where="spec"))
+    if api_object.kind == "ResourceClass":
+        return _check_class(read_as(api_object.spec, c.ResourceClassSpec, where="spec"))
+    if api_object.kind == "ResourceClaim":
+        return _check_claim(read_as(api_object.spec, c.ClaimSpec, where="spec"), "spec")
+    if api_object.kind == "ResourceClaimTemplate":
+        return _check_claim(read_as(api_object.spec, c.ClaimTemplateSpec, where="spec").spec, "spec.spec")
+    if api_object.kind == "PodSchedulingContext":
+        return check_context(read_as(api_object.spec, c.PodSchedulingSpec, where="spec"))
+    if p.device_class_of_group(api_object.api_version.partition("/")[0]):
+        if api_object.kind == p.CLASS_PARAMETERS:
+            return p.check_class_parameters(read_as(api_object.spec, p.DeviceClassParameters, where="spec"))
+        if api_object.kind == p.CLAIM_PARAMETERS:
+            return p.check_claim_parameters(read_as(api_object.spec, p.ClaimParameters, where="spec"))
     return []
 
 
@@ -53,74 +53,78 @@ def check_context(spec: c.PodSchedulingSpec) -> list[Problem]:
 
 def check_status(status: c.ClaimStatus) -> list[Problem]:
     """Check the status of a claim before it is written."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     allocation = status.allocation
     if allocation is None:
         if status.reserved_for:
-            found.append(Problem("status.reservedFor", "wanted none without an allocation"))
+            problems.append(Problem("status.reservedFor", "wanted none without an allocation"))
         if status.deallocation_requested:
-            found.append(Problem("status.deallocationRequested", "wanted false without an allocation"))
-        return found
+            problems.append(Problem("status.deallocationRequested", "wanted false without an allocation"))
+        return problems
     if not status.driver_name:
-        found.append(Problem("status.driverName", "wanted the driver's name beside an allocation"))
+        problems.append(Problem("status.driverName", "wanted the driver's name beside an allocation"))
     if len(allocation.resource_handles) > MAX_HANDLES:
-        found.append(Problem("status.allocation.resourceHandles", f"got {len(allocation.resource_handles)}, wanted at most {MAX_HANDLES}"))
+        problems.append(
+            Problem("status.allocation.resourceHandles", f"got {len(allocation.resource_handles)}, wanted at most {MAX_HANDLES}")
+        )
     for index, handle in enumerate(allocation.resource_handles):
         if len(handle.data.encode()) > MAX_HANDLE_BYTES:
             got = len(handle.data.encode())
-            found.append(Problem(f"status.allocation.resourceHandles[{index}].data", f"got {got} bytes, wanted at most {MAX_HANDLE_BYTES}"))
+            problems.append(
+                Problem(f"status.allocation.resourceHandles[{index}].data", f"got {got} bytes, wanted at most {MAX_HANDLE_BYTES}")
+            )
     most = MAX_RESERVED if allocation.shareable else 1
     if len(status.reserved_for) > most:
-        found.append(Problem("status.reservedFor", f"got {len(status.reserved_for)}, wanted at most {most}"))
-    return found
+        problems.append(Problem("status.reservedFor", f"got {len(status.reserved_for)}, wanted at most {most}"))
+    return problems
 
 
 def _check_class(spec: c.ResourceClassSpec) -> list[Problem]:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if not is_dns_subdomain(spec.driver_name) or len(spec.driver_name) > MAX_DRIVER_NAME:
-        found.append(Problem("driverName", f"got {spec.driver_name!r}, wanted a DNS name of at most {MAX_DRIVER_NAME} characters"))
+        problems.append(Problem("driverName", f"got {spec.driver_name!r}, wanted a DNS name of at most {MAX_DRIVER_NAME} characters"))
     if spec.parameters_ref is not None:
-        found.extend(_check_reference(spec.parameters_ref, "parametersRef"))
+        problems.extend(_check_reference(spec.parameters_ref, "parametersRef"))
     if spec.suitable_nodes is not None:
-        found.extend(_check_selector(spec.suitable_nodes, "suitableNodes"))
-    return found
+        problems.extend(_check_selector(spec.suitable_nodes, "suitableNodes"))
+    return problems
 
 
 def _check_claim(spec: c.ClaimSpec, path: str) -> list[Problem]:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if not is_dns_subdomain(spec.resource_class_name):
-        found.append(Problem(f"{path}.resourceClassName", f"got {spec.resource_class_name!r}, wanted the name of a ResourceClass"))
+        problems.append(Problem(f"{path}.resourceClassName", f"got {spec.resource_class_name!r}, wanted the name of a ResourceClass"))
     if spec.parameters_ref is not None:
-        found.extend(_check_reference(spec.parameters_ref, f"{path}.parametersRef"))
+        problems.extend(_check_reference(spec.parameters_ref, f"{path}.parametersRef"))
     if spec.allocation_mode not in ("", *c.ALLOCATION_MODES):
         meant = did_you_mean(spec.allocation_mode, c.ALLOCATION_MODES)
-        found.append(
+        problems.append(
             Problem(f"{path}.allocationMode", f"got {spec.allocation_mode!r}, wanted one of {', '.join(c.ALLOCATION_MODES)}{meant}")
         )
-    return found
+    return problems
 
 
-def _check_reference(one: c.ParametersReference | c.ClassParametersReference, path: str) -> Iterator[Problem]:
-    if one.api_group and not is_dns_subdomain(one.api_group):
-        yield Problem(f"{path}.apiGroup", f"got {one.api_group!r}, wanted a DNS name, without the version")
-    for name, got in (("kind", one.kind), ("name", one.name)):
+def _check_reference(parameters_ref: c.ParametersReference | c.ClassParametersReference, path: str) -> Iterator[Problem]:
+    if parameters_ref.api_group and not is_dns_subdomain(parameters_ref.api_group):
+        yield Problem(f"{path}.apiGroup", f"got {parameters_ref.api_group!r}, wanted a DNS name, without the version")
+    for name, got in (("kind", parameters_ref.kind), ("name", parameters_ref.name)):
         if not got:
             yield Problem(f"{path}.{name}", "is missing")
-    if one.name and not is_dns_subdomain(one.name):
-        yield Problem(f"{path}.name", f"got {one.name!r}, wanted a DNS name")
+    if parameters_ref.name and not is_dns_subdomain(parameters_ref.name):
+        yield Problem(f"{path}.name", f"got {parameters_ref.name!r}, wanted a DNS name")
 
 
 def _check_nodes(names: Sequence[str], path: str) -> Iterator[Problem]:
     if len(names) > MAX_NODES:
         yield Problem(path, f"got {len(names)} nodes, wanted at most {MAX_NODES}")
-    for name in sorted({one for one in names if names.count(one) > 1}) if len(names) <= MAX_NODES else ():
+    for name in sorted({name for name in names if names.count(name) > 1}) if len(names) <= MAX_NODES else ():
         yield Problem(path, f"{name} stands there twice")
 
 
-def _check_selector(one: NodeSelector, path: str) -> Iterator[Problem]:
-    if not one.node_selector_terms:
+def _check_selector(selector: NodeSelector, path: str) -> Iterator[Problem]:
+    if not selector.node_selector_terms:
         yield Problem(f"{path}.nodeSelectorTerms", "wanted at least one term")
-    for index, term in enumerate(one.node_selector_terms):
+    for index, term in enumerate(selector.node_selector_terms):
         for key, requirements in (("matchExpressions", term.match_expressions), ("matchFields", term.match_fields)):
             for number, requirement in enumerate(requirements):
                 here = f"{path}.nodeSelectorTerms[{index}].{key}[{number}]"

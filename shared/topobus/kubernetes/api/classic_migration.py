@@ -85,7 +85,7 @@ class Migration:
     @property
     def is_complete(self) -> bool:
         """Say whether nothing was lost and nothing left out."""
-        return all(one.severity is Severity.INFO for one in self.notes)
+        return all(note.severity is Severity.INFO for note in self.notes)
 
 
 def migrate(objects: Sequence[ApiObject | Mapping[str, Any]]) -> Migration:
@@ -127,131 +127,147 @@ class _Migrator:
                 self._note(one, "", Severity.INFO, "no class or claim among these files refers to it: it is left out")
         return Migration(tuple(made), tuple(self.notes))
 
-    def _translate(self, one: ApiObject) -> dict[str, Any] | None:
-        if one.kind == "ResourceClass":
-            return self._class(one)
-        if one.kind == "ResourceClaim":
-            return self._claim(one)
-        if one.kind == "ResourceClaimTemplate":
-            return self._template(one)
-        if one.kind == "PodSchedulingContext":
-            self._note(one, "", Severity.INFO, "left out: structured claims are scheduled without one")
+    def _translate(self, api_object: ApiObject) -> dict[str, Any] | None:
+        if api_object.kind == "ResourceClass":
+            return self._class(api_object)
+        if api_object.kind == "ResourceClaim":
+            return self._claim(api_object)
+        if api_object.kind == "ResourceClaimTemplate":
+            return self._template(api_object)
+        if api_object.kind == "PodSchedulingContext":
+            self._note(api_object, "", Severity.INFO, "left out: structured claims are scheduled without one")
         return None  # parameters go into the classes and claims that refer to them
 
-    def _class(self, one: ApiObject) -> dict[str, Any]:
-        spec = read_as(one.spec, classic.ResourceClassSpec, where=name_of(one))
+    def _class(self, api_object: ApiObject) -> dict[str, Any]:
+        spec = read_as(api_object.spec, classic.ResourceClassSpec, where=name_of(api_object))
         dialect = dialect_of(spec.driver_name)
         if spec.structured_parameters:
-            self._note(one, "structuredParameters", Severity.LOST, "true: parameters for the scheduler of 1.30 are another language")
+            self._note(api_object, "structuredParameters", Severity.LOST, "true: parameters for the scheduler of 1.30 are another language")
         if spec.suitable_nodes is not None:
             message = (
                 "has no counterpart in a DeviceClass: put it into the pods' node affinity, or publish such devices on these nodes only"
             )
-            self._note(one, "suitableNodes", Severity.LOST, message)
+            self._note(api_object, "suitableNodes", Severity.LOST, message)
         expressions = [f'device.driver == "{dialect.driver}"']
         made: dict[str, Any] = {}
-        found = self._class_parameters(one, spec, dialect)
-        if found is not None:
-            self._selector(one, "parametersRef", found.selector, dialect, expressions)
-            self._config(found.sharing, dialect, made)
-            if not found.shareable:
+        class_parameters = self._class_parameters(api_object, spec, dialect)
+        if class_parameters is not None:
+            self._selector(api_object, "parametersRef", class_parameters.selector, dialect, expressions)
+            self._config(class_parameters.sharing, dialect, made)
+            if not class_parameters.shareable:
                 message = "false: nothing keeps a second pod from using a claim by name; use templates, which make a claim for each pod"
-                self._note(one, "parametersRef.shareable", Severity.LOST, message)
+                self._note(api_object, "parametersRef.shareable", Severity.LOST, message)
             else:
-                self._note(one, "parametersRef.shareable", Severity.INFO, "true: so is every structured claim")
+                self._note(api_object, "parametersRef.shareable", Severity.INFO, "true: so is every structured claim")
         made = {"selectors": [{"cel": {"expression": text}} for text in expressions], **made}
         if dialect.driver != spec.driver_name:
-            self._note(one, "driverName", Severity.INFO, f"{spec.driver_name} publishes its devices as {dialect.driver} now")
-        return _object("DeviceClass", self._metadata(one), made)
+            self._note(api_object, "driverName", Severity.INFO, f"{spec.driver_name} publishes its devices as {dialect.driver} now")
+        return _object("DeviceClass", self._metadata(api_object), made)
 
     def _class_parameters(
-        self, one: ApiObject, spec: classic.ResourceClassSpec, dialect: Dialect
+        self, api_object: ApiObject, spec: classic.ResourceClassSpec, dialect: Dialect
     ) -> parameters.DeviceClassParameters | None:
         if spec.parameters_ref is None:
             return None
-        found = self._find(spec.parameters_ref, spec.parameters_ref.namespace)
+        found_api_object = self._find(spec.parameters_ref, spec.parameters_ref.namespace)
         if not dialect.reads_class(spec.parameters_ref):
             self._note(
-                one, "parametersRef", Severity.LOST, f"{_shown(spec.parameters_ref)} is understood by driver {spec.driver_name} alone"
+                api_object,
+                "parametersRef",
+                Severity.LOST,
+                f"{_shown(spec.parameters_ref)} is understood by driver {spec.driver_name} alone",
             )
             return None
-        if found is None:
+        if found_api_object is None:
             raise _Stop(
                 "parametersRef", f"{_shown(spec.parameters_ref)} is not among these files: which devices the class has is not known"
             )
-        return self._read(found, parameters.DeviceClassParameters, "parametersRef")
+        return self._read(found_api_object, parameters.DeviceClassParameters, "parametersRef")
 
-    def _claim(self, one: ApiObject) -> dict[str, Any]:
-        spec = read_as(one.spec, classic.ClaimSpec, where=f"{name_of(one)}: spec")
-        if one.status.get("allocation"):
+    def _claim(self, api_object: ApiObject) -> dict[str, Any]:
+        spec = read_as(api_object.spec, classic.ClaimSpec, where=f"{name_of(api_object)}: spec")
+        if api_object.status.get("allocation"):
             self._note(
-                one, "status.allocation", Severity.LOST, "the new claim is not allocated: delete the old one, whose devices it may get"
+                api_object,
+                "status.allocation",
+                Severity.LOST,
+                "the new claim is not allocated: delete the old one, whose devices it may get",
             )
-        metadata = self._metadata(one)
+        metadata = self._metadata(api_object)
         metadata["annotations"] = metadata.get("annotations", {}) | {ALLOCATION_MODE: classic.mode_of(spec)}
-        return _object("ResourceClaim", metadata, self._claim_spec(one, spec, metadata_of(one).namespace or "default", "spec"))
+        return _object(
+            "ResourceClaim", metadata, self._claim_spec(api_object, spec, metadata_of(api_object).namespace or "default", "spec")
+        )
 
-    def _template(self, one: ApiObject) -> dict[str, Any]:
-        spec = read_as(one.spec, classic.ClaimTemplateSpec, where=f"{name_of(one)}: spec")
-        inner: dict[str, Any] = {"spec": self._claim_spec(one, spec.spec, metadata_of(one).namespace or "default", "spec.spec")}
+    def _template(self, api_object: ApiObject) -> dict[str, Any]:
+        spec = read_as(api_object.spec, classic.ClaimTemplateSpec, where=f"{name_of(api_object)}: spec")
+        inner: dict[str, Any] = {
+            "spec": self._claim_spec(api_object, spec.spec, metadata_of(api_object).namespace or "default", "spec.spec")
+        }
         if spec.metadata:
             inner = {"metadata": spec.metadata, **inner}
-        return _object("ResourceClaimTemplate", self._metadata(one), inner)
+        return _object("ResourceClaimTemplate", self._metadata(api_object), inner)
 
-    def _claim_spec(self, one: ApiObject, spec: classic.ClaimSpec, namespace: str, path: str) -> dict[str, Any]:
+    def _claim_spec(self, api_object: ApiObject, spec: classic.ClaimSpec, namespace: str, path: str) -> dict[str, Any]:
         """Write what a claim asks for as one request."""
-        dialect = self._dialect(one, spec, path)
+        dialect = self._dialect(api_object, spec, path)
         if classic.mode_of(spec) == classic.IMMEDIATE:
             message = "Immediate: structured claims are allocated for the first pod that uses them (Topobus' stand-alone home keeps the mode, by an annotation)"
-            self._note(one, f"{path}.allocationMode", Severity.LOST, message)
+            self._note(api_object, f"{path}.allocationMode", Severity.LOST, message)
         exactly: dict[str, Any] = {"deviceClassName": spec.resource_class_name, "allocationMode": "ExactCount", "count": 1}
         devices: dict[str, Any] = {"requests": [{"name": REQUEST, "exactly": exactly}]}
         reference = spec.parameters_ref
         if reference is None:
             return {"devices": devices}
-        found = self._find(reference, namespace)
+        found_api_object = self._find(reference, namespace)
         if dialect is None or not dialect.reads_claim(reference):
-            self._foreign(one, found, reference, dialect, devices, f"{path}.parametersRef")
+            self._foreign(api_object, found_api_object, reference, dialect, devices, f"{path}.parametersRef")
             return {"devices": devices}
-        if found is None:
+        if found_api_object is None:
             raise _Stop(f"{path}.parametersRef", f"{_shown(reference)} is not among these files: what the claim asks for is not known")
         expressions: list[str] = []
-        wanted = self._read(dialect.as_claim_parameters(found), parameters.ClaimParameters, f"{path}.parametersRef", name_of(found))
-        for field_name, message in dialect.losses(found):
-            self._note(one, f"{path}.parametersRef.{field_name}", Severity.LOST, message)
+        wanted = self._read(
+            dialect.as_claim_parameters(found_api_object), parameters.ClaimParameters, f"{path}.parametersRef", name_of(found_api_object)
+        )
+        for field_name, message in dialect.losses(found_api_object):
+            self._note(api_object, f"{path}.parametersRef.{field_name}", Severity.LOST, message)
         exactly["count"] = wanted.count
-        self._selector(one, f"{path}.parametersRef", wanted.selector, dialect, expressions)
-        expressions.extend(dialect.claim_expressions(found))
+        self._selector(api_object, f"{path}.parametersRef", wanted.selector, dialect, expressions)
+        expressions.extend(dialect.claim_expressions(found_api_object))
         if expressions:
             exactly["selectors"] = [{"cel": {"expression": text}} for text in expressions]
         self._config(wanted.sharing, dialect, devices)
         return {"devices": devices}
 
-    def _dialect(self, one: ApiObject, spec: classic.ClaimSpec, path: str) -> Dialect | None:
+    def _dialect(self, api_object: ApiObject, spec: classic.ClaimSpec, path: str) -> Dialect | None:
         """Find the dialect of a claim's class, or else that of its parameters."""
         for other in self.known:
             if other.kind == "ResourceClass" and metadata_of(other).name == spec.resource_class_name:
                 return dialect_of(str(other.spec.get("driverName")))
         message = f"ResourceClass {spec.resource_class_name} is not among these files: a DeviceClass of that name is taken for granted"
-        self._note(one, f"{path}.resourceClassName", Severity.INFO, message)
+        self._note(api_object, f"{path}.resourceClassName", Severity.INFO, message)
         return Dialect.of_group(spec.parameters_ref.api_group) if spec.parameters_ref is not None else None
 
     def _foreign(
         self,
-        one: ApiObject,
-        found: ApiObject | None,
+        api_object: ApiObject,
+        found_api_object: ApiObject | None,
         reference: classic.ParametersReference,
         dialect: Dialect | None,
         devices: dict[str, Any],
         path: str,
     ) -> None:
         """Pass another driver's parameters on as opaque configuration: that is where such drivers take them from now."""
-        if found is None or dialect is None:
+        if found_api_object is None or dialect is None:
             raise _Stop(path, f"{_shown(reference)} is understood by its driver alone, and it is not among these files")
-        parameter = {"apiVersion": found.api_version, "kind": found.kind, **({"spec": found.spec} if found.spec else {})}
+        parameter = {
+            "apiVersion": found_api_object.api_version,
+            "kind": found_api_object.kind,
+            **({"spec": found_api_object.spec} if found_api_object.spec else {}),
+        }
         devices["config"] = [{"requests": [REQUEST], "opaque": {"driver": dialect.driver, "parameters": parameter}}]
         message = "is understood by its driver alone: it is passed on as opaque configuration; what it says of count and selection is not translated"
-        self._note(one, path, Severity.LOST, f"{_shown(reference)} {message}")
+        self._note(api_object, path, Severity.LOST, f"{_shown(reference)} {message}")
 
     def _selector(self, one: ApiObject, path: str, selector: parameters.DeviceSelector, dialect: Dialect, expressions: list[str]) -> None:
         text = selector_expression(selector, dialect.driver, dialect.names)
@@ -266,15 +282,15 @@ class _Migrator:
                 {"opaque": {"driver": dialect.driver, "parameters": dialect.sharing_config(_plain(sharing), sharing.strategy)}}
             ]
 
-    def _read(self, found: ApiObject, kind: type[P], path: str, name: str = "") -> P:
+    def _read(self, api_object: ApiObject, kind: type[P], path: str, name: str = "") -> P:
         """Read parameters strictly: what is not understood must not be lost unseen."""
         problems: list[Any] = []
-        check_names(found.spec, kind, "spec", {}, problems)
-        name = name or name_of(found)
+        check_names(api_object.spec, kind, "spec", {}, problems)
+        name = name or name_of(api_object)
         if problems:
-            raise _Stop(path, f"{name}: " + "; ".join(str(one) for one in problems))
+            raise _Stop(path, f"{name}: " + "; ".join(str(problem) for problem in problems))
         try:
-            read = read_as(found.spec, kind, where=f"{name}: spec")
+            read = read_as(api_object.spec, kind, where=f"{name}: spec")
         except ContractError as err:
             raise _Stop(path, err.message) from err
         if isinstance(read, parameters.ClaimParameters):
@@ -282,25 +298,27 @@ class _Migrator:
         elif isinstance(read, parameters.DeviceClassParameters):
             problems.extend(parameters.check_class_parameters(read))
         if problems:
-            raise _Stop(path, f"{name}: " + "; ".join(str(one) for one in problems))
+            raise _Stop(path, f"{name}: " + "; ".join(str(problem) for problem in problems))
         return read
 
     def _find(self, reference: classic.ParametersReference | classic.ClassParametersReference, namespace: str) -> ApiObject | None:
-        for one in self.known:
-            group = one.api_version.partition("/")[0]
-            is_there = metadata_of(one).namespace in ("", namespace) or (namespace == "default" and not metadata_of(one).namespace)
-            if (group, one.kind, metadata_of(one).name) == (reference.api_group, reference.kind, reference.name) and is_there:
-                self.used.add(_key(one))
-                return one
+        for api_object in self.known:
+            group = api_object.api_version.partition("/")[0]
+            is_there = metadata_of(api_object).namespace in ("", namespace) or (
+                namespace == "default" and not metadata_of(api_object).namespace
+            )
+            if (group, api_object.kind, metadata_of(api_object).name) == (reference.api_group, reference.kind, reference.name) and is_there:
+                self.used.add(_key(api_object))
+                return api_object
         return None
 
-    def _metadata(self, one: ApiObject) -> dict[str, Any]:
-        kept = {key: value for key, value in one.metadata.items() if key not in _SERVER_FIELDS}
+    def _metadata(self, api_object: ApiObject) -> dict[str, Any]:
+        kept = {key: value for key, value in api_object.metadata.items() if key not in _SERVER_FIELDS}
         notes = {key: value for key, value in (kept.pop("annotations", None) or {}).items() if key not in _OURS}
         return kept | ({"annotations": notes} if notes else {})
 
-    def _note(self, one: ApiObject, path: str, severity: Severity, message: str) -> None:
-        self.notes.append(Note(name_of(one), path, severity, message))
+    def _note(self, api_object: ApiObject, path: str, severity: Severity, message: str) -> None:
+        self.notes.append(Note(name_of(api_object), path, severity, message))
 
 
 def _with_pod_claims(one: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,8 +348,8 @@ def _plain(value: Wire) -> dict[str, Any]:
     return decode(encode(value), dict[str, Any], where="parameters")
 
 
-def _key(one: ApiObject) -> tuple[str, str, str]:
-    return one.api_version, one.kind, name_of(one)
+def _key(api_object: ApiObject) -> tuple[str, str, str]:
+    return api_object.api_version, api_object.kind, name_of(api_object)
 
 
 def _shown(reference: classic.ParametersReference | classic.ClassParametersReference) -> str:

@@ -216,85 +216,91 @@ def check_class_parameters(spec: DeviceClassParameters, path: str = "spec") -> l
 
 def check_claim_parameters(spec: ClaimParameters, path: str = "spec") -> list[Problem]:
     """Check the parameters of a claim."""
-    found: list[Problem] = []
+    problems: list[Problem] = []
     if not 1 <= spec.count <= MAX_COUNT:
-        found.append(Problem(f"{path}.count", f"got {spec.count}, wanted 1 to {MAX_COUNT}"))
-    return [*found, *_check_selector(spec.selector, f"{path}.selector"), *check_sharing(spec.sharing, f"{path}.sharing")]
+        problems.append(Problem(f"{path}.count", f"got {spec.count}, wanted 1 to {MAX_COUNT}"))
+    return [*problems, *_check_selector(spec.selector, f"{path}.selector"), *check_sharing(spec.sharing, f"{path}.sharing")]
 
 
-def check_sharing(one: Sharing | None, path: str) -> Iterator[Problem]:
+def check_sharing(sharing: Sharing | None, path: str) -> Iterator[Problem]:
     """Check a sharing strategy: a known one, and the configuration of that one only."""
-    if one is None:
+    if sharing is None:
         return
-    if one.strategy not in STRATEGIES:
+    if sharing.strategy not in STRATEGIES:
         yield Problem(
-            f"{path}.strategy", f"got {one.strategy!r}, wanted one of {', '.join(STRATEGIES)}{did_you_mean(one.strategy, STRATEGIES)}"
+            f"{path}.strategy",
+            f"got {sharing.strategy!r}, wanted one of {', '.join(STRATEGIES)}{did_you_mean(sharing.strategy, STRATEGIES)}",
         )
-    if one.time_slicing_config is not None:
-        if one.strategy != TIME_SLICING:
-            yield Problem(f"{path}.timeSlicingConfig", f"wanted none with strategy {one.strategy}")
-        if one.time_slicing_config.interval not in TIME_SLICES:
-            got = one.time_slicing_config.interval
+    if sharing.time_slicing_config is not None:
+        if sharing.strategy != TIME_SLICING:
+            yield Problem(f"{path}.timeSlicingConfig", f"wanted none with strategy {sharing.strategy}")
+        if sharing.time_slicing_config.interval not in TIME_SLICES:
+            got = sharing.time_slicing_config.interval
             yield Problem(f"{path}.timeSlicingConfig.interval", f"got {got!r}, wanted one of {', '.join(TIME_SLICES)}")
-    if one.mps_config is not None:
+    if sharing.mps_config is not None:
         here = f"{path}.mpsConfig"
-        if one.strategy != MPS:
-            yield Problem(here, f"wanted none with strategy {one.strategy}")
-        share = one.mps_config.default_active_thread_percentage
+        if sharing.strategy != MPS:
+            yield Problem(here, f"wanted none with strategy {sharing.strategy}")
+        share = sharing.mps_config.default_active_thread_percentage
         if share is not None and not 1 <= share <= 100:
             yield Problem(f"{here}.defaultActiveThreadPercentage", f"got {share}, wanted 1 to 100")
-        if one.mps_config.default_pinned_device_memory_limit is not None:
-            yield from _check_amount(one.mps_config.default_pinned_device_memory_limit, f"{here}.defaultPinnedDeviceMemoryLimit")
+        if sharing.mps_config.default_pinned_device_memory_limit is not None:
+            yield from _check_amount(sharing.mps_config.default_pinned_device_memory_limit, f"{here}.defaultPinnedDeviceMemoryLimit")
 
 
-def _check_selector(one: DeviceSelector, path: str) -> list[Problem]:
-    found: list[Problem] = []
-    terms = _walk(one, path, 1, found)
+def _check_selector(selector: DeviceSelector, path: str) -> list[Problem]:
+    problems: list[Problem] = []
+    terms = _walk(selector, path, 1, problems)
     if terms > MAX_TERMS:
-        found.append(Problem(path, f"got {terms} conditions, wanted at most {MAX_TERMS}"))
-    return found
+        problems.append(Problem(path, f"got {terms} conditions, wanted at most {MAX_TERMS}"))
+    return problems
 
 
-def _walk(one: DeviceSelector, path: str, depth: int, found: list[Problem]) -> int:
+def _walk(device_selector: DeviceSelector, path: str, depth: int, problems: list[Problem]) -> int:
     """Check one level and what is below it; gives how many conditions there are."""
     if depth > MAX_DEPTH:
-        found.append(Problem(path, f"expressions nest deeper than {MAX_DEPTH}"))
+        problems.append(Problem(path, f"expressions nest deeper than {MAX_DEPTH}"))
         return 0
-    found.extend(_check_terms(one, path))
-    terms = sum(value is not None for name, value in structs.asdict(one).items() if not name.endswith("_expression"))
-    for key, inner in (("andExpression", one.and_expression), ("orExpression", one.or_expression)):
-        terms += sum(_walk(part, f"{path}.{key}[{index}]", depth + 1, found) for index, part in enumerate(inner))
+    problems.extend(_check_terms(device_selector, path))
+    terms = sum(value is not None for name, value in structs.asdict(device_selector).items() if not name.endswith("_expression"))
+    for key, inner in (("andExpression", device_selector.and_expression), ("orExpression", device_selector.or_expression)):
+        terms += sum(_walk(part, f"{path}.{key}[{index}]", depth + 1, problems) for index, part in enumerate(inner))
     return terms
 
 
-def _check_terms(one: DeviceSelector, path: str) -> Iterator[Problem]:
-    for name, text in (("productName", one.product_name), ("brand", one.brand), ("architecture", one.architecture), ("uuid", one.uuid)):
+def _check_terms(device_selector: DeviceSelector, path: str) -> Iterator[Problem]:
+    for name, text in (
+        ("productName", device_selector.product_name),
+        ("brand", device_selector.brand),
+        ("architecture", device_selector.architecture),
+        ("uuid", device_selector.uuid),
+    ):
         if text is not None:
             yield from _check_text(text, f"{path}.{name}")
-    if one.memory is not None:
-        yield from _check_operator(one.memory.operator, f"{path}.memory", OPERATORS)
-        yield from _check_amount(one.memory.value, f"{path}.memory.value")
+    if device_selector.memory is not None:
+        yield from _check_operator(device_selector.memory.operator, f"{path}.memory", OPERATORS)
+        yield from _check_amount(device_selector.memory.value, f"{path}.memory.value")
     versions = (
-        ("driverVersion", one.driver_version),
-        ("cudaRuntimeVersion", one.cuda_runtime_version),
-        ("cudaComputeCapability", one.cuda_compute_capability),
+        ("driverVersion", device_selector.driver_version),
+        ("cudaRuntimeVersion", device_selector.cuda_runtime_version),
+        ("cudaComputeCapability", device_selector.cuda_compute_capability),
     )
     for name, version in versions:
         if version is not None:
             yield from _check_operator(version.operator, f"{path}.{name}", OPERATORS)
             if _VERSION.fullmatch(version.value) is None or len(version.value) > MAX_TEXT:
                 yield Problem(f"{path}.{name}.value", f"got {version.value!r}, wanted a version such as 535.104.5 or 8.0")
-    if one.attribute is not None:
+    if device_selector.attribute is not None:
         here = f"{path}.attribute"
-        is_number = isinstance(one.attribute.value, int) and not isinstance(one.attribute.value, bool)
-        yield from _check_operator(one.attribute.operator, here, OPERATORS if is_number else _ORDER_FREE)
-        yield from _check_name(one.attribute.name, f"{here}.name")
-        if isinstance(one.attribute.value, str):
-            yield from _check_text(one.attribute.value, f"{here}.value")
-    if one.capacity is not None:
-        yield from _check_operator(one.capacity.operator, f"{path}.capacity", OPERATORS)
-        yield from _check_name(one.capacity.name, f"{path}.capacity.name")
-        yield from _check_amount(one.capacity.value, f"{path}.capacity.value")
+        is_number = isinstance(device_selector.attribute.value, int) and not isinstance(device_selector.attribute.value, bool)
+        yield from _check_operator(device_selector.attribute.operator, here, OPERATORS if is_number else _ORDER_FREE)
+        yield from _check_name(device_selector.attribute.name, f"{here}.name")
+        if isinstance(device_selector.attribute.value, str):
+            yield from _check_text(device_selector.attribute.value, f"{here}.value")
+    if device_selector.capacity is not None:
+        yield from _check_operator(device_selector.capacity.operator, f"{path}.capacity", OPERATORS)
+        yield from _check_name(device_selector.capacity.name, f"{path}.capacity.name")
+        yield from _check_amount(device_selector.capacity.value, f"{path}.capacity.value")
 
 
 def _check_operator(got: str, path: str, legal: tuple[str, ...]) -> Iterator[Problem]:

@@ -28,18 +28,26 @@ def node_allocation_state(node: str, inventories: Iterable[Inventory], ledger: L
             otherHolders, for it is taken from claims, too.
     Order:  devices by class and name, claims by uid.
     """
-    mine = sorted((one for one in inventories if one.node == node), key=lambda one: one.device_class)
+    mine = sorted((inventory for inventory in inventories if inventory.node == node), key=lambda inventory: inventory.device_class)
     held = sorted((ledger.allocations if ledger is not None else {}).items())
-    claims = {one.owner.uid: _holding(one) for _, one in held if one.owner.kind is OwnerKind.CLAIM}
-    prepared = {one.owner.uid: _holding(one) for _, one in held if one.owner.kind is OwnerKind.CLAIM and one.is_prepared}
-    others = [{"kind": one.owner.kind.value, **_holding(one)} for _, one in held if one.owner.kind is not OwnerKind.CLAIM]
+    claims = {allocation.owner.uid: _holding(allocation) for _, allocation in held if allocation.owner.kind is OwnerKind.CLAIM}
+    prepared = {
+        allocation.owner.uid: _holding(allocation)
+        for _, allocation in held
+        if allocation.owner.kind is OwnerKind.CLAIM and allocation.is_prepared
+    }
+    others = [
+        {"kind": allocation.owner.kind.value, **_holding(allocation)}
+        for _, allocation in held
+        if allocation.owner.kind is not OwnerKind.CLAIM
+    ]
     why = _why_not_ready(mine, ledger)
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": node},
         "spec": {
-            "allocatableDevices": [_device(device) for one in mine for device in one.devices],
+            "allocatableDevices": [_device(device) for inventory in mine for device in inventory.devices],
             "allocatedClaims": claims,
             "preparedClaims": prepared,
             "otherHolders": others,
@@ -48,18 +56,18 @@ def node_allocation_state(node: str, inventories: Iterable[Inventory], ledger: L
     }
 
 
-def _device(one: Device) -> dict[str, Any]:
-    shown: dict[str, Any] = {"class": one.device_class, "name": one.name, "health": one.health.state.value}
-    told = {"model": one.model, "uuid": one.uuid, "parent": one.parent}
+def _device(device: Device) -> dict[str, Any]:
+    shown: dict[str, Any] = {"class": device.device_class, "name": device.name, "health": device.health.state.value}
+    told = {"model": device.model, "uuid": device.uuid, "parent": device.parent}
     shown |= {key: value for key, value in told.items() if value}
-    return shown | ({"capacity": dict(sorted(one.capacity.items()))} if one.capacity else {})
+    return shown | ({"capacity": dict(sorted(device.capacity.items()))} if device.capacity else {})
 
 
-def _holding(one: Allocation) -> dict[str, Any]:
+def _holding(allocation: Allocation) -> dict[str, Any]:
     return {
-        "namespace": one.owner.namespace,
-        "name": one.owner.name,
-        "devices": {device_class: list(names) for device_class, names in names_of(one).items()},
+        "namespace": allocation.owner.namespace,
+        "name": allocation.owner.name,
+        "devices": {device_class: list(names) for device_class, names in names_of(allocation).items()},
     }
 
 

@@ -131,8 +131,8 @@ def unique(names: Sequence[str], path: str, *, field: str = "name") -> Iterator[
 
 def each(values: Sequence[T], path: str, check: Callable[[T, str], Iterator[Problem]]) -> Iterator[Problem]:
     """Check every entry of a list."""
-    for index, one in enumerate(values):
-        yield from check(one, f"{path}[{index}]")
+    for index, item in enumerate(values):
+        yield from check(item, f"{path}[{index}]")
 
 
 def quantities(values: Mapping[str, r.QuantityText], path: str) -> Iterator[Problem]:
@@ -159,30 +159,32 @@ def check_pool_name(name: str, path: str) -> Iterator[Problem]:
         yield Problem(path, f"got {name!r}, wanted DNS names joined by '/', {MAX_POOL_NAME} characters at most")
 
 
-def check_taint(one: r.Taint, path: str) -> Iterator[Problem]:
+def check_taint(taint: r.Taint, path: str) -> Iterator[Problem]:
     """Check a taint."""
-    if not is_label_name(one.key):
-        yield Problem(f"{path}.key", f"got {one.key!r}, wanted the name of a label, such as example.com/broken")
-    if not is_label_value(one.value):
-        yield Problem(f"{path}.value", f"got {one.value!r}, wanted the value of a label: 63 letters, digits, '-', '_' and '.' at most")
-    if one.effect not in _EFFECTS:
-        yield Problem(f"{path}.effect", f"got {one.effect!r}, wanted one of {', '.join(_EFFECTS)}")
+    if not is_label_name(taint.key):
+        yield Problem(f"{path}.key", f"got {taint.key!r}, wanted the name of a label, such as example.com/broken")
+    if not is_label_value(taint.value):
+        yield Problem(f"{path}.value", f"got {taint.value!r}, wanted the value of a label: 63 letters, digits, '-', '_' and '.' at most")
+    if taint.effect not in _EFFECTS:
+        yield Problem(f"{path}.effect", f"got {taint.effect!r}, wanted one of {', '.join(_EFFECTS)}")
 
 
-def check_toleration(one: r.Toleration, path: str) -> Iterator[Problem]:
+def check_toleration(toleration: r.Toleration, path: str) -> Iterator[Problem]:
     """Check a toleration."""
-    if one.key and not is_label_name(one.key):
-        yield Problem(f"{path}.key", f"got {one.key!r}, wanted the name of a label, such as example.com/broken")
-    if one.operator not in ("", *_OPERATORS):
-        yield Problem(f"{path}.operator", f"got {one.operator!r}, wanted Exists or Equal")
-    if one.effect not in ("", *_EFFECTS):
-        yield Problem(f"{path}.effect", f"got {one.effect!r}, wanted NoSchedule, NoExecute, None or none at all")
-    if not one.key and one.operator != "Exists":
+    if toleration.key and not is_label_name(toleration.key):
+        yield Problem(f"{path}.key", f"got {toleration.key!r}, wanted the name of a label, such as example.com/broken")
+    if toleration.operator not in ("", *_OPERATORS):
+        yield Problem(f"{path}.operator", f"got {toleration.operator!r}, wanted Exists or Equal")
+    if toleration.effect not in ("", *_EFFECTS):
+        yield Problem(f"{path}.effect", f"got {toleration.effect!r}, wanted NoSchedule, NoExecute, None or none at all")
+    if not toleration.key and toleration.operator != "Exists":
         yield Problem(f"{path}.operator", "wanted Exists when there is no key")
-    if one.operator == "Exists" and one.value:
-        yield Problem(f"{path}.value", f"got {one.value!r}, wanted none with operator Exists")
-    elif not is_label_value(one.value):
-        yield Problem(f"{path}.value", f"got {one.value!r}, wanted the value of a label: 63 letters, digits, '-', '_' and '.' at most")
+    if toleration.operator == "Exists" and toleration.value:
+        yield Problem(f"{path}.value", f"got {toleration.value!r}, wanted none with operator Exists")
+    elif not is_label_value(toleration.value):
+        yield Problem(
+            f"{path}.value", f"got {toleration.value!r}, wanted the value of a label: 63 letters, digits, '-', '_' and '.' at most"
+        )
 
 
 def check_binding(conditions: Sequence[str], failures: Sequence[str], path: str) -> Iterator[Problem]:
@@ -190,11 +192,11 @@ def check_binding(conditions: Sequence[str], failures: Sequence[str], path: str)
     for name, values in (("bindingConditions", conditions), ("bindingFailureConditions", failures)):
         yield from at_most(values, MAX_CONDITIONS, f"{path}.{name}")
         yield from unique(values, f"{path}.{name}", field="")
-        for index, one in enumerate(values):
-            if not is_label_name(one):
-                yield Problem(f"{path}.{name}[{index}]", f"got {one!r}, wanted the name of a label")
-    for one in sorted(set(conditions) & set(failures)):
-        yield Problem(f"{path}.bindingFailureConditions", f"{one!r} stands in bindingConditions, too")
+        for index, value in enumerate(values):
+            if not is_label_name(value):
+                yield Problem(f"{path}.{name}[{index}]", f"got {value!r}, wanted the name of a label")
+    for condition in sorted(set(conditions) & set(failures)):
+        yield Problem(f"{path}.bindingFailureConditions", f"{condition!r} stands in bindingConditions, too")
     if bool(conditions) != bool(failures):
         missing = "bindingFailureConditions" if conditions else "bindingConditions"
         yield Problem(f"{path}.{missing}", "wanted at least one, for the other kind of conditions is there")
@@ -207,24 +209,26 @@ def check_node_selector(selector: r.NodeSelector, path: str) -> Iterator[Problem
     for index, term in enumerate(selector.node_selector_terms):
         here = f"{path}.nodeSelectorTerms[{index}]"
         yield from each(term.match_expressions, f"{here}.matchExpressions", _check_requirement)
-        for number, one in enumerate(term.match_fields):
-            if one.key != "metadata.name" or one.operator not in ("In", "NotIn") or len(one.values) != 1:
+        for number, match_field in enumerate(term.match_fields):
+            if match_field.key != "metadata.name" or match_field.operator not in ("In", "NotIn") or len(match_field.values) != 1:
                 yield Problem(f"{here}.matchFields[{number}]", "wanted key metadata.name, operator In or NotIn, and one value")
 
 
-def _check_requirement(one: r.NodeRequirement, path: str) -> Iterator[Problem]:
-    if not is_label_name(one.key):
-        yield Problem(f"{path}.key", f"got {one.key!r}, wanted the name of a label")
-    if one.operator not in _NODE_OPERATORS:
-        yield Problem(f"{path}.operator", f"got {one.operator!r}, wanted one of {', '.join(_NODE_OPERATORS)}")
-    elif one.operator in ("In", "NotIn") and not one.values:
-        yield Problem(f"{path}.values", f"wanted at least one with operator {one.operator}")
-    elif one.operator in ("Exists", "DoesNotExist") and one.values:
-        yield Problem(f"{path}.values", f"wanted none with operator {one.operator}")
-    elif one.operator in ("Gt", "Lt") and not (len(one.values) == 1 and one.values[0].isascii() and one.values[0].lstrip("-").isdecimal()):
-        yield Problem(f"{path}.values", f"wanted one whole number with operator {one.operator}")
-    for index, value in enumerate(one.values):
-        if one.operator in ("In", "NotIn") and not is_label_value(value):
+def _check_requirement(node_requirement: r.NodeRequirement, path: str) -> Iterator[Problem]:
+    if not is_label_name(node_requirement.key):
+        yield Problem(f"{path}.key", f"got {node_requirement.key!r}, wanted the name of a label")
+    if node_requirement.operator not in _NODE_OPERATORS:
+        yield Problem(f"{path}.operator", f"got {node_requirement.operator!r}, wanted one of {', '.join(_NODE_OPERATORS)}")
+    elif node_requirement.operator in ("In", "NotIn") and not node_requirement.values:
+        yield Problem(f"{path}.values", f"wanted at least one with operator {node_requirement.operator}")
+    elif node_requirement.operator in ("Exists", "DoesNotExist") and node_requirement.values:
+        yield Problem(f"{path}.values", f"wanted none with operator {node_requirement.operator}")
+    elif node_requirement.operator in ("Gt", "Lt") and not (
+        len(node_requirement.values) == 1 and node_requirement.values[0].isascii() and node_requirement.values[0].lstrip("-").isdecimal()
+    ):
+        yield Problem(f"{path}.values", f"wanted one whole number with operator {node_requirement.operator}")
+    for index, value in enumerate(node_requirement.values):
+        if node_requirement.operator in ("In", "NotIn") and not is_label_value(value):
             yield Problem(f"{path}.values[{index}]", f"got {value!r}, wanted the value of a label")
 
 

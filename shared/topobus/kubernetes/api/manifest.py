@@ -121,9 +121,9 @@ def parse_some(
         document = _Document(node, f"{where}: document {number}")
         for path, value in document.objects():
             chosen = choose(value) if isinstance(value, dict) else value
-            one = document.read(path, chosen, problems) if chosen is not None else value
-            if one is not None:
-                found.append(one)
+            api_object = document.read(path, chosen, problems) if chosen is not None else value
+            if api_object is not None:
+                found.append(api_object)
     if problems:
         more = len(problems) - _MAX_PROBLEMS
         shown = [*problems[:_MAX_PROBLEMS], *([f"{where}: and {more} more"] if more > 0 else [])]
@@ -176,19 +176,19 @@ class _Document:
             "DeviceClassList",
             "ResourceSliceList",
         ):
-            return [(f"items[{index}].", one) for index, one in enumerate(self.value.get("items") or [])]
+            return [(f"items[{index}].", item) for index, item in enumerate(self.value.get("items") or [])]
         return [("", self.value)]
 
     def read(self, prefix: str, value: Any, problems: list[str]) -> ApiObject | None:
         """Read one object; append what is wrong to `problems`."""
         found: list[Problem] = []
-        one = _read(value, found)
-        name = f" ({name_of(one)})" if one is not None else ""
+        api_object = _read(value, found)
+        name = f" ({name_of(api_object)})" if api_object is not None else ""
         for problem in found:
             path = prefix + problem.path
             line = self._line(path)
             problems.append(f"{self.where}{name}, line {line}: {problem}")
-        return one if not found else None
+        return api_object if not found else None
 
     def _line(self, path: str) -> int:
         """Find the line of the nearest enclosing value that stands in the text."""
@@ -256,20 +256,20 @@ def _read(value: Any, problems: list[Problem]) -> ApiObject | None:
     status = value.get("status") or {}
     if not all(isinstance(part, dict) for part in (*cleaned.values(), status)):
         return None
-    one = ApiObject(api_version=version, kind=kind, **cleaned, status=status)  # type: ignore[arg-type]  # checked to be dicts just above
+    api_object = ApiObject(api_version=version, kind=kind, **cleaned, status=status)  # type: ignore[arg-type]  # checked to be dicts just above
     if metadata is not None and not problems:
-        problems.extend(limits.check_object(one))
+        problems.extend(limits.check_object(api_object))
     if kind == "Pod" and not problems:
-        is_grouped = any("podGroupResourceClaim" in entry for entry in one.spec.get("resourceClaims") or ())
-        problems.extend(check_pod_claims(read_as(one.spec, pod.PodSpec, where="spec"), is_grouped=is_grouped))
+        is_grouped = any("podGroupResourceClaim" in entry for entry in api_object.spec.get("resourceClaims") or ())
+        problems.extend(check_pod_claims(read_as(api_object.spec, pod.PodSpec, where="spec"), is_grouped=is_grouped))
     if kind == "Pod" and not problems:
         try:
-            pod.pod_request(one, uid="")
+            pod.pod_request(api_object, uid="")
         except TopobusError as err:
-            text = str(err).removeprefix(f"{name_of(one)}: ")
+            text = str(err).removeprefix(f"{name_of(api_object)}: ")
             path = _ANNOTATIONS if text.startswith(f"{_ANNOTATIONS}: ") else "spec"
             problems.append(Problem(path, text.removeprefix(f"{_ANNOTATIONS}: ")))
-    return one
+    return api_object
 
 
 def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
@@ -296,8 +296,8 @@ def _spec_of(kind: Any, version: Any, problems: list[Problem]) -> Any:
 
 def _node(value: Mapping[str, Any]) -> ApiObject:
     """Take a node as it is: only its name and labels are of use."""
-    found = value.get("metadata")
-    return ApiObject(api_version="v1", kind="Node", metadata=dict(found) if isinstance(found, Mapping) else {})
+    metadata = value.get("metadata")
+    return ApiObject(api_version="v1", kind="Node", metadata=dict(metadata) if isinstance(metadata, Mapping) else {})
 
 
 def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> object | None:
@@ -306,8 +306,8 @@ def _convert(value: Any, wanted: Any, path: str, problems: list[Problem]) -> obj
     try:
         converted: object = msgspec.convert(cleaned, type=wanted)
     except msgspec.ValidationError as err:
-        found = _AT.fullmatch(str(err))
-        message, inner = found.groups() if found else (str(err), None)
+        match = _AT.fullmatch(str(err))
+        message, inner = match.groups() if match else (str(err), None)
         joint = "" if not inner or not path or inner.startswith("[") else "."
         problems.append(
             Problem(path + joint + (inner or ""), message.replace("`", "").replace("Expected", "wanted").replace("Object ", ""))

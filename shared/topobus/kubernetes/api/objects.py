@@ -109,32 +109,36 @@ def is_of_cluster(kind: str) -> bool:
     return kind in CLUSTER_KINDS or kind.endswith(_CLUSTER_SUFFIX)
 
 
-def metadata_of(one: ApiObject) -> Metadata:
+def metadata_of(api_object: ApiObject) -> Metadata:
     """Read the metadata; what does not fit counts as absent, for an object must be nameable even when it is malformed."""
     try:
-        return msgspec.convert({key: value for key, value in one.metadata.items() if value is not None}, Metadata)
+        return msgspec.convert({key: value for key, value in api_object.metadata.items() if value is not None}, Metadata)
     except msgspec.ValidationError:
-        return Metadata(name=str(one.metadata.get("name", "")), namespace=str(one.metadata.get("namespace") or ""))
+        return Metadata(name=str(api_object.metadata.get("name", "")), namespace=str(api_object.metadata.get("namespace") or ""))
 
 
-def object_parts(one: ApiObject) -> dict[str, str]:
+def object_parts(api_object: ApiObject) -> dict[str, str]:
     """Name the place of an object in the OBJECT bucket: its kind in lower case, its namespace or the cluster's token, its name.
 
     >>> object_parts(ApiObject(api_version="v1", kind="Pod", metadata={"name": "trainer"}))
     {'kind': 'pod', 'namespace': 'default', 'name': 'trainer'}
     """
-    metadata = metadata_of(one)
-    namespace = CLUSTER if is_of_cluster(one.kind) else metadata.namespace or "default"
-    return {"kind": one.kind.lower(), "namespace": namespace, "name": metadata.name}
+    metadata = metadata_of(api_object)
+    namespace = CLUSTER if is_of_cluster(api_object.kind) else metadata.namespace or "default"
+    return {"kind": api_object.kind.lower(), "namespace": namespace, "name": metadata.name}
 
 
-def name_of(one: ApiObject) -> str:
+def name_of(api_object: ApiObject) -> str:
     """Name an object for people: `ResourceClaim default/fast`."""
-    metadata = metadata_of(one)
-    return f"{one.kind} {metadata.name}" if is_of_cluster(one.kind) else f"{one.kind} {metadata.namespace or 'default'}/{metadata.name}"
+    metadata = metadata_of(api_object)
+    return (
+        f"{api_object.kind} {metadata.name}"
+        if is_of_cluster(api_object.kind)
+        else f"{api_object.kind} {metadata.namespace or 'default'}/{metadata.name}"
+    )
 
 
-def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = None) -> ApiObject:
+def admit(api_object: ApiObject, *, uid: str, now: str, previous: ApiObject | None = None) -> ApiObject:
     """Fill in what an API server would: uid, creation time, namespace, generation; a user's own values for these, and for the status, are not taken.
 
     Shapes: previous — the stored object of the same name, when this one replaces it: its identity, times, finalizers, status and the controller's notes
@@ -143,25 +147,27 @@ def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = No
     """
     metadata = {
         key: value
-        for key, value in one.metadata.items()
+        for key, value in api_object.metadata.items()
         if key not in ("resourceVersion", "managedFields", "deletionTimestamp", "selfLink")
     }
-    if not is_of_cluster(one.kind):
+    if not is_of_cluster(api_object.kind):
         metadata["namespace"] = metadata.get("namespace") or "default"
-    annotations = {key: value for key, value in _annotations(metadata.pop("annotations", None), one) if key not in _CONTROLLER_ANNOTATIONS}
+    annotations = {
+        key: value for key, value in _annotations(metadata.pop("annotations", None), api_object) if key not in _CONTROLLER_ANNOTATIONS
+    }
     if previous is None:
         metadata |= {"uid": uid, "creationTimestamp": now, "generation": 1} | ({"annotations": annotations} if annotations else {})
-        return msgspec.structs.replace(one, metadata=metadata, status={})
-    if one.api_version != previous.api_version:
+        return msgspec.structs.replace(api_object, metadata=metadata, status={})
+    if api_object.api_version != previous.api_version:
         raise ContractError(
-            f"{name_of(one)}: {one.api_version} cannot replace {previous.api_version} of the same name",
+            f"{name_of(api_object)}: {api_object.api_version} cannot replace {previous.api_version} of the same name",
             next_step="delete it and apply it again, or choose another name",
         )
-    if one.kind == "Pod" and previous.spec.get("nodeName") and not one.spec.get("nodeName"):
+    if api_object.kind == "Pod" and previous.spec.get("nodeName") and not api_object.spec.get("nodeName"):
         # Where it runs is the scheduler's word, which no manifest repeats.
-        one = msgspec.structs.replace(one, spec={**one.spec, "nodeName": previous.spec["nodeName"]})
-    if one.kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate") and one.spec != previous.spec:
-        raise ContractError(f"{name_of(one)}: its spec cannot be changed", next_step="delete it and apply it again")
+        api_object = msgspec.structs.replace(api_object, spec={**api_object.spec, "nodeName": previous.spec["nodeName"]})
+    if api_object.kind in ("Pod", "ResourceClaim", "ResourceClaimTemplate") and api_object.spec != previous.spec:
+        raise ContractError(f"{name_of(api_object)}: its spec cannot be changed", next_step="delete it and apply it again")
     for key in ("uid", "creationTimestamp", "deletionTimestamp", "finalizers", "ownerReferences"):
         metadata.pop(key, None)
         if previous.metadata.get(key):
@@ -171,26 +177,26 @@ def admit(one: ApiObject, *, uid: str, now: str, previous: ApiObject | None = No
     }
     if annotations:
         metadata["annotations"] = annotations
-    known = previous.metadata.get("generation")
-    generation = known if isinstance(known, int) else 1
-    metadata["generation"] = generation + (0 if previous.spec == one.spec else 1)
-    return msgspec.structs.replace(one, metadata=metadata, status=previous.status)
+    known_generation = previous.metadata.get("generation")
+    generation = known_generation if isinstance(known_generation, int) else 1
+    metadata["generation"] = generation + (0 if previous.spec == api_object.spec else 1)
+    return msgspec.structs.replace(api_object, metadata=metadata, status=previous.status)
 
 
-def _annotations(value: object, one: ApiObject) -> list[tuple[str, object]]:
+def _annotations(value: object, api_object: ApiObject) -> list[tuple[str, object]]:
     if value is not None and not isinstance(value, dict):
-        raise ContractError(f"{name_of(one)}: metadata.annotations: got {type(value).__name__}, wanted texts by name")
+        raise ContractError(f"{name_of(api_object)}: metadata.annotations: got {type(value).__name__}, wanted texts by name")
     return list((value or {}).items())
 
 
-def ask_deletion(one: ApiObject, *, now: str) -> ApiObject | None:
+def ask_deletion(api_object: ApiObject, *, now: str) -> ApiObject | None:
     """Mark an object for deletion; None says that nothing holds it and it may be deleted at once.
 
     The controller lets go of what the object holds, takes its finalizer off and then deletes it.
     """
-    metadata = metadata_of(one)
+    metadata = metadata_of(api_object)
     if not metadata.finalizers:
         return None
     if metadata.deletion_timestamp:
-        return one
-    return msgspec.structs.replace(one, metadata=one.metadata | {"deletionTimestamp": now})
+        return api_object
+    return msgspec.structs.replace(api_object, metadata=api_object.metadata | {"deletionTimestamp": now})

@@ -108,10 +108,13 @@ def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
     wishes = read_annotations(metadata.annotations, where)
     claimed = _claimed(pod)
     containers = (
-        *(_container(one, _init_kind(one, where), f"{where}: init container {one.name}", claimed) for one in spec.init_containers),
-        *(_container(one, ContainerKind.APP, f"{where}: container {one.name}", claimed) for one in spec.containers),
+        *(
+            _container(init_container, _init_kind(init_container, where), f"{where}: init container {init_container.name}", claimed)
+            for init_container in spec.init_containers
+        ),
+        *(_container(container, ContainerKind.APP, f"{where}: container {container.name}", claimed) for container in spec.containers),
     )
-    names = [one.name for one in containers]
+    names = [container.name for container in containers]
     for name in names:
         if names.count(name) > 1:
             raise ContractError(f"{where}: two containers are named {name}: wanted a name of its own for each")
@@ -124,23 +127,25 @@ def pod_request(pod: ApiObject, *, uid: str) -> PodRequest:
     )
 
 
-def _init_kind(one: Container, where: str) -> ContainerKind:
-    if one.restart_policy not in ("", "Always"):
-        raise ContractError(f"{where}: init container {one.name}: restartPolicy is {one.restart_policy!r}: wanted Always or none")
-    return ContainerKind.SIDECAR if one.restart_policy else ContainerKind.INIT
+def _init_kind(init_container: Container, where: str) -> ContainerKind:
+    if init_container.restart_policy not in ("", "Always"):
+        raise ContractError(
+            f"{where}: init container {init_container.name}: restartPolicy is {init_container.restart_policy!r}: wanted Always or none"
+        )
+    return ContainerKind.SIDECAR if init_container.restart_policy else ContainerKind.INIT
 
 
 def _claimed(pod: ApiObject) -> frozenset[tuple[str, str]]:
     """List the containers and resources that the pod's special claim serves (KEP-5004), as its status says."""
     status = pod.status.get("extendedResourceClaimStatus")
     mappings = status.get("requestMappings") if isinstance(status, dict) else None
-    entries = [one for one in mappings if isinstance(one, dict)] if isinstance(mappings, list) else []
-    return frozenset((str(one.get("containerName")), str(one.get("resourceName"))) for one in entries)
+    entries = [mapping for mapping in mappings if isinstance(mapping, dict)] if isinstance(mappings, list) else []
+    return frozenset((str(entry.get("containerName")), str(entry.get("resourceName"))) for entry in entries)
 
 
-def _container(one: Container, kind: ContainerKind, where: str, claimed: frozenset[tuple[str, str]]) -> ContainerRequest:
-    limits = {name: _quantity(value, f"{where}: limits.{name}") for name, value in one.resources.limits.items()}
-    requests = {name: _quantity(value, f"{where}: requests.{name}") for name, value in one.resources.requests.items()}
+def _container(container: Container, kind: ContainerKind, where: str, claimed: frozenset[tuple[str, str]]) -> ContainerRequest:
+    limits = {name: _quantity(value, f"{where}: limits.{name}") for name, value in container.resources.limits.items()}
+    requests = {name: _quantity(value, f"{where}: requests.{name}") for name, value in container.resources.requests.items()}
     for part, amounts in (("limits", limits), ("requests", requests)):
         for name, amount in amounts.items():
             if "/" not in name and name not in _NATIVE and not name.startswith("hugepages-"):
@@ -157,7 +162,7 @@ def _container(one: Container, kind: ContainerKind, where: str, claimed: frozens
             raise ContractError(f"{where}: requests.{name} is {asked}, more than its limit {limits[name]}")
     memory = requests.get("memory", limits.get("memory", Quantity(0)))
     return ContainerRequest(
-        name=one.name,
+        name=container.name,
         kind=kind,
         cpus=_exclusive_cpus(limits, requests),
         memory_bytes=memory.units,
@@ -165,7 +170,7 @@ def _container(one: Container, kind: ContainerKind, where: str, claimed: frozens
         hugepages={name: limits[name].units for name in sorted(limits) if name.startswith("hugepages-") and limits[name].units},
         devices=(
             *_devices(limits, requests, where),
-            *_foreign_devices(limits, requests, where, {resource for name, resource in claimed if name == one.name}),
+            *_foreign_devices(limits, requests, where, {resource for name, resource in claimed if name == container.name}),
         ),
     )
 
@@ -179,7 +184,7 @@ def _exclusive_cpus(limits: dict[str, Quantity], requests: dict[str, Quantity]) 
 
 
 def _devices(limits: dict[str, Quantity], requests: dict[str, Quantity], where: str) -> tuple[DeviceRequest, ...]:
-    found: list[DeviceRequest] = []
+    device_requests: list[DeviceRequest] = []
     for name in sorted(limits.keys() | requests.keys()):
         if not name.startswith(RESOURCE_PREFIX):
             continue
@@ -196,8 +201,8 @@ def _devices(limits: dict[str, Quantity], requests: dict[str, Quantity], where: 
         if not amount.is_whole or not 1 <= amount.units <= _MAX_COUNT:
             next_step = "leave the line out to ask for none" if amount.nano == 0 else ""
             raise ContractError(f"{where}: limits.{name} is {amount}: wanted a whole number from 1 to {_MAX_COUNT}", next_step=next_step)
-        found.append(DeviceRequest(device_class=device_class, count=amount.units))
-    return tuple(found)
+        device_requests.append(DeviceRequest(device_class=device_class, count=amount.units))
+    return tuple(device_requests)
 
 
 def _foreign_devices(

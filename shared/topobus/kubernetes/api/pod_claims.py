@@ -26,14 +26,14 @@ def check_pod_claims(spec: PodSpec, *, is_grouped: bool = False) -> list[Problem
 
 
 def _entries(spec: PodSpec, *, is_grouped: bool) -> Iterator[Problem]:
-    names = [one.name for one in spec.resource_claims]
-    for index, one in enumerate(spec.resource_claims):
+    names = [resource_claim.name for resource_claim in spec.resource_claims]
+    for index, resource_claim in enumerate(spec.resource_claims):
         path = f"spec.resourceClaims[{index}]"
-        if not is_dns_label(one.name):
-            yield Problem(f"{path}.name", f"got {one.name!r}, wanted a DNS label: lower-case letters, digits and '-'")
-        if one.name in names[:index]:
-            yield Problem(f"{path}.name", f"{one.name!r} stands here twice")
-        named = [name for name in (one.claim_name, one.template_name) if name]
+        if not is_dns_label(resource_claim.name):
+            yield Problem(f"{path}.name", f"got {resource_claim.name!r}, wanted a DNS label: lower-case letters, digits and '-'")
+        if resource_claim.name in names[:index]:
+            yield Problem(f"{path}.name", f"{resource_claim.name!r} stands here twice")
+        named = [name for name in (resource_claim.claim_name, resource_claim.template_name) if name]
         if len(named) != 1 and not (is_grouped and not named):
             yield Problem(path, f"got {len(named)} of resourceClaimName and resourceClaimTemplateName, wanted exactly one")
         for name in named:
@@ -42,7 +42,7 @@ def _entries(spec: PodSpec, *, is_grouped: bool) -> Iterator[Problem]:
 
 
 def _uses(spec: PodSpec) -> Iterator[Problem]:
-    names = sorted({one.name for one in spec.resource_claims})
+    names = sorted({resource_claim.name for resource_claim in spec.resource_claims})
     for part, containers in (("initContainers", spec.init_containers), ("containers", spec.containers)):
         for place, container in enumerate(containers):
             seen: set[tuple[str, str]] = set()

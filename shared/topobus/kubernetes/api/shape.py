@@ -53,16 +53,16 @@ def check_names(value: object, wanted: object, path: str, ignored: Mapping[type,
         return value
     structure, element, is_map = _shape(wanted)
     if structure is not None and isinstance(value, Mapping):
-        known = _fields(structure)
-        legal = known.keys() | ignored.get(structure, frozenset())
+        fields = _fields(structure)
+        legal = fields.keys() | ignored.get(structure, frozenset())
         kept: dict[str, object] = {}
         for key, inner in value.items():
             if key not in legal:
                 problems.append(Problem(_inside(path, key), f"unknown field{did_you_mean(str(key), sorted(legal))}"))
             if inner is None:
                 continue
-            is_nested = key in known and isinstance(inner, _NESTED)
-            kept[key] = check_names(inner, known[key], _inside(path, key), ignored, problems) if is_nested else inner
+            is_nested = key in fields and isinstance(inner, _NESTED)
+            kept[key] = check_names(inner, fields[key], _inside(path, key), ignored, problems) if is_nested else inner
         return kept
     if element is not None and not is_map and isinstance(value, list | tuple):
         return [check_names(one, element, f"{path}[{index}]", ignored, problems) for index, one in enumerate(value)]
@@ -92,7 +92,7 @@ def _inside(path: str, key: object) -> str:
 
 @cache
 def _fields(structure: type[Struct]) -> dict[str, Any]:
-    return {one.encode_name: one.type for one in msgspec.structs.fields(structure)}
+    return {field.encode_name: field.type for field in msgspec.structs.fields(structure)}
 
 
 @cache

@@ -55,44 +55,44 @@ def is_version(text: str) -> bool:
 
 def check_slice(spec: r.SliceSpec, path: str = "spec") -> list[Problem]:
     """Check the spec of a slice: what each device may carry, and that exactly one way says which nodes it serves."""
-    found = [*check_driver(spec.driver, f"{path}.driver"), *check_pool_name(spec.pool.name, f"{path}.pool.name")]
+    problems = [*check_driver(spec.driver, f"{path}.driver"), *check_pool_name(spec.pool.name, f"{path}.pool.name")]
     if spec.pool.resource_slice_count < 1 or spec.pool.generation < 0:
-        found.append(Problem(f"{path}.pool", "wanted resourceSliceCount of at least 1 and generation of at least 0"))
-    found.extend(_check_place(spec, path))
-    is_complex = any(one.taints or one.consumes_counters or _has_lists(one) for one in spec.devices)
-    found.extend(at_most(spec.devices, MAX_COMPLEX_DEVICES if is_complex else MAX_DEVICES, f"{path}.devices"))
-    found.extend(unique([one.name for one in spec.devices], f"{path}.devices"))
+        problems.append(Problem(f"{path}.pool", "wanted resourceSliceCount of at least 1 and generation of at least 0"))
+    problems.extend(_check_place(spec, path))
+    is_complex = any(device.taints or device.consumes_counters or _has_lists(device) for device in spec.devices)
+    problems.extend(at_most(spec.devices, MAX_COMPLEX_DEVICES if is_complex else MAX_DEVICES, f"{path}.devices"))
+    problems.extend(unique([device.name for device in spec.devices], f"{path}.devices"))
     has_own_nodes = bool(spec.per_device_node_selection)
     for index, device in enumerate(spec.devices):
-        found.extend(_check_device(device, f"{path}.devices[{index}]", has_own_nodes=has_own_nodes))
+        problems.extend(_check_device(device, f"{path}.devices[{index}]", has_own_nodes=has_own_nodes))
     if spec.devices and spec.shared_counters:
-        found.append(Problem(path, "wanted either devices or sharedCounters, not both"))
-    found.extend(at_most(spec.shared_counters, MAX_COUNTER_SETS, f"{path}.sharedCounters"))
-    found.extend(unique([one.name for one in spec.shared_counters], f"{path}.sharedCounters"))
-    for index, one in enumerate(spec.shared_counters):
+        problems.append(Problem(path, "wanted either devices or sharedCounters, not both"))
+    problems.extend(at_most(spec.shared_counters, MAX_COUNTER_SETS, f"{path}.sharedCounters"))
+    problems.extend(unique([shared_counter.name for shared_counter in spec.shared_counters], f"{path}.sharedCounters"))
+    for index, shared_counter in enumerate(spec.shared_counters):
         here = f"{path}.sharedCounters[{index}]"
-        found.extend(check_label(one.name, f"{here}.name"))
-        found.extend(_check_counters(one.counters, f"{here}.counters"))
-    return found
+        problems.extend(check_label(shared_counter.name, f"{here}.name"))
+        problems.extend(_check_counters(shared_counter.counters, f"{here}.counters"))
+    return problems
 
 
 def check_taint_rule(spec: r.TaintRuleSpec, path: str = "spec") -> list[Problem]:
     """Check the spec of a DeviceTaintRule."""
-    found = list(check_taint(spec.taint, f"{path}.taint"))
+    problems = list(check_taint(spec.taint, f"{path}.taint"))
     selector = spec.device_selector
     if selector is not None:
         if selector.driver is not None:
-            found.extend(check_driver(selector.driver, f"{path}.deviceSelector.driver"))
+            problems.extend(check_driver(selector.driver, f"{path}.deviceSelector.driver"))
         if selector.pool is not None:
-            found.extend(check_pool_name(selector.pool, f"{path}.deviceSelector.pool"))
+            problems.extend(check_pool_name(selector.pool, f"{path}.deviceSelector.pool"))
         if selector.device is not None:
-            found.extend(check_label(selector.device, f"{path}.deviceSelector.device"))
-    return found
+            problems.extend(check_label(selector.device, f"{path}.deviceSelector.device"))
+    return problems
 
 
 def _check_place(spec: r.SliceSpec, path: str) -> Iterator[Problem]:
     ways = [spec.node_name, spec.node_selector, spec.all_nodes, spec.per_device_node_selection]
-    if sum(one is not None for one in ways) != 1:
+    if sum(way is not None for way in ways) != 1:
         yield Problem(path, "wanted exactly one of nodeName, nodeSelector, allNodes and perDeviceNodeSelection")
     if spec.node_name is not None and not is_dns_subdomain(spec.node_name):
         yield Problem(f"{path}.nodeName", f"got {spec.node_name!r}, wanted the name of a node")
@@ -105,48 +105,50 @@ def _check_place(spec: r.SliceSpec, path: str) -> Iterator[Problem]:
             yield Problem(f"{path}.nodeSelector", f"got {len(spec.node_selector.node_selector_terms)} terms, wanted exactly one")
 
 
-def _check_device(one: r.SliceDevice, path: str, *, has_own_nodes: bool) -> Iterator[Problem]:
-    yield from check_label(one.name, f"{path}.name")
-    if len(one.attributes) + len(one.capacity) > MAX_ATTRIBUTES:
-        yield Problem(path, f"got {len(one.attributes) + len(one.capacity)} attributes and capacities, wanted at most {MAX_ATTRIBUTES}")
-    values = sum(map(_count_values, one.attributes.values()))
+def _check_device(device: r.SliceDevice, path: str, *, has_own_nodes: bool) -> Iterator[Problem]:
+    yield from check_label(device.name, f"{path}.name")
+    if len(device.attributes) + len(device.capacity) > MAX_ATTRIBUTES:
+        yield Problem(
+            path, f"got {len(device.attributes) + len(device.capacity)} attributes and capacities, wanted at most {MAX_ATTRIBUTES}"
+        )
+    values = sum(map(_count_values, device.attributes.values()))
     if values > MAX_ATTRIBUTE_VALUES:
         yield Problem(f"{path}.attributes", f"got {values} values, wanted at most {MAX_ATTRIBUTE_VALUES}")
-    for name, attribute in one.attributes.items():
+    for name, attribute in device.attributes.items():
         yield from _check_attribute(name, attribute, f"{path}.attributes.{name}")
-    yield from quantities({key: capacity.value for key, capacity in one.capacity.items()}, f"{path}.capacity")
-    for name, capacity in one.capacity.items():
+    yield from quantities({key: capacity.value for key, capacity in device.capacity.items()}, f"{path}.capacity")
+    for name, capacity in device.capacity.items():
         here = f"{path}.capacity.{name}"
         if not is_qualified(name):
             yield Problem(here, "wanted a C identifier of at most 32 characters, with a domain before '/' or without")
-        if capacity.request_policy is not None and not one.allow_multiple_allocations:
+        if capacity.request_policy is not None and not device.allow_multiple_allocations:
             yield Problem(f"{here}.requestPolicy", "wanted none without allowMultipleAllocations: true")
         elif capacity.request_policy is not None:
             yield from _check_policy(capacity, capacity.request_policy, f"{here}.requestPolicy")
-    yield from at_most(one.consumes_counters, MAX_CONSUMED_SETS, f"{path}.consumesCounters")
-    yield from unique([counters.counter_set for counters in one.consumes_counters], f"{path}.consumesCounters", field="counterSet")
-    for index, consumption in enumerate(one.consumes_counters):
+    yield from at_most(device.consumes_counters, MAX_CONSUMED_SETS, f"{path}.consumesCounters")
+    yield from unique([counters.counter_set for counters in device.consumes_counters], f"{path}.consumesCounters", field="counterSet")
+    for index, consumption in enumerate(device.consumes_counters):
         here = f"{path}.consumesCounters[{index}]"
         yield from check_label(consumption.counter_set, f"{here}.counterSet")
         yield from _check_counters(consumption.counters, f"{here}.counters")
-    yield from at_most(one.taints, MAX_TAINTS, f"{path}.taints")
-    yield from each(one.taints, f"{path}.taints", check_taint)
-    yield from check_binding(one.binding_conditions, one.binding_failure_conditions, path)
-    yield from _check_own_nodes(one, path, has_own_nodes=has_own_nodes)
+    yield from at_most(device.taints, MAX_TAINTS, f"{path}.taints")
+    yield from each(device.taints, f"{path}.taints", check_taint)
+    yield from check_binding(device.binding_conditions, device.binding_failure_conditions, path)
+    yield from _check_own_nodes(device, path, has_own_nodes=has_own_nodes)
 
 
-def _check_own_nodes(one: r.SliceDevice, path: str, *, has_own_nodes: bool) -> Iterator[Problem]:
-    given = sum(way is not None for way in (one.node_name, one.node_selector, one.all_nodes))
+def _check_own_nodes(device: r.SliceDevice, path: str, *, has_own_nodes: bool) -> Iterator[Problem]:
+    given = sum(way is not None for way in (device.node_name, device.node_selector, device.all_nodes))
     if not has_own_nodes and given:
         yield Problem(path, "wanted nodeName, nodeSelector and allNodes only with perDeviceNodeSelection in the slice")
     elif has_own_nodes and given != 1:
         yield Problem(path, "wanted exactly one of nodeName, nodeSelector and allNodes, for the slice has perDeviceNodeSelection")
-    if one.node_name is not None and not is_dns_subdomain(one.node_name):
-        yield Problem(f"{path}.nodeName", f"got {one.node_name!r}, wanted the name of a node")
-    if one.all_nodes is False:
+    if device.node_name is not None and not is_dns_subdomain(device.node_name):
+        yield Problem(f"{path}.nodeName", f"got {device.node_name!r}, wanted the name of a node")
+    if device.all_nodes is False:
         yield Problem(f"{path}.allNodes", "wanted true, or nothing")
-    if one.node_selector is not None:
-        yield from check_node_selector(one.node_selector, f"{path}.nodeSelector")
+    if device.node_selector is not None:
+        yield from check_node_selector(device.node_selector, f"{path}.nodeSelector")
 
 
 def _check_counters(counters: dict[str, r.Counter], path: str) -> Iterator[Problem]:
@@ -158,28 +160,37 @@ def _check_counters(counters: dict[str, r.Counter], path: str) -> Iterator[Probl
     yield from quantities({key: counter.value for key, counter in counters.items()}, path)
 
 
-def _check_attribute(name: str, one: r.Attribute, path: str) -> Iterator[Problem]:
+def _check_attribute(name: str, attribute: r.Attribute, path: str) -> Iterator[Problem]:
     if not is_qualified(name):
         yield Problem(path, "wanted a C identifier of at most 32 characters, with a domain before '/' or without")
-    values = (one.int_, one.bool_, one.string, one.version, one.ints, one.bools, one.strings, one.versions)
+    values = (
+        attribute.int_,
+        attribute.bool_,
+        attribute.string,
+        attribute.version,
+        attribute.ints,
+        attribute.bools,
+        attribute.strings,
+        attribute.versions,
+    )
     if sum(value is not None for value in values) != 1:
         yield Problem(path, "wanted exactly one of int, bool, string, version, ints, bools, strings and versions")
     if any(value == () for value in values):
         yield Problem(path, "wanted at least one value in a list")
-    for text in (one.string, one.version, *(one.strings or ()), *(one.versions or ())):
+    for text in (attribute.string, attribute.version, *(attribute.strings or ()), *(attribute.versions or ())):
         if text is not None and len(text.encode("utf-8", "replace")) > MAX_TEXT:
             yield Problem(path, f"got {len(text.encode('utf-8', 'replace'))} bytes, wanted at most {MAX_TEXT}")
-    for version in (one.version, *(one.versions or ())):
+    for version in (attribute.version, *(attribute.versions or ())):
         if version is not None and not is_version(version):
             yield Problem(path, f"got {version!r}, wanted a semantic version such as 1.2.3")
 
 
-def _count_values(one: r.Attribute) -> int:
-    return sum(len(values) for values in (one.ints, one.bools, one.strings, one.versions) if values) or 1
+def _count_values(attribute: r.Attribute) -> int:
+    return sum(len(values) for values in (attribute.ints, attribute.bools, attribute.strings, attribute.versions) if values) or 1
 
 
-def _has_lists(one: r.SliceDevice) -> bool:
-    return any(values is not None for a in one.attributes.values() for values in (a.ints, a.bools, a.strings, a.versions))
+def _has_lists(slice_device: r.SliceDevice) -> bool:
+    return any(values is not None for a in slice_device.attributes.values() for values in (a.ints, a.bools, a.strings, a.versions))
 
 
 def _check_policy(capacity: r.Capacity, policy: r.RequestPolicy, path: str) -> Iterator[Problem]:
@@ -203,17 +214,19 @@ def _check_policy(capacity: r.Capacity, policy: r.RequestPolicy, path: str) -> I
     if span is not None:
         yield from _check_range(span, default, whole, f"{path}.validRange")
     else:
-        yield from _check_values([Quantity.parse(one) for one in policy.valid_values], default, whole, f"{path}.validValues")
+        yield from _check_values(
+            [Quantity.parse(valid_value) for valid_value in policy.valid_values], default, whole, f"{path}.validValues"
+        )
 
 
 def _check_values(values: list[Quantity], default: Quantity, whole: Quantity, path: str) -> Iterator[Problem]:
     yield from at_most(values, MAX_VALID_VALUES, path)
-    yield from unique([str(one.units) for one in values], path, field="")
-    for index, one in enumerate(values):
-        if index and one < values[index - 1]:
-            yield Problem(f"{path}[{index}]", f"got {one} after {values[index - 1]}, wanted them in ascending order")
-        if one > whole:
-            yield Problem(f"{path}[{index}]", f"got {one}, wanted at most the capacity's value {whole}")
+    yield from unique([str(quantity.units) for quantity in values], path, field="")
+    for index, quantity in enumerate(values):
+        if index and quantity < values[index - 1]:
+            yield Problem(f"{path}[{index}]", f"got {quantity} after {values[index - 1]}, wanted them in ascending order")
+        if quantity > whole:
+            yield Problem(f"{path}[{index}]", f"got {quantity}, wanted at most the capacity's value {whole}")
     if default not in values:
         yield Problem(path, f"wanted the default {default} among them")
 
@@ -240,6 +253,6 @@ def _check_range(span: r.ValidRange, default: Quantity, whole: Quantity, path: s
         return
     if low + step > whole:
         yield Problem(f"{path}.step", f"got {step}: one step from min is more than the capacity's value {whole}")
-    for name, one in (("default", default), *([("max", high)] if span.max is not None else [])):
-        if one.units <= _LARGEST and (one.units - low.units) % step.units:
-            yield Problem(f"{path}.step", f"{name} {one} is not min {low} and a whole number of steps of {step}")
+    for name, quantity in (("default", default), *([("max", high)] if span.max is not None else [])):
+        if quantity.units <= _LARGEST and (quantity.units - low.units) % step.units:
+            yield Problem(f"{path}.step", f"{name} {quantity} is not min {low} and a whole number of steps of {step}")

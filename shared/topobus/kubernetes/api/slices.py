@@ -36,19 +36,19 @@ _IDENTIFIER = re.compile(r"[^A-Za-z0-9_]+")
 _INT64 = 1 << 63
 
 
-def slice_device(one: Device) -> SliceDevice:
+def slice_device(device: Device) -> SliceDevice:
     """Show a device as a slice does.
 
     >>> slice_device(Device(name="gpu-0", device_class="gpu", model="T4")).attributes["model"].string
     'T4'
     """
-    attributes = _standard_attributes(one) | _own_attributes(one)
-    room = MAX_ATTRIBUTES - len(one.capacity)
+    attributes = _standard_attributes(device) | _own_attributes(device)
+    room = MAX_ATTRIBUTES - len(device.capacity)
     return SliceDevice(
-        name=one.name,
+        name=device.name,
         attributes=dict(list(attributes.items())[:room]),
-        capacity={_identifier(name): Capacity(value=_quantity(amount)) for name, amount in sorted(one.capacity.items()) if amount >= 0},
-        taints=_taints(one),
+        capacity={_identifier(name): Capacity(value=_quantity(amount)) for name, amount in sorted(device.capacity.items()) if amount >= 0},
+        taints=_taints(device),
     )
 
 
@@ -64,32 +64,32 @@ def in_seconds(moment: str) -> str:
         return ""
 
 
-def _standard_attributes(one: Device) -> dict[str, Attribute]:
-    found: dict[str, Attribute] = {}
-    if one.pcie_root:
-        found[f"{STANDARD_DOMAIN}/pcieRoot"] = Attribute(string=one.pcie_root)
-    if one.pci is not None:
-        found[f"{STANDARD_DOMAIN}/pciBusID"] = Attribute(string=str(one.pci))
-    if one.numa_nodes is not None and len(one.numa_nodes) == 1:
-        found[f"{STANDARD_DOMAIN}/numaNode"] = Attribute(int_=one.numa_nodes.lowest)
-    elif one.numa_nodes:
-        found[f"{STANDARD_DOMAIN}/numaNode"] = Attribute(ints=one.numa_nodes.ids)
-    return found
+def _standard_attributes(device: Device) -> dict[str, Attribute]:
+    attributes: dict[str, Attribute] = {}
+    if device.pcie_root:
+        attributes[f"{STANDARD_DOMAIN}/pcieRoot"] = Attribute(string=device.pcie_root)
+    if device.pci is not None:
+        attributes[f"{STANDARD_DOMAIN}/pciBusID"] = Attribute(string=str(device.pci))
+    if device.numa_nodes is not None and len(device.numa_nodes) == 1:
+        attributes[f"{STANDARD_DOMAIN}/numaNode"] = Attribute(int_=device.numa_nodes.lowest)
+    elif device.numa_nodes:
+        attributes[f"{STANDARD_DOMAIN}/numaNode"] = Attribute(ints=device.numa_nodes.ids)
+    return attributes
 
 
-def _own_attributes(one: Device) -> dict[str, Attribute]:
+def _own_attributes(device: Device) -> dict[str, Attribute]:
     """Collect the fields that a selector may want, then what the driver says; the driver's word wins over a field's."""
     texts = {
-        "vendor": one.vendor,
-        "model": one.model,
-        "uuid": one.uuid,
-        "parent": one.parent,
-        "pcieSwitch": str(one.pcie_switch) if one.pcie_switch is not None else "",
+        "vendor": device.vendor,
+        "model": device.model,
+        "uuid": device.uuid,
+        "parent": device.parent,
+        "pcieSwitch": str(device.pcie_switch) if device.pcie_switch is not None else "",
     }
-    numbers = {"cpu": one.cpu, "core": one.core, "socket": one.socket, "l3": one.l3}
+    numbers = {"cpu": device.cpu, "core": device.core, "socket": device.socket, "l3": device.l3}
     fields: dict[str, AttributeValue] = {name: text for name, text in texts.items() if text}
     fields |= {name: number for name, number in numbers.items() if number is not None}
-    fields |= {_identifier(name): value for name, value in sorted(one.attributes.items())}
+    fields |= {_identifier(name): value for name, value in sorted(device.attributes.items())}
     return {name: _attribute(name, value) for name, value in fields.items() if not isinstance(value, int) or -_INT64 <= value < _INT64}
 
 
@@ -117,11 +117,11 @@ def _quantity(amount: int) -> str:
     return str(Quantity.parse(str(Quantity.of(amount, QuantityForm.BINARY))))
 
 
-def _taints(one: Device) -> tuple[Taint, ...]:
+def _taints(device: Device) -> tuple[Taint, ...]:
     """Taint what may not be handed out: evidence of a fault also evicts, mere silence does not."""
-    if one.health.is_allocatable:
+    if device.health.is_allocatable:
         return ()
-    effect = SICK_TAINT.effect if one.health.state is HealthState.UNHEALTHY else "NoSchedule"
-    worst = one.health.worst
-    since = in_seconds(worst.since if worst is not None and worst.since else one.health.since)
-    return (Taint(key=HEALTH_TAINT, value=str(one.health.state), effect=effect, time_added=since or None),)
+    effect = SICK_TAINT.effect if device.health.state is HealthState.UNHEALTHY else "NoSchedule"
+    worst = device.health.worst
+    since = in_seconds(worst.since if worst is not None and worst.since else device.health.since)
+    return (Taint(key=HEALTH_TAINT, value=str(device.health.state), effect=effect, time_added=since or None),)

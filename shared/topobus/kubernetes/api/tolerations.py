@@ -11,19 +11,19 @@ from topobus.kubernetes.api.resource import Taint, Toleration
 __all__ = ["tolerates"]
 
 
-def tolerates(one: Toleration, taint: Taint) -> bool:
+def tolerates(toleration: Toleration, taint: Taint) -> bool:
     """Say whether a toleration bears a taint; for how long is not asked here.
 
     >>> tolerates(Toleration(key="a", operator="Exists"), Taint(key="a", value="b", effect="NoExecute"))
     True
     """
-    if one.effect and one.effect != taint.effect:
+    if toleration.effect and toleration.effect != taint.effect:
         return False
-    if one.key and one.key != taint.key:
+    if toleration.key and toleration.key != taint.key:
         return False
-    match one.operator:
+    match toleration.operator:
         case "" | "Equal":
-            return one.value == taint.value
+            return toleration.value == taint.value
         case "Exists":
             return True
         case _:

@@ -101,7 +101,7 @@ class Admitter:
         """Free what pods that are gone still hold (kubelet does this lazily)."""
         self._store.keep_only({*self._active, *self._awaited})
         self._save()
-        self._grants = {key: one for key, one in self._grants.items() if key[0] in self._active}
+        self._grants = {key: grant for key, grant in self._grants.items() if key[0] in self._active}
 
     async def admit(self, *pods: Pod) -> list[Admission | Rejection]:
         """Run the whole way from bound pods to started containers. Asked again for the same pod, it goes on where it stopped.
@@ -124,7 +124,7 @@ class Admitter:
                 continue
             claims = await self._drivers.prepare(pod.claims)
             self._claims[pod.uid] = claims
-            failed = [f"{one.uid}: {one.error}" for one in claims if one.error]
+            failed = [f"{claim.uid}: {claim.error}" for claim in claims if claim.error]
             if failed:
                 answers[pod.uid] = Rejection(pod=pod, reason="FailedPrepareDynamicResources", message="; ".join(failed), is_final=False)
         for pod in pods:
@@ -137,7 +137,7 @@ class Admitter:
             problem = await self.start(pod.uid, container.name)
             if problem:
                 return Rejection(pod=pod, reason="CreateContainerConfigError", message=problem, is_final=False)
-        grants = tuple(self._grants[(pod.uid, one.name)] for one in pod.containers)
+        grants = tuple(self._grants[(pod.uid, container.name)] for container in pod.containers)
         return Admission(pod=pod, containers=grants, claims=self._claims[pod.uid])
 
     def _save(self) -> None:
@@ -164,8 +164,8 @@ class Admitter:
         self._claims.pop(pod_uid, None)
         if pod is None:
             return {}
-        in_use = {one.uid for other in self._active.values() for one in other.claims}
-        return await self._drivers.unprepare(one for one in pod.claims if one.uid not in in_use)
+        in_use = {claim.uid for other in self._active.values() for claim in other.claims}
+        return await self._drivers.unprepare(claim for claim in pod.claims if claim.uid not in in_use)
 
     async def _allocate(self, pod: Pod) -> Rejection | None:
         reusable: dict[str, set[str]] = {}
@@ -345,16 +345,16 @@ def merge_responses(
     for resource, response in responses:
         for key, value in response.envs.items():
             keep("env", resource, env, key, value)
-        for one in response.devices:
-            node = DeviceNode(path=one.container_path, host_path=one.host_path, permissions=one.permissions)
-            keep("device", resource, nodes, one.container_path, node)
+        for device in response.devices:
+            node = DeviceNode(path=device.container_path, host_path=device.host_path, permissions=device.permissions)
+            keep("device", resource, nodes, device.container_path, node)
         for mount in response.mounts:
             options = ("ro" if mount.read_only else "rw", "bind")
             bind = Mount(host_path=mount.host_path, container_path=mount.container_path, options=options)
             keep("mount", resource, mounts, mount.container_path, bind)
         for key, text in response.annotations.items():
             keep("annotation", resource, annotations, key, text)
-        cdi_devices |= dict.fromkeys(one.name for one in response.cdi_devices)
+        cdi_devices |= dict.fromkeys(cdi_device.name for cdi_device in response.cdi_devices)
     edits = ContainerEdits(
         env=dict(sorted(env.items())),
         device_nodes=tuple(nodes.values()),
@@ -369,16 +369,16 @@ def _pod_total(pod: Pod) -> Container:
     steady: dict[str, int] = {}
     peak: dict[str, int] = {}
     cpus_steady = cpus_peak = 0
-    for one in sorted(pod.containers, key=lambda one: one.kind is ContainerKind.APP):
-        is_init = one.kind is ContainerKind.INIT
-        for name, count in one.resources.items():
+    for container in sorted(pod.containers, key=lambda container: container.kind is ContainerKind.APP):
+        is_init = container.kind is ContainerKind.INIT
+        for name, count in container.resources.items():
             if is_init:
                 peak[name] = max(peak.get(name, 0), steady.get(name, 0) + count)
             else:
                 steady[name] = steady.get(name, 0) + count
         if is_init:
-            cpus_peak = max(cpus_peak, cpus_steady + one.cpus)
+            cpus_peak = max(cpus_peak, cpus_steady + container.cpus)
         else:
-            cpus_steady += one.cpus
+            cpus_steady += container.cpus
     total = {name: max(steady.get(name, 0), peak.get(name, 0)) for name in sorted({*steady, *peak})}
     return Container(name="", resources=total, cpus=max(cpus_steady, cpus_peak))

@@ -46,13 +46,13 @@ def write_checkpoint(holdings: tuple[Holding, ...], registered: Mapping[str, tup
     """
     entries = [
         {
-            "PodUID": one.pod_uid,
-            "ContainerName": one.container,
-            "ResourceName": one.resource,
-            "DeviceIDs": {str(one.numa_node): list(one.ids)},
-            "AllocResp": base64.b64encode(one.response).decode(),
+            "PodUID": holding.pod_uid,
+            "ContainerName": holding.container,
+            "ResourceName": holding.resource,
+            "DeviceIDs": {str(holding.numa_node): list(holding.ids)},
+            "AllocResp": base64.b64encode(holding.response).decode(),
         }
-        for one in holdings
+        for holding in holdings
     ]
     data = {"PodDeviceEntries": entries, "RegisteredDevices": {name: list(ids) for name, ids in sorted(registered.items())}}
     return json.dumps({"Data": data, "Checksum": 0}).encode()
@@ -67,14 +67,14 @@ def read_checkpoint(data: bytes) -> Remembered:
         body = json.loads(data)["Data"]
         holdings = tuple(
             Holding(
-                pod_uid=one["PodUID"],
-                container=one["ContainerName"],
-                resource=one["ResourceName"],
-                ids=tuple(sorted(device for ids in one["DeviceIDs"].values() for device in ids)),
-                numa_node=min((int(node) for node in one["DeviceIDs"]), default=-1),
-                response=base64.b64decode(one.get("AllocResp") or ""),
+                pod_uid=pod_device_entry["PodUID"],
+                container=pod_device_entry["ContainerName"],
+                resource=pod_device_entry["ResourceName"],
+                ids=tuple(sorted(device for ids in pod_device_entry["DeviceIDs"].values() for device in ids)),
+                numa_node=min((int(node) for node in pod_device_entry["DeviceIDs"]), default=-1),
+                response=base64.b64decode(pod_device_entry.get("AllocResp") or ""),
             )
-            for one in body.get("PodDeviceEntries") or ()
+            for pod_device_entry in body.get("PodDeviceEntries") or ()
         )
         registered = {name: tuple(ids or ()) for name, ids in (body.get("RegisteredDevices") or {}).items()}
     except (ValueError, KeyError, TypeError, AttributeError) as err:

@@ -84,14 +84,14 @@ class DeviceStore:
     def replace(self, resource: str, devices: Iterable[PluginDevice]) -> None:
         """Take a complete list: what it lacks is gone."""
         entry = self._resources.setdefault(resource, _Resource())
-        entry.devices = {one.id: one for one in devices}
+        entry.devices = {device.id: device for device in devices}
         entry.stopped_at = None
 
     def stop(self, resource: str, now: float) -> None:
         """The plugin is gone: all its devices are unhealthy, and stay in the capacity for the grace time."""
         # kubelet knows the resource from now on, even when no list came: a stream that ended before its first one leaves a capacity of 0.
         entry = self._resources.setdefault(resource, _Resource())
-        entry.devices = {key: PluginDevice(id=key, is_healthy=False, nodes=one.nodes) for key, one in entry.devices.items()}
+        entry.devices = {key: PluginDevice(id=key, is_healthy=False, nodes=device.nodes) for key, device in entry.devices.items()}
         entry.stopped_at = now
 
     def restart(self) -> None:
@@ -106,7 +106,7 @@ class DeviceStore:
         for name, entry in sorted(self._resources.items()):
             if entry.stopped_at is not None and now - entry.stopped_at > self._grace_s:
                 entry.devices = {}
-            healthy = sum(1 for one in entry.devices.values() if one.is_healthy)
+            healthy = sum(1 for device in entry.devices.values() if device.is_healthy)
             answer[name] = Capacity(capacity=len(entry.devices), allocatable=healthy)
         return answer
 
@@ -121,7 +121,7 @@ class DeviceStore:
 
     def healthy(self, resource: str) -> set[str]:
         """Ids of healthy devices, held ones included."""
-        return {one.id for one in self.devices(resource).values() if one.is_healthy}
+        return {device.id for device in self.devices(resource).values() if device.is_healthy}
 
     def available(self, resource: str) -> set[str]:
         """Ids that are healthy and free."""
@@ -134,11 +134,11 @@ class DeviceStore:
         mine = set(held)
         if mine and len(mine) != count:
             return ()
-        known = [
-            Device(name=one.id, device_class="plugin", numa_nodes=one.nodes or None)
-            for one in sorted(self.devices(resource).values(), key=lambda one: one.id)
+        devices = [
+            Device(name=device.id, device_class="plugin", numa_nodes=device.nodes or None)
+            for device in sorted(self.devices(resource).values(), key=lambda device: device.id)
         ]
-        return device_hints(known, mine or self.available(resource), count, nodes, reusable=set() if mine else set(reusable))
+        return device_hints(devices, mine or self.available(resource), count, nodes, reusable=set() if mine else set(reusable))
 
     def in_use(self, resource: str) -> set[str]:
         """Ids that some container holds."""
@@ -176,12 +176,12 @@ class DeviceStore:
         remembered = read_checkpoint(data)
         for name in remembered.registered:
             self._resources.setdefault(name, _Resource())
-        for one in remembered.holdings:
-            key = (one.pod_uid, one.container, one.resource)
-            self._held[key] = one.ids
-            if one.response:
-                self._answers[key] = one.response
-        return frozenset(one.pod_uid for one in remembered.holdings)
+        for holding in remembered.holdings:
+            key = (holding.pod_uid, holding.container, holding.resource)
+            self._held[key] = holding.ids
+            if holding.response:
+                self._answers[key] = holding.response
+        return frozenset(holding.pod_uid for holding in remembered.holdings)
 
     def drop(self, pod_uid: str, container: str, resource: str) -> None:
         """Forget one container's devices of one resource."""

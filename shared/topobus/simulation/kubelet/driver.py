@@ -47,7 +47,7 @@ class Driver:
 
     async def prepare(self, claims: Iterable[ClaimReference]) -> dict[str, dra.NodePrepareResourceResponse] | str:
         """Call NodePrepareResources; the text is Go's error."""
-        request = dra.NodePrepareResourcesRequest(claims=[_claim(one) for one in claims])
+        request = dra.NodePrepareResourcesRequest(claims=[_claim(claim) for claim in claims])
         self._log.add("NodePrepareResources", self.name, to_plain(request), self._timings.dra_s)
         call = self.channel.unary_unary(
             f"/{self._package}.DRAPlugin/NodePrepareResources",
@@ -62,7 +62,7 @@ class Driver:
 
     async def unprepare(self, claims: Iterable[ClaimReference]) -> dict[str, dra.NodeUnprepareResourceResponse] | str:
         """Call NodeUnprepareResources; the text is Go's error."""
-        request = dra.NodeUnprepareResourcesRequest(claims=[_claim(one) for one in claims])
+        request = dra.NodeUnprepareResourcesRequest(claims=[_claim(claim) for claim in claims])
         self._log.add("NodeUnprepareResources", self.name, to_plain(request), self._timings.dra_s)
         call = self.channel.unary_unary(
             f"/{self._package}.DRAPlugin/NodeUnprepareResources",
@@ -116,5 +116,5 @@ class Driver:
             await asyncio.sleep(self._timings.health_retry_s)
 
 
-def _claim(one: ClaimReference) -> dra.Claim:
-    return dra.Claim(namespace=one.namespace, uid=one.uid, name=one.name)
+def _claim(claim_reference: ClaimReference) -> dra.Claim:
+    return dra.Claim(namespace=claim_reference.namespace, uid=claim_reference.uid, name=claim_reference.name)

@@ -102,7 +102,7 @@ class Drivers:
         await self._tasks.close()
         self._watchers.clear()
         self._absent.clear()
-        for driver in [one for instances in self._drivers.values() for one in instances]:
+        for driver in [instance for instances in self._drivers.values() for instance in instances]:
             await driver.channel.close()
         self._drivers.clear()
         self._health.clear()
@@ -114,40 +114,49 @@ class Drivers:
     def _driver(self, name: str) -> Driver | None:
         """The instance to call: of those that are connected the newest, else the newest of all."""
         instances = self._drivers.get(name, [])
-        return next((one for one in reversed(instances) if one.is_connected), instances[-1] if instances else None)
+        return next((instance for instance in reversed(instances) if instance.is_connected), instances[-1] if instances else None)
 
     def device_health(self, driver: str, pool: str, device: str) -> DriverHealth:
         """What pod status would show for a device; Unknown when nothing was said or it is too old."""
-        known = self._health.get((driver, pool, device))
-        if known is None:
+        driver_health = self._health.get((driver, pool, device))
+        if driver_health is None:
             return DriverHealth(state="Unknown")
-        return known if self._monotonic() <= known.expires_at else DriverHealth(state="Unknown", message=known.message)
+        return (
+            driver_health if self._monotonic() <= driver_health.expires_at else DriverHealth(state="Unknown", message=driver_health.message)
+        )
 
     async def prepare(self, claims: Iterable[ClaimReference]) -> tuple[PreparedClaim, ...]:
         """Prepare claims, one call a driver with all its claims; nothing is rolled back when another driver fails."""
         wanted = tuple(claims)
-        devices: dict[str, list[ClaimDevice]] = {one.uid: [] for one in wanted}
+        devices: dict[str, list[ClaimDevice]] = {claim_reference.uid: [] for claim_reference in wanted}
         errors: dict[str, str] = {}
-        for name in sorted({driver for one in wanted for driver in one.drivers}):
-            batch = [one for one in wanted if name in one.drivers]
+        for name in sorted({driver for claim_reference in wanted for driver in claim_reference.drivers}):
+            batch = [claim_reference for claim_reference in wanted if name in claim_reference.drivers]
             answers, failure = await self._prepare_one(name, batch)
-            for one in batch:
-                answer = answers.get(one.uid)
+            for claim_reference in batch:
+                answer = answers.get(claim_reference.uid)
                 if failure or answer is None or answer.error:
-                    detail = failure or (answer.error if answer else f"NodePrepareResources left out claim {one.namespace}/{one.name}")
-                    errors.setdefault(one.uid, detail)
+                    detail = failure or (
+                        answer.error
+                        if answer
+                        else f"NodePrepareResources left out claim {claim_reference.namespace}/{claim_reference.name}"
+                    )
+                    errors.setdefault(claim_reference.uid, detail)
                     continue
-                devices[one.uid].extend(_claim_device(name, device) for device in answer.devices)
-        return tuple(PreparedClaim(uid=one.uid, devices=tuple(devices[one.uid]), error=errors.get(one.uid, "")) for one in wanted)
+                devices[claim_reference.uid].extend(_claim_device(name, device) for device in answer.devices)
+        return tuple(
+            PreparedClaim(uid=claim_reference.uid, devices=tuple(devices[claim_reference.uid]), error=errors.get(claim_reference.uid, ""))
+            for claim_reference in wanted
+        )
 
     async def unprepare(self, claims: Iterable[ClaimReference]) -> dict[str, str]:
         """Unprepare claims; uid to error text. What fails is owed and repeated when its driver registers again."""
         wanted = tuple(claims)
         errors: dict[str, str] = {}
-        for name in sorted({driver for one in wanted for driver in one.drivers}):
-            for one in (one for one in wanted if name in one.drivers):
-                self._owed[(name, one.uid)] = one
-            errors |= await self._pay(name, {one.uid for one in wanted})
+        for name in sorted({driver for claim_reference in wanted for driver in claim_reference.drivers}):
+            for claim_reference in (claim_reference for claim_reference in wanted if name in claim_reference.drivers):
+                self._owed[(name, claim_reference.uid)] = claim_reference
+            errors |= await self._pay(name, {claim_reference.uid for claim_reference in wanted})
         return errors
 
     async def _prepare_one(self, name: str, claims: list[ClaimReference]) -> tuple[dict[str, dra.NodePrepareResourceResponse], str]:
@@ -171,7 +180,7 @@ class Drivers:
         if not claims:
             return {}
         if driver is None:
-            return {one.uid: f"DRA driver {name} is not registered" for one in claims}
+            return {claim.uid: f"DRA driver {name} is not registered" for claim in claims}
         keys = [(name, claim.uid) for claim in claims]
         self._asked.update(keys)
         try:
@@ -180,15 +189,15 @@ class Drivers:
             self._asked.subtract(keys)
             self._asked = +self._asked
         if isinstance(answer, str):
-            return {one.uid: answer for one in claims}
+            return {claim.uid: answer for claim in claims}
         errors: dict[str, str] = {}
-        for one in claims:
-            if one.uid not in answer:
-                errors[one.uid] = f"NodeUnprepareResources left out claim {one.namespace}/{one.name}"
-            elif answer[one.uid].error:
-                errors[one.uid] = answer[one.uid].error
+        for claim in claims:
+            if claim.uid not in answer:
+                errors[claim.uid] = f"NodeUnprepareResources left out claim {claim.namespace}/{claim.name}"
+            elif answer[claim.uid].error:
+                errors[claim.uid] = answer[claim.uid].error
             else:
-                self._owed.pop((name, one.uid), None)
+                self._owed.pop((name, claim.uid), None)
         self._log.add("NodeUnprepareResources.answered", name, {"errors": errors})
         return errors
 
@@ -265,7 +274,7 @@ class Drivers:
     def _watch_absence(self, driver: Driver) -> None:
         """Begin to wait for a driver that has no connected instance any more, or stop waiting because it has one."""
         name = driver.name
-        if any(one.is_connected for one in self._drivers.get(name, [])):
+        if any(each_driver.is_connected for each_driver in self._drivers.get(name, [])):
             if name in self._absent:
                 self._absent.pop(name).cancel()
         elif name not in self._absent and not self._stopping.is_set():
@@ -333,7 +342,7 @@ class Drivers:
         error = _validate(info)
         if error:
             return error
-        if any(one.socket == socket for one in self._drivers.get(info.name, [])):
+        if any(driver.socket == socket for driver in self._drivers.get(info.name, [])):
             return f"RegisterPlugin error -- plugin registration failed with err: endpoint {socket} already registered for DRA driver plugin {info.name}"
         try:
             service = await dial(socket, self._timings.dial_s)
@@ -342,11 +351,11 @@ class Drivers:
         return Driver(info.name, socket, service, tuple(info.supported_versions), self._log, self._timings)
 
     def _take(self, driver: str, message: health.NodeWatchResourcesResponse, plain: dict[str, Any]) -> None:
-        for one in message.devices:
-            state = {health.HEALTHY: "Healthy", health.UNHEALTHY: "Unhealthy"}.get(one.health, "Unknown")
-            allowed_s = one.health_check_timeout_seconds if one.health_check_timeout_seconds > 0 else self._timings.health_timeout_s
-            self._health[(driver, one.device.pool_name, one.device.device_name)] = DriverHealth(
-                state=state, message=one.message, expires_at=self._monotonic() + allowed_s
+        for device in message.devices:
+            state = {health.HEALTHY: "Healthy", health.UNHEALTHY: "Unhealthy"}.get(device.health, "Unknown")
+            allowed_s = device.health_check_timeout_seconds if device.health_check_timeout_seconds > 0 else self._timings.health_timeout_s
+            self._health[(driver, device.device.pool_name, device.device.device_name)] = DriverHealth(
+                state=state, message=device.message, expires_at=self._monotonic() + allowed_s
             )
         self._log.add("NodeWatchResources.send", driver, plain)
 
@@ -360,12 +369,12 @@ def _validate(info: registration.PluginInfo) -> str:
     return ""
 
 
-def _claim_device(driver: str, one: dra.Device) -> ClaimDevice:
+def _claim_device(driver: str, device: dra.Device) -> ClaimDevice:
     return ClaimDevice(
         driver=driver,
-        pool=one.pool_name,
-        device=one.device_name,
-        requests=tuple(one.request_names),
-        cdi_devices=tuple(one.cdi_device_ids),
-        share_id=one.share_id,
+        pool=device.pool_name,
+        device=device.device_name,
+        requests=tuple(device.request_names),
+        cdi_devices=tuple(device.cdi_device_ids),
+        share_id=device.share_id,
     )

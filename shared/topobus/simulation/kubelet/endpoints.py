@@ -207,7 +207,7 @@ class DevicePlugins(rpc.RegistrationServicer):
         try:
             async for message in endpoint.stub.ListAndWatch(pb.Empty()):
                 plain = await shown(message)
-                self._store.replace(name, (_device(one) for one in message.devices))
+                self._store.replace(name, (_device(device) for device in message.devices))
                 self._log.add("ListAndWatch.send", name, plain)
                 if doubts := list_doubts(message):
                     self._log.add("ListAndWatch.doubtful", name, {"doubts": doubts})
@@ -223,11 +223,11 @@ class DevicePlugins(rpc.RegistrationServicer):
             await endpoint.channel.close()
 
 
-def _device(one: pb.Device) -> PluginDevice:
+def _device(device: pb.Device) -> PluginDevice:
     nodes = None
-    if one.HasField("topology"):
-        nodes = NodeSet.of(node.ID if 0 <= node.ID < NO_SUCH_NODE else NO_SUCH_NODE for node in one.topology.nodes)
-    return PluginDevice(id=one.ID, is_healthy=one.health == "Healthy", nodes=nodes)
+    if device.HasField("topology"):
+        nodes = NodeSet.of(node.ID if 0 <= node.ID < NO_SUCH_NODE else NO_SUCH_NODE for node in device.topology.nodes)
+    return PluginDevice(id=device.ID, is_healthy=device.health == "Healthy", nodes=nodes)
 
 
 def list_doubts(message: pb.ListAndWatchResponse) -> list[str]:
@@ -238,17 +238,17 @@ def list_doubts(message: pb.ListAndWatchResponse) -> list[str]:
     """
     doubts: list[str] = []
     seen: set[str] = set()
-    for one in message.devices:
-        if one.ID in seen:
-            doubts.append(f"{one.ID}: stands twice in the list; the last entry counts")
-        seen.add(one.ID)
-        if not 1 <= len(one.ID) <= _ID_LIMIT:
-            doubts.append(f"{one.ID!r}: {len(one.ID)} characters; the API promises 1 to {_ID_LIMIT}")
-        if one.health not in _HEALTH:
-            doubts.append(f"{one.ID}: health {one.health!r} counts as unhealthy: only 'Healthy' is healthy")
+    for device in message.devices:
+        if device.ID in seen:
+            doubts.append(f"{device.ID}: stands twice in the list; the last entry counts")
+        seen.add(device.ID)
+        if not 1 <= len(device.ID) <= _ID_LIMIT:
+            doubts.append(f"{device.ID!r}: {len(device.ID)} characters; the API promises 1 to {_ID_LIMIT}")
+        if device.health not in _HEALTH:
+            doubts.append(f"{device.ID}: health {device.health!r} counts as unhealthy: only 'Healthy' is healthy")
         doubts += [
-            f"{one.ID}: NUMA node {node.ID}: send no topology when the node is not known; this device fits no hint"
-            for node in one.topology.nodes
+            f"{device.ID}: NUMA node {node.ID}: send no topology when the node is not known; this device fits no hint"
+            for node in device.topology.nodes
             if not 0 <= node.ID < NO_SUCH_NODE
         ]
     return doubts

@@ -94,19 +94,20 @@ class PodResources(rpc.PodResourcesListerServicer):
 
     def _describe(self, pod: Pod) -> pb.PodResources:
         containers = []
-        for one in pod.containers:
+        for container in pod.containers:
             # Init containers that have ended are left out; those that go on (sidecars) are not.
-            grant = self._admitter.grant(pod.uid, one.name)
-            if one.kind is ContainerKind.INIT or grant is None:
+            grant = self._admitter.grant(pod.uid, container.name)
+            if container.kind is ContainerKind.INIT or grant is None:
                 continue
             devices = [entry for name, ids in sorted(grant.devices.items()) for entry in self._entries(name, ids)]
             containers.append(
                 pb.ContainerResources(
-                    name=one.name,
+                    name=container.name,
                     devices=devices,
                     cpu_ids=grant.cpus.ids,
                     memory=[
-                        pb.ContainerMemory(memory_type="memory", size=size, topology=_on(node)) for node, size in sorted(one.memory.items())
+                        pb.ContainerMemory(memory_type="memory", size=size, topology=_on(node))
+                        for node, size in sorted(container.memory.items())
                     ],
                     dynamic_resources=_dynamic(pod, self._admitter.claims(pod.uid)),
                 )
@@ -115,14 +116,14 @@ class PodResources(rpc.PodResourcesListerServicer):
 
     def _entries(self, resource: str, ids: Iterable[str]) -> list[pb.ContainerDevices]:
         """One entry a device and NUMA node; a device without topology has one entry without."""
-        known = self._store.devices(resource)
+        devices = self._store.devices(resource)
         entries: list[pb.ContainerDevices] = []
-        for one in ids:
-            nodes = known[one].nodes if one in known else None
+        for identifier in ids:
+            nodes = devices[identifier].nodes if identifier in devices else None
             if not nodes:
-                entries.append(pb.ContainerDevices(resource_name=resource, device_ids=[one]))
+                entries.append(pb.ContainerDevices(resource_name=resource, device_ids=[identifier]))
                 continue
-            entries.extend(pb.ContainerDevices(resource_name=resource, device_ids=[one], topology=_on(node)) for node in nodes)
+            entries.extend(pb.ContainerDevices(resource_name=resource, device_ids=[identifier], topology=_on(node)) for node in nodes)
         return entries
 
     def _is_allowed(self) -> bool:
@@ -140,19 +141,19 @@ def _on(node: int) -> pb.TopologyInfo:
 
 
 def _dynamic(pod: Pod, prepared: Iterable[PreparedClaim]) -> list[pb.DynamicResource]:
-    names = {one.uid: one for one in pod.claims}
+    names = {claim.uid: claim for claim in pod.claims}
     return [
         pb.DynamicResource(
             claim_name=names[claim.uid].name,
             claim_namespace=names[claim.uid].namespace,
             claim_resources=[
                 pb.ClaimResource(
-                    cdi_devices=[pb.CDIDevice(name=name) for name in one.cdi_devices],
-                    driver_name=one.driver,
-                    pool_name=one.pool,
-                    device_name=one.device,
+                    cdi_devices=[pb.CDIDevice(name=name) for name in device.cdi_devices],
+                    driver_name=device.driver,
+                    pool_name=device.pool,
+                    device_name=device.device,
                 )
-                for one in claim.devices
+                for device in claim.devices
             ],
         )
         for claim in prepared

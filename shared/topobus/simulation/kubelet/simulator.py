@@ -242,7 +242,11 @@ class KubeletSimulator:
         """Wait until an event of that name (and subject, when given) came `count` times; the last of them."""
 
         def found() -> list[KubeletEvent]:
-            return [one for one in self._log.all() if one.event == event and subject in ("", one.subject)]
+            return [
+                kubelet_event
+                for kubelet_event in self._log.all()
+                if kubelet_event.event == event and subject in ("", kubelet_event.subject)
+            ]
 
         await self._log.until(lambda: len(found()) >= count, timeout_s, f"{event}({subject or 'anything'}) x {count}")
         return found()[count - 1]
@@ -251,8 +255,8 @@ class KubeletSimulator:
         """Wait until a resource has so many allocatable devices."""
 
         def holds() -> bool:
-            known = self.capacity().get(resource)
-            return known is not None and known.allocatable == allocatable
+            capacity = self.capacity().get(resource)
+            return capacity is not None and capacity.allocatable == allocatable
 
         await self._log.until(holds, timeout_s, f"{allocatable} allocatable {resource}, now {self.capacity().get(resource)}")
         return self.capacity()[resource]

@@ -118,7 +118,7 @@ class Pod(Struct, frozen=True, kw_only=True):
     claims: tuple[ClaimReference, ...] = ()
 
     def __post_init__(self) -> None:
-        names = [one.name for one in self.containers]
+        names = [container.name for container in self.containers]
         if len(set(names)) != len(names):
             raise ValueError(f"pod {self.name}: two containers of one name among {names}")
 
@@ -164,10 +164,10 @@ class Admission(Struct, frozen=True, kw_only=True):
 
     def container(self, name: str) -> ContainerGrant:
         """Find a container's grant; KeyError when there is none of that name."""
-        found = next((one for one in self.containers if one.name == name), None)
-        if found is None:
-            raise KeyError(f"pod {self.pod.name} has no container {name!r}: it has {[one.name for one in self.containers]}")
-        return found
+        container_grant = next((container for container in self.containers if container.name == name), None)
+        if container_grant is None:
+            raise KeyError(f"pod {self.pod.name} has no container {name!r}: it has {[container.name for container in self.containers]}")
+        return container_grant
 
 
 class Rejection(Struct, frozen=True, kw_only=True):
@@ -237,5 +237,5 @@ class EventLog:
                 while not holds():
                     await self._grown.wait()
         except TimeoutError as err:
-            seen = ", ".join(f"{one.event}({one.subject})" for one in self._entries[-12:]) or "nothing"
+            seen = ", ".join(f"{kubelet_event.event}({kubelet_event.subject})" for kubelet_event in self._entries[-12:]) or "nothing"
             raise TimeoutError(f"kubelet simulator: waited {timeout_s} s for {what}; the last events were {seen}") from err

@@ -56,34 +56,34 @@ def function_contents(profile: Profile, placed: Iterable[PlacedFunction]) -> dic
     counters = _Counters()
     groups: dict[PciAddress, int] = {}
     contents: dict[PciAddress, Content] = {}
-    for one in placed:
+    for placed_function in placed:
         content = Content()
-        group = groups.setdefault(one.group, len(groups))
-        _add_pci(content, one, group)
-        if one.function.nic is not None:
-            _add_nic(content, profile, one, counters)
-        if one.function.gpu is not None:
-            _add_gpu(content, profile, one, counters)
-        if one.function.fpga is not None:
-            _add_fpga(content, profile, one, counters)
-        if one.function.files or one.function.nodes:
-            _add_own(content, one, counters)
-        contents[one.address] = content
+        group = groups.setdefault(placed_function.group, len(groups))
+        _add_pci(content, placed_function, group)
+        if placed_function.function.nic is not None:
+            _add_nic(content, profile, placed_function, counters)
+        if placed_function.function.gpu is not None:
+            _add_gpu(content, profile, placed_function, counters)
+        if placed_function.function.fpga is not None:
+            _add_fpga(content, profile, placed_function, counters)
+        if placed_function.function.files or placed_function.function.nodes:
+            _add_own(content, placed_function, counters)
+        contents[placed_function.address] = content
     return contents
 
 
 def locality_content(profile: Profile, placed: Iterable[PlacedFunction], online: CpuSet) -> dict[PciAddress, Content]:
     """Give the files that depend on which CPUs are online."""
-    near = {node: cpus_of_node(profile, node, online) for node in {one.numa_node for one in placed}}
-    contents = {one.address: Content() for one in placed}
-    for one in placed:
-        cpus = near[one.numa_node]
-        contents[one.address].attributes(one.folder, {"local_cpulist": cpus, "local_cpus": mask(cpus)})
+    near = {node: cpus_of_node(profile, node, online) for node in {placed_function.numa_node for placed_function in placed}}
+    contents = {placed_function.address: Content() for placed_function in placed}
+    for placed_function in placed:
+        cpus = near[placed_function.numa_node]
+        contents[placed_function.address].attributes(placed_function.folder, {"local_cpulist": cpus, "local_cpus": mask(cpus)})
     return contents
 
 
-def _add_pci(content: Content, one: PlacedFunction, group: int) -> None:
-    function, folder = one.function, one.folder
+def _add_pci(content: Content, placed_function: PlacedFunction, group: int) -> None:
+    function, folder = placed_function.function, placed_function.folder
     content.attributes(
         folder,
         {
@@ -93,10 +93,10 @@ def _add_pci(content: Content, one: PlacedFunction, group: int) -> None:
             "subsystem_device": f"0x{function.subsystem_device:04x}",
             "class": f"0x{function.class_code:06x}",
             "revision": f"0x{function.revision:02x}",
-            "numa_node": one.numa_node,
+            "numa_node": placed_function.numa_node,
             "enable": 1,
             "modalias": f"pci:v{function.vendor:08X}d{function.device:08X}",
-            "config": _config(one),
+            "config": _config(placed_function),
             "resource": "\n".join(_resource(function.bars_bytes)),
         },
     )
@@ -111,37 +111,37 @@ def _add_pci(content: Content, one: PlacedFunction, group: int) -> None:
                 "max_link_width": function.width,
             },
         )
-    if one.physfn is None and one.port is not PortKind.INTEGRATED:
+    if placed_function.physfn is None and placed_function.port is not PortKind.INTEGRATED:
         for kind, names in _AER.items():
             content.text(f"{folder}/aer_dev_{kind}", "\n".join(f"{name} 0" for name in names))
-    content.text(f"{folder}/uevent", "\n".join(_uevent(one)))
-    content.link(f"sys/bus/pci/devices/{one.address}", folder)
+    content.text(f"{folder}/uevent", "\n".join(_uevent(placed_function)))
+    content.link(f"sys/bus/pci/devices/{placed_function.address}", folder)
     content.link(f"{folder}/subsystem", "sys/bus/pci")
     content.link(f"{folder}/iommu_group", f"sys/kernel/iommu_groups/{group}")
-    content.link(f"sys/kernel/iommu_groups/{group}/devices/{one.address}", folder)
+    content.link(f"sys/kernel/iommu_groups/{group}/devices/{placed_function.address}", folder)
     if function.driver:
         content.link(f"{folder}/driver", f"sys/bus/pci/drivers/{function.driver}")
-        content.link(f"sys/bus/pci/drivers/{function.driver}/{one.address}", folder)
+        content.link(f"sys/bus/pci/drivers/{function.driver}/{placed_function.address}", folder)
     parent = folder.rpartition("/")[0]
-    if one.physfn is not None:
-        content.link(f"{folder}/physfn", f"{parent}/{one.physfn}")
-        content.link(f"{parent}/{one.physfn}/virtfn{one.vf_index}", folder)
+    if placed_function.physfn is not None:
+        content.link(f"{folder}/physfn", f"{parent}/{placed_function.physfn}")
+        content.link(f"{parent}/{placed_function.physfn}/virtfn{placed_function.vf_index}", folder)
     if function.nic is not None and function.nic.total_vfs:
         content.attributes(
             folder, {"sriov_totalvfs": function.nic.total_vfs, "sriov_numvfs": function.nic.num_vfs, "sriov_drivers_autoprobe": 1}
         )
 
 
-def _add_nic(content: Content, profile: Profile, one: PlacedFunction, counters: _Counters) -> None:
-    nic = one.function.nic
+def _add_nic(content: Content, profile: Profile, placed_function: PlacedFunction, counters: _Counters) -> None:
+    nic = placed_function.function.nic
     assert nic is not None
-    address = one.address
+    address = placed_function.address
     # As systemd names them (predictable names): domain when not 0, bus, slot, function when there are several.
     prefix = "wlp" if nic.is_wireless else "enp"
     domain = f"P{address.domain}" if address.domain else ""
     name = prefix.replace("p", f"{domain}p") + f"{address.bus}s{address.device}" + (f"f{address.function}" if address.function else "")
     mac = _digest(profile, address)[:5]
-    folder = f"{one.folder}/net/{name}"
+    folder = f"{placed_function.folder}/net/{name}"
     content.attributes(
         folder,
         {
@@ -159,21 +159,21 @@ def _add_nic(content: Content, profile: Profile, one: PlacedFunction, counters: 
             "flags": "0x1003",
         },
     )
-    content.link(f"{folder}/device", one.folder)
+    content.link(f"{folder}/device", placed_function.folder)
     content.link(f"{folder}/subsystem", "sys/class/net")
     content.link(f"sys/class/net/{name}", folder)
     if nic.is_wireless:
         content.text(f"{folder}/wireless/status", "0x0")
     if nic.rdma:
-        _add_rdma(content, one, name, mac, counters)
+        _add_rdma(content, placed_function, name, mac, counters)
 
 
-def _add_rdma(content: Content, one: PlacedFunction, netdev: str, mac: bytes, counters: _Counters) -> None:
-    nic = one.function.nic
+def _add_rdma(content: Content, placed_function: PlacedFunction, netdev: str, mac: bytes, counters: _Counters) -> None:
+    nic = placed_function.function.nic
     assert nic is not None
     name = f"{nic.rdma}_{counters.take(f'rdma/{nic.rdma}')}"
     number = counters.take("uverbs")
-    folder = f"{one.folder}/infiniband/{name}"
+    folder = f"{placed_function.folder}/infiniband/{name}"
     guid = f"02{mac[0]:02x}:{mac[1]:02x}03:00{mac[2]:02x}:{mac[3]:02x}{mac[4]:02x}"
     content.attributes(
         folder,
@@ -181,7 +181,7 @@ def _add_rdma(content: Content, one: PlacedFunction, netdev: str, mac: bytes, co
             "node_guid": guid,
             "sys_image_guid": guid,
             "fw_ver": nic.firmware,
-            "hca_type": f"MT{one.function.device & 0xFFFF}" if nic.rdma == "mlx5" else "irdma",
+            "hca_type": f"MT{placed_function.function.device & 0xFFFF}" if nic.rdma == "mlx5" else "irdma",
             "node_type": "1: CA",
         },
     )
@@ -198,33 +198,33 @@ def _add_rdma(content: Content, one: PlacedFunction, netdev: str, mac: bytes, co
     content.text(f"{folder}/ports/1/gid_attrs/ndevs/0", netdev)
     content.text(f"{folder}/ports/1/gid_attrs/types/0", "RoCE v2")
     content.text(f"{folder}/ports/1/gids/0", f"fe80:0000:0000:0000:{guid}")
-    content.link(f"{folder}/device", one.folder)
+    content.link(f"{folder}/device", placed_function.folder)
     content.link(f"sys/class/infiniband/{name}", folder)
-    verbs = f"{one.folder}/infiniband_verbs/uverbs{number}"
+    verbs = f"{placed_function.folder}/infiniband_verbs/uverbs{number}"
     content.attributes(verbs, {"ibdev": name, "dev": f"{_UVERBS_MAJOR}:{192 + number}", "abi_version": 1})
-    content.link(f"{verbs}/device", one.folder)
+    content.link(f"{verbs}/device", placed_function.folder)
     content.link(f"sys/class/infiniband_verbs/uverbs{number}", verbs)
     content.text(f"dev/infiniband/uverbs{number}", "")
 
 
-def _add_gpu(content: Content, profile: Profile, one: PlacedFunction, counters: _Counters) -> None:
-    gpu = one.function.gpu
+def _add_gpu(content: Content, profile: Profile, placed_function: PlacedFunction, counters: _Counters) -> None:
+    gpu = placed_function.function.gpu
     assert gpu is not None
-    render = _add_drm(content, one, counters, has_card=True, has_render=gpu.has_render)
-    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"topobus/{profile.name}/{one.address}")
+    render = _add_drm(content, placed_function, counters, has_card=True, has_render=gpu.has_render)
+    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"topobus/{profile.name}/{placed_function.address}")
     if gpu.kind == "nvidia":
         minor = counters.take("nvidia")
         content.text(
-            f"proc/driver/nvidia/gpus/{one.address}/information",
+            f"proc/driver/nvidia/gpus/{placed_function.address}/information",
             f"Model: \t\t {gpu.model}\nIRQ:   \t\t 18\nGPU UUID: \t GPU-{identity}\nVideo BIOS: \t 96.00.74.00.01\n"
-            f"Bus Type: \t PCIe\nDMA Size: \t 52 bits\nBus Location: \t {one.address}\nDevice Minor: \t {minor}\n"
+            f"Bus Type: \t PCIe\nDMA Size: \t 52 bits\nBus Location: \t {placed_function.address}\nDevice Minor: \t {minor}\n"
             "GPU Firmware: \t 550.90.07\nGPU Excluded:\t No",
         )
         content.text(f"dev/nvidia{minor}", "")
     elif gpu.kind == "amd":
         unique = f"{identity.int >> 64:016x}"
         content.attributes(
-            one.folder,
+            placed_function.folder,
             {
                 "mem_info_vram_total": gpu.memory_bytes,
                 "mem_info_vram_used": 10854400,
@@ -236,64 +236,64 @@ def _add_gpu(content: Content, profile: Profile, one: PlacedFunction, counters: 
         )
         number = profile.cpu.sockets * profile.numa.nodes_per_socket + counters.take("kfd")
         node = f"sys/devices/virtual/kfd/kfd/topology/nodes/{number}"
-        location = one.address.bus << 8 | one.address.device << 3 | one.address.function
+        location = placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
         content.text(f"{node}/gpu_id", int(unique[:4], 16))
         content.text(f"{node}/name", "aldebaran")
         content.text(
             f"{node}/properties",
-            f"cpu_cores_count 0\nsimd_count 416\nmem_banks_count 1\nvendor_id {one.function.vendor}\ndevice_id {one.function.device}\n"
-            f"location_id {location}\ndomain {one.address.domain}\ndrm_render_minor {render}\nunique_id {int(unique, 16)}",
+            f"cpu_cores_count 0\nsimd_count 416\nmem_banks_count 1\nvendor_id {placed_function.function.vendor}\ndevice_id {placed_function.function.device}\n"
+            f"location_id {location}\ndomain {placed_function.address.domain}\ndrm_render_minor {render}\nunique_id {int(unique, 16)}",
         )
 
 
-def _add_drm(content: Content, one: PlacedFunction, counters: _Counters, *, has_card: bool, has_render: bool) -> int:
+def _add_drm(content: Content, placed_function: PlacedFunction, counters: _Counters, *, has_card: bool, has_render: bool) -> int:
     if has_card:
         card = counters.take("card")
-        _add_drm_node(content, one, f"card{card}", card)
+        _add_drm_node(content, placed_function, f"card{card}", card)
     if not has_render:
         return -1
     render = counters.take("render", _FIRST_RENDER)
-    _add_drm_node(content, one, f"renderD{render}", render)
+    _add_drm_node(content, placed_function, f"renderD{render}", render)
     return render
 
 
-def _add_drm_node(content: Content, one: PlacedFunction, name: str, minor: int) -> None:
-    folder = f"{one.folder}/drm/{name}"
+def _add_drm_node(content: Content, placed_function: PlacedFunction, name: str, minor: int) -> None:
+    folder = f"{placed_function.folder}/drm/{name}"
     content.text(f"{folder}/dev", f"226:{minor}")
-    content.link(f"{folder}/device", one.folder)
+    content.link(f"{folder}/device", placed_function.folder)
     content.link(f"sys/class/drm/{name}", folder)
     content.text(f"dev/dri/{name}", "")
 
 
-def _add_fpga(content: Content, profile: Profile, one: PlacedFunction, counters: _Counters) -> None:
-    fpga = one.function.fpga
+def _add_fpga(content: Content, profile: Profile, placed_function: PlacedFunction, counters: _Counters) -> None:
+    fpga = placed_function.function.fpga
     assert fpga is not None
-    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"topobus/{profile.name}/{one.address}")
+    identity = uuid.uuid5(uuid.NAMESPACE_OID, f"topobus/{profile.name}/{placed_function.address}")
     if fpga.kind == "xilinx-management":
-        instance = one.address.bus << 8 | one.address.device << 3 | one.address.function
+        instance = placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
         content.attributes(
-            one.folder, {"instance": instance, "mgmt_pf": "", "ready": "0x1", "dev_offline": 0, "interface_uuids": identity.hex}
+            placed_function.folder, {"instance": instance, "mgmt_pf": "", "ready": "0x1", "dev_offline": 0, "interface_uuids": identity.hex}
         )
-        content.attributes(f"{one.folder}/rom.m.{instance}", {"VBNV": fpga.model, "uuid": identity.hex})
-        content.text(f"{one.folder}/xmc.m.{instance}/serial_num", f"XFL1{identity.int % 10**8:08d}")
+        content.attributes(f"{placed_function.folder}/rom.m.{instance}", {"VBNV": fpga.model, "uuid": identity.hex})
+        content.text(f"{placed_function.folder}/xmc.m.{instance}/serial_num", f"XFL1{identity.int % 10**8:08d}")
         content.text(f"dev/xclmgmt{instance}", "")
     elif fpga.kind == "xilinx-user":
-        instance = one.address.bus << 8 | one.address.device << 3 | one.address.function
+        instance = placed_function.address.bus << 8 | placed_function.address.device << 3 | placed_function.address.function
         content.attributes(
-            one.folder,
+            placed_function.folder,
             {"user_pf": "", "ready": "0x1", "dev_offline": 0, "logic_uuids": identity.hex, "xclbinuuid": "", "mig_calibration": 1},
         )
-        content.attributes(f"{one.folder}/rom.u.{instance}", {"VBNV": fpga.model})
-        _add_drm(content, one, counters, has_card=False, has_render=True)
+        content.attributes(f"{placed_function.folder}/rom.u.{instance}", {"VBNV": fpga.model})
+        _add_drm(content, placed_function, counters, has_card=False, has_render=True)
     else:
-        _add_dfl(content, one, fpga.model, identity, counters)
+        _add_dfl(content, placed_function, fpga.model, identity, counters)
 
 
-def _add_dfl(content: Content, one: PlacedFunction, model: str, identity: uuid.UUID, counters: _Counters) -> None:
+def _add_dfl(content: Content, placed_function: PlacedFunction, model: str, identity: uuid.UUID, counters: _Counters) -> None:
     number = counters.take("dfl")
-    region = f"{one.folder}/fpga_region/region{number}"
+    region = f"{placed_function.folder}/fpga_region/region{number}"
     content.link(f"sys/class/fpga_region/region{number}", region)
-    content.link(f"{region}/device", one.folder)
+    content.link(f"{region}/device", placed_function.folder)
     fme = f"{region}/dfl-fme.{number}"
     content.attributes(
         fme,
@@ -319,25 +319,25 @@ def _add_dfl(content: Content, one: PlacedFunction, model: str, identity: uuid.U
     content.text(f"dev/dfl-port.{number}", "")
 
 
-def _add_own(content: Content, one: PlacedFunction, counters: _Counters) -> None:
-    number = str(counters.take(f"driver/{one.function.driver}"))
-    for path, text in one.function.files.items():
-        content.text(f"{one.folder}/{path}", text.replace("{number}", number))
-    for node in one.function.nodes:
+def _add_own(content: Content, placed_function: PlacedFunction, counters: _Counters) -> None:
+    number = str(counters.take(f"driver/{placed_function.function.driver}"))
+    for path, text in placed_function.function.files.items():
+        content.text(f"{placed_function.folder}/{path}", text.replace("{number}", number))
+    for node in placed_function.function.nodes:
         content.text(f"dev/{node.replace('{number}', number)}", "")
 
 
-def _config(one: PlacedFunction) -> bytes:
+def _config(placed_function: PlacedFunction) -> bytes:
     """Build 256 bytes of configuration space: header, and a PCI Express capability that tells what kind of port this is."""
-    function = one.function
-    is_bridge = one.secondary_bus > 0
+    function = placed_function.function
+    is_bridge = placed_function.secondary_bus > 0
     space = bytearray(256)
     struct.pack_into("<HHHH", space, 0x00, function.vendor, function.device, 0x0406, 0x0010)
     space[0x08] = function.revision
     space[0x09:0x0C] = function.class_code.to_bytes(3, "little")
     space[0x0E] = 1 if is_bridge else 0
     if is_bridge:
-        space[0x18:0x1B] = bytes((one.address.bus, one.secondary_bus, one.last_bus))
+        space[0x18:0x1B] = bytes((placed_function.address.bus, placed_function.secondary_bus, placed_function.last_bus))
     else:
         struct.pack_into("<HH", space, 0x2C, function.subsystem_vendor, function.subsystem_device)
     if function.class_code == 0x060000:
@@ -346,7 +346,7 @@ def _config(one: PlacedFunction) -> bytes:
         return bytes(space)
     space[0x34] = 0x40
     # Capability 0x10, no next one, version 2, device/port type in bits 7:4.
-    struct.pack_into("<BBH", space, 0x40, 0x10, 0, 2 | one.port.value << 4)
+    struct.pack_into("<BBH", space, 0x40, 0x10, 0, 2 | placed_function.port.value << 4)
     code = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}.get(function.speed_gts, 0)
     struct.pack_into("<I", space, 0x4C, code | function.width << 4)
     struct.pack_into("<H", space, 0x52, code | function.width << 4)
@@ -364,13 +364,13 @@ def _resource(bars_bytes: tuple[int, ...]) -> Iterable[str]:
             yield "0x0000000000000000 0x0000000000000000 0x0000000000000000"
 
 
-def _uevent(one: PlacedFunction) -> Iterable[str]:
-    function = one.function
+def _uevent(placed_function: PlacedFunction) -> Iterable[str]:
+    function = placed_function.function
     if function.driver:
         yield f"DRIVER={function.driver}"
     yield f"PCI_CLASS={function.class_code:X}"
     yield f"PCI_ID={function.vendor:04X}:{function.device:04X}"
-    yield f"PCI_SLOT_NAME={one.address}"
+    yield f"PCI_SLOT_NAME={placed_function.address}"
 
 
 def _digest(profile: Profile, address: PciAddress) -> bytes:

@@ -67,23 +67,27 @@ def lay_out(profile: Profile) -> tuple[PlacedFunction, ...]:
     Errors: raises ConfigError for a card that cards.toml lacks or an address used twice.
     """
     cards = {**load_cards(), **profile.cards}
-    placed = [one for root in profile.roots for one in _lay_out_root(profile, root, cards)]
+    placed = [placed_function for root in profile.roots for placed_function in _lay_out_root(profile, root, cards)]
     seen: set[PciAddress] = set()
-    for one in placed:
-        if one.address in seen:
+    for placed_function in placed:
+        if placed_function.address in seen:
             raise ConfigError(
-                f"profile {profile.name}: two functions at {one.address}", next_step="give the roots bus numbers further apart"
+                f"profile {profile.name}: two functions at {placed_function.address}", next_step="give the roots bus numbers further apart"
             )
-        seen.add(one.address)
-    placed = [_close(one, placed) for one in placed]
-    return tuple(sorted(placed, key=lambda one: one.address))
+        seen.add(placed_function.address)
+    placed = [_close(placed_function, placed) for placed_function in placed]
+    return tuple(sorted(placed, key=lambda placed_function: placed_function.address))
 
 
 def _close(bridge: PlacedFunction, placed: list[PlacedFunction]) -> PlacedFunction:
     """Tell a bridge the highest bus below it."""
     if not bridge.secondary_bus:
         return bridge
-    below = [max(one.address.bus, one.secondary_bus) for one in placed if one.folder.startswith(f"{bridge.folder}/")]
+    below = [
+        max(placed_function.address.bus, placed_function.secondary_bus)
+        for placed_function in placed
+        if placed_function.folder.startswith(f"{bridge.folder}/")
+    ]
     return replace(bridge, last_bus=max(below, default=bridge.secondary_bus))
 
 

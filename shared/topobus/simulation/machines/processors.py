@@ -55,21 +55,21 @@ def all_threads(profile: Profile) -> tuple[Thread, ...]:
                     threads.append(Thread(cpu=cpu, core=core, core_id=core_id, socket=socket, node=node, l2=l2, l3=l3, group=group))
                 core_id += 1
                 core += 1
-    return tuple(sorted(threads, key=lambda one: one.cpu))
+    return tuple(sorted(threads, key=lambda thread: thread.cpu))
 
 
 def cpus_of_node(profile: Profile, node: int, online: CpuSet) -> CpuSet:
     """Online CPUs of a node; all online ones for -1, as `local_cpulist` says then."""
     if node < 0:
         return online
-    return CpuSet.of(one.cpu for one in all_threads(profile) if one.node == node) & online
+    return CpuSet.of(thread.cpu for thread in all_threads(profile) if thread.node == node) & online
 
 
 def cpu_content(profile: Profile, online: CpuSet) -> Content:
     """Files of all CPUs."""
     content = Content()
     threads = all_threads(profile)
-    present = CpuSet.of(one.cpu for one in threads)
+    present = CpuSet.of(thread.cpu for thread in threads)
     content.attributes(
         _CPU,
         {
@@ -84,19 +84,19 @@ def cpu_content(profile: Profile, online: CpuSet) -> Content:
     is_smt = any(group.threads > 1 for group in profile.cpu.cores)
     content.attributes(f"{_CPU}/smt", {"active": int(is_smt), "control": "on" if is_smt else "notsupported"})
     sharing: dict[tuple[str, int], int] = defaultdict(int)
-    for one in threads:
-        if one.cpu in online:
-            for kind, number in (("core", one.core), ("socket", one.socket), ("l2", one.l2), ("l3", one.l3)):
-                sharing[kind, number] |= 1 << one.cpu
-    for one in threads:
-        if one.cpu != 0:
+    for thread in threads:
+        if thread.cpu in online:
+            for kind, number in (("core", thread.core), ("socket", thread.socket), ("l2", thread.l2), ("l3", thread.l3)):
+                sharing[kind, number] |= 1 << thread.cpu
+    for thread in threads:
+        if thread.cpu != 0:
             # CPU 0 cannot go offline on most machines, and has no such file then.
-            content.text(f"{_CPU}/cpu{one.cpu}/online", int(one.cpu in online))
-        if one.cpu in online:
-            _add_online(content, profile, one, sharing)
+            content.text(f"{_CPU}/cpu{thread.cpu}/online", int(thread.cpu in online))
+        if thread.cpu in online:
+            _add_online(content, profile, thread, sharing)
     kinds = {group.kind for group in profile.cpu.cores if group.kind}
     for kind in sorted(kinds):
-        cpus = CpuSet.of(one.cpu for one in threads if one.group.kind == kind and one.cpu in online)
+        cpus = CpuSet.of(thread.cpu for thread in threads if thread.group.kind == kind and thread.cpu in online)
         content.text(f"sys/devices/{_HYBRID_FOLDERS[kind]}/cpus", cpus)
     return content
 
@@ -106,8 +106,8 @@ def numa_content(profile: Profile, online: CpuSet) -> Content:
     content = Content()
     near, memory = _nodes(profile)
     ids = NodeSet.of(near)
-    with_memory = NodeSet.of(one for one in near if memory[one])
-    with_cpus = NodeSet.of(one for one in near if cpus_of_node(profile, one, online))
+    with_memory = NodeSet.of(node for node in near if memory[node])
+    with_cpus = NodeSet.of(node for node in near if cpus_of_node(profile, node, online))
     content.attributes(
         _NODE,
         {
@@ -160,7 +160,7 @@ def mask(cpus: CpuSet) -> str:
 def proc_content(profile: Profile, online: CpuSet, boot_id: str) -> Content:
     """Minimal /proc: cpuinfo, meminfo, stat, boot id."""
     content = Content()
-    threads = {one.cpu: one for one in all_threads(profile)}
+    threads = {thread.cpu: thread for thread in all_threads(profile)}
     blocks: list[str] = []
     for cpu in online:
         one = threads[cpu]
@@ -182,14 +182,14 @@ def proc_content(profile: Profile, online: CpuSet, boot_id: str) -> Content:
     return content
 
 
-def _add_online(content: Content, profile: Profile, one: Thread, sharing: dict[tuple[str, int], int]) -> None:
-    core = CpuSet.from_bits(sharing["core", one.core])
-    socket = CpuSet.from_bits(sharing["socket", one.socket])
+def _add_online(content: Content, profile: Profile, thread: Thread, sharing: dict[tuple[str, int], int]) -> None:
+    core = CpuSet.from_bits(sharing["core", thread.core])
+    socket = CpuSet.from_bits(sharing["socket", thread.socket])
     content.attributes(
-        f"{_CPU}/cpu{one.cpu}/topology",
+        f"{_CPU}/cpu{thread.cpu}/topology",
         {
-            "core_id": one.core_id,
-            "physical_package_id": one.socket,
+            "core_id": thread.core_id,
+            "physical_package_id": thread.socket,
             "die_id": 0,
             "cluster_id": 65535,
             "thread_siblings_list": core,
@@ -202,20 +202,20 @@ def _add_online(content: Content, profile: Profile, one: Thread, sharing: dict[t
             "die_cpus": mask(socket),
         },
     )
-    caches = [(1, "Data", one.group.l1d_kib, core), (1, "Instruction", one.group.l1i_kib, core)]
-    caches.append((2, "Unified", one.group.l2_kib, CpuSet.from_bits(sharing["l2", one.l2])))
+    caches = [(1, "Data", thread.group.l1d_kib, core), (1, "Instruction", thread.group.l1i_kib, core)]
+    caches.append((2, "Unified", thread.group.l2_kib, CpuSet.from_bits(sharing["l2", thread.l2])))
     if profile.cpu.l3_kib:
-        caches.append((3, "Unified", profile.cpu.l3_kib, CpuSet.from_bits(sharing["l3", one.l3])))
+        caches.append((3, "Unified", profile.cpu.l3_kib, CpuSet.from_bits(sharing["l3", thread.l3])))
     for index, (level, kind, size_kib, shared) in enumerate(caches):
         content.attributes(
-            f"{_CPU}/cpu{one.cpu}/cache/index{index}",
+            f"{_CPU}/cpu{thread.cpu}/cache/index{index}",
             {
                 "level": level,
                 "type": kind,
                 "size": f"{size_kib}K",
                 "shared_cpu_list": shared,
                 "shared_cpu_map": mask(shared),
-                "id": {1: one.core, 2: one.l2, 3: one.l3}[level],
+                "id": {1: thread.core, 2: thread.l2, 3: thread.l3}[level],
             },
         )
 
@@ -234,14 +234,14 @@ def _nodes(profile: Profile) -> tuple[dict[int, int], dict[int, int]]:
     return near, memory
 
 
-def _distance(profile: Profile, near: dict[int, int], one: int, other: int) -> int:
+def _distance(profile: Profile, near: dict[int, int], first: int, second: int) -> int:
     rules = {"same_socket": 12, "other_socket": 20, "memory_near": 20, "memory_far": 30, "memory_other": 30, **profile.numa.distances}
-    if one == other:
+    if first == second:
         return 10
     with_cpus = profile.cpu.sockets * profile.numa.nodes_per_socket
-    is_near = near[one] == near[other]
-    if one < with_cpus and other < with_cpus:
+    is_near = near[first] == near[second]
+    if first < with_cpus and second < with_cpus:
         return rules["same_socket" if is_near else "other_socket"]
-    if one >= with_cpus and other >= with_cpus:
+    if first >= with_cpus and second >= with_cpus:
         return rules["memory_other"]
     return rules["memory_near" if is_near else "memory_far"]

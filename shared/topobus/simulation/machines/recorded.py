@@ -63,11 +63,11 @@ class RecordedMachine:
     @property
     def addresses(self) -> tuple[str, ...]:
         """All PCI addresses of the profile, sorted, removed ones included."""
-        return tuple(str(one.address) for one in self.functions)
+        return tuple(str(function.address) for function in self.functions)
 
     def pci(self, card: str) -> tuple[str, ...]:
         """Addresses of a card's functions (`h100`), sorted: the physical ones, no VFs."""
-        return tuple(str(one.address) for one in self.functions if one.card == card and one.physfn is None)
+        return tuple(str(function.address) for function in self.functions if function.card == card and function.physfn is None)
 
     def folder(self, address: str) -> str:
         """The device folder of a function, relative to the tree."""
@@ -79,14 +79,17 @@ class RecordedMachine:
         gone = self._below(top)
         target = self.root / _STORE / "removed"
         target.mkdir(parents=True, exist_ok=True)
-        for one in gone:
+        for placed_function in gone:
             # What sits below leaves inside its parent's folder; only VFs lie beside their physical function.
-            if (one is top or one.physfn == top.address) and (self.root / one.folder).exists():
-                (self.root / one.folder).rename(target / str(one.address))
+            if (placed_function is top or placed_function.physfn == top.address) and (self.root / placed_function.folder).exists():
+                (self.root / placed_function.folder).rename(target / str(placed_function.address))
         contents = function_contents(self.profile, self.functions)
-        inside = tuple(f"{one.folder}/" for one in gone)
+        inside = tuple(f"{placed_function.folder}/" for placed_function in gone)
         outside = [
-            path for one in gone for path in (*contents[one.address].links, *contents[one.address].texts) if not path.startswith(inside)
+            path
+            for placed_function in gone
+            for path in (*contents[placed_function.address].links, *contents[placed_function.address].texts)
+            if not path.startswith(inside)
         ]
         unplace(self.root, outside)
 
@@ -100,19 +103,19 @@ class RecordedMachine:
         if not parent.exists() or (top.physfn is not None and not (parent / str(top.physfn)).exists()):
             raise ConfigError(f"cannot restore {address}: what it sits on is away", next_step="restore that first")
         back = self._below(top)
-        for one in back:
-            stored = self.root / _STORE / "removed" / str(one.address)
+        for placed_function in back:
+            stored = self.root / _STORE / "removed" / str(placed_function.address)
             if stored.exists():
-                stored.rename(self.root / one.folder)
+                stored.rename(self.root / placed_function.folder)
         contents = function_contents(self.profile, self.functions)
         local = locality_content(self.profile, self.functions, self.online_cpus)
-        for one in back:
-            content = contents[one.address]
+        for placed_function in back:
+            content = contents[placed_function.address]
             outside = Content(
-                {path: text for path, text in content.texts.items() if not path.startswith(f"{one.folder}/")},
-                {path: target for path, target in content.links.items() if not path.startswith(f"{one.folder}/")},
+                {path: text for path, text in content.texts.items() if not path.startswith(f"{placed_function.folder}/")},
+                {path: target for path, target in content.links.items() if not path.startswith(f"{placed_function.folder}/")},
             )
-            outside.add(local[one.address])
+            outside.add(local[placed_function.address])
             place(self.root, outside)
 
     @property
@@ -122,7 +125,7 @@ class RecordedMachine:
 
     def set_cpu_online(self, cpu: int, is_online: bool) -> None:
         """Bring a CPU online or offline; all lists that name it follow."""
-        threads = CpuSet.of(one.cpu for one in all_threads(self.profile))
+        threads = CpuSet.of(thread.cpu for thread in all_threads(self.profile))
         if cpu not in threads:
             raise ConfigError(f"{self.profile.name} has no CPU {cpu}", next_step=f"it has CPUs {threads}")
         old = self.online_cpus
@@ -148,9 +151,9 @@ class RecordedMachine:
 
     def set_carrier(self, address: str, is_up: bool) -> None:
         """Plug or pull the cable of a network function."""
-        one = self._at(address)
+        placed_function = self._at(address)
         changed = Content()
-        for path, value in function_contents(self.profile, self.functions)[one.address].texts.items():
+        for path, value in function_contents(self.profile, self.functions)[placed_function.address].texts.items():
             name = path.rpartition("/")[2]
             down = {"carrier": "0", "operstate": "down", "speed": "-1", "state": "1: DOWN", "phys_state": "3: Disabled"}.get(name)
             if down is not None and ("/net/" in path or "/ports/" in path):
@@ -219,20 +222,24 @@ class RecordedMachine:
         content = cpu_content(self.profile, online)
         content.add(numa_content(self.profile, online))
         content.add(proc_content(self.profile, online, _boot_id(self.profile)))
-        for one in locality_content(self.profile, self.functions, online).values():
-            content.add(one)
+        for other_content in locality_content(self.profile, self.functions, online).values():
+            content.add(other_content)
         return content
 
     def _at(self, address: str) -> PlacedFunction:
         wanted = PciAddress.parse(address)
-        for one in self.functions:
-            if one.address == wanted:
-                return one
+        for function in self.functions:
+            if function.address == wanted:
+                return function
         raise ConfigError(f"{self.profile.name} has no PCI function {address}", next_step=f"it has {', '.join(self.addresses)}")
 
     def _below(self, top: PlacedFunction) -> list[PlacedFunction]:
-        found = [one for one in self.functions if one is top or one.folder.startswith(f"{top.folder}/") or one.physfn == top.address]
-        return sorted(found, key=lambda one: one.folder.count("/"))
+        functions = [
+            function
+            for function in self.functions
+            if function is top or function.folder.startswith(f"{top.folder}/") or function.physfn == top.address
+        ]
+        return sorted(functions, key=lambda placed_function: placed_function.folder.count("/"))
 
 
 def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) -> RecordedMachine:
@@ -251,10 +258,10 @@ def build(profile: str | Path, into: Path, *, has_device_nodes: bool = False) ->
             raise ConfigError(f"{into} is not empty and not a recorded machine", next_step="give an empty folder")
         shutil.rmtree(into)
     machine = RecordedMachine(into, what, lay_out(what))
-    online = CpuSet.of(one.cpu for one in all_threads(what))
+    online = CpuSet.of(thread.cpu for thread in all_threads(what))
     content = machine._cpu_state(online)
-    for one in function_contents(what, machine.functions).values():
-        content.add(one)
+    for function_content in function_contents(what, machine.functions).values():
+        content.add(function_content)
     content.text(f"{_STORE}/profile", profile if str(profile) == what.name else Path(profile).resolve())
     _add_shared_nodes(content)
     if has_device_nodes:

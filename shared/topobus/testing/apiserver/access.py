@@ -53,8 +53,8 @@ class Access:
 
     def add_user(self, user: str) -> str:
         """Make a user and give its token; the same one when asked again."""
-        for token, known in self._users.items():
-            if known == user:
+        for token, known_user in self._users.items():
+            if known_user == user:
                 return token
         token = f"token-of-{user}"
         self._users[token] = user
@@ -121,8 +121,8 @@ class Access:
 
     def _rules(self, user: str) -> Iterator[tuple[Mapping[str, Any], str]]:
         """Give each rule that binds a user, with the namespace in which it does; empty: everywhere."""
-        cluster_roles = {one["metadata"]["name"]: one for one in self._objects("ClusterRole")}
-        roles = {(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in self._objects("Role")}
+        cluster_roles = {cluster_role["metadata"]["name"]: cluster_role for cluster_role in self._objects("ClusterRole")}
+        roles = {(role["metadata"]["namespace"], role["metadata"]["name"]): role for role in self._objects("Role")}
         for kind in ("ClusterRoleBinding", "RoleBinding"):
             for binding in self._objects(kind):
                 scope = binding["metadata"].get("namespace", "")

@@ -23,11 +23,11 @@ def serve_templates(store: Store, pods: Resource, templates: Resource, claims: R
     for pod in store.select(pods):
         metadata = pod["metadata"]
         namespace = metadata["namespace"]
-        known = {one["name"] for one in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
+        names = {resource_claim_status["name"] for resource_claim_status in (pod.get("status") or {}).get("resourceClaimStatuses") or ()}
         wanted = [
-            (one["name"], one["resourceClaimTemplateName"])
-            for one in (pod.get("spec") or {}).get("resourceClaims") or ()
-            if one.get("resourceClaimTemplateName") and one["name"] not in known
+            (resource_claim["name"], resource_claim["resourceClaimTemplateName"])
+            for resource_claim in (pod.get("spec") or {}).get("resourceClaims") or ()
+            if resource_claim.get("resourceClaimTemplateName") and resource_claim["name"] not in names
         ]
         if metadata.get("deletionTimestamp") or not wanted:
             continue
@@ -47,7 +47,9 @@ def serve_templates(store: Store, pods: Resource, templates: Resource, claims: R
 
 def release_claims(store: Store, pods: Resource, claims: Resource) -> list[str]:
     """Take reservations of pods that have ended or are gone off their claims, and the allocation with the last one; the names of these claims."""
-    living = {one["metadata"]["uid"] for one in store.select(pods) if (one.get("status") or {}).get("phase") not in _FINISHED}
+    living = {
+        api_object["metadata"]["uid"] for api_object in store.select(pods) if (api_object.get("status") or {}).get("phase") not in _FINISHED
+    }
     released: list[str] = []
     for claim in store.select(claims):
         status = claim.get("status") or {}

@@ -120,24 +120,24 @@ def _merge_list(name: str, present: list[Any], patch: list[Any]) -> list[Any]:
         return [*present, *(one for one in patch if one not in present)]
     key = _MERGE_KEYS.get(name)
     items = [one for one in patch if isinstance(one, dict)]
-    if key == "containerPort" and any("port" in one for one in [*present, *items]):
+    if key == "containerPort" and any("port" in item for item in [*present, *items]):
         # A Service's ports have another key than a container's.
         key = "port"
-    if any(one == {"$patch": "replace"} for one in items):
+    if any(item == {"$patch": "replace"} for item in items):
         return copy.deepcopy([one for one in patch if one != {"$patch": "replace"}])
     if key is None or len(items) != len(patch):
         return copy.deepcopy(patch)
     result = list(present)
-    for one in items:
-        if key not in one:
-            raise bad_request(f"map: {one} does not contain declared merge key: {key}")
-        at = next((index for index, known in enumerate(result) if known.get(key) == one[key]), None)
-        if one.get("$patch") == "delete":
-            result = [known for known in result if known.get(key) != one[key]]
+    for item in items:
+        if key not in item:
+            raise bad_request(f"map: {item} does not contain declared merge key: {key}")
+        at = next((index for index, known in enumerate(result) if known.get(key) == item[key]), None)
+        if item.get("$patch") == "delete":
+            result = [known for known in result if known.get(key) != item[key]]
         elif at is None:
-            result.append(strategic_merge({}, one))
+            result.append(strategic_merge({}, item))
         else:
-            result[at] = strategic_merge(result[at], one)
+            result[at] = strategic_merge(result[at], item)
     return result
 
 

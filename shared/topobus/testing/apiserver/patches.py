@@ -47,25 +47,25 @@ def json_patch(present: Object, operations: list[Any]) -> Object:
     {'a': [1, 2, 3]}
     """
     result: Any = copy.deepcopy(present)
-    for one in operations:
+    for operation in operations:
         try:
-            kind, path = str(one["op"]), _parts(str(one["path"]))
+            kind, path = str(operation["op"]), _parts(str(operation["path"]))
             match kind:
                 case "add" | "replace":
-                    result = _put(result, path, copy.deepcopy(one["value"]), is_new=kind == "add")
+                    result = _put(result, path, copy.deepcopy(operation["value"]), is_new=kind == "add")
                 case "remove":
                     _take(result, path)
                 case "move":
-                    result = _put(result, path, _take(result, _parts(str(one["from"]))), is_new=True)
+                    result = _put(result, path, _take(result, _parts(str(operation["from"]))), is_new=True)
                 case "copy":
-                    result = _put(result, path, copy.deepcopy(_look(result, _parts(str(one["from"])))), is_new=True)
+                    result = _put(result, path, copy.deepcopy(_look(result, _parts(str(operation["from"])))), is_new=True)
                 case "test":
-                    if _look(result, path) != one["value"]:
-                        raise _unfit(f"testing value {one['path']} failed: test failed")
+                    if _look(result, path) != operation["value"]:
+                        raise _unfit(f"testing value {operation['path']} failed: test failed")
                 case _:
                     raise bad_request(f"Unexpected kind: {kind}")
         except (KeyError, IndexError, ValueError, TypeError) as err:
-            raise _unfit(f"{one}: doc is missing path or key: {err}") from err
+            raise _unfit(f"{operation}: doc is missing path or key: {err}") from err
     if not isinstance(result, dict):
         raise _unfit("the result is no object")
     return result
@@ -78,7 +78,7 @@ def _unfit(why: str) -> ApiError:
 def _parts(path: str) -> list[str]:
     if path and not path.startswith("/"):
         raise ValueError(f"path {path!r} does not begin with '/'")
-    return [one.replace("~1", "/").replace("~0", "~") for one in path.split("/")[1:]]
+    return [part.replace("~1", "/").replace("~0", "~") for part in path.split("/")[1:]]
 
 
 def _look(one: Any, path: list[str]) -> Any:

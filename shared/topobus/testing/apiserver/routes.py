@@ -45,17 +45,29 @@ def target_of(path: str) -> Target | None:
     namespace = ""
     if rest[0] == "namespaces" and len(rest) >= 3:
         namespace, rest = rest[1], rest[2:]
-    found = next((one for one in RESOURCES if (one.group, one.version, one.plural) == (group, version, rest[0])), None)
+    resource = next(
+        (
+            each_resource
+            for each_resource in RESOURCES
+            if (each_resource.group, each_resource.version, each_resource.plural) == (group, version, rest[0])
+        ),
+        None,
+    )
     name, subresource = (*rest[1:], "", "")[:2]
-    if found is None or (namespace and not found.is_namespaced) or (found.is_namespaced and name and not namespace) or len(rest) > 3:
+    if (
+        resource is None
+        or (namespace and not resource.is_namespaced)
+        or (resource.is_namespaced and name and not namespace)
+        or len(rest) > 3
+    ):
         return None
     if (
         subresource
-        and not (subresource == "status" and found.has_status)
-        and (found.kind, subresource) not in (("Pod", "binding"), ("Pod", "eviction"))
+        and not (subresource == "status" and resource.has_status)
+        and (resource.kind, subresource) not in (("Pod", "binding"), ("Pod", "eviction"))
     ):
         return None
-    return Target(resource=found, namespace=namespace, name=name, subresource=subresource)
+    return Target(resource=resource, namespace=namespace, name=name, subresource=subresource)
 
 
 def discovery(path: str) -> Object:
@@ -63,7 +75,7 @@ def discovery(path: str) -> Object:
 
     Errors: raises NotServed for a path that means nothing.
     """
-    groups = sorted({one.group for one in RESOURCES if one.group})
+    groups = sorted({resource.group for resource in RESOURCES if resource.group})
     match path.strip("/").split("/"):
         case ["healthz" | "readyz" | "livez"]:
             return {"status": "ok"}
@@ -76,8 +88,10 @@ def discovery(path: str) -> Object:
         case ["apis", group] if group in groups:
             return {"kind": "APIGroup", "apiVersion": "v1", **_group(group)}
         case ["openapi", "v3"]:
-            return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in sorted({_root(one) for one in RESOURCES})}}
-        case ["openapi", "v3", *root] if "/".join(root) in {_root(one) for one in RESOURCES}:
+            return {
+                "paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in sorted({_root(resource) for resource in RESOURCES})}
+            }
+        case ["openapi", "v3", *root] if "/".join(root) in {_root(resource) for resource in RESOURCES}:
             return _openapi("/".join(root))
         case ["api", version]:
             return _resources("", version)
@@ -88,15 +102,17 @@ def discovery(path: str) -> Object:
 
 def of_kind(kind: str) -> Resource:
     """Find what serves a kind; KeyError when nothing does."""
-    found = next((one for one in RESOURCES if one.kind == kind), None)
-    if found is None:
-        raise KeyError(f"the API server simulator has no kind {kind!r}: it has {sorted({one.kind for one in RESOURCES})}")
-    return found
+    resource = next((each_resource for each_resource in RESOURCES if each_resource.kind == kind), None)
+    if resource is None:
+        raise KeyError(
+            f"the API server simulator has no kind {kind!r}: it has {sorted({each_resource.kind for each_resource in RESOURCES})}"
+        )
+    return resource
 
 
 def as_list(resource: Resource, items: Iterable[Object], version: int) -> Object:
     """Wrap objects as a list; as in a real server, the items do not repeat kind and version."""
-    shown = [{key: value for key, value in one.items() if key not in ("kind", "apiVersion")} for one in items]
+    shown = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
     return {
         "kind": f"{resource.kind}List",
         "apiVersion": resource.api_version,
@@ -118,24 +134,24 @@ def version_of(query: Mapping[str, str]) -> int | None:
     return int(text)
 
 
-def place_of(one: Object) -> str:
+def place_of(api_object: Object) -> str:
     """Order objects as a list does."""
-    return f"{one['metadata'].get('namespace', '')}/{one['metadata']['name']}"
+    return f"{api_object['metadata'].get('namespace', '')}/{api_object['metadata']['name']}"
 
 
-def _root(one: Resource) -> str:
-    return f"apis/{one.api_version}" if one.group else f"api/{one.api_version}"
+def _root(resource: Resource) -> str:
+    return f"apis/{resource.api_version}" if resource.group else f"api/{resource.api_version}"
 
 
 def _openapi(root: str) -> Object:
     """Say no more than what kubectl looks for before it applies: that a server checks the fields itself (`fieldValidation`), and dry runs."""
     paths: Object = {}
-    for one in RESOURCES:
-        if _root(one) == root:
-            middle = "/namespaces/{namespace}" if one.is_namespaced else ""
+    for resource in RESOURCES:
+        if _root(resource) == root:
+            middle = "/namespaces/{namespace}" if resource.is_namespaced else ""
             parameters = [{"name": name, "in": "query", "schema": {"type": "string"}} for name in ("dryRun", "fieldValidation")]
-            kind = {"group": one.group, "version": one.version, "kind": one.kind}
-            paths[f"/{root}{middle}/{one.plural}/{{name}}"] = {
+            kind = {"group": resource.group, "version": resource.version, "kind": resource.kind}
+            paths[f"/{root}{middle}/{resource.plural}/{{name}}"] = {
                 "patch": {"parameters": parameters, "x-kubernetes-action": "patch", "x-kubernetes-group-version-kind": kind}
             }
     return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.0-simulator"}, "paths": paths}
@@ -143,20 +159,26 @@ def _openapi(root: str) -> Object:
 
 def _group(group: str) -> Object:
     versions = [
-        {"groupVersion": f"{group}/{one}", "version": one} for one in dict.fromkeys(it.version for it in RESOURCES if it.group == group)
+        {"groupVersion": f"{group}/{version}", "version": version}
+        for version in dict.fromkeys(it.version for it in RESOURCES if it.group == group)
     ]
     return {"name": group, "versions": versions, "preferredVersion": versions[0]}
 
 
 def _resources(group: str, version: str) -> Object:
-    served = [one for one in RESOURCES if (one.group, one.version) == (group, version)]
+    served = [resource for resource in RESOURCES if (resource.group, resource.version) == (group, version)]
     if not served:
         raise NotServed
     verbs = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
     entries: list[Object] = []
-    for one in served:
-        entry: Object = {"name": one.plural, "singularName": one.kind.lower(), "namespaced": one.is_namespaced, "kind": one.kind}
-        entries.append({**entry, "verbs": verbs, "shortNames": list(one.short_names)})
-        if one.has_status:
-            entries.append({**entry, "name": f"{one.plural}/status", "singularName": "", "verbs": ["get", "patch", "update"]})
+    for resource in served:
+        entry: Object = {
+            "name": resource.plural,
+            "singularName": resource.kind.lower(),
+            "namespaced": resource.is_namespaced,
+            "kind": resource.kind,
+        }
+        entries.append({**entry, "verbs": verbs, "shortNames": list(resource.short_names)})
+        if resource.has_status:
+            entries.append({**entry, "name": f"{resource.plural}/status", "singularName": "", "verbs": ["get", "patch", "update"]})
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": served[0].api_version, "resources": entries}

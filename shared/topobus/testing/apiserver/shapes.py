@@ -62,10 +62,10 @@ class Selector:
             if operator not in ("=", "!="):
                 raise bad_request(f"invalid field selector: {fields}")
 
-    def matches(self, one: Object) -> bool:
+    def matches(self, api_object: Object) -> bool:
         """Say whether an object is meant."""
-        labels = find(one, "metadata.labels") or {}
-        return all(_holds(operator, values, _text(find(one, key))) for key, operator, values in self._fields) and all(
+        labels = find(api_object, "metadata.labels") or {}
+        return all(_holds(operator, values, _text(find(api_object, key))) for key, operator, values in self._fields) and all(
             _holds(operator, values, labels.get(key)) for key, operator, values in self._labels
         )
 
@@ -126,7 +126,7 @@ def apply(present: Object, wanted: Object, mine: Applied, others: Mapping[str, A
     return from_keyed(merge(result, wanted)), leaves
 
 
-def drop_fields(one: Object, paths: Iterable[str]) -> None:
+def drop_fields(api_object: Object, paths: Iterable[str]) -> None:
     """Remove fields as a server does that does not know them; `*` stands for every element of a list or map.
 
     >>> one = {"spec": {"devices": [{"name": "a", "taints": [1]}]}}
@@ -134,12 +134,12 @@ def drop_fields(one: Object, paths: Iterable[str]) -> None:
     {'spec': {'devices': [{'name': 'a'}]}}
     """
     for path in paths:
-        _drop(one, path.split("."))
+        _drop(api_object, path.split("."))
 
 
-def normalise(resource: Resource, one: Object, now: datetime) -> Object:
+def normalise(resource: Resource, api_object: Object, now: datetime) -> Object:
     """Bring an object into the form in which a server would give it back: no nulls, no empty lists in spec, times in seconds, quantities in short."""
-    result: Object = _without_nulls(one)
+    result: Object = _without_nulls(api_object)
     if resource.kind == "ResourceSlice" and isinstance(result.get("spec"), dict):
         result["spec"] = {key: value for key, value in result["spec"].items() if value not in ([], {})}
         for device in result["spec"].get("devices", ()):
@@ -150,13 +150,13 @@ def normalise(resource: Resource, one: Object, now: datetime) -> Object:
     return result
 
 
-def problems_of(resource: Resource, one: Object) -> list[tuple[str, str]]:
+def problems_of(resource: Resource, api_object: Object) -> list[tuple[str, str]]:
     """List what validation refuses: field and message."""
     if resource.group != "resource.k8s.io":
         return []
-    body = {key: one.get(key) or {} for key in ("metadata", "spec", "status")}
-    found = check_object(ApiObject(api_version=resource.api_version, kind=resource.kind, **body))
-    return [(problem.path, problem.message) for problem in found]
+    body = {key: api_object.get(key) or {} for key in ("metadata", "spec", "status")}
+    problems = check_object(ApiObject(api_version=resource.api_version, kind=resource.kind, **body))
+    return [(problem.path, problem.message) for problem in problems]
 
 
 def problems_of_change(resource: Resource, before: Object, after: Object) -> list[tuple[str, str]]:
@@ -197,7 +197,7 @@ def _terms(text: str) -> list[tuple[str, str, tuple[str, ...]]]:
         if match is None or (match.end() < len(text) and text[match.end()] != ","):
             raise bad_request(f"unable to parse requirement: {text!r}")
         if match["set"]:
-            terms.append((match["key"], match["set"], tuple(one.strip() for one in match["values"].split(","))))
+            terms.append((match["key"], match["set"], tuple(part.strip() for part in match["values"].split(","))))
         elif match["op"]:
             terms.append((match["key"], "!=" if match["op"] == "!=" else "=", (match["value"].strip(),)))
         else:
@@ -223,7 +223,7 @@ def _text(value: Any) -> str:
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Applied:
     if isinstance(value, dict) and value:
-        return {leaf: found for key, inner in value.items() for leaf, found in _leaves(inner, (*path, key)).items()}
+        return {leaf: found_leaf for key, inner in value.items() for leaf, found_leaf in _leaves(inner, (*path, key)).items()}
     return {path: value}
 
 

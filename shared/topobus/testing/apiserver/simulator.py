@@ -156,19 +156,19 @@ class ApiServerSimulator:
         )
         return path
 
-    def put(self, one: Object, *, namespace: str = "default") -> Object:
+    def put(self, api_object: Object, *, namespace: str = "default") -> Object:
         """Create an object, or replace it together with its status, as somebody else in the cluster would."""
-        resource = of_kind(str(one.get("kind")))
-        namespace = str(one.get("metadata", {}).get("namespace", namespace)) if resource.is_namespaced else ""
-        name = str(one.get("metadata", {}).get("name", ""))
+        resource = of_kind(str(api_object.get("kind")))
+        namespace = str(api_object.get("metadata", {}).get("namespace", namespace)) if resource.is_namespaced else ""
+        name = str(api_object.get("metadata", {}).get("name", ""))
         try:
             self._store.get(resource, namespace, name)
         except ApiError:
-            stored = self._store.create(resource, namespace, one)
+            stored = self._store.create(resource, namespace, api_object)
         else:
-            stored = self._store.update(resource, namespace, name, one, is_trusted=True)
-        if resource.has_status and "status" in one:
-            status = {"status": one["status"]}
+            stored = self._store.update(resource, namespace, name, api_object, is_trusted=True)
+        if resource.has_status and "status" in api_object:
+            status = {"status": api_object["status"]}
             stored = self._store.update(resource, namespace, stored["metadata"]["name"], status, subresource="status", is_trusted=True)
         return stored
 
@@ -189,7 +189,7 @@ class ApiServerSimulator:
         """Delete a node's slices, or one driver's of them, as kubelet does at its start and when a driver stays away; how many there were."""
         resource = of_kind("ResourceSlice")
         fields = f"spec.nodeName={node}" + (f",spec.driver={driver}" if driver else "")
-        names = [one["metadata"]["name"] for one in self.objects("ResourceSlice", fields=fields)]
+        names = [resource_slice["metadata"]["name"] for resource_slice in self.objects("ResourceSlice", fields=fields)]
         for name in names:
             self._store.delete(resource, "", name)
         return len(names)
@@ -316,8 +316,8 @@ class ApiServerSimulator:
                 return 200, self._store.delete(resource, namespace, name, body)[0]
             case "DELETE", False:
                 gone = [
-                    self._store.delete(resource, one["metadata"].get("namespace", ""), one["metadata"]["name"], body)[0]
-                    for one in self._store.select(resource, namespace, selector)
+                    self._store.delete(resource, api_object["metadata"].get("namespace", ""), api_object["metadata"]["name"], body)[0]
+                    for api_object in self._store.select(resource, namespace, selector)
                 ]
                 return 200, as_list(resource, gone, self._store.version)
         raise ApiError(405, "MethodNotAllowed", "the server does not allow this method on the requested resource")
@@ -332,7 +332,9 @@ class ApiServerSimulator:
                 raise ApiError(410, "Expired", "The provided continue parameter is too old to display a consistent list result.") from err
         elif query.get("resourceVersionMatch") == "Exact":
             self._store.check_version(version_of(query) or 0)
-        found = [one for one in self._store.select(target.resource, target.namespace, selector) if place_of(one) > after]
+        found = [
+            api_object for api_object in self._store.select(target.resource, target.namespace, selector) if place_of(api_object) > after
+        ]
         limit = int(query.get("limit") or 0) or len(found)
         page = as_list(target.resource, found[:limit], self._store.version)
         if found[limit:]:
@@ -397,16 +399,16 @@ class ApiServerSimulator:
 
 
 async def _serve_until_told(arguments: argparse.Namespace) -> None:
-    told = asyncio.Event()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(one, told.set)
+    event = asyncio.Event()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signal_number, event.set)
     async with ApiServerSimulator(port=arguments.port, token=arguments.token) as server:
         for node in arguments.node:
             server.put({"kind": "Node", "metadata": {"name": node}})
         if arguments.kubeconfig is not None:
             server.write_kubeconfig(arguments.kubeconfig)
         print(server.url, flush=True)  # noqa: T201  (the answer of a program)
-        await told.wait()
+        await event.wait()
 
 
 def main() -> None:

@@ -120,10 +120,10 @@ class Store:
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """Read one object."""
-        found = self._objects.get(_key(resource, namespace, name))
-        if found is None:
+        api_object = self._objects.get(_key(resource, namespace, name))
+        if api_object is None:
             raise not_found(resource, name)
-        return self._show(resource, found)
+        return self._show(resource, api_object)
 
     def select(self, resource: Resource, namespace: str = "", selector: Selector | None = None) -> list[Object]:
         """Read all objects of a kind, by namespace and name; an empty namespace is all of them."""
@@ -251,14 +251,14 @@ class Store:
 
     def collect_garbage(self, resources: Iterable[Resource]) -> list[str]:
         """Delete objects all of whose owners are gone, as the garbage collector would some time later; their names."""
-        living = {one["metadata"]["uid"] for one in self._objects.values()}
+        living = {api_object["metadata"]["uid"] for api_object in self._objects.values()}
         removed: list[str] = []
         for resource in resources:
-            for one in self.select(resource):
-                owners = [owner.get("uid") for owner in one["metadata"].get("ownerReferences", ())]
-                if owners and not living & set(owners) and not one["metadata"].get("deletionTimestamp"):
-                    self.delete(resource, one["metadata"].get("namespace", ""), one["metadata"]["name"])
-                    removed.append(one["metadata"]["name"])
+            for api_object in self.select(resource):
+                owners = [owner.get("uid") for owner in api_object["metadata"].get("ownerReferences", ())]
+                if owners and not living & set(owners) and not api_object["metadata"].get("deletionTimestamp"):
+                    self.delete(resource, api_object["metadata"].get("namespace", ""), api_object["metadata"]["name"])
+                    removed.append(api_object["metadata"]["name"])
         return removed
 
     async def watch(self, resource: Resource, namespace: str, selector: Selector, since: int | None) -> AsyncIterator[Event | None]:
@@ -269,13 +269,13 @@ class Store:
         if since is None:
             # What there is, and the version of that very moment: changes that come while it is read follow as changes.
             since = self._version
-            for one in self.select(resource, namespace, selector):
-                yield Event(type="ADDED", object=one)
+            for api_object in self.select(resource, namespace, selector):
+                yield Event(type="ADDED", object=api_object)
         elif since < self._compacted:
             raise expired(since, self._compacted)
         while True:
             grown, newest = self._grown, self._version
-            for change in [one for one in self._history if one.version > since]:
+            for change in [change for change in self._history if change.version > since]:
                 event = self._event(change, resource, namespace, selector)
                 if event is not None:
                     yield event
@@ -340,8 +340,8 @@ class Store:
         after["metadata"] = metadata
         return after
 
-    def _validate(self, resource: Resource, name: str, one: Object) -> None:
-        problems = problems_of(resource, one)
+    def _validate(self, resource: Resource, name: str, api_object: Object) -> None:
+        problems = problems_of(resource, api_object)
         if problems:
             raise invalid(resource, name, problems)
 
@@ -368,8 +368,8 @@ class Store:
             self.collect_garbage(RESOURCES)
         return self._show(resource, last)
 
-    def _show(self, resource: Resource, one: Object) -> Object:
-        return {"kind": resource.kind, "apiVersion": resource.api_version, **copy.deepcopy(one)}
+    def _show(self, resource: Resource, api_object: Object) -> Object:
+        return {"kind": resource.kind, "apiVersion": resource.api_version, **copy.deepcopy(api_object)}
 
     def _now(self) -> str:
         return self._clock().astimezone(UTC).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
@@ -383,6 +383,6 @@ def _is_of(key: _Key, resource: Resource, namespace: str) -> bool:
     return key[:2] == (resource.group, resource.plural) and namespace in ("", key[2])
 
 
-def _without_version(one: Object) -> Object:
-    metadata = {key: value for key, value in one["metadata"].items() if key != "resourceVersion"}
-    return {**one, "metadata": metadata}
+def _without_version(api_object: Object) -> Object:
+    metadata = {key: value for key, value in api_object["metadata"].items() if key != "resourceVersion"}
+    return {**api_object, "metadata": metadata}

@@ -44,8 +44,8 @@ class Watch:
         try:
             done, _ = await asyncio.wait([stream, gone], timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in (stream, gone):
-                one.cancel()
+            for task in (stream, gone):
+                task.cancel()
             ends = await asyncio.gather(stream, gone, return_exceptions=True)
         for end in ends:
             if isinstance(end, Exception):
@@ -85,5 +85,5 @@ class Watch:
             await asyncio.gather(pending, return_exceptions=True)
 
 
-def _line(kind: str, one: Object) -> Object:
-    return {"type": kind, "object": one}
+def _line(kind: str, api_object: Object) -> Object:
+    return {"type": kind, "object": api_object}

@@ -54,10 +54,10 @@ class SceneContext:
 
     async def read_parameters(self, api_group: str, kind: str, namespace: str, name: str) -> ApiObject | None:
         """Find parameters among the scene's."""
-        for one in self._scene.parameters:
-            metadata = metadata_of(one)
-            if (one.api_version.partition("/")[0], one.kind, metadata.name) == (api_group, kind, name):
-                return one if metadata.namespace in ("", namespace) else None
+        for parameter in self._scene.parameters:
+            metadata = metadata_of(parameter)
+            if (parameter.api_version.partition("/")[0], parameter.kind, metadata.name) == (api_group, kind, name):
+                return parameter if metadata.namespace in ("", namespace) else None
         return None
 
     def nodes(self) -> tuple[str, ...]:
@@ -116,11 +116,11 @@ class ClassicDriverContract:
         big = await _works(driver, scene, (scene.too_big,))
 
         for _ in range(2):
-            told = await driver.unsuitable_nodes(_POD, works, scene.nodes)
-            assert {entry: dict(found) for entry, found in told.items() if found} == {}
+            reasons = await driver.unsuitable_nodes(_POD, works, scene.nodes)
+            assert {entry: dict(found_reasons) for entry, found_reasons in reasons.items() if found_reasons} == {}
         refused = (await driver.unsuitable_nodes(_POD, big, scene.nodes)).get(big[0].entry, {})
         assert set(refused) == set(scene.nodes)
-        assert all(one.code and one.message for one in refused.values())
+        assert all(reason.code and reason.message for reason in refused.values())
 
     async def test_allocation_is_what_can_be_written(self, driver: ClassicDriver, scene: ClassicScene) -> None:
         """One outcome a claim, in their order, within the limits of the API, with handles for this driver."""
@@ -129,10 +129,10 @@ class ClassicDriverContract:
         outcomes = await driver.allocate(works, scene.nodes[0])
 
         assert len(outcomes) == len(works)
-        for one in outcomes:
-            assert isinstance(one, classic.AllocationResult)
-            assert check_status(classic.ClaimStatus(driver_name=driver.name, allocation=one)) == []
-            assert {handle.driver_name for handle in one.resource_handles} <= {driver.name, ""}
+        for outcome in outcomes:
+            assert isinstance(outcome, classic.AllocationResult)
+            assert check_status(classic.ClaimStatus(driver_name=driver.name, allocation=outcome)) == []
+            assert {handle.driver_name for handle in outcome.resource_handles} <= {driver.name, ""}
 
     async def test_allocation_is_the_same_when_it_is_repeated(
         self, driver: ClassicDriver, make: Callable[[], ClassicDriver], scene: ClassicScene
@@ -188,7 +188,7 @@ class ClassicDriverContract:
 
         assert await driver.deallocate(work.claim) is None
         others = await _works(driver, scene, scene.claims)
-        again = await driver.allocate([_attempt(one, 2) for one in others], scene.nodes[0])
+        again = await driver.allocate([_attempt(claim_work, 2) for claim_work in others], scene.nodes[0])
         assert all(isinstance(one, classic.AllocationResult) for one in again)
 
 
@@ -198,15 +198,15 @@ async def _works(driver: ClassicDriver, scene: ClassicScene, claims: Sequence[Ap
     return [
         _attempt(
             ClaimWork(
-                entry=metadata_of(one).name,
-                claim=one,
+                entry=metadata_of(claim).name,
+                claim=claim,
                 resource_class=scene.resource_class,
                 class_parameters=of_class,
-                claim_parameters=await driver.get_claim_parameters(one, scene.resource_class, of_class),
+                claim_parameters=await driver.get_claim_parameters(claim, scene.resource_class, of_class),
             ),
             1,
         )
-        for one in claims
+        for claim in claims
     ]
 
 

@@ -102,12 +102,12 @@ class DriverContract:
 
     def test_discover_gives_usable_devices_when_they_are_there(self, driver: DeviceDriver, devices: tuple[Device, ...]) -> None:
         """Devices are found; their names are DNS labels and unique; their class is the driver's."""
-        names = [one.name for one in devices]
+        names = [device.name for device in devices]
 
         assert names, "the recorded machine holds no device of this driver"
-        assert [one for one in names if not is_dns_label(one)] == [], "names that are no DNS labels"
+        assert [name for name in names if not is_dns_label(name)] == [], "names that are no DNS labels"
         assert len(set(names)) == len(names), f"names that stand twice: {sorted(names)}"
-        assert {one.device_class for one in devices} == {driver.device_class}
+        assert {device.device_class for device in devices} == {driver.device_class}
 
     def test_discover_answers_the_same_when_asked_again(
         self, driver: DeviceDriver, tree: Tree, machine: Machine, devices: tuple[Device, ...]
@@ -132,16 +132,16 @@ class DriverContract:
         first, *others = _sorted(driver.discover(tree, read_machine(tree, _NODE)))
         self.vanish(doomed, first)
 
-        left = {one.name for one in driver.discover(tree, read_machine(tree, _NODE))}
+        left = {device.name for device in driver.discover(tree, read_machine(tree, _NODE))}
 
-        assert left == {one.name for one in others if one.parent != first.name}
+        assert left == {device.name for device in others if device.parent != first.name}
 
     def test_discover_places_devices_as_the_machine_does_when_they_have_a_place(
         self, machine: Machine, devices: tuple[Device, ...]
     ) -> None:
         """NUMA node, root complex, path and switch are the machine's own; an unknown NUMA node stays unknown."""
-        functions = {one.address: one for one in machine.pci_devices}
-        cpus = {one.id: one for one in machine.cpus}
+        functions = {pci_device.address: pci_device for pci_device in machine.pci_devices}
+        cpus = {cpu.id: cpu for cpu in machine.cpus}
         for device in devices:
             if device.pci is not None:
                 function = functions[device.pci]
@@ -175,14 +175,16 @@ class DriverContract:
         seen = driver.observe(tree, devices[:1])
 
         assert set(seen) <= {devices[0].name}
-        assert [one.reason for one in _all(driver.observe(tree, devices)) if one.state is HealthState.UNHEALTHY] == []
+        assert [
+            observation.reason for observation in _all(driver.observe(tree, devices)) if observation.state is HealthState.UNHEALTHY
+        ] == []
 
     def test_prepare_gives_edits_of_each_device_when_asked(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
         """Each device has an entry with at least one edit (CDI refuses a device without), and only devices asked for have one."""
         edits = _prepared(driver, tree, devices)
 
-        assert {one.name for one in devices} == set(edits) - {""}
-        assert [name for name, one in edits.items() if name and one.is_empty] == [], "devices without any edit"
+        assert {device.name for device in devices} == set(edits) - {""}
+        assert [name for name, edit in edits.items() if name and edit.is_empty] == [], "devices without any edit"
 
     def test_prepare_answers_the_same_when_asked_again(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
         """Prepare is idempotent, also for a driver that was restarted in between."""
@@ -196,7 +198,7 @@ class DriverContract:
     ) -> None:
         """No two devices set one variable: kubelet and CDI keep one of the two and tell nobody."""
         edits = _prepared(driver, tree, devices)
-        keys = [key for one in edits.values() for key in one.env]
+        keys = [key for edit in edits.values() for key in edit.env]
 
         assert sorted(keys) == sorted(set(keys))
 
@@ -205,10 +207,10 @@ class DriverContract:
     ) -> None:
         """Container paths are absolute and never name the folder of a recorded tree."""
         edits = _prepared(driver, tree, devices)
-        paths = [node.path for one in edits.values() for node in one.device_nodes]
-        paths += [mount.container_path for one in edits.values() for mount in one.mounts]
+        paths = [node.path for edit in edits.values() for node in edit.device_nodes]
+        paths += [mount.container_path for edit in edits.values() for mount in edit.mounts]
 
-        assert [one for one in paths if not one.startswith("/") or one.startswith(str(tree.root))] == []
+        assert [path for path in paths if not path.startswith("/") or path.startswith(str(tree.root))] == []
 
     def test_unprepare_is_fine_when_repeated_or_never_prepared(self, driver: DeviceDriver, tree: Tree, devices: tuple[Device, ...]) -> None:
         """Undoing twice, or what was never done, is no error."""
@@ -232,7 +234,9 @@ class DriverContract:
         seen = driver.observe(tree, devices)
         driver.unprepare(tree, [gone], _CONTEXT)
 
-        assert any(one.state is HealthState.UNHEALTHY for one in seen.get(gone.name, ())), "observe does not tell that the device is gone"
+        assert any(observation.state is HealthState.UNHEALTHY for observation in seen.get(gone.name, ())), (
+            "observe does not tell that the device is gone"
+        )
         assert _refuses(driver, tree, gone), "prepare must refuse a device that is gone"
 
     @pytest.mark.parametrize("harm", ["unreadable", "garbage", "empty"])
@@ -283,11 +287,11 @@ def _refuses(driver: DeviceDriver, tree: Tree, device: Device) -> bool:
 
 
 def _sorted(devices: Sequence[Device]) -> list[Device]:
-    return sorted(devices, key=lambda one: one.name)
+    return sorted(devices, key=lambda device: device.name)
 
 
 def _all(seen: Mapping[str, Sequence[Observation]]) -> list[Observation]:
-    return [one for observations in seen.values() for one in observations]
+    return [observation for observations in seen.values() for observation in observations]
 
 
 def _harm(path: Path, harm: str) -> None:

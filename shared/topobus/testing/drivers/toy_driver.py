@@ -24,7 +24,7 @@ class ToyDriver:
     def __init__(self, name: str = "toy", device_class: str = "gpu", *, count: int = 0) -> None:
         self.name = name
         self.device_class = device_class
-        self.names: tuple[str, ...] = tuple(f"{name}-{one}" for one in range(count))
+        self.names: tuple[str, ...] = tuple(f"{name}-{index}" for index in range(count))
         self.faults: dict[str, tuple[Observation, ...]] = {}
         self.nodes: tuple[DeviceNode, ...] = ()
         """What each device gives to its container."""
@@ -40,26 +40,26 @@ class ToyDriver:
     def discover(self, tree: Tree, machine: Machine) -> Sequence[Device]:
         """Find the devices of the day."""
         self._enter()
-        return tuple(Device(name=one, device_class=self.device_class, driver=self.name, numa_nodes=NodeSet(0)) for one in self.names)
+        return tuple(Device(name=name, device_class=self.device_class, driver=self.name, numa_nodes=NodeSet(0)) for name in self.names)
 
     def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
         """Tell the faults of the day."""
         self._enter()
-        return {one.name: self.faults.get(one.name, ()) for one in devices}
+        return {device.name: self.faults.get(device.name, ()) for device in devices}
 
     def prepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> Mapping[str, ContainerEdits] | Refusal:
         """Give one variable a device, and one in common."""
         self._enter()
-        names = tuple(one.name for one in devices)
+        names = tuple(device.name for device in devices)
         self.prepared.append(names)
-        self.config |= {one: context.config_of(one) for one in names}
-        edits = {one: ContainerEdits(env={f"TOY_{one.upper().replace('-', '_')}": "1"}, device_nodes=self.nodes) for one in names}
+        self.config |= {name: context.config_of(name) for name in names}
+        edits = {name: ContainerEdits(env={f"TOY_{name.upper().replace('-', '_')}": "1"}, device_nodes=self.nodes) for name in names}
         return {**edits, "": ContainerEdits(env={f"TOY_{self.name.upper().replace('-', '_')}": ",".join(names)})}
 
     def unprepare(self, tree: Tree, devices: Sequence[Device], context: PrepareContext) -> None:
         """Remember that it was asked."""
         self._enter()
-        self.unprepared.append(tuple(one.name for one in devices))
+        self.unprepared.append(tuple(device.name for device in devices))
 
     def _enter(self) -> None:
         self.go.wait()

@@ -58,8 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--root", type=Path, required=True, help="stands for /var/lib/kubelet; short, for a socket's path ends at 107 bytes"
     )
     serving.add_argument("--numa", default="0", help="the machine's NUMA nodes, as 0-1")
-    serving.add_argument("--policy", choices=[one.value for one in Policy], default=Policy.BEST_EFFORT.value)
-    serving.add_argument("--scope", choices=[one.value for one in Scope], default=Scope.CONTAINER.value)
+    serving.add_argument("--policy", choices=[policy.value for policy in Policy], default=Policy.BEST_EFFORT.value)
+    serving.add_argument("--scope", choices=[scope.value for scope in Scope], default=Scope.CONTAINER.value)
     replaying = commands.add_parser("replay", help="do again what a recorded transcript holds, and fail on a difference")
     replaying.add_argument("transcript", type=Path)
     replaying.add_argument("--dial-s", type=float, default=KubeletTimings().dial_s, help="kubelet's patience with a plugin's socket")
@@ -89,7 +89,7 @@ def _replay(path: Path, dial_s: float) -> int:
         found = asyncio.run(replay(sessions, Path(root), timings=KubeletTimings(dial_s=dial_s)))
     for line in found:
         _complain(line)
-    count = sum(len(one.lines) for one in sessions)
+    count = sum(len(session.lines) for session in sessions)
     _say({"transcript": str(path), "sessions": len(sessions), "lines": count, "is_same": not found})
     return _EXIT_DIFFERENT if found else 0
 
@@ -124,8 +124,8 @@ async def _tell_events(kubelet: KubeletSimulator) -> None:
     told = 0
     while True:
         events = await kubelet.wait_for_more(told)
-        for one in events[told:]:
-            _say(msgspec.to_builtins(one))
+        for event in events[told:]:
+            _say(msgspec.to_builtins(event))
         told = len(events)
 
 
@@ -166,14 +166,14 @@ def _pod(name: str, wishes: list[str]) -> Pod:
     """
     resources: dict[str, int] = {}
     claims: list[ClaimReference] = []
-    for one in wishes:
-        key, equals, value = one.partition("=")
+    for wish in wishes:
+        key, equals, value = wish.partition("=")
         if key == "claim" and len(parts := value.split(":")) == 3:
             claims.append(ClaimReference(name=parts[0], uid=parts[1], drivers=(parts[2],)))
         elif equals and value.isdecimal() and "/" in key:
             resources[key] = int(value)
         else:
-            raise ValueError(f"got {one!r}, wanted RESOURCE=COUNT or claim=NAME:UID:DRIVER")
+            raise ValueError(f"got {wish!r}, wanted RESOURCE=COUNT or claim=NAME:UID:DRIVER")
     return Pod(name=name, uid=f"uid-of-{name}", containers=(Container(name="main", resources=resources),), claims=tuple(claims))
 
 

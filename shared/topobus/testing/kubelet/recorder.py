@@ -235,12 +235,12 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
         await self._hang("NodePrepareResources")
         return dra.NodePrepareResourcesResponse(
             claims={
-                one.uid: dra.NodePrepareResourceResponse(error=self.prepare_error)
+                claim.uid: dra.NodePrepareResourceResponse(error=self.prepare_error)
                 if self.prepare_error
                 else dra.NodePrepareResourceResponse(
-                    devices=[dra.Device(request_names=["r"], pool_name="node", device_name="dev-0", cdi_device_ids=[f"v/c={one.uid}"])]
+                    devices=[dra.Device(request_names=["r"], pool_name="node", device_name="dev-0", cdi_device_ids=[f"v/c={claim.uid}"])]
                 )
-                for one in request.claims
+                for claim in request.claims
             }
         )
 
@@ -251,7 +251,7 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
         self._note("NodeUnprepareResources", request, context)
         await self._hang("NodeUnprepareResources")
         return dra.NodeUnprepareResourcesResponse(
-            claims={one.uid: dra.NodeUnprepareResourceResponse(error=self.unprepare_error) for one in request.claims}
+            claims={claim.uid: dra.NodeUnprepareResourceResponse(error=self.unprepare_error) for claim in request.claims}
         )
 
     async def _watch_resources(
@@ -259,9 +259,9 @@ class RecordingDriver(registration_rpc.RegistrationServicer, dra_rpc.DRAPluginSe
     ) -> AsyncIterator[health.NodeWatchResourcesResponse]:
         """Report one healthy device and stay."""
         self.calls.append({"event": "NodeWatchResources.open", "api": api, "deadline_s": _deadline(context)})
-        one = health.DeviceHealth(device=health.DeviceIdentifier(pool_name="node", device_name="dev-0"), health=health.HEALTHY)
+        device_health = health.DeviceHealth(device=health.DeviceIdentifier(pool_name="node", device_name="dev-0"), health=health.HEALTHY)
         try:
-            yield health.NodeWatchResourcesResponse(devices=[one])
+            yield health.NodeWatchResourcesResponse(devices=[device_health])
             await asyncio.Event().wait()
         finally:
             self.calls.append({"event": "NodeWatchResources.closed", "api": api})

@@ -43,7 +43,7 @@ async def replay(sessions: tuple[Session, ...], root: Path, *, timings: KubeletT
     async with KubeletSimulator(root, timings=timings) as kubelet:
         stage = _Stage(kubelet, patience_s + timings.dial_s)
         for session in sessions:
-            found += [f"session {session.name}: {one}" for one in differences(session.lines, await stage.play(session))]
+            found += [f"session {session.name}: {difference}" for difference in differences(session.lines, await stage.play(session))]
         await stage.leave()
     return found
 
@@ -95,7 +95,7 @@ class _Stage:
 
     async def leave(self) -> None:
         """Let plugin and driver end, as a killed process does: kubelet finds their sockets gone."""
-        drivers = len([one for one in self._kubelet.events if one.event == "Deregistered"])
+        drivers = len([event for event in self._kubelet.events if event.event == "Deregistered"])
         has_driver = _DRIVER in self._kubelet.drivers()
         await self._players.aclose()
         if has_driver:
@@ -146,8 +146,8 @@ async def _register(plugin: RecordingPlugin, wrongly: dict[str, str]) -> None:
 
 def _devices(lines: tuple[Line, ...]) -> list[pb.Device]:
     devices = []
-    for one in lines:
-        nodes = one.get("topology", {}).get("nodes")
+    for line in lines:
+        nodes = line.get("topology", {}).get("nodes")
         topology = None if nodes is None else pb.TopologyInfo(nodes=[pb.NUMANode(ID=int(node.get("ID", 0))) for node in nodes])
-        devices.append(pb.Device(ID=one["ID"], health=one["health"], topology=topology))
+        devices.append(pb.Device(ID=line["ID"], health=line["health"], topology=topology))
     return devices

@@ -95,7 +95,7 @@ def differences(wanted: Sequence[Line], got: Sequence[Line]) -> list[str]:
     >>> differences([{"event": "GetInfo", "t": 1.0}], [{"event": "GetInfo", "t": 2.0}])
     []
     """
-    recorded, repeated = ([_text(one) for one in _normalised(lines)] for lines in (wanted, got))
+    recorded, repeated = ([_text(line) for line in _normalised(lines)] for lines in (wanted, got))
     return list(difflib.unified_diff(recorded, repeated, fromfile="transcript", tofile="simulator", lineterm="", n=1))
 
 
@@ -111,8 +111,8 @@ def _normalised(lines: Iterable[Line]) -> Iterator[Line]:
     yield from sorted(run, key=_text)
 
 
-def _text(one: Line) -> str:
-    return json.dumps(one, sort_keys=True)
+def _text(line: Line) -> str:
+    return json.dumps(line, sort_keys=True)
 
 
 def _plain(value: Any, key: str = "") -> Any:
@@ -126,8 +126,8 @@ def _plain(value: Any, key: str = "") -> Any:
 
 
 def _session(name: str, lines: list[Line]) -> Session:
-    lists = [one["msg"]["devices"] for one in lines if one["event"] == "ListAndWatch.send"]
-    refused = [one["req"] for one in lines if one["event"] == "Register.refused"]
+    lists = [line["msg"]["devices"] for line in lines if line["event"] == "ListAndWatch.send"]
+    refused = [line["req"] for line in lines if line["event"] == "Register.refused"]
     # A wrong version is said with the plugin's own name and socket.
     own = next((one for one in refused if one.get("version") != "v1beta1"), None)
     if not lists or own is None:
@@ -165,7 +165,7 @@ def _steps(lines: list[Line]) -> tuple[list[Step], bool]:
                     steps.append(Step(before=index, action=Action.SHOW, devices=tuple(line["msg"]["devices"])))
             case "GetPreferredAllocation", _:
                 started = 0
-                later = [one for one in lines[index:] if one["event"] == "NodePrepareResources"]
+                later = [each_line for each_line in lines[index:] if each_line["event"] == "NodePrepareResources"]
                 claims = tuple(later[0]["req"]["claims"]) if later else ()
                 count = line["req"]["container_requests"][0]["allocation_size"]
                 steps.append(Step(before=index, action=Action.CREATE_PODS, count=count, claims=claims))

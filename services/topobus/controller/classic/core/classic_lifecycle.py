@@ -51,97 +51,97 @@ class Attempt(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True once what it brought was given back: the next one is another, on the same node, too."""
 
 
-def read_claim(one: ApiObject) -> classic.ClaimSpec:
+def read_claim(claim: ApiObject) -> classic.ClaimSpec:
     """Read and check the spec of a stored claim.
 
     Errors: raises ContractError that lists what is wrong.
     """
-    if not metadata_of(one).uid:
-        raise ContractError(f"{name_of(one)}: metadata.uid is missing: wanted an object that was made through the API")
-    _refuse(one)
-    return read_as(one.spec, classic.ClaimSpec, where=f"{name_of(one)}: spec")
+    if not metadata_of(claim).uid:
+        raise ContractError(f"{name_of(claim)}: metadata.uid is missing: wanted an object that was made through the API")
+    _refuse(claim)
+    return read_as(claim.spec, classic.ClaimSpec, where=f"{name_of(claim)}: spec")
 
 
-def read_class(one: ApiObject) -> classic.ResourceClassSpec:
+def read_class(device_class: ApiObject) -> classic.ResourceClassSpec:
     """Read and check a stored ResourceClass.
 
     Errors: raises ContractError that lists what is wrong.
     """
-    _refuse(one)
-    return read_as(one.spec, classic.ResourceClassSpec, where=name_of(one))
+    _refuse(device_class)
+    return read_as(device_class.spec, classic.ResourceClassSpec, where=name_of(device_class))
 
 
-def status_of(one: ApiObject) -> classic.ClaimStatus:
+def status_of(api_object: ApiObject) -> classic.ClaimStatus:
     """Read the status of a stored claim.
 
     Errors: raises ContractError.
     """
-    return read_as(one.status, classic.ClaimStatus, where=f"{name_of(one)}: status")
+    return read_as(api_object.status, classic.ClaimStatus, where=f"{name_of(api_object)}: status")
 
 
-def attempt_of(one: ApiObject) -> Attempt:
+def attempt_of(api_object: ApiObject) -> Attempt:
     """Find the newest attempt; number 0 when there was none.
 
     Errors: raises ContractError when somebody wrote something else there.
     """
-    text = metadata_of(one).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
+    text = metadata_of(api_object).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
     return (
         Attempt(number=0)
         if text is None
-        else decode(text, Attempt, where=f"{name_of(one)}: annotation {classic.CLASSIC_ATTEMPT_ANNOTATION}")
+        else decode(text, Attempt, where=f"{name_of(api_object)}: annotation {classic.CLASSIC_ATTEMPT_ANNOTATION}")
     )
 
 
-def has_protection(one: ApiObject, driver: str) -> bool:
+def has_protection(claim: ApiObject, driver: str) -> bool:
     """Say whether the driver keeps the claim from being deleted."""
-    return classic.deletion_protection(driver) in metadata_of(one).finalizers
+    return classic.deletion_protection(driver) in metadata_of(claim).finalizers
 
 
-def with_attempt(one: ApiObject, driver: str, node: str) -> ApiObject:
+def with_attempt(api_object: ApiObject, driver: str, node: str) -> ApiObject:
     """Begin an attempt: the driver's finalizer and the attempt's number, in one write. The same object when that very attempt is under way."""
-    known = attempt_of(one)
-    if has_protection(one, driver) and known.number > 0 and known.node == node and not known.is_over:
-        return one
+    attempt = attempt_of(api_object)
+    if has_protection(api_object, driver) and attempt.number > 0 and attempt.node == node and not attempt.is_over:
+        return api_object
     annotations = {
-        **(one.metadata.get("annotations") or {}),
-        classic.CLASSIC_ATTEMPT_ANNOTATION: encode(Attempt(number=known.number + 1, node=node)).decode(),
+        **(api_object.metadata.get("annotations") or {}),
+        classic.CLASSIC_ATTEMPT_ANNOTATION: encode(Attempt(number=attempt.number + 1, node=node)).decode(),
     }
     finalizer = classic.deletion_protection(driver)
-    finalizers = [*(name for name in metadata_of(one).finalizers if name != finalizer), finalizer]
-    return _replace(one, metadata={**one.metadata, "annotations": annotations, "finalizers": finalizers})
+    finalizers = [*(name for name in metadata_of(api_object).finalizers if name != finalizer), finalizer]
+    return _replace(api_object, metadata={**api_object.metadata, "annotations": annotations, "finalizers": finalizers})
 
 
 def with_allocation(
-    one: ApiObject, driver: str, result: classic.AllocationResult, *, now: str, reserved_for: classic.ConsumerReference | None = None
+    api_object: ApiObject, driver: str, result: classic.AllocationResult, *, now: str, reserved_for: classic.ConsumerReference | None = None
 ) -> ApiObject:
     """Write the result, and the pod for which it was made: all in one write, so that nobody else takes it in between."""
-    status = {**one.status, "driverName": driver, "allocation": _wire(result)}
+    status = {**api_object.status, "driverName": driver, "allocation": _wire(result)}
     if reserved_for is not None:
         status["reservedFor"] = [_wire(reserved_for)]
-    told = _replace(one, status=status)
+    told = _replace(api_object, status=status)
     return with_condition(told, is_true=True, reason="Allocated", message=f"allocated by {driver}", now=now)
 
 
-def deallocated(one: ApiObject) -> ApiObject:
+def deallocated(api_object: ApiObject) -> ApiObject:
     """Clear what the driver has given back: allocation, driver's name and the request for it, in one write. The attempt's number stays."""
     gone = ("allocation", "driverName", "deallocationRequested", "reservedFor", "conditions")
-    cleared = _replace(one, status={key: value for key, value in one.status.items() if key not in gone})
-    text = metadata_of(one).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
+    cleared = _replace(api_object, status={key: value for key, value in api_object.status.items() if key not in gone})
+    text = metadata_of(api_object).annotations.get(classic.CLASSIC_ATTEMPT_ANNOTATION)
     if text is None:
         return cleared
     try:
-        over = msgspec.structs.replace(attempt_of(one), is_over=True)
+        over = msgspec.structs.replace(attempt_of(api_object), is_over=True)
     except ContractError:
         return cleared  # somebody else's writing: such a claim must be deletable
-    annotations = {**one.metadata["annotations"], classic.CLASSIC_ATTEMPT_ANNOTATION: encode(over).decode()}
-    return _replace(cleared, metadata={**one.metadata, "annotations": annotations})
+    annotations = {**api_object.metadata["annotations"], classic.CLASSIC_ATTEMPT_ANNOTATION: encode(over).decode()}
+    return _replace(cleared, metadata={**api_object.metadata, "annotations": annotations})
 
 
-def without_protection(one: ApiObject, driver: str) -> ApiObject:
+def without_protection(api_object: ApiObject, driver: str) -> ApiObject:
     """Take the driver's finalizer off."""
-    finalizers = [name for name in metadata_of(one).finalizers if name != classic.deletion_protection(driver)]
-    metadata = {key: value for key, value in one.metadata.items() if key != "finalizers"}
-    return _replace(one, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
+    finalizers = [name for name in metadata_of(api_object).finalizers if name != classic.deletion_protection(driver)]
+    metadata = {key: value for key, value in api_object.metadata.items() if key != "finalizers"}
+    return _replace(api_object, metadata={**metadata, "finalizers": finalizers} if finalizers else metadata)
 
 
 def consumer_of(pod: ApiObject) -> classic.ConsumerReference:
@@ -153,7 +153,7 @@ def consumer_of(pod: ApiObject) -> classic.ConsumerReference:
 def is_reserved_for(status: classic.ClaimStatus, pod: ApiObject) -> bool:
     """Say whether the pod may use the claim."""
     uid = metadata_of(pod).uid
-    return any(one.uid == uid for one in status.reserved_for)
+    return any(consumer_reference.uid == uid for consumer_reference in status.reserved_for)
 
 
 def is_free_for(status: classic.ClaimStatus, most: int) -> bool:
@@ -163,34 +163,38 @@ def is_free_for(status: classic.ClaimStatus, most: int) -> bool:
     return len(status.reserved_for) < (most if status.allocation.shareable else 1)
 
 
-def with_reservation(one: ApiObject, pod: ApiObject) -> ApiObject:
+def with_reservation(api_object: ApiObject, pod: ApiObject) -> ApiObject:
     """Reserve an allocated claim for a pod; the same object when it is already."""
-    status = status_of(one)
+    status = status_of(api_object)
     if is_reserved_for(status, pod):
-        return one
-    reserved = [*(one.status.get("reservedFor") or []), _wire(consumer_of(pod))]
-    return _replace(one, status={**one.status, "reservedFor": reserved})
+        return api_object
+    reserved = [*(api_object.status.get("reservedFor") or []), _wire(consumer_of(pod))]
+    return _replace(api_object, status={**api_object.status, "reservedFor": reserved})
 
 
-def without_reservations(one: ApiObject, gone: frozenset[str], *, asks_back: bool) -> ApiObject:
+def without_reservations(api_object: ApiObject, gone: frozenset[str], *, asks_back: bool) -> ApiObject:
     """Drop the reservations of pods that are gone; when none is left, ask for deallocation if told to. The same object when nothing changes."""
-    reserved = [user for user in one.status.get("reservedFor") or [] if user.get("uid") not in gone]
-    if len(reserved) == len(one.status.get("reservedFor") or []):
-        return one
-    rest = {key: value for key, value in one.status.items() if key != "reservedFor"}
-    changed = _replace(one, status={**rest, "reservedFor": reserved} if reserved else rest)
+    reserved = [user for user in api_object.status.get("reservedFor") or [] if user.get("uid") not in gone]
+    if len(reserved) == len(api_object.status.get("reservedFor") or []):
+        return api_object
+    rest = {key: value for key, value in api_object.status.items() if key != "reservedFor"}
+    changed = _replace(api_object, status={**rest, "reservedFor": reserved} if reserved else rest)
     return with_deallocation_request(changed) if asks_back and not reserved else changed
 
 
-def with_deallocation_request(one: ApiObject) -> ApiObject:
+def with_deallocation_request(api_object: ApiObject) -> ApiObject:
     """Ask the driver to take an allocation back."""
-    return _replace(one, status={**one.status, "deallocationRequested": True}) if one.status.get("allocation") else one
+    return (
+        _replace(api_object, status={**api_object.status, "deallocationRequested": True})
+        if api_object.status.get("allocation")
+        else api_object
+    )
 
 
-def _refuse(one: ApiObject) -> None:
-    problems = check_classic(one)
+def _refuse(api_object: ApiObject) -> None:
+    problems = check_classic(api_object)
     if problems:
-        raise ContractError(f"{name_of(one)}: " + "; ".join(str(problem) for problem in problems))
+        raise ContractError(f"{name_of(api_object)}: " + "; ".join(str(problem) for problem in problems))
 
 
 def _wire(value: Struct) -> dict[str, Any]:
@@ -198,5 +202,5 @@ def _wire(value: Struct) -> dict[str, Any]:
     return decode(encode(value), dict[str, Any], where="status")
 
 
-def _replace(one: ApiObject, **changes: Any) -> ApiObject:
-    return msgspec.structs.replace(one, **changes)
+def _replace(api_object: ApiObject, **changes: Any) -> ApiObject:
+    return msgspec.structs.replace(api_object, **changes)

@@ -126,7 +126,7 @@ def _shift(end: int, slot: int, came_from: Mapping[int, int], holds: dict[int, i
     device = end
     while True:
         asking = came_from[device]
-        before = next((one for one, holder in holds.items() if holder == asking), None)
+        before = next((key for key, holder in holds.items() if holder == asking), None)
         holds[device] = asking
         if asking == slot or before is None:
             return

@@ -105,31 +105,33 @@ def next_step(
             that its driver has said no to; an entry that is absent has not been reported on; rivals — node to how many other pods are negotiating for it:
             the node with the fewest is selected, or a crowd of pods would go from node to node together.
     """
-    in_use = [one for one in claims if one.is_allocated and not one.is_mine and not one.is_free]
+    in_use = [claim for claim in claims if claim.is_allocated and not claim.is_mine and not claim.is_free]
     if in_use:
         reasons = (_reason("claim-in-use", f"claim {in_use[0].name} is reserved for others, or is being taken back"),)
         # Two pods with the same two claims may have been allocated one each: who waits for the first by name gives up the others, so that nobody waits in a ring.
-        first = min(one.name for one in in_use)
-        held = sorted(one.name for one in claims if one.is_allocated and one.is_mine and one.is_delayed and not one.is_used_by_others)
+        first = min(pod_claim_view.name for pod_claim_view in in_use)
+        held = sorted(
+            claim.name for claim in claims if claim.is_allocated and claim.is_mine and claim.is_delayed and not claim.is_used_by_others
+        )
         if not held or held[-1] < first:
             return Wait(reasons)
         if spec is not None and spec.selected_node:
             # Else its driver would allocate it there again.
             return Negotiate("", spec.potential_nodes, reasons)
         return TakeBack(held[-1], reasons)
-    at_once = [one for one in claims if not one.is_allocated and not one.is_delayed]
+    at_once = [claim for claim in claims if not claim.is_allocated and not claim.is_delayed]
     if at_once:
         message = f"claim {at_once[0].name} is allocated at once (allocationMode Immediate), and is not yet"
         return Wait((_reason("waits-for-allocation", message),))
-    pending = [one for one in claims if not one.is_allocated]
-    allowed = [node for node in nodes if all(_serves(one.nodes, node) for one in claims)]
-    bad = {node for one in pending for node in unsuitable.get(one.entry, ())}
+    pending = [claim for claim in claims if not claim.is_allocated]
+    allowed = [node for node in nodes if all(_serves(claim.nodes, node) for claim in claims)]
+    bad = {node for pod_claim_view in pending for node in unsuitable.get(pod_claim_view.entry, ())}
     if not pending and allowed:
         return Ready(tuple(allowed))
     good = [node for node in allowed if node not in bad]
     if not good:
         reasons = (_reason("no-node", _why_none(claims, nodes, allowed)),)
-        movable = sorted(one.name for one in claims if one.is_allocated and one.is_delayed and not one.is_used_by_others)
+        movable = sorted(claim.name for claim in claims if claim.is_allocated and claim.is_delayed and not claim.is_used_by_others)
         if movable:
             return TakeBack(movable[0], reasons)
         # The context stays, without a selected node: its drivers say when one becomes suitable.
@@ -142,7 +144,7 @@ def next_step(
     known: list[str] = []
     if len(pending) == 1:
         known = good  # its driver alone has a say: it allocates there, or refuses
-    elif all(one.entry in unsuitable for one in pending):
+    elif all(pod_claim_view.entry in unsuitable for pod_claim_view in pending):
         known = [node for node in good if node in asked]
     if known:
         return Negotiate(min(known, key=lambda node: (rivals or {}).get(node, 0)), potential)
@@ -189,7 +191,7 @@ def unsuitable_by_claim(context: ApiObject) -> dict[str, frozenset[str]]:
 
     Errors: raises ContractError.
     """
-    return {one.name: frozenset(one.unsuitable_nodes) for one in read_status(context).resource_claims}
+    return {resource_claim.name: frozenset(resource_claim.unsuitable_nodes) for resource_claim in read_status(context).resource_claims}
 
 
 def with_unsuitable(context: ApiObject, found: Mapping[str, Sequence[str]]) -> ApiObject:
@@ -198,7 +200,7 @@ def with_unsuitable(context: ApiObject, found: Mapping[str, Sequence[str]]) -> A
     Shapes: found — entry to nodes in the order of the potential ones; cut at 128 without losing the selected one.
     """
     selected = read_spec(context).selected_node
-    entries = {one.name: list(one.unsuitable_nodes) for one in read_status(context).resource_claims}
+    entries = {resource_claim.name: list(resource_claim.unsuitable_nodes) for resource_claim in read_status(context).resource_claims}
     for entry, nodes in found.items():
         kept = list(nodes)[:MAX_NODES]
         if selected in nodes and selected not in kept:
@@ -224,7 +226,7 @@ def _why_none(claims: Sequence[PodClaimView], nodes: Sequence[str], allowed: Seq
         return "no node is known to which the pod may go"
     if allowed:
         return f"the drivers cannot serve its claims on {', '.join(allowed[:8])}{' and others' if len(allowed) > 8 else ''}"
-    bound = ", ".join(sorted(one.name for one in claims if one.nodes is not None))
+    bound = ", ".join(sorted(claim.name for claim in claims if claim.nodes is not None))
     return f"none of its {len(nodes)} nodes is one on which all of its claims can be used ({bound})"
 
 

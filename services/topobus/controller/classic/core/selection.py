@@ -21,25 +21,28 @@ _TEXTS = ("product_name", "brand", "architecture", "uuid")
 _VERSIONS = ("driver_version", "cuda_runtime_version", "cuda_compute_capability")
 
 
-def is_wanted(one: DeviceSelector, device: DeviceFacts) -> bool:
+def is_wanted(device_selector: DeviceSelector, device: DeviceFacts) -> bool:
     """Say whether a device is wanted: all conditions of a level hold, all of `andExpression`, one of `orExpression`.
 
     Cost: one visit of each condition; a pattern costs at most length times length.
     """
     return (
-        all(_has_text(device, _name(field), text) for field in _TEXTS if (text := getattr(one, field)) is not None)
-        and (one.index is None or _equals(_attribute(device, "index"), one.index))
-        and (one.mig_enabled is None or _equals(_attribute(device, _name("mig_enabled")), one.mig_enabled))
-        and (one.memory is None or _has_amount(device, "memory", one.memory.value, one.memory.operator))
+        all(_has_text(device, _name(field), text) for field in _TEXTS if (text := getattr(device_selector, field)) is not None)
+        and (device_selector.index is None or _equals(_attribute(device, "index"), device_selector.index))
+        and (device_selector.mig_enabled is None or _equals(_attribute(device, _name("mig_enabled")), device_selector.mig_enabled))
+        and (device_selector.memory is None or _has_amount(device, "memory", device_selector.memory.value, device_selector.memory.operator))
         and all(
             _has_version(device, _name(field), wanted.value, wanted.operator)
             for field in _VERSIONS
-            if (wanted := getattr(one, field)) is not None
+            if (wanted := getattr(device_selector, field)) is not None
         )
-        and (one.attribute is None or _has_attribute(device, one.attribute))
-        and (one.capacity is None or _has_amount(device, one.capacity.name, one.capacity.value, one.capacity.operator))
-        and all(is_wanted(part, device) for part in one.and_expression)
-        and (not one.or_expression or any(is_wanted(part, device) for part in one.or_expression))
+        and (device_selector.attribute is None or _has_attribute(device, device_selector.attribute))
+        and (
+            device_selector.capacity is None
+            or _has_amount(device, device_selector.capacity.name, device_selector.capacity.value, device_selector.capacity.operator)
+        )
+        and all(is_wanted(part, device) for part in device_selector.and_expression)
+        and (not device_selector.or_expression or any(is_wanted(part, device) for part in device_selector.or_expression))
     )
 
 

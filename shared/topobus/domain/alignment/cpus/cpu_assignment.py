@@ -32,7 +32,7 @@ def contradiction(options: CpuOptions) -> str:
         ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_cores"),
         ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_numa"),
     )
-    found = (f"{one} and {other}" for one, other in pairs if getattr(options, one) and getattr(options, other))
+    found = (f"{first} and {second}" for first, second in pairs if getattr(options, first) and getattr(options, second))
     return next(found, "").replace("_", "-")
 
 
@@ -140,7 +140,7 @@ class _Taking:
     def _sorted(self, units: Mapping[int, int], within: int, *, count_in: int | None = None) -> list[int]:
         """Ids of units with CPUs in `within`, fewest free CPUs first, then by id."""
         free = self.free if count_in is None else count_in
-        return sorted((one for one, bits in units.items() if bits & within), key=lambda one: ((units[one] & free).bit_count(), one))
+        return sorted((key for key, bits in units.items() if bits & within), key=lambda key: ((units[key] & free).bit_count(), key))
 
     def _sorted_sockets(self) -> list[int]:
         by_numa, by_socket = self.topology.by_numa, self.topology.by_socket
@@ -156,9 +156,9 @@ class _Taking:
         by_core = self.topology.by_core
         seen: set[int] = set()
         if self._numa_is_above():
-            groups = [self.topology.by_socket[one] for one in self._sorted_sockets()]
+            groups = [self.topology.by_socket[socket] for socket in self._sorted_sockets()]
         else:
-            groups = [self.topology.by_numa[one] for one in self.sorted_numa_nodes()]
+            groups = [self.topology.by_numa[numa_node] for numa_node in self.sorted_numa_nodes()]
         for group in (*groups, self.topology.all_bits):
             within = self.free & group
             if not within:
@@ -175,8 +175,8 @@ class _Taking:
 
     def _take_whole(self, ids: list[int], units: Mapping[int, int], average: int | None) -> None:
         """Take each wholly free unit that is not bigger than what is wanted."""
-        for one in ids:
-            bits = units[one]
+        for identifier in ids:
+            bits = units[identifier]
             size = bits.bit_count()
             is_free = (bits & self.free).bit_count() == (size if average is None or self.options.is_corrected else average)
             # Where a sibling is offline, kubelet's average lets a half busy core pass for free and hands out its busy half. Never here.
@@ -228,9 +228,9 @@ class _Taking:
 
     def _take_single_cpus(self) -> None:
         if self.options.distribute_cpus_across_cores:
-            groups = [self.topology.by_socket[one] & self.free for one in self._sorted_sockets()]
+            groups = [self.topology.by_socket[socket] & self.free for socket in self._sorted_sockets()]
         else:
-            groups = [self.topology.by_core[one] & self.free for one in self._sorted_cores()]
+            groups = [self.topology.by_core[core] & self.free for core in self._sorted_cores()]
         for group in groups:
             for cpu in CpuSet.from_bits(group & self.free):
                 self._take(1 << cpu)

@@ -39,8 +39,8 @@ class CpuTopology:
         self.by_l3: dict[int, int] = {}
         self.by_numa: dict[int, int] = {}
         self.by_socket: dict[int, int] = {}
-        for one in places:
-            self._add(1 << one.cpu, one.core, one.socket, one.numa_node, one.l3)
+        for place in places:
+            self._add(1 << place.cpu, place.core, place.socket, place.numa_node, place.l3)
         self.count = self.all_bits.bit_count()
 
     @classmethod

@@ -155,7 +155,7 @@ def _shares(
 
 def _deviation(values: Sequence[int]) -> float:
     mean = _round3(sum(values) / len(values))
-    return _round3(math.sqrt(sum((one - mean) * (one - mean) for one in values) / len(values)))
+    return _round3(math.sqrt(sum((value - mean) * (value - mean) for value in values) / len(values)))
 
 
 def _round3(value: float) -> float:

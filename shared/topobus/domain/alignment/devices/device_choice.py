@@ -60,12 +60,12 @@ def split_by_affinity(devices: Iterable[Device], nodes: NodeSet | None) -> Split
     Source: kubelet 1.36 devicemanager filterByAffinity; without a mask all are "without affinity".
     """
     buckets: tuple[list[str], list[str], list[str]] = ([], [], [])
-    for one in devices:
-        if nodes is None or not one.numa_nodes:
-            buckets[2].append(one.name)
+    for device in devices:
+        if nodes is None or not device.numa_nodes:
+            buckets[2].append(device.name)
         else:
-            buckets[1 if one.numa_nodes.isdisjoint(nodes) else 0].append(one.name)
-    aligned, unaligned, rest = (tuple(sorted(one)) for one in buckets)
+            buckets[1 if device.numa_nodes.isdisjoint(nodes) else 0].append(device.name)
+    aligned, unaligned, rest = (tuple(sorted(bucket)) for bucket in buckets)
     return Split(aligned=aligned, unaligned=unaligned, no_affinity=rest)
 
 
@@ -85,13 +85,13 @@ def choose_devices(
              is_from_end — ties are won by the largest names instead of the smallest.
     Result:  `count` names, sorted; fewer only when there are fewer.
     """
-    musts = {one.name for one in must_include}
-    pool = [*must_include, *(one for one in candidates if one.name not in musts)]
+    musts = {device.name for device in must_include}
+    pool = [*must_include, *(candidate for candidate in candidates if candidate.name not in musts)]
     count = max(len(musts), min(count, len(pool)))
     links = Links(pool)
     if count == len(pool) or count == 0:
         return _report(pool[:count] if count else [], sites, company, links)
-    order = {name: place for place, name in enumerate(sorted((one.name for one in pool), reverse=is_from_end))}
+    order = {name: place for place, name in enumerate(sorted((device.name for device in pool), reverse=is_from_end))}
     groups = form_groups(pool, musts, sites, links, order)
     return _Search(groups, sites, count, company, free or pool, links, order, is_order_first=is_from_end and count == 1).run()
 
@@ -119,8 +119,8 @@ class _Search:
         self.company = company
         self.all_links = links
         self.links_first = not links.is_empty or not company
-        self.reach = [[self._reach(one, other) for other in groups] for one in groups]
-        counted = Counter(sites[one.name] for one in free)
+        self.reach = [[self._reach(group, other) for other in groups] for group in groups]
+        counted = Counter(sites[device.name] for device in free)
         self.twin = interchangeable(groups, self.reach, company, counted)
         self.damage = _Damage(groups, counted)
         self.room = [0] * (len(groups) + 1)
@@ -151,11 +151,11 @@ class _Search:
             is_exact=self.budget > 0,
         )
 
-    def _reach(self, one: Group, other: Group) -> Reach:
-        if one is other and len(one.devices) < 2:
+    def _reach(self, first: Group, second: Group) -> Reach:
+        if first is second and len(first.devices) < 2:
             return Reach(0, 0.0)
-        peer = one.devices[1] if one is other else other.devices[0]
-        return self.all_links.between(one.devices[0].name, peer.name, one.site, other.site)
+        peer = first.devices[1] if first is second else second.devices[0]
+        return self.all_links.between(first.devices[0].name, peer.name, first.site, second.site)
 
     def _walk(self, place: int, left: int, counts: list[int], degraded: int, rank: int, bandwidth: float, gains: Sequence[float]) -> None:
         """Take some of group `place`; `gains` is each group's bandwidth to what is taken so far."""
@@ -218,7 +218,7 @@ class _Search:
         key = head if self.is_order_first else (*head, damage)
         if self.best is not None and key > self.best:
             return
-        chosen = (one.name for group, count in zip(self.groups, counts, strict=True) for one in group.devices[:count])
+        chosen = (device.name for group, count in zip(self.groups, counts, strict=True) for device in group.devices[:count])
         places = tuple(sorted(self.order[name] for name in chosen))
         is_tie = self.best is not None and key == self.best
         self.ties = self.ties + 1 if is_tie else 0
@@ -231,7 +231,7 @@ class _Bound:
     """At most how much bandwidth the groups from a place on can add: each device its links to what is taken, and half of its best links to others."""
 
     def __init__(self, groups: Sequence[Group], reach: Sequence[Sequence[Reach]]) -> None:
-        self.sizes = [len(one.devices) for one in groups]
+        self.sizes = [len(group.devices) for group in groups]
         self.is_idle = not any(reach_.bandwidth_gbps for row in reach for reach_ in row)
         self._reach = reach
         self._rows: dict[tuple[int, int], list[float]] = {}
@@ -282,7 +282,7 @@ class _Damage:
             losses = [
                 [tuple(had // size - (had - taken) // size for size in _LATER_SIZES) for taken in range(had + 1)] for had in rooms.values()
             ]
-            self.levels.append(([places.get(one.site.key(level), -1) for one in groups], losses))
+            self.levels.append(([places.get(group.site.key(level), -1) for group in groups], losses))
 
     def of(self, counts: Sequence[int]) -> tuple[int, ...]:
         """The sets lost, by size (the largest first) and level, when so many of each group are taken."""
@@ -313,14 +313,14 @@ def _closeness(taken: Mapping[Site, int], company: Sequence[Neighbours]) -> tupl
 def _report(chosen: Sequence[Device], sites: Mapping[str, Site], company: Sequence[Neighbours], links: Links) -> Choice:
     rank = -1
     bandwidth = 0.0
-    for place, one in enumerate(chosen):
+    for place, device in enumerate(chosen):
         for other in chosen[place + 1 :]:
-            link = links.between(one.name, other.name, sites[one.name], sites[other.name])
+            link = links.between(device.name, other.name, sites[device.name], sites[other.name])
             rank = max(rank, link.rank)
             bandwidth += link.bandwidth_gbps
-    taken = Counter(sites[one.name] for one in chosen)
+    taken = Counter(sites[device.name] for device in chosen)
     return Choice(
-        names=tuple(sorted(one.name for one in chosen)),
+        names=tuple(sorted(device.name for device in chosen)),
         bottleneck=LINK_CLASSES[rank] if rank >= 0 else None,
         bandwidth_gbps=bandwidth,
         pairs=tuple(reversed(_closeness(taken, company))),

@@ -40,22 +40,22 @@ class Links:
     __slots__ = ("_by_pair",)
 
     def __init__(self, pool: Sequence[Device]) -> None:
-        known = {one.name for one in pool}
+        names = {device.name for device in pool}
         sums: dict[tuple[str, str], Reach] = {}
-        for one in pool:
-            for link in one.links:
-                if link.peer in known:
-                    old = sums.get((one.name, link.peer))
+        for device in pool:
+            for link in device.links:
+                if link.peer in names:
+                    old = sums.get((device.name, link.peer))
                     rank = LINK_CLASSES.index(link.kind)
-                    sums[one.name, link.peer] = (
+                    sums[device.name, link.peer] = (
                         Reach(rank, link.bandwidth_gbps)
                         if old is None
                         else Reach(min(old.rank, rank), old.bandwidth_gbps + link.bandwidth_gbps)
                     )
-        self._by_pair: dict[str, dict[str, Reach]] = {one.name: {} for one in pool}
-        for (name, peer), mine in sums.items():
-            theirs = sums.get((peer, name), mine)
-            both = Reach(min(mine.rank, theirs.rank), max(mine.bandwidth_gbps, theirs.bandwidth_gbps))
+        self._by_pair: dict[str, dict[str, Reach]] = {device.name: {} for device in pool}
+        for (name, peer), own_total in sums.items():
+            other_total = sums.get((peer, name), own_total)
+            both = Reach(min(own_total.rank, other_total.rank), max(own_total.bandwidth_gbps, other_total.bandwidth_gbps))
             self._by_pair[name][peer] = both
             self._by_pair[peer][name] = both
 
@@ -68,10 +68,10 @@ class Links:
         """The links of one device, by peer."""
         return self._by_pair[name]
 
-    def between(self, one: str, other: str, one_site: Site, other_site: Site) -> Reach:
+    def between(self, first: str, second: str, one_site: Site, other_site: Site) -> Reach:
         """A reported link where it beats the place, else the place."""
         place = site_rank(one_site, other_site)
-        link = self._by_pair[one].get(other)
+        link = self._by_pair[first].get(second)
         return Reach(place, 0.0) if link is None else Reach(min(place, link.rank), link.bandwidth_gbps)
 
 
@@ -81,38 +81,45 @@ def form_groups(
     """Put like devices together; `order` is the place of each name, the first ones are taken first where nothing else decides."""
     groups: list[list[Device]] = []
     by_kind: dict[tuple[Site, bool], list[list[Device]]] = {}
-    for one in sorted(pool, key=lambda device: (device.name not in musts, order[device.name])):
-        kind = (sites[one.name], one.health.state is HealthState.DEGRADED)
+    for device in sorted(pool, key=lambda device: (device.name not in musts, order[device.name])):
+        kind = (sites[device.name], device.health.state is HealthState.DEGRADED)
         for group in by_kind.setdefault(kind, []):
-            if links.is_empty or (_are_alike(links, group[0].name, one.name) and _are_linked_alike(links, group, one)):
-                group.append(one)
+            if links.is_empty or (_are_alike(links, group[0].name, device.name) and _are_linked_alike(links, group, device)):
+                group.append(device)
                 break
         else:
-            group = [one]
+            group = [device]
             by_kind[kind].append(group)
             groups.append(group)
     formed = [
-        Group(tuple(group), sum(one.name in musts for one in group), sites[group[0].name], group[0].health.state is HealthState.DEGRADED)
+        Group(
+            tuple(group), sum(device.name in musts for device in group), sites[group[0].name], group[0].health.state is HealthState.DEGRADED
+        )
         for group in groups
     ]
-    return sorted(formed, key=lambda one: (one.is_degraded, -one.musts, -len(one.devices), order[one.devices[0].name]))
+    return sorted(
+        formed,
+        key=lambda each_group: (each_group.is_degraded, -each_group.musts, -len(each_group.devices), order[each_group.devices[0].name]),
+    )
 
 
-def _are_alike(links: Links, one: str, other: str) -> bool:
-    mine, theirs = links.of(one), links.of(other)
-    return len(mine) == len(theirs) and all(name == other or theirs.get(name) == link for name, link in mine.items())
+def _are_alike(links: Links, first: str, second: str) -> bool:
+    own_reaches, other_reaches = links.of(first), links.of(second)
+    return len(own_reaches) == len(other_reaches) and all(
+        name == second or other_reaches.get(name) == link for name, link in own_reaches.items()
+    )
 
 
-def _are_linked_alike(links: Links, group: Sequence[Device], one: Device) -> bool:
+def _are_linked_alike(links: Links, group: Sequence[Device], device: Device) -> bool:
     """Inside a group of three or more every pair must be linked alike."""
-    return all(links.of(a.name).get(b.name) == links.of(a.name).get(one.name) for a, b in pairwise(group))
+    return all(links.of(a.name).get(b.name) == links.of(a.name).get(device.name) for a, b in pairwise(group))
 
 
 def interchangeable(
     groups: Sequence[Group], reach: Sequence[Sequence[Reach]], company: Sequence[Neighbours], free: Mapping[Site, int]
 ) -> list[int]:
     """For each group the latest earlier group that it could change places with, or -1."""
-    looks = [_look(one, company, free) for one in groups]
+    looks = [_look(group, company, free) for group in groups]
     before: list[int] = []
     for place, row in enumerate(reach):
         twin = next(
@@ -133,7 +140,7 @@ def _look(group: Group, company: Sequence[Neighbours], free: Mapping[Site, int])
     """What a group's neighbourhood looks like from outside, names and addresses aside."""
     site = group.site
     levels: list[int] = []
-    for sites in (free, *(one.sites for one in company)):
+    for sites in (free, *(neighbours.sites for neighbours in company)):
         for key in ("switch", "root", "parent"):
             mine = getattr(site, key)
             levels.append(sum(count for other, count in sites.items() if getattr(other, key) == mine) if mine else -1)

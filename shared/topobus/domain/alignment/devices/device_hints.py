@@ -37,7 +37,7 @@ def device_rule(
     Source:  from 1.36 on only nodes that host a device of the class are candidates (k/k PR 138244), all nodes when none of those is known;
              before, all nodes. The preferred flags are the same, the masks of a best-effort answer are not.
     """
-    if count <= 0 or not any(one.numa_nodes for one in devices):
+    if count <= 0 or not any(device.numa_nodes for device in devices):
         return None
     amounts: dict[int, list[int]] = {}
     hosting = 0

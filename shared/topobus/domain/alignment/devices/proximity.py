@@ -29,7 +29,9 @@ LINK_CLASSES: tuple[LinkClass, ...] = tuple(LinkClass)
 """Widest first; a rank is a position here."""
 FARTHEST = len(LINK_CLASSES) - 1
 
-_SWITCH, _ROOT, _NUMA, _SOCKET = (LINK_CLASSES.index(one) for one in (LinkClass.SWITCH, LinkClass.ROOT, LinkClass.NUMA, LinkClass.SOCKET))
+_SWITCH, _ROOT, _NUMA, _SOCKET = (
+    LINK_CLASSES.index(link_class) for link_class in (LinkClass.SWITCH, LinkClass.ROOT, LinkClass.NUMA, LinkClass.SOCKET)
+)
 
 
 class Site(Struct, frozen=True):
@@ -82,19 +84,19 @@ def site_of(device: Device, sockets: Mapping[int, int]) -> Site:
     )
 
 
-def site_rank(one: Site, other: Site) -> int:
+def site_rank(first: Site, second: Site) -> int:
     """Rank two places; unknown is the farthest.
 
     >>> site_rank(Site("", "pci0000:17", 1, 1), Site("", "pci0000:17", 1, 1)) == LINK_CLASSES.index(LinkClass.ROOT)
     True
     """
-    if (one.switch and one.switch == other.switch) or (one.parent and one.parent == other.parent):
+    if (first.switch and first.switch == second.switch) or (first.parent and first.parent == second.parent):
         return _SWITCH
-    if one.root and one.root == other.root:
+    if first.root and first.root == second.root:
         return _ROOT
-    if one.numa & other.numa:
+    if first.numa & second.numa:
         return _NUMA
-    return _SOCKET if one.sockets & other.sockets else FARTHEST
+    return _SOCKET if first.sockets & second.sockets else FARTHEST
 
 
 def matching(ours: Mapping[Site, int], theirs: Mapping[Site, int], pairs: int) -> tuple[int, ...]:
@@ -134,10 +136,10 @@ def _by_key(sites: Mapping[Site, int], level: int) -> dict[str | int, list[Site]
     return grouped
 
 
-def _meets(one: str | int, other: str | int) -> bool:
-    if isinstance(one, int) and isinstance(other, int):
-        return bool(one & other)
-    return bool(one) and one == other
+def _meets(first: str | int, second: str | int) -> bool:
+    if isinstance(first, int) and isinstance(second, int):
+        return bool(first & second)
+    return bool(first) and first == second
 
 
 def pairs_by_switch(ours: Sequence[tuple[str, Site]], theirs: Sequence[tuple[str, Site]]) -> tuple[tuple[str, str, str], ...]:

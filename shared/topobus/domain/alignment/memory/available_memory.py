@@ -35,7 +35,7 @@ class AvailableMemory(Struct, frozen=True, kw_only=True):
         if not view.options.aligns_memory:
             return cls()
         blocks = tuple(block for _, held in sorted(view.held_memory.items()) for block in held)
-        return cls(allocatable={one.id: one.allocatable for one in view.memory}, blocks=blocks)
+        return cls(allocatable={numa_memory.id: numa_memory.allocatable for numa_memory in view.memory}, blocks=blocks)
 
     def family(self, wanted: Mapping[str, int], *, is_pod: bool) -> MemoryRule | None:
         """The hints for so much of each kind; None when nothing is wanted or memory is not aligned."""

@@ -87,15 +87,18 @@ def allocate_memory(
             )
         chosen = wider
     mask = chosen.nodes if chosen.nodes is not None else NodeSet()
-    by_id = {one.id: one for one in nodes}
+    by_id = {node.id: node for node in nodes}
     if len(mask) > 1 and any(by_id[one].assignments and by_id[one].group != mask for one in mask):
         return _reason("memory-group", f"NUMA nodes {mask} serve other groups already", request, chosen)
     return tuple(_fill(by_id, mask, kind, wanted, (reusable or {}).get(mask, {}).get(kind, 0)) for kind, wanted in sorted(request.items()))
 
 
 def _satisfies(nodes: Sequence[MemoryNode], mask: NodeSet, request: Mapping[str, int]) -> bool:
-    members = [one for one in nodes if one.id in mask]
-    return all(sum(one.amounts[kind].free for one in members if kind in one.amounts) >= wanted for kind, wanted in request.items())
+    members = [node for node in nodes if node.id in mask]
+    return all(
+        sum(memory_node.amounts[kind].free for memory_node in members if kind in memory_node.amounts) >= wanted
+        for kind, wanted in request.items()
+    )
 
 
 def _fill(by_id: Mapping[int, MemoryNode], mask: NodeSet, kind: str, wanted: int, reused: int) -> MemoryBlock:

@@ -23,10 +23,12 @@ _TIED_SHOWN = 8
 def find_preferred(families: Sequence[HintRule], order: Sequence[int], size: int, fit: Fit, *, is_closest: bool) -> tuple[list[int], bool]:
     """Find masks of `size` nodes that are feasible for all, fittest first: a few of them, or none."""
     if comb(len(order), size) <= _BUDGET:
-        found = [
-            mask for chosen in combinations(order, size) if all(one.has(mask := sum(1 << node for node in chosen)) for one in families)
+        masks = [
+            mask
+            for chosen in combinations(order, size)
+            if all(family.has(mask := sum(1 << node for node in chosen)) for family in families)
         ]
-        return sorted(found, key=fit)[: _TIED_SHOWN + 1], True
+        return sorted(masks, key=fit)[: _TIED_SHOWN + 1], True
     search = _Lowest(families, order)
     mask = search.find(size)
     return ([mask] if mask else []), search.budget > 0 and not is_closest
@@ -55,14 +57,14 @@ class _Lowest:
 
     def _can(self, left: int, size: int, chosen: int) -> bool:
         """Say whether each family alone could still be met: its musts, and its best nodes of those left."""
-        for one in self.families:
+        for family in self.families:
             below = 0
             for node in self.order[:left]:
                 below |= 1 << node
-            if not all(must & (chosen | below) for must in one.musts):
+            if not all(must & (chosen | below) for must in family.musts):
                 return False
-            gains = sorted((one.free_in(chosen | 1 << node) - one.free_in(chosen) for node in self.order[:left]), reverse=True)
-            if one.free_in(chosen) + sum(gains[:size]) < one.request:
+            gains = sorted((family.free_in(chosen | 1 << node) - family.free_in(chosen) for node in self.order[:left]), reverse=True)
+            if family.free_in(chosen) + sum(gains[:size]) < family.request:
                 return False
         return True
 
@@ -96,17 +98,19 @@ class _Sharing:
     def __init__(self, families: Sequence[HintRule], order: Sequence[int], budget: int) -> None:
         self.order = order
         self.budget = budget
-        self.slack = tuple(one.free_in(one.candidates) - one.request for one in families)
+        self.slack = tuple(family.free_in(family.candidates) - family.request for family in families)
         # A unit on several nodes would be charged to each of them: then the answer is a right one, but perhaps not the fittest.
-        self.is_exact = all(one.is_simple and all(must & (must - 1) == 0 for must in one.musts) for one in families)
+        self.is_exact = all(family.is_simple and all(must & (must - 1) == 0 for must in family.musts) for family in families)
         self.amounts: dict[int, tuple[int | None, ...]] = {}
         for node in order:
             bit = 1 << node
             self.amounts[node] = tuple(
-                None if any(must & bit for must in one.musts) else sum(unit.free for unit in one.units if unit.where & bit)
-                for one in families
+                None if any(must & bit for must in family.musts) else sum(unit.free for unit in family.units if unit.where & bit)
+                for family in families
             )
-        self.cost = {node: min((one for one in amounts if one is not None), default=1 << 62) for node, amounts in self.amounts.items()}
+        self.cost = {
+            node: min((amount for amount in amounts if amount is not None), default=1 << 62) for node, amounts in self.amounts.items()
+        }
 
     def can_leave_out(self, nodes: Sequence[int], more: int, rest: Sequence[int]) -> bool:
         """Say whether all of these nodes and so many more of the rest can be left out together."""

@@ -35,10 +35,10 @@ def merge_large(
 ) -> Merged:
     """Merge on a machine of any size, in bounded time."""
     rules: list[HintRule | MemoryRule] = [*families, *memories]
-    able = [one for one in rules if not one.is_empty]
-    said = [[one for one in hints if one.nodes is not None] for hints in lists]
-    widths = [width for one in able if (width := one.width()) is not None]
-    widths += [min(len(one.nodes) for one in hints if one.nodes is not None) for hints in said if hints]
+    able = [rule for rule in rules if not rule.is_empty]
+    said = [[hint for hint in hints if hint.nodes is not None] for hints in lists]
+    widths = [width for rule in able if (width := rule.width()) is not None]
+    widths += [min(len(hint.nodes) for hint in hints if hint.nodes is not None) for hints in said if hints]
     width = max(widths, default=0)
     if len(able) == len(rules):
         best = _all_prefer(families, memories, lists, nodes, fit, is_closest=is_closest)
@@ -62,27 +62,29 @@ def _all_prefer(
 ) -> tuple[int, bool] | None:
     """The fittest mask that all prefer that was found, and whether it is proved to be the fittest."""
     rules: list[HintRule | MemoryRule] = [*families, *memories]
-    sizes = {one.narrowest() for one in rules}
-    bound = [hints for hints in lists if not any(one.nodes is None and one.preferred for one in hints)]
-    if len(sizes) > 1 or any(not any(one.preferred for one in hints) for hints in bound):
+    sizes = {rule.narrowest() for rule in rules}
+    bound = [hints for hints in lists if not any(hint.nodes is None and hint.preferred for hint in hints)]
+    if len(sizes) > 1 or any(not any(hint.preferred for hint in hints) for hints in bound):
         return None
     size = sizes.pop() if sizes else 0
     if bound:
-        masks = {one.nodes.bits for one in bound[0] if one.preferred and one.nodes is not None}
+        masks = {hint.nodes.bits for hint in bound[0] if hint.preferred and hint.nodes is not None}
         for hints in bound[1:]:
-            masks &= {one.nodes.bits for one in hints if one.preferred and one.nodes is not None}
+            masks &= {hint.nodes.bits for hint in hints if hint.preferred and hint.nodes is not None}
         fitting = [
-            mask for mask in masks if (not rules or mask.bit_count() == size) and all(one.has(mask) for one in rules) and mask & nodes.bits
+            mask
+            for mask in masks
+            if (not rules or mask.bit_count() == size) and all(rule.has(mask) for rule in rules) and mask & nodes.bits
         ]
         return (min(fitting, key=fit), True) if fitting else None
     common = nodes.bits
-    for one in rules:
-        common &= one.candidates
+    for rule in rules:
+        common &= rule.candidates
     if size == 1:
-        singles = [mask for node in positions(common) if all(one.has(mask := 1 << node) for one in rules)]
+        singles = [mask for node in positions(common) if all(rule.has(mask := 1 << node) for rule in rules)]
         return (min(singles, key=fit), True) if singles else None
     fitting = [
-        mask for memory in memories for mask in memory.exceptions() if mask.bit_count() == size and all(one.has(mask) for one in rules)
+        mask for memory in memories for mask in memory.exceptions() if mask.bit_count() == size and all(rule.has(mask) for rule in rules)
     ]
     wide = common
     for memory in memories:
@@ -106,15 +108,15 @@ def _reachable(
     is_closest: bool,
 ) -> set[int]:
     """Some masks that are intersections of one mask from each: all that matter on ordinary machines."""
-    families = [one for one in able if isinstance(one, HintRule)]
-    memories = [one for one in able if isinstance(one, MemoryRule)]
+    families = [rule for rule in able if isinstance(rule, HintRule)]
+    memories = [rule for rule in able if isinstance(rule, MemoryRule)]
     window = nodes.bits
     for rule in able:
         window &= rule.candidates
     found = {window}
     # A family can be met by all of its candidates, so whatever a list or memory offers is reachable as it stands, clipped to the window.
     for hints, whole in zip(said, lists, strict=True):
-        masks = [one.nodes.bits for one in islice(hints, _MASKS) if one.nodes is not None] or [nodes.bits]
+        masks = [hint.nodes.bits for hint in islice(hints, _MASKS) if hint.nodes is not None] or [nodes.bits]
         masks += [nodes.bits] if len(hints) < len(whole) else []
         found = set(islice(sorted({mask & reached for mask in masks for reached in found} - {0}, key=fit), _MASKS))
     for memory in memories:
@@ -137,21 +139,21 @@ def _reachable(
 
 def _can_do_without(out: Sequence[int], families: Sequence[HintRule], memories: Sequence[MemoryRule]) -> bool:
     """Say whether the nodes can be shared among the rules so that each does without its share; False also where a short search finds no way."""
-    slack: list[tuple[int, ...]] = [(one.free_in(one.candidates) - one.request,) for one in families]
+    slack: list[tuple[int, ...]] = [(family.free_in(family.candidates) - family.request,) for family in families]
     slack += [memory.wide_slack for memory in memories]
 
     def amounts(node: int) -> list[tuple[int, ...] | None]:
         bit = 1 << node
         plain: list[tuple[int, ...] | None] = [
             # A unit on several nodes is charged to each of them: that refuses too much, never too little.
-            None if any(must & bit for must in one.musts) else (sum(unit.free for unit in one.units if unit.where & bit),)
-            for one in families
+            None if any(must & bit for must in family.musts) else (sum(unit.free for unit in family.units if unit.where & bit),)
+            for family in families
         ]
         return plain + [memory.free[bit] for memory in memories]
 
     charges = [(node, amounts(node)) for node in out]
     # The nodes that fewest rules can bear are shared out first.
-    charges.sort(key=lambda one: (sum(1 for amount in one[1] if amount is not None), one[0]))
+    charges.sort(key=lambda charge: (sum(1 for amount in charge[1] if amount is not None), charge[0]))
     budget = _SHARINGS
 
     def share(place: int) -> bool:

@@ -47,24 +47,24 @@ def merge_opinions(
     """
     if policy in (Policy.NONE, Policy.SINGLE_NUMA_NODE):
         # Only one-node hints count under single-numa-node: at most one a node.
-        lists = [_single_hints(one) if isinstance(one, HintRule | MemoryRule) else one for one in opinions]
+        lists = [_single_hints(opinion) if isinstance(opinion, HintRule | MemoryRule) else opinion for opinion in opinions]
         return merge_hints(lists, nodes, policy, distances=distances, prefer_closest=prefer_closest)
-    families = [one for one in opinions if isinstance(one, HintRule)]
-    others = [one for one in opinions if one is not None and not isinstance(one, HintRule)]
-    if any(one.sockets for one in families):
-        if all(one.candidates.bit_count() <= BITSET_LIMIT for one in families):
+    families = [opinion for opinion in opinions if isinstance(opinion, HintRule)]
+    others = [opinion for opinion in opinions if opinion is not None and not isinstance(opinion, HintRule)]
+    if any(family.sockets for family in families):
+        if all(family.candidates.bit_count() <= BITSET_LIMIT for family in families):
             return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
         # Beyond, the masks that align-by-socket prefers besides are too many to list; the narrowest ones are preferred alone.
-        families = [structs.replace(one, sockets=()) for one in families]
+        families = [structs.replace(family, sockets=()) for family in families]
     fit = fit_order(nodes, distances if prefer_closest else ())
     is_closest = bool(prefer_closest and distances)
     if others:
         mixed = merge_mixed(families, others, nodes, fit, is_closest=is_closest)
-        if mixed is None and not families and not any(isinstance(one, MemoryRule) for one in others):
+        if mixed is None and not families and not any(isinstance(other, MemoryRule) for other in others):
             return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
         if mixed is None:
-            memories = [one for one in others if isinstance(one, MemoryRule)]
-            listed = [one for one in others if not isinstance(one, MemoryRule)]
+            memories = [other for other in others if isinstance(other, MemoryRule)]
+            listed = [other for other in others if not isinstance(other, MemoryRule)]
             mixed = merge_large(families, memories, listed, nodes, fit, is_closest=is_closest)
         merged = mixed
     else:
@@ -93,7 +93,7 @@ def _single_hints(family: HintRule | MemoryRule) -> list[Hint]:
 
 
 def _merge_as_lists(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, distances: Distances, *, prefer_closest: bool) -> Merged:
-    lists = [_as_list(one) for one in opinions]
+    lists = [_as_list(opinion) for opinion in opinions]
     return merge_hints(lists, nodes, policy, distances=distances, prefer_closest=prefer_closest)
 
 
@@ -104,8 +104,8 @@ def _as_list(opinion: Opinion) -> Sequence[Hint] | None:
 
 
 def _merge_families(families: Sequence[HintRule], nodes: NodeSet, fit: Fit, *, is_closest: bool) -> Merged:
-    feasible = [one for one in families if not one.is_empty]
-    width = max((found for one in feasible if (found := one.width()) is not None), default=0)
+    feasible = [family for family in families if not family.is_empty]
+    width = max((found for hint_rule in feasible if (found := hint_rule.width()) is not None), default=0)
     if len(feasible) == len(families):
         if not families:
             # No list at all, and lists without any opinion, both end at the whole machine.
@@ -121,8 +121,8 @@ def _merge_families(families: Sequence[HintRule], nodes: NodeSet, fit: Fit, *, i
                 is_exact=preferred.is_exact,
             )
     window = nodes.bits
-    for one in feasible:
-        window &= one.candidates
+    for hint_rule in feasible:
+        window &= hint_rule.candidates
     if not window:
         return Merged(hint=Hint(nodes, preferred=False), is_admitted=False, width=width, has_common=False)
     if not feasible:
@@ -154,23 +154,23 @@ class _Preferred:
 
 def _preferred(families: Sequence[HintRule], fit: Fit, *, is_closest: bool) -> _Preferred:
     """Find masks of the one width that all families prefer, inside the candidates of all."""
-    widths = {one.narrowest() for one in families}
+    widths = {family.narrowest() for family in families}
     common = families[0].candidates
-    for one in families[1:]:
-        common &= one.candidates
+    for family in families[1:]:
+        common &= family.candidates
     if len(widths) > 1 or common.bit_count() < (size := widths.pop()):
         return _Preferred(())
     order = positions(common)
     if size == 1:
-        return _Preferred(sorted((mask for node in order if all(one.has(mask := 1 << node) for one in families)), key=fit))
+        return _Preferred(sorted((mask for node in order if all(family.has(mask := 1 << node) for family in families)), key=fit))
     if len(order) > BITSET_LIMIT:
         masks, is_exact = find_preferred(families, order, size, fit, is_closest=is_closest)
         return _Preferred(masks, is_exact=is_exact)
     universe = MaskAlgebra(len(order))
     found = universe.layers[size]
-    for one in families:
+    for family in families:
         if not found:
             return _Preferred(())
-        found &= within(one, universe, order)
+        found &= within(family, universe, order)
     masks = sorted((unpack(mask, order) for mask in members(found)), key=fit) if is_closest else lowest(found, order)
     return _Preferred(masks)

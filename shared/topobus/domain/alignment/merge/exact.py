@@ -29,7 +29,7 @@ def lowest(found: int, order: Sequence[int]) -> list[int]:
 
 def within(family: HintRule, universe: MaskAlgebra, order: Sequence[int]) -> int:
     """The family's masks that lie inside the window."""
-    found = universe.at_least([(pack(one.where, order), one.free) for one in family.units if one.free], family.request)
+    found = universe.at_least([(pack(unit.where, order), unit.free) for unit in family.units if unit.free], family.request)
     for must in family.musts:
         found &= universe.touching(pack(must, order))
     return found
@@ -41,9 +41,9 @@ def reachable(families: Sequence[HintRule], order: Sequence[int]) -> int:
     window = 0
     for one in order:
         window |= 1 << one
-    spares = [Removable(one, window, order) for one in families]
+    spares = [Removable(family, window, order) for family in families]
     # The resource with the most different amounts goes first, where it costs nothing.
-    spares.sort(key=lambda one: (one.is_additive, -one.steps))
+    spares.sort(key=lambda spare: (spare.is_additive, -spare.steps))
     without = spares[0].family(universe)
     for spare in spares[1:]:
         without = spare.join(universe, without)
@@ -66,7 +66,7 @@ class Removable:
         for must in family.musts:
             musts |= must
         for node in order:
-            amount = sum(one.free for one in family.units if one.where >> node & 1)
+            amount = sum(unit.free for unit in family.units if unit.where >> node & 1)
             self.amounts.append(None if musts >> node & 1 or amount > self.slack else amount)
         self.steps = len(self._sums()) if self.is_additive else 0
 
@@ -75,15 +75,15 @@ class Removable:
         sums = {0}
         for amount in self.amounts:
             if amount:
-                sums |= {one + amount for one in sums if one + amount <= self.slack}
+                sums |= {total + amount for total in sums if total + amount <= self.slack}
         return sums
 
     def family(self, universe: MaskAlgebra) -> int:
         """All removable sets."""
         family, order = self.family_, self.order
         outside = family.candidates & ~self.window
-        based = sum(one.free for one in family.units if one.where & outside)
-        rest = [(pack(one.where, order), one.free) for one in family.units if one.free and not one.where & outside]
+        based = sum(unit.free for unit in family.units if unit.where & outside)
+        rest = [(pack(unit.where, order), unit.free) for unit in family.units if unit.free and not unit.where & outside]
         kept = universe.at_least(rest, family.request - based)
         for must in family.musts:
             if not must & outside:
@@ -103,15 +103,15 @@ class Removable:
                     put = universe.with_position(levels[used], position)
                     levels[used + amount] = levels.get(used + amount, 0) | put
         found = 0
-        for one in levels.values():
-            found |= one
+        for level in levels.values():
+            found |= level
         return found
 
 
 def fittest(reachable: int, universe: MaskAlgebra, width: int, order: Sequence[int], fit: Fit, *, is_closest: bool) -> int:
     """The best of the reachable masks: of the target width, else the widest below, else the narrowest above; then the fittest."""
     sizes = [size for size in range(1, universe.n + 1) if universe.layers[size] & reachable]
-    size = min(sizes, key=lambda one: (0, 0) if one == width else (1, -one) if one < width else (2, one))
+    size = min(sizes, key=lambda each_size: (0, 0) if each_size == width else (1, -each_size) if each_size < width else (2, each_size))
     layer = universe.layers[size] & reachable
     if not is_closest:
         return unpack(first(layer), order)
@@ -148,7 +148,7 @@ def closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
                 if new_cost + least >= best[0]:
                     continue
             row = pairs[position]
-            descend(position, rest, mask | 1 << position, new_cost, [one + row[other] for other, one in enumerate(adds[:position])])
+            descend(position, rest, mask | 1 << position, new_cost, [add + row[other] for other, add in enumerate(adds[:position])])
 
     descend(len(order), size, 0, 0, alone)
     return unpack(best[1], order) if best is not None else 0

@@ -26,27 +26,31 @@ def merge_mixed(
     families: Sequence[HintRule], others: Sequence[MemoryRule | Sequence[Hint]], nodes: NodeSet, fit: Fit, *, is_closest: bool
 ) -> Merged | None:
     """Merge; None when this way does not help: lists alone, or more nodes in play than a bitset holds."""
-    memories = [one for one in others if isinstance(one, MemoryRule)]
-    lists = [_List(one) for one in others if not isinstance(one, MemoryRule)]
+    memories = [other for other in others if isinstance(other, MemoryRule)]
+    lists = [_List(other) for other in others if not isinstance(other, MemoryRule)]
     rules: list[HintRule | MemoryRule] = [*families, *memories]
     if not rules:
         return None
-    able = [one for one in rules if not one.is_empty]
-    widths = [width for one in able if (width := one.width()) is not None] + [one.width for one in lists if one.masks]
+    able = [rule for rule in rules if not rule.is_empty]
+    widths = [width for rule in able if (width := rule.width()) is not None] + [
+        resource_list.width for resource_list in lists if resource_list.masks
+    ]
     width = max(widths, default=0)
-    if len(able) == len(rules) and all(one.preferred or one.is_wild for one in lists):
+    if len(able) == len(rules) and all(resource_list.preferred or resource_list.is_wild for resource_list in lists):
         common = nodes.bits
-        for one in rules:
-            common &= one.candidates
+        for rule in rules:
+            common &= rule.candidates
         if common.bit_count() > BITSET_LIMIT:
             return None
-        best = _all_prefer(rules, [one for one in lists if not one.is_wild], positions(common), fit, is_closest=is_closest)
+        best = _all_prefer(
+            rules, [resource_list for resource_list in lists if not resource_list.is_wild], positions(common), fit, is_closest=is_closest
+        )
         if best:
-            found, *tied = (NodeSet.from_bits(mask) for mask in best)
-            return Merged(hint=Hint(found, preferred=True), is_admitted=True, width=width, tied=tuple(tied[:TIED_SHOWN]))
+            node_set, *tied = (NodeSet.from_bits(mask) for mask in best)
+            return Merged(hint=Hint(node_set, preferred=True), is_admitted=True, width=width, tied=tuple(tied[:TIED_SHOWN]))
     window = nodes.bits
-    for one in able:
-        window &= one.candidates
+    for rule in able:
+        window &= rule.candidates
     for said in lists:
         window &= said.reach
     if window.bit_count() > BITSET_LIMIT:
@@ -65,13 +69,13 @@ class _List:
     __slots__ = ("is_wild", "masks", "preferred", "reach", "width")
 
     def __init__(self, hints: Sequence[Hint]) -> None:
-        self.masks = {one.nodes.bits for one in hints if one.nodes is not None}
-        self.preferred = {one.nodes.bits for one in hints if one.nodes is not None and one.preferred}
-        self.is_wild = any(one.nodes is None and one.preferred for one in hints)
+        self.masks = {hint.nodes.bits for hint in hints if hint.nodes is not None}
+        self.preferred = {hint.nodes.bits for hint in hints if hint.nodes is not None and hint.preferred}
+        self.is_wild = any(hint.nodes is None and hint.preferred for hint in hints)
         self.width = min((mask.bit_count() for mask in self.masks), default=0)
         # An empty list, and a hint without nodes, leave every node in play.
         self.reach = -1
-        if hints and all(one.nodes is not None for one in hints):
+        if hints and all(hint.nodes is not None for hint in hints):
             self.reach = 0
             for mask in self.masks:
                 self.reach |= mask
@@ -96,11 +100,11 @@ def _all_prefer(
     universe = MaskAlgebra(len(order))
     inside = sum(1 << one for one in order)
     found = universe.everything & ~1
-    for one in rules:
-        size = one.narrowest()
+    for rule in rules:
+        size = rule.narrowest()
         if size >= len(universe.layers):
             return []
-        found &= universe.layers[size] & (within(one, universe, order) if isinstance(one, HintRule) else one.inside(universe, order))
+        found &= universe.layers[size] & (within(rule, universe, order) if isinstance(rule, HintRule) else rule.inside(universe, order))
     for said in lists:
         found &= _packed((mask for mask in said.preferred if not mask & ~inside), order)
     if not found:
@@ -111,13 +115,13 @@ def _all_prefer(
 def _reach(rules: Sequence[HintRule | MemoryRule], lists: Sequence[_List], order: Sequence[int]) -> int:
     """All non-empty intersections of one mask from each, as a family over the window's positions."""
     universe = MaskAlgebra(len(order))
-    families = [one for one in rules if isinstance(one, HintRule)]
+    families = [rule for rule in rules if isinstance(rule, HintRule)]
     found = reachable(families, order) if families else 1 << ((1 << len(order)) - 1)
     for said in lists:
         found = universe.intersections(found, said.clipped(order))
-    for one in rules:
-        if isinstance(one, MemoryRule):
-            found = _with_memory(universe, order, found, one)
+    for rule in rules:
+        if isinstance(rule, MemoryRule):
+            found = _with_memory(universe, order, found, rule)
     return found & ~1
 
 
@@ -151,6 +155,6 @@ def _with_memory(universe: MaskAlgebra, order: Sequence[int], found: int, memory
             if added is not None:
                 levels[added] = levels.get(added, 0) | universe.with_position(family, position)
     wide = 0
-    for one in levels.values():
-        wide |= one
+    for level in levels.values():
+        wide |= level
     return reached | reverse(wide, universe.n)

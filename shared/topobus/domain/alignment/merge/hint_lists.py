@@ -68,10 +68,10 @@ def merge_hints(lists: HintLists, nodes: NodeSet, policy: Policy, *, distances: 
     """
     if policy is Policy.NONE:
         return Merged(hint=Hint(None, preferred=False), is_admitted=True)
-    flat = [_flatten(one) for one in lists]
+    flat = [_flatten(hints) for hints in lists]
     is_single = policy is Policy.SINGLE_NUMA_NODE
     if is_single:
-        flat = [tuple(hint for hint in one if hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)) for one in flat]
+        flat = [tuple(hint for hint in hints if hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)) for hints in flat]
     merged = _merge(flat, nodes, fit_order(nodes, distances if prefer_closest and not is_single else ()))
     hint = merged.hint
     if is_single and hint.nodes == nodes:
@@ -93,22 +93,22 @@ def fit_order(nodes: NodeSet, distances: Distances = ()) -> Fit:
     if not distances:
         return lambda bits: (bits.bit_count(), 0, bits)
     ids = nodes.ids
-    rows = {one: dict(zip(ids, row, strict=False)) for one, row in zip(ids, distances, strict=False)}
+    rows = {identifier: dict(zip(ids, row, strict=False)) for identifier, row in zip(ids, distances, strict=False)}
 
     # The sum over a mask's ordered pairs, by node: its row's sum over the mask, looked up eight nodes at a time.
-    tables = {one: _row_tables([rows[one].get(other, 0) for other in ids]) for one in ids if one in rows}
-    place = {one: position for position, one in enumerate(ids)}
+    tables = {identifier: _row_tables([rows[identifier].get(other, 0) for other in ids]) for identifier in ids if identifier in rows}
+    place = {identifier: position for position, identifier in enumerate(ids)}
 
     def key(bits: int) -> tuple[int, int, int]:
-        members = [one for one in ids if bits >> one & 1]
+        members = [identifier for identifier in ids if bits >> identifier & 1]
         packed = 0
-        for one in members:
-            packed |= 1 << place[one]
+        for member in members:
+            packed |= 1 << place[member]
         chunks = packed.to_bytes(-(-len(ids) // 8), "little")
         total = 0
-        for one in members:
-            if one in tables:
-                for table, chunk in zip(tables[one], chunks, strict=True):
+        for member in members:
+            if member in tables:
+                for table, chunk in zip(tables[member], chunks, strict=True):
                     total += table[chunk]
         return (len(members), total, bits)
 
@@ -121,7 +121,7 @@ def _row_tables(row: Sequence[int]) -> list[list[int]]:
     for start in range(0, len(row), 8):
         sums = [0]
         for distance in row[start : start + 8]:
-            sums += [one + distance for one in sums]
+            sums += [total + distance for total in sums]
         tables.append(sums)
     return tables
 
@@ -136,14 +136,14 @@ def _merge(lists: Sequence[Sequence[Hint]], nodes: NodeSet, fit: Fit) -> Merged:
     whole = nodes.bits
     if not lists:
         return Merged(hint=Hint(nodes, preferred=True), is_admitted=True)
-    raw = [{hint.nodes.bits for hint in one if hint.nodes is not None} for one in lists]
+    raw = [{hint.nodes.bits for hint in hints if hint.nodes is not None} for hints in lists]
     width = max((min(mask.bit_count() for mask in masks) for masks in raw if masks), default=0)
     common = sorted(_common_preferred(lists, whole), key=fit)
     if common:
         best = common[0]
         tied = tuple(NodeSet.from_bits(bits) for bits in common[1:] if bits.bit_count() == best.bit_count())
         return Merged(hint=Hint(NodeSet.from_bits(best), preferred=True), is_admitted=True, width=width, tied=tied)
-    families = [masks | {whole} if any(hint.nodes is None for hint in one) else masks for one, masks in zip(lists, raw, strict=True)]
+    families = [masks | {whole} if any(hint.nodes is None for hint in hints) else masks for hints, masks in zip(lists, raw, strict=True)]
     reachable = _intersections(families, whole)
     if not reachable:
         return Merged(hint=Hint(nodes, preferred=False), is_admitted=False, width=width, has_common=False)
@@ -154,16 +154,16 @@ def _merge(lists: Sequence[Sequence[Hint]], nodes: NodeSet, fit: Fit) -> Merged:
 def _common_preferred(lists: Sequence[Sequence[Hint]], whole: int) -> set[int]:
     """Masks that every list prefers (or has no opinion on), clipped to the machine; equality is tested on the raw masks."""
     opinions: list[set[int]] = []
-    for one in lists:
-        preferred = {hint.nodes.bits for hint in one if hint.preferred and hint.nodes is not None}
-        if not any(hint.preferred and hint.nodes is None for hint in one):
+    for hints in lists:
+        preferred = {hint.nodes.bits for hint in hints if hint.preferred and hint.nodes is not None}
+        if not any(hint.preferred and hint.nodes is None for hint in hints):
             if not preferred:
                 return set()
             opinions.append(preferred)
     wild = [
-        {hint.nodes.bits for hint in one if hint.preferred and hint.nodes is not None}
-        for one in lists
-        if any(hint.preferred and hint.nodes is None for hint in one)
+        {hint.nodes.bits for hint in hints if hint.preferred and hint.nodes is not None}
+        for hints in lists
+        if any(hint.preferred and hint.nodes is None for hint in hints)
     ]
     candidates = set.intersection(*opinions) if opinions else {whole}.union(*wild)
     return {bits & whole for bits in candidates} - {0}
@@ -179,7 +179,7 @@ def _intersections(families: Sequence[Collection[int]], whole: int) -> set[int]:
         window &= union
     if not window:
         return set()
-    clipped = sorted(({bits & window for bits in one} for one in families), key=len)
+    clipped = sorted(({bits & window for bits in family} for family in families), key=len)
     reached = {window}
     for masks in clipped:
         if len(reached) * len(masks) > _PAIRS_LIMIT and window.bit_count() <= _BITSET_NODES:

@@ -51,7 +51,7 @@ class HintRule(Struct, frozen=True, kw_only=True):
 
     def free_in(self, mask: int) -> int:
         """Free units that the mask touches."""
-        return sum(one.free for one in self.units if one.where & mask)
+        return sum(unit.free for unit in self.units if unit.where & mask)
 
     def has(self, mask: int) -> bool:
         """Say whether the mask (bits of ids) is one of the hints."""
@@ -67,11 +67,11 @@ class HintRule(Struct, frozen=True, kw_only=True):
     @property
     def is_simple(self) -> bool:
         """Say whether every unit is on one node: then sums over nodes are all there is to it."""
-        return all(one.where & (one.where - 1) == 0 for one in self.units)
+        return all(unit.where & (unit.where - 1) == 0 for unit in self.units)
 
     def narrowest(self) -> int:
         """The width that makes a hint preferred: the fewest nodes that have enough in total; all candidates when none have."""
-        found = self._fewest([(one.where, one.total) for one in self.units], ())
+        found = self._fewest([(unit.where, unit.total) for unit in self.units], ())
         return self.candidates.bit_count() if found is None else found
 
     def wanted_sockets(self, narrowest: int) -> int:
@@ -84,11 +84,11 @@ class HintRule(Struct, frozen=True, kw_only=True):
         """Say whether a hint is preferred; `narrowest` is passed in, for it is asked of many masks."""
         if mask.bit_count() == narrowest:
             return True
-        return bool(self.sockets) and sum(1 for one in self.sockets if one & mask) == self.wanted_sockets(narrowest)
+        return bool(self.sockets) and sum(1 for socket in self.sockets if socket & mask) == self.wanted_sockets(narrowest)
 
     def width(self) -> int | None:
         """The fewest nodes of any hint; None when there is none."""
-        return self._fewest([(one.where, one.free) for one in self.units], self.musts)
+        return self._fewest([(unit.where, unit.free) for unit in self.units], self.musts)
 
     def _fewest(self, amounts: Sequence[tuple[int, int]], musts: Sequence[int]) -> int | None:
         if sum(amount for where, amount in amounts if where & self.candidates) < self.request or not all(
@@ -110,7 +110,7 @@ class HintRule(Struct, frozen=True, kw_only=True):
     def _fewest_by_trying(self, inside: Sequence[tuple[int, int]], musts: Sequence[int]) -> int:
         """Devices on several nodes and more nodes than a bitset holds: narrow masks first, within a budget; then all candidates."""
         tries = _TRIES
-        bits = [1 << one for one in positions(self.candidates)]
+        bits = [1 << position for position in positions(self.candidates)]
         for size in range(1, len(bits)):
             for chosen in combinations(bits, size):
                 tries -= 1
@@ -166,11 +166,11 @@ def feasible_masks(family: HintRule) -> Iterator[int]:
     order = positions(family.candidates)
     if len(order) <= BITSET_LIMIT:
         universe = MaskAlgebra(len(order))
-        found = universe.at_least([(pack(one.where, order), one.free) for one in family.units], family.request)
+        found = universe.at_least([(pack(unit.where, order), unit.free) for unit in family.units], family.request)
         for must in family.musts:
             found &= universe.touching(pack(must, order))
         for layer in universe.layers[1:]:
-            yield from sorted((unpack(one, order) for one in members(found & layer)), key=lambda bits: NodeSet.from_bits(bits).ids)
+            yield from sorted((unpack(member, order) for member in members(found & layer)), key=lambda bits: NodeSet.from_bits(bits).ids)
         return
     if family.is_empty:
         return

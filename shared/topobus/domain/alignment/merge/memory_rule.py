@@ -51,9 +51,9 @@ class MemoryNode(Struct, frozen=True, kw_only=True):
 _NOTHING = MemoryAmount(allocatable=0, free=0)
 
 
-def add_within(one: Sequence[int], other: Sequence[int], limit: Sequence[int]) -> tuple[int, ...] | None:
+def add_within(left: Sequence[int], right: Sequence[int], limit: Sequence[int]) -> tuple[int, ...] | None:
     """Add amounts kind by kind; None beyond the limit of any."""
-    added = tuple(a + b for a, b in zip(one, other, strict=True))
+    added = tuple(a + b for a, b in zip(left, right, strict=True))
     return added if all(a <= most for a, most in zip(added, limit, strict=True)) else None
 
 
@@ -63,15 +63,15 @@ class MemoryRule:
     def __init__(
         self, nodes: Sequence[MemoryNode], request: Mapping[str, int], reusable: Mapping[NodeSet, Mapping[str, int]] | None = None
     ) -> None:
-        self.nodes = NodeSet.of(one.id for one in nodes).bits
+        self.nodes = NodeSet.of(node.id for node in nodes).bits
         self.kinds = tuple(sorted(request))
         self.wanted = tuple(request[kind] for kind in self.kinds)
-        self.free = {1 << one.id: tuple(one.amounts.get(kind, _NOTHING).free for kind in self.kinds) for one in nodes}
-        self.allocatable = {1 << one.id: tuple(one.amounts.get(kind, _NOTHING).allocatable for kind in self.kinds) for one in nodes}
-        self.unassigned = sum(1 << one.id for one in nodes if one.assignments == 0)
-        self.singles = sum(1 << one.id for one in nodes if len(one.group) == 1)
+        self.free = {1 << node.id: tuple(node.amounts.get(kind, _NOTHING).free for kind in self.kinds) for node in nodes}
+        self.allocatable = {1 << node.id: tuple(node.amounts.get(kind, _NOTHING).allocatable for kind in self.kinds) for node in nodes}
+        self.unassigned = sum(1 << node.id for node in nodes if node.assignments == 0)
+        self.singles = sum(1 << node.id for node in nodes if len(node.group) == 1)
         # A group counts when its nodes that hold anything all belong to it; a node that holds nothing is bound to no group.
-        held = {one.id: one.group for one in nodes if one.assignments > 0}
+        held = {node.id: node.group for node in nodes if node.assignments > 0}
         self.groups = tuple(
             sorted(
                 {
@@ -319,7 +319,7 @@ class MemoryRule:
             universe.at_least([(1 << position, amounts[1 << node][kind]) for position, node in enumerate(order)], wanted - base[kind])
             for kind, wanted in enumerate(self.wanted)
         )
-        return reduce(lambda one, other: one & other, families, universe.everything)
+        return reduce(lambda left, right: left & right, families, universe.everything)
 
     def _fewest(self, amounts: Mapping[int, Sequence[int]], among: int, least: int) -> int | None:
         """The fewest of these nodes that hold enough of every kind; None when all of them do not."""
@@ -359,4 +359,4 @@ class MemoryRule:
                 order, key=lambda node: -min(have / max(wanted, 1) for have, wanted in zip(amounts[1 << node], self.wanted, strict=True))
             )
         )
-        return any(self._has_all(amounts, sum(1 << node for node in one[:size]), (0,) * len(self.kinds)) for one in orders)
+        return any(self._has_all(amounts, sum(1 << node for node in each_order[:size]), (0,) * len(self.kinds)) for each_order in orders)

@@ -27,14 +27,14 @@ def preferred_hints(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy,
     The first one is the merge's answer. Under single-numa-node the whole machine is "no affinity", as in the merge.
     """
     rules: list[_Rule] = []
-    for one in opinions:
-        if isinstance(one, HintRule | MemoryRule):
-            rules.append(one)
-        elif one is not None and Hint(None, preferred=True) not in one:
-            rules.append(frozenset(hint.nodes.bits for hint in one if hint.preferred and hint.nodes is not None))
+    for opinion in opinions:
+        if isinstance(opinion, HintRule | MemoryRule):
+            rules.append(opinion)
+        elif opinion is not None and Hint(None, preferred=True) not in opinion:
+            rules.append(frozenset(hint.nodes.bits for hint in opinion if hint.preferred and hint.nodes is not None))
     if not rules:
         return [_hint(nodes.bits, nodes, policy)], True
-    widths = [0 if isinstance(one, frozenset) else one.narrowest() for one in rules]
+    widths = [0 if isinstance(rule, frozenset) else rule.narrowest() for rule in rules]
     candidates, is_all = _candidates(rules, widths, nodes)
     if policy is Policy.SINGLE_NUMA_NODE:
         candidates = [mask for mask in candidates if mask.bit_count() == 1]
@@ -58,14 +58,14 @@ def _hint(mask: int, nodes: NodeSet, policy: Policy) -> Hint:
 
 
 def _candidates(rules: Sequence[_Rule], widths: Sequence[int], nodes: NodeSet) -> tuple[Sequence[int], bool]:
-    listed = [one for one in rules if isinstance(one, frozenset)]
+    listed = [rule for rule in rules if isinstance(rule, frozenset)]
     if listed:
         return sorted(frozenset.intersection(*listed)), True
     common = nodes.bits
-    for one in rules:
-        common &= common if isinstance(one, frozenset) else one.candidates
+    for rule in rules:
+        common &= common if isinstance(rule, frozenset) else rule.candidates
     order = positions(common)
-    if any(isinstance(one, HintRule) and one.sockets for one in rules):
+    if any(isinstance(rule, HintRule) and rule.sockets for rule in rules):
         sizes: Iterable[int] = range(1, len(order) + 1)
     else:
         sizes = set(widths) if len(set(widths)) == 1 else ()

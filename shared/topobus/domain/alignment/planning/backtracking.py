@@ -91,16 +91,18 @@ def search(view: NodeView, ask: PlacementTask, conflict: Conflict, steps: Steps)
     if len(ask.wants) > _MOST_CONTAINERS:
         message = f"a pod of {len(ask.wants)} containers is not searched (at most {_MOST_CONTAINERS} are): whether there is another way is not known"
         return GaveUp(conflict=conflict, reason=Reason(code="gave-up", message=message, facts={"steps": 0, "budget": steps.budget}))
-    found = _Search(room, ask, steps)
-    placed = found.run()
+    found_search = _Search(room, ask, steps)
+    placed = found_search.run()
     who = f"container {conflict.want.name!r}" if conflict.want.name else "the pod"
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {"steps": steps.used, "container": conflict.want.name}
     if placed is not None:
         message = f"kubelet's order leaves no room for {who}; this way was found in {steps.used} steps"
         reason = Reason(code="searched", message=message, facts=facts)
-        containers = tuple(structs.replace(one, reasons=(*one.reasons, reason)) for one in placed)
+        containers = tuple(
+            structs.replace(container_placement, reasons=(*container_placement.reasons, reason)) for container_placement in placed
+        )
         return Placement(containers=containers)
-    if found.is_complete:
+    if found_search.is_complete:
         message = f"no other order and no other choice of hints and devices makes room for {who} ({steps.used} steps)"
         return structs.replace(conflict, notes=(*conflict.notes, Reason(code="no-other-way", message=message, facts=facts)))
     message = (
@@ -120,7 +122,7 @@ class _Search:
         self.is_complete = True
         """False once anything was cut off: then "not found" does not mean "there is none"."""
         self.names = {name: sorted(devices) for name, devices in room.devices.items()}
-        self.bits = {name: {one: 1 << place for place, one in enumerate(names)} for name, names in self.names.items()}
+        self.bits = {name: {each_name: 1 << place for place, each_name in enumerate(names)} for name, names in self.names.items()}
         self.groups = groups_of(ask)
         self.group_of = {want.place: number for number, group in enumerate(self.groups) for want in group}
         self.options = [self._options(group) for group in self.groups]
@@ -176,7 +178,7 @@ class _Search:
         total = total_of(self.ask, group)
         view, policy = self.room.view, self.ask.policy
         fit = fit_order(view.numa_nodes, view.distances if view.options.prefer_closest_numa_nodes else ())
-        found: list[_Option] = []
+        options: list[_Option] = []
         for tier, domains in enumerate(tiers_of(self.room, self.ask, group)):
             for domain in domains:
                 fork = self.room.fork(domain.cpus, domain.devices) if domain is not None else self.room.fork()
@@ -185,17 +187,17 @@ class _Search:
                 if policy in _ADMITS_ANY:
                     aligned = align(fork, total, policy, is_pod=True) if self.ask.is_pod else None
                     if not isinstance(aligned, Conflict):
-                        found.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=self._allowed(total, domain, None)))
+                        options.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=self._allowed(total, domain, None)))
                     continue
                 lists = fork.hint_lists(total, is_pod=True)
-                hints, is_all = preferred_hints([one.opinion for one in lists], view.numa_nodes, policy, fit)
+                hints, is_all = preferred_hints([resource_hints.opinion for resource_hints in lists], view.numa_nodes, policy, fit)
                 self.is_complete &= is_all
                 for hint in hints:
                     aligned = Aligned(lists, Merged(hint=hint, is_admitted=True), policy)
-                    bound = {one.resource for one in lists if one.opinion is not None}
+                    bound = {resource_hints.resource for resource_hints in lists if resource_hints.opinion is not None}
                     allowed = self._allowed(total, domain, hint.nodes, bound)
-                    found.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=allowed))
-        return found
+                    options.append(_Option(aligned=aligned, domain=domain, tier=tier, allowed=allowed))
+        return options
 
     def _allowed(
         self, total: ContainerDemand, domain: Domain | None, nodes: NodeSet | None, bound: set[str] | None = None
@@ -209,13 +211,21 @@ class _Search:
         if domain is not None and domain.cpus is not None:
             cpus &= domain.cpus.bits
         allowed = {CPU_CLASS: cpus}
-        for one in total.devices:
-            known, inside = self.room.devices[one.device_class], None if domain is None else domain.devices.get(one.device_class)
+        for device_demand in total.devices:
+            devices, inside = (
+                self.room.devices[device_demand.device_class],
+                None if domain is None else domain.devices.get(device_demand.device_class),
+            )
             # A service with hints of its own means its masks in its own way: what is outside may be taken, as in kubelet.
-            is_bound = nodes is not None and bound is not None and one.device_class in bound and not self._has_own_hints(one.device_class)
-            allowed[one.device_class] = sum(
-                self.bits[one.device_class][name]
-                for name, device in known.items()
+            is_bound = (
+                nodes is not None
+                and bound is not None
+                and device_demand.device_class in bound
+                and not self._has_own_hints(device_demand.device_class)
+            )
+            allowed[device_demand.device_class] = sum(
+                self.bits[device_demand.device_class][name]
+                for name, device in devices.items()
                 if (inside is None or name in inside)
                 and not (is_bound and nodes is not None and (device.numa_nodes is None or device.numa_nodes.isdisjoint(nodes)))
             )
@@ -228,10 +238,15 @@ class _Search:
         """The group before that wants exactly the same."""
         if depth == 0:
             return None
-        mine, other = self.groups[self.order[depth]], self.groups[self.order[depth - 1]]
-        if len(mine) > 1 or mine[0].kind is not ContainerKind.APP or mine[0].named_cpus or any(one.names for one in mine[0].devices):
+        container_demands, other = self.groups[self.order[depth]], self.groups[self.order[depth - 1]]
+        if (
+            len(container_demands) > 1
+            or container_demands[0].kind is not ContainerKind.APP
+            or container_demands[0].named_cpus
+            or any(device.names for device in container_demands[0].devices)
+        ):
             return None
-        is_same = structs.replace(mine[0], name="", place=0) == structs.replace(other[0], name="", place=0)
+        is_same = structs.replace(container_demands[0], name="", place=0) == structs.replace(other[0], name="", place=0)
         return self.order[depth - 1] if is_same else None
 
     def _option(self, want: ContainerDemand) -> _Option | None:
@@ -245,18 +260,18 @@ class _Search:
         if resource == CPU_CLASS:
             named = want.named_cpus.bits
             return [(option.allowed[CPU_CLASS] & ~named, want.cpus), (named, named.bit_count())]
-        one = want.of_class(resource)
-        named = sum(self.bits[resource][name] for name in one.names)
-        apart = sum(self.bits[resource][name] for name in one.spoken_for)
-        return [(option.allowed.get(resource, 0) & ~apart, one.any_count), (named, len(one.names))]
+        device_demand = want.of_class(resource)
+        named = sum(self.bits[resource][name] for name in device_demand.names)
+        apart = sum(self.bits[resource][name] for name in device_demand.spoken_for)
+        return [(option.allowed.get(resource, 0) & ~apart, device_demand.any_count), (named, len(device_demand.names))]
 
     def _clash(self, group: int) -> set[int] | None:
         """Say who cannot have enough together with this group; None when all that are chosen can."""
-        mine = {want.place for want in self.groups[group]}
+        places = {want.place for want in self.groups[group]}
         for clique in self.cliques:
-            if not any(want.place in mine for want in clique):
+            if not any(want.place in places for want in clique):
                 continue
-            for resource in _resources([want for want in clique if want.place in mine]):
+            for resource in _resources([want for want in clique if want.place in places]):
                 if share(self.start[resource], self._all_demands(clique, resource)) is None:
                     others = {self.group_of[want.place] for want in clique if resource in _resources([want])}
                     return (others & self.chosen.keys()) - {group}
@@ -293,7 +308,9 @@ class _Search:
                 placed, _ = self._try(position, room, option, limits)
                 if placed is not None:
                     return placed
-        if want.kind is ContainerKind.SIDECAR and any(one.kind is ContainerKind.INIT for one in self.ask.wants[position + 1 :]):
+        if want.kind is ContainerKind.SIDECAR and any(
+            container_demand.kind is ContainerKind.INIT for container_demand in self.ask.wants[position + 1 :]
+        ):
             for limits in self._all_shares(position, room, option):
                 placed, _ = self._try(position, room, option, limits)
                 if placed is not None or self.steps.left < 0:
@@ -348,11 +365,11 @@ class _Search:
         """Limit these resources to units that leave enough for all that run together with the container."""
         want = self.ask.wants[position]
         limits = dict(option.allowed)
-        coming = {one.place for one in self.ask.wants[position + 1 :]}
-        others = [one for one in self.cliques[0] if one.place in coming]
+        coming = {container_demand.place for container_demand in self.ask.wants[position + 1 :]}
+        others = [clique for clique in self.cliques[0] if clique.place in coming]
         for resource in sorted(resources & set(_resources([want]))):
-            mine = self._demands(want, resource)
-            shares = share(self._available(room, resource), [*mine, *self._all_demands(others, resource)])
+            demands = self._demands(want, resource)
+            shares = share(self._available(room, resource), [*demands, *self._all_demands(others, resource)])
             if shares is None:
                 return None
             limits[resource] = self._pick(room, resource, shares[0])
@@ -387,10 +404,10 @@ class _Search:
 
 
 def _resources(wants: Sequence[ContainerDemand]) -> list[str]:
-    found = {one.device_class for want in wants for one in want.devices if one.count}
+    device_classes = {device.device_class for want in wants for device in want.devices if device.count}
     if any(want.cpus or want.named_cpus for want in wants):
-        found.add(CPU_CLASS)
-    return sorted(found)
+        device_classes.add(CPU_CLASS)
+    return sorted(device_classes)
 
 
 def _cliques(wants: Sequence[ContainerDemand]) -> list[list[ContainerDemand]]:
@@ -399,5 +416,7 @@ def _cliques(wants: Sequence[ContainerDemand]) -> list[list[ContainerDemand]]:
     cliques = [staying] if staying else []
     for position, want in enumerate(wants):
         if want.kind is ContainerKind.INIT:
-            cliques.append([*(one for one in wants[:position] if one.kind is ContainerKind.SIDECAR), want])
+            cliques.append(
+                [*(container_demand for container_demand in wants[:position] if container_demand.kind is ContainerKind.SIDECAR), want]
+            )
     return cliques

@@ -29,7 +29,9 @@ def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodReque
         container = _container_of(use, request, is_pod=is_pod)
         if container is not None:
             owners.setdefault(container, []).append(use.owner_key)
-    joined = tuple(_with_devices(one, view, owners.get(one.name, [])) for one in request.containers)
+    joined = tuple(
+        _with_devices(container_request, view, owners.get(container_request.name, [])) for container_request in request.containers
+    )
     keys = frozenset(key for found in owners.values() for key in found)
     return without_owners(view, keys), structs.replace(request, containers=joined, claims=())
 
@@ -41,7 +43,7 @@ def leave_claims(view: NodeView, request: PodRequest, placement: Placement) -> P
     for key in keys:
         cpus |= view.held_cpus.get(key, CpuSet())
     devices = {(name, device) for name, held in view.held_devices.items() for device, owner in held.items() if owner in keys}
-    return structs.replace(placement, containers=tuple(_without_devices(one, cpus, devices) for one in placement.containers))
+    return structs.replace(placement, containers=tuple(_without_devices(container, cpus, devices) for container in placement.containers))
 
 
 def with_claim_held(view: NodeView, owner_key: str, devices: dict[str, tuple[str, ...]], cpus: CpuSet) -> NodeView:
@@ -54,12 +56,12 @@ def with_claim_held(view: NodeView, owner_key: str, devices: dict[str, tuple[str
 
 
 def _container_of(use: ClaimUse, request: PodRequest, *, is_pod: bool) -> str | None:
-    known = [one.name for one in request.containers]
-    users = [one for one in known if one in use.containers]
-    return users[0] if users else known[0] if is_pod and known else None
+    names = [container.name for container in request.containers]
+    users = [container for container in names if container in use.containers]
+    return users[0] if users else names[0] if is_pod and names else None
 
 
-def _with_devices(one: ContainerRequest, view: NodeView, owners: list[str]) -> ContainerRequest:
+def _with_devices(container_request: ContainerRequest, view: NodeView, owners: list[str]) -> ContainerRequest:
     wanted: list[DeviceRequest] = []
     for device_class, held in sorted(view.held_devices.items()):
         names = tuple(sorted(device for device, owner in held.items() if owner in owners))
@@ -68,9 +70,9 @@ def _with_devices(one: ContainerRequest, view: NodeView, owners: list[str]) -> C
     cpus = tuple(cpu_name(cpu) for owner in owners for cpu in view.held_cpus.get(owner, CpuSet()))
     if cpus:
         wanted.append(DeviceRequest(device_class=CPU_CLASS, count=len(cpus), names=cpus))
-    return structs.replace(one, devices=(*one.devices, *wanted)) if wanted else one
+    return structs.replace(container_request, devices=(*container_request.devices, *wanted)) if wanted else container_request
 
 
-def _without_devices(one: ContainerPlacement, cpus: CpuSet, devices: set[tuple[str, str]]) -> ContainerPlacement:
-    left = {name: tuple(device for device in found if (name, device) not in devices) for name, found in one.devices.items()}
-    return structs.replace(one, cpus=one.cpus - cpus, devices={name: found for name, found in left.items() if found})
+def _without_devices(container: ContainerPlacement, cpus: CpuSet, devices: set[tuple[str, str]]) -> ContainerPlacement:
+    left = {name: tuple(device for device in found if (name, device) not in devices) for name, found in container.devices.items()}
+    return structs.replace(container, cpus=container.cpus - cpus, devices={name: found for name, found in left.items() if found})

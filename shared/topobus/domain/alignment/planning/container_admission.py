@@ -37,7 +37,7 @@ class Aligned:
     def records(self) -> tuple[HintList, ...]:
         """The hints for the record; made when first asked for, since a search tries many that come to nothing."""
         if self._records is None:
-            self._records = tuple(one.record() for one in self._lists)
+            self._records = tuple(resource_hints.record() for resource_hints in self._lists)
         return self._records
 
 
@@ -49,7 +49,7 @@ def align(room: NodeAvailability, want: ContainerDemand, policy: Policy, *, is_p
     lists = [] if policy is Policy.NONE else room.hint_lists(want, is_pod=is_pod)
     options = room.view.options
     merged = merge_opinions(
-        [one.opinion for one in lists],
+        [resource_hints.opinion for resource_hints in lists],
         room.view.numa_nodes,
         policy,
         distances=room.view.distances,
@@ -132,11 +132,11 @@ def _why(room: NodeAvailability, want: ContainerDemand, aligned: Aligned, taken:
     reasons += [
         Reason(
             code="no-opinion",
-            message=f"{one.device_class}: its service has hints of its own and did not answer in time; it was left out of the merge",
-            facts={"resource": one.device_class},
+            message=f"{device.device_class}: its service has hints of its own and did not answer in time; it was left out of the merge",
+            facts={"resource": device.device_class},
         )
-        for one in want.devices
-        if one.device_class in room.view.silent_classes
+        for device in want.devices
+        if device.device_class in room.view.silent_classes
     ]
     return reasons
 
@@ -149,7 +149,7 @@ def _why_aligned(room: NodeAvailability, aligned: Aligned) -> Reason:
         "nodes": str(hint.nodes) if hint.nodes is not None else "",
         "preferred": hint.preferred,
         "decided_by": decider,
-        "tied": tuple(str(one) for one in merged.tied),
+        "tied": tuple(str(node_set) for node_set in merged.tied),
     }
     if aligned.policy is Policy.NONE:
         return Reason(code="no-alignment", message="policy none: nothing is aligned", facts=facts)
@@ -166,7 +166,7 @@ def _why_aligned(room: NodeAvailability, aligned: Aligned) -> Reason:
     if merged.tied:
         by = "distance, then lowest ids" if room.view.options.prefer_closest_numa_nodes else "lowest ids"
         facts["tie_break"] = by
-        tie = f"; NUMA node {' and '.join(str(one) for one in merged.tied)} would do as well and lost by {by}"
+        tie = f"; NUMA node {' and '.join(str(node_set) for node_set in merged.tied)} would do as well and lost by {by}"
     return Reason(code="aligned", message=f"all resources prefer NUMA node {hint.nodes}, {decider} decides{tie}", facts=facts)
 
 
@@ -174,9 +174,9 @@ def _decider(aligned: Aligned) -> str:
     """The resource that leaves the fewest node sets to choose from, by name on a tie."""
     hint: Hint = aligned.merged.hint
     sizes = [
-        (sum(1 for one in resource.hints if one.preferred or not hint.preferred) + resource.omitted, resource.resource)
+        (sum(1 for other_hint in resource.hints if other_hint.preferred or not hint.preferred) + resource.omitted, resource.resource)
         for resource in aligned.records
-        if resource.hints and any(one.nodes is not None for one in resource.hints)
+        if resource.hints and any(each_hint.nodes is not None for each_hint in resource.hints)
     ]
     return min(sizes)[1] if sizes else ""
 
@@ -185,9 +185,9 @@ def _why_near(room: NodeAvailability, taken: ContainerAllocation) -> list[Reason
     """Name the devices of different classes that share a PCIe switch."""
     reasons: list[Reason] = []
     classes = [name for name in taken.devices if taken.devices[name]]
-    for place, one in enumerate(classes):
+    for place, device_class in enumerate(classes):
         for other in classes[place + 1 :]:
-            ours = [(name, room.sites(one)[name]) for name in taken.devices[one]]
+            ours = [(name, room.sites(device_class)[name]) for name in taken.devices[device_class]]
             theirs = [(name, room.sites(other)[name]) for name in taken.devices[other]]
             pairs = pairs_by_switch(ours, theirs)
             if pairs:
@@ -195,8 +195,8 @@ def _why_near(room: NodeAvailability, taken: ContainerAllocation) -> list[Reason
                 reasons.append(
                     Reason(
                         code="same-switch",
-                        message=f"{len(pairs)} of {len(theirs)} {other} share a PCIe switch with a {one}: {'; '.join(listed)}",
-                        facts={"resource": one, "other": other, "pairs": listed, "count": len(pairs)},
+                        message=f"{len(pairs)} of {len(theirs)} {other} share a PCIe switch with a {device_class}: {'; '.join(listed)}",
+                        facts={"resource": device_class, "other": other, "pairs": listed, "count": len(pairs)},
                     )
                 )
     return reasons

@@ -57,7 +57,7 @@ class ContainerDemand(Struct, frozen=True, kw_only=True):
 
     def of_class(self, device_class: str) -> DeviceDemand:
         """What is wanted of a class; zero when nothing is."""
-        return next((one for one in self.devices if one.device_class == device_class), DeviceDemand(device_class=device_class))
+        return next((device for device in self.devices if device.device_class == device_class), DeviceDemand(device_class=device_class))
 
 
 def read_demands(request: PodRequest) -> tuple[ContainerDemand, ...] | Refusal:
@@ -65,15 +65,15 @@ def read_demands(request: PodRequest) -> tuple[ContainerDemand, ...] | Refusal:
     faults: list[Reason] = []
     if not request.containers:
         faults.append(Reason(code="no-containers", message="the request names no container"))
-    names = [one.name for one in request.containers]
+    names = [container.name for container in request.containers]
     faults += [
         Reason(code="duplicate-container", message=f"the request names container {name!r} more than once", facts={"container": name})
-        for name in sorted({one for one in names if names.count(one) > 1})
+        for name in sorted({name for name in names if names.count(name) > 1})
     ]
-    wants = [_read(one, place, faults) for place, one in enumerate(request.containers)]
+    wants = [_read(container, place, faults) for place, container in enumerate(request.containers)]
     if faults:
         return Refusal(reasons=tuple(faults))
-    return tuple(sorted(wants, key=lambda one: (one.kind is ContainerKind.APP, one.place)))
+    return tuple(sorted(wants, key=lambda want: (want.kind is ContainerKind.APP, want.place)))
 
 
 def pod_total(wants: Sequence[ContainerDemand]) -> ContainerDemand:
@@ -123,25 +123,30 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
     counts: dict[str, int] = {}
     names: dict[str, list[str]] = {}
     shared: dict[str, list[str]] = {}
-    for one in container.devices:
-        wanted: dict[str, str | int] = {"resource": one.device_class, "wanted": one.count}
-        if one.count <= 0:
-            fault("count-zero", f"asks for {one.count} devices of class {one.device_class}, wanted 1 or more", **wanted)
-        elif one.names and len(one.names) != one.count:
-            fault("count-mismatch", f"asks for {one.count} {one.device_class} but names {len(one.names)}", **wanted, named=len(one.names))
-        elif one.is_shared and not one.names:
-            fault("shared-needs-names", f"asks to share {one.device_class} without naming devices", **wanted)
-        elif one.device_class == CPU_CLASS:
-            found = [cpu_of_name(name) for name in one.names]
-            for name, cpu in zip(one.names, found, strict=True):
+    for device in container.devices:
+        wanted: dict[str, str | int] = {"resource": device.device_class, "wanted": device.count}
+        if device.count <= 0:
+            fault("count-zero", f"asks for {device.count} devices of class {device.device_class}, wanted 1 or more", **wanted)
+        elif device.names and len(device.names) != device.count:
+            fault(
+                "count-mismatch",
+                f"asks for {device.count} {device.device_class} but names {len(device.names)}",
+                **wanted,
+                named=len(device.names),
+            )
+        elif device.is_shared and not device.names:
+            fault("shared-needs-names", f"asks to share {device.device_class} without naming devices", **wanted)
+        elif device.device_class == CPU_CLASS:
+            found = [cpu_of_name(name) for name in device.names]
+            for name, cpu in zip(device.names, found, strict=True):
                 if cpu is None:
                     fault("unknown-device", f"there is no CPU device named {name!r}, wanted cpu-<id>", resource=CPU_CLASS, device=name)
-            if not one.is_shared:
+            if not device.is_shared:
                 named_cpus += [cpu for cpu in found if cpu is not None]
-                cpus += 0 if one.names else one.count
+                cpus += 0 if device.names else device.count
         else:
-            counts[one.device_class] = counts.get(one.device_class, 0) + (0 if one.names else one.count)
-            (shared if one.is_shared else names).setdefault(one.device_class, []).extend(one.names)
+            counts[device.device_class] = counts.get(device.device_class, 0) + (0 if device.names else device.count)
+            (shared if device.is_shared else names).setdefault(device.device_class, []).extend(device.names)
     both = {device_class: [*names.get(device_class, ()), *dict.fromkeys(listed)] for device_class, listed in shared.items()}
     for device_class, listed in (*{**names, **both}.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
         for name in sorted({one for one in listed if listed.count(one) > 1}):

@@ -65,10 +65,10 @@ def locality_reason(ask: PlacementTask, domain: Domain | None, tier: int) -> Rea
     """Say which locality was met, and which soft one was not."""
     if not ask.locality or (domain is None and tier == 0):
         return None
-    soft = [one for one in ask.locality if not one.is_hard]
-    missed = tuple(str(one) for one in soft[len(soft) - tier :])
+    soft = [locality for locality in ask.locality if not locality.is_hard]
+    missed = tuple(str(locality) for locality in soft[len(soft) - tier :])
     where = domain.key if domain is not None else ""
-    met = tuple(str(one) for one in ask.locality if str(one) not in missed)
+    met = tuple(str(locality) for locality in ask.locality if str(locality) not in missed)
     within = f"all within {where} ({', '.join(met)})" if where else "no locality kept"
     message = f"{within}{f'; {chr(32).join(missed)} could not be had' if missed else ''}"
     return Reason(
@@ -80,13 +80,13 @@ def _admit(room: NodeAvailability, ask: PlacementTask, group: Sequence[Container
     aligned = align(room, total_of(ask, group), ask.policy, is_pod=ask.is_pod)
     if isinstance(aligned, Conflict):
         return aligned
-    found: list[ContainerPlacement] = []
+    container_placements: list[ContainerPlacement] = []
     for want in group:
         placed = fill(room, want, aligned)
         if isinstance(placed, Conflict):
             return placed
-        found.append(placed)
-    return found
+        container_placements.append(placed)
+    return container_placements
 
 
 def _admit_local(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
@@ -102,7 +102,12 @@ def _admit_local(room: NodeAvailability, ask: PlacementTask, group: Sequence[Con
             _, domain, fork, placed = min(tried, key=lambda one: one[0])
             room.absorb(fork, domain.cpus if domain is not None else None, domain.devices if domain is not None else None)
             reason = locality_reason(ask, domain, tier)
-            return [structs.replace(one, reasons=(*one.reasons, reason)) if reason is not None else one for one in placed]
+            return [
+                structs.replace(container_placement, reasons=(*container_placement.reasons, reason))
+                if reason is not None
+                else container_placement
+                for container_placement in placed
+            ]
     # Without the locality it may not fit either; that is the better reason then.
     plain = _admit(room.fork(), ask, group)
     if isinstance(plain, Conflict):
@@ -111,7 +116,7 @@ def _admit_local(room: NodeAvailability, ask: PlacementTask, group: Sequence[Con
 
 
 def _wants_places(group: Sequence[ContainerDemand]) -> bool:
-    return any(want.cpus or want.named_cpus or any(one.count for one in want.devices) for want in group)
+    return any(want.cpus or want.named_cpus or any(device.count for device in want.devices) for want in group)
 
 
 def _within(room: NodeAvailability, domain: Domain | None) -> NodeAvailability:
@@ -122,7 +127,7 @@ def _rank(fork: NodeAvailability, group: Sequence[ContainerDemand], placed: Sequ
     """The better hint, then the fuller domain: what is left whole elsewhere can be asked for later."""
     hint = placed[0].alignment
     nodes = hint.nodes
-    left = sum(len(fork.free[device_class]) for device_class in {one.device_class for want in group for one in want.devices})
+    left = sum(len(fork.free[device_class]) for device_class in {device.device_class for want in group for device in want.devices})
     cpus = len(fork.free_cpus) if any(want.cpus for want in group) else 0
     return (not hint.preferred, len(nodes) if nodes is not None else 0, nodes.bits if nodes is not None else 0, left, cpus)
 
@@ -131,8 +136,8 @@ def _not_met(room: NodeAvailability, ask: PlacementTask, group: Sequence[Contain
     """Name the domain that comes closest, and what it lacks."""
     total = total_of(ask, group)
     who = f"container {total.name!r}" if total.name else "the pod"
-    asked = ", ".join(str(one) for one in ask.locality if one.is_hard)
-    rows = [(_missing(room, total, one), one.key) for one in domains if one is not None]
+    asked = ", ".join(str(locality) for locality in ask.locality if locality.is_hard)
+    rows = [(_missing(room, total, domain), domain.key) for domain in domains if domain is not None]
     if not rows:
         message = f"{who}: {asked} cannot be kept: nothing on this node tells what lies in one"
         return Reason(code="locality-not-met", message=message, facts={"container": total.name, "locality": asked})
@@ -156,9 +161,9 @@ def _missing(room: NodeAvailability, total: ContainerDemand, domain: Domain) -> 
     outside = len(total.named_cpus - (fork.free_cpus | fork.reusable_cpus))
     if min(cpus, 0) - outside:
         lacks[CPU_CLASS] = outside - min(cpus, 0)
-    for one in total.devices:
-        usable = fork.free[one.device_class] | fork.reusable.get(one.device_class, set())
-        short = max(one.any_count - len(usable - set(one.names)), 0) + len(set(one.names) - usable)
+    for device in total.devices:
+        usable = fork.free[device.device_class] | fork.reusable.get(device.device_class, set())
+        short = max(device.any_count - len(usable - set(device.names)), 0) + len(set(device.names) - usable)
         if short:
-            lacks[one.device_class] = short
+            lacks[device.device_class] = short
     return lacks

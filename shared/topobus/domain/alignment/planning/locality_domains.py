@@ -58,11 +58,11 @@ def tiers(places: LocalityTopology, want: ContainerDemand, localities: Sequence[
 
     Result:  one list a tier; a list is empty when the node has no such place.
     """
-    hard = [one for one in localities if one.is_hard]
-    soft = [one for one in localities if not one.is_hard]
+    hard = [locality for locality in localities if locality.is_hard]
+    soft = [locality for locality in localities if not locality.is_hard]
     found: list[list[Domain | None]] = []
     for kept in range(len(soft), -1, -1):
-        levels = [one.level for one in (*hard, *soft[:kept])]
+        levels = [locality.level for locality in (*hard, *soft[:kept])]
         found.append([*_combined(places, want, levels)] if levels else [None])
     return found
 
@@ -70,20 +70,24 @@ def tiers(places: LocalityTopology, want: ContainerDemand, localities: Sequence[
 def _combined(places: LocalityTopology, want: ContainerDemand, levels: Sequence[LocalityLevel]) -> list[Domain]:
     combined: list[Domain] = []
     for level in levels:
-        mine = _of_level(places, want, level)
-        combined = mine if level is levels[0] else [both for one in combined for other in mine if (both := _meet(one, other)) is not None]
+        domains = _of_level(places, want, level)
+        combined = (
+            domains
+            if level is levels[0]
+            else [both for domain in combined for other in domains if (both := _meet(domain, other)) is not None]
+        )
         combined = combined[:_MOST]
     return combined
 
 
-def _meet(one: Domain, other: Domain) -> Domain | None:
-    cpus = one.cpus if other.cpus is None else other.cpus if one.cpus is None else one.cpus & other.cpus
-    devices = dict(one.devices)
-    for device_class, names in other.devices.items():
+def _meet(first: Domain, second: Domain) -> Domain | None:
+    cpus = first.cpus if second.cpus is None else second.cpus if first.cpus is None else first.cpus & second.cpus
+    devices = dict(first.devices)
+    for device_class, names in second.devices.items():
         devices[device_class] = names & devices[device_class] if device_class in devices else names
     if not cpus and cpus is not None and not any(devices.values()):
         return None
-    return Domain(key=f"{one.key}, {other.key}", cpus=cpus, devices=devices)
+    return Domain(key=f"{first.key}, {second.key}", cpus=cpus, devices=devices)
 
 
 def _of_level(places: LocalityTopology, want: ContainerDemand, level: LocalityLevel) -> list[Domain]:
@@ -106,8 +110,8 @@ def _of_level(places: LocalityTopology, want: ContainerDemand, level: LocalityLe
             key=key,
             cpus=cpus,
             devices={
-                device_class: frozenset(name for name, one in known.items() if not places.nodes_of(one).isdisjoint(nodes))
-                for device_class, known in places.devices.items()
+                device_class: frozenset(name for name, device in devices.items() if not places.nodes_of(device).isdisjoint(nodes))
+                for device_class, devices in places.devices.items()
             },
         )
         for key, cpus, nodes in rows
@@ -117,12 +121,12 @@ def _of_level(places: LocalityTopology, want: ContainerDemand, level: LocalityLe
 def _switches(places: LocalityTopology) -> list[Domain]:
     under: dict[str, dict[str, set[str]]] = {}
     nodes: dict[str, NodeSet] = {}
-    for device_class, known in places.devices.items():
+    for device_class, devices in places.devices.items():
         for name, site in places.sites(device_class).items():
             key = site.switch or site.parent
             if key:
                 under.setdefault(key, {}).setdefault(device_class, set()).add(name)
-                nodes[key] = nodes.get(key, NodeSet()) | places.nodes_of(known[name])
+                nodes[key] = nodes.get(key, NodeSet()) | places.nodes_of(devices[name])
     return [
         Domain(
             key=f"switch {key}",
@@ -136,25 +140,29 @@ def _switches(places: LocalityTopology) -> list[Domain]:
 def _linked(places: LocalityTopology, want: ContainerDemand) -> list[Domain]:
     """Groups in which every device is linked with every other; classes that report no links are not bound."""
     domains: list[Domain] = []
-    for one in want.devices:
-        groups = _cliques(places.devices.get(one.device_class, {}))
-        mine = [
-            Domain(key=f"linked {one.device_class} {', '.join(sorted(group))}", devices={one.device_class: group})
+    for device in want.devices:
+        groups = _cliques(places.devices.get(device.device_class, {}))
+        own_domains = [
+            Domain(key=f"linked {device.device_class} {', '.join(sorted(group))}", devices={device.device_class: group})
             for group in sorted(groups, key=sorted)
         ]
-        if mine:
-            domains = [both for first in domains for other in mine if (both := _meet(first, other)) is not None] if domains else mine
+        if own_domains:
+            domains = (
+                [both for first in domains for other in own_domains if (both := _meet(first, other)) is not None]
+                if domains
+                else own_domains
+            )
     if not want.devices and (want.cpus or want.named_cpus):
         return [Domain(key="no devices")]
     return domains[:_MOST]
 
 
-def _cliques(known: Mapping[str, Device]) -> list[frozenset[str]]:
+def _cliques(devices: Mapping[str, Device]) -> list[frozenset[str]]:
     """The largest groups of devices that are all linked pairwise (Bron and Kerbosch, with pivot)."""
     peers: dict[str, set[str]] = {}
-    for name, one in known.items():
-        for link in one.links:
-            if link.kind is LinkClass.FABRIC and link.peer in known and link.peer != name:
+    for name, device in devices.items():
+        for link in device.links:
+            if link.kind is LinkClass.FABRIC and link.peer in devices and link.peer != name:
                 peers.setdefault(name, set()).add(link.peer)
                 peers.setdefault(link.peer, set()).add(name)
     found: list[frozenset[str]] = []
@@ -173,5 +181,5 @@ def _cliques(known: Mapping[str, Device]) -> list[frozenset[str]]:
 
     if peers:
         grow(frozenset(), set(peers), set())
-        found += [frozenset({name}) for name in sorted(known.keys() - peers.keys())]
+        found += [frozenset({name}) for name in sorted(devices.keys() - peers.keys())]
     return found

@@ -45,9 +45,13 @@ class NodeAvailability:
             held |= cpus
         self.held_cpus = held
         self.free_cpus = self.online - held - view.reserved_cpus - view.unhealthy_cpus
-        self.devices = {name: {one.name: one for one in devices} for name, devices in view.devices.items()}
+        self.devices = {name: {device.name: device for device in devices} for name, devices in view.devices.items()}
         self.free = {
-            name: {one.name for one in devices.values() if one.health.is_allocatable and one.name not in view.held_devices.get(name, {})}
+            name: {
+                device.name
+                for device in devices.values()
+                if device.health.is_allocatable and device.name not in view.held_devices.get(name, {})
+            }
             for name, devices in self.devices.items()
         }
         self.memory = AvailableMemory.of(view)
@@ -59,7 +63,9 @@ class NodeAvailability:
     def sites(self, device_class: str) -> Mapping[str, Site]:
         """Where the devices of a class sit."""
         if device_class not in self._sites:
-            self._sites[device_class] = {one.name: site_of(one, self._sockets) for one in self.devices.get(device_class, {}).values()}
+            self._sites[device_class] = {
+                device.name: site_of(device, self._sockets) for device in self.devices.get(device_class, {}).values()
+            }
         return self._sites[device_class]
 
     def places(self) -> LocalityTopology:
@@ -102,32 +108,32 @@ class NodeAvailability:
     def faults(self, want: ContainerDemand) -> list[Reason]:
         """Say what makes a want impossible whatever the alignment: unknown things, held or sick ones, too few."""
         unheard = self.view.unheard_classes
-        found = [_unheard(want, name, unheard[name]) for name in sorted(_wanted(want) & unheard.keys())]
+        reasons = [_unheard(want, name, unheard[name]) for name in sorted(_wanted(want) & unheard.keys())]
         if CPU_CLASS not in unheard:
-            found += self._cpu_faults(want)
-        for one in want.devices:
-            if one.count and one.device_class in unheard:
+            reasons += self._cpu_faults(want)
+        for device in want.devices:
+            if device.count and device.device_class in unheard:
                 continue
-            if is_resource_name(one.device_class):
-                found.append(_fault(want, "unknown-resource", self._nobody_offers(one.device_class), one.device_class))
+            if is_resource_name(device.device_class):
+                reasons.append(_fault(want, "unknown-resource", self._nobody_offers(device.device_class), device.device_class))
                 continue
-            if one.device_class not in self.devices:
+            if device.device_class not in self.devices:
                 known = ", ".join(sorted({*self.devices, CPU_CLASS}))
-                found.append(
+                reasons.append(
                     _fault(
                         want,
                         "unknown-class",
-                        f"no device service on this node offers class {one.device_class!r}; there are {known}",
-                        one.device_class,
+                        f"no device service on this node offers class {device.device_class!r}; there are {known}",
+                        device.device_class,
                     )
                 )
                 continue
-            named = [*self._name_faults(want, one)]
-            found += named
-            exists, free = self.devices[one.device_class], self._usable(one.device_class)
-            if not named and one.any_count > len(free - one.spoken_for):
-                found.append(self._too_few(want, one, len(exists), len(free)))
-        return found
+            named = [*self._name_faults(want, device)]
+            reasons += named
+            exists, free = self.devices[device.device_class], self._usable(device.device_class)
+            if not named and device.any_count > len(free - device.spoken_for):
+                reasons.append(self._too_few(want, device, len(exists), len(free)))
+        return reasons
 
     def hint_lists(self, want: ContainerDemand, *, is_pod: bool = False) -> list[ResourceHints]:
         """Collect one hint list a resource; pod scope starts without anything to reuse."""
@@ -146,8 +152,8 @@ class NodeAvailability:
             homes = {node: cpus & want.named_cpus for node, cpus in self.topology.cpus_by_node().items()}
             opinion = cpu_rule(homes, want.named_cpus, len(want.named_cpus)) if any(homes.values()) else None
             lists.append(ResourceHints(resource=f"{CPU_CLASS} (named)", opinion=opinion))
-        for one in want.devices:
-            lists += self._device_lists(one, reusable=set() if is_pod else self.reusable.get(one.device_class, set()))
+        for device in want.devices:
+            lists += self._device_lists(device, reusable=set() if is_pod else self.reusable.get(device.device_class, set()))
         return [*lists, *self._memory_lists(want, is_pod=is_pod)]
 
     def take(self, want: ContainerDemand, hint: Hint) -> ContainerAllocation | list[Reason]:
@@ -169,16 +175,20 @@ class NodeAvailability:
         choices: dict[str, Choice] = {}
         outside: dict[str, tuple[str, ...]] = {}
         waiting = sorted(
-            want.devices, key=lambda one: (not any(device.links for device in self.devices[one.device_class].values()), one.device_class)
+            want.devices,
+            key=lambda device_demand: (
+                not any(device.links for device in self.devices[device_demand.device_class].values()),
+                device_demand.device_class,
+            ),
         )
-        for place, one in enumerate(waiting):
-            choice, strays = self._choose(one, nodes, self._company(one, devices, waiting[place + 1 :], nodes))
-            devices[one.device_class] = tuple(sorted({*choice.names, *one.shared}))
-            if one.any_count:
-                choices[one.device_class] = choice
+        for place, device_demand in enumerate(waiting):
+            choice, strays = self._choose(device_demand, nodes, self._company(device_demand, devices, waiting[place + 1 :], nodes))
+            devices[device_demand.device_class] = tuple(sorted({*choice.names, *device_demand.shared}))
+            if device_demand.any_count:
+                choices[device_demand.device_class] = choice
             if strays:
-                outside[one.device_class] = strays
-            self._keep_devices(want.kind, one, set(choice.names))
+                outside[device_demand.device_class] = strays
+            self._keep_devices(want.kind, device_demand, set(choice.names))
         self._keep_cpus(want.kind, cpus)
         memory, self.memory = blocks
         return ContainerAllocation(
@@ -249,47 +259,53 @@ class NodeAvailability:
             return f"{lacking}; {near[0]} is offered by its device plugin: did you mean it?"
         alike = similar_class(resource, self.view.devices)
         if alike:
-            drivers = sorted({one.driver for one in self.view.devices[alike] if one.driver})
+            drivers = sorted({device.driver for device in self.view.devices[alike] if device.driver})
             by = f" by {'driver' if len(drivers) == 1 else 'drivers'} {', '.join(drivers)}" if drivers else ""
             return f"{lacking}; {RESOURCE_PREFIX}{alike} is offered{by}: did you mean it?"
         known = ", ".join(sorted({*(f"{RESOURCE_PREFIX}{name}" for name in self.view.devices), *self.view.resource_names}))
         return f"{lacking}; there are {known or 'none'}"
 
-    def _name_faults(self, want: ContainerDemand, one: DeviceDemand) -> Iterable[Reason]:
-        held = self.view.held_devices.get(one.device_class, {})
-        for name in (*one.names, *one.shared):
-            device = self.devices[one.device_class].get(name)
+    def _name_faults(self, want: ContainerDemand, device_demand: DeviceDemand) -> Iterable[Reason]:
+        held = self.view.held_devices.get(device_demand.device_class, {})
+        for name in (*device_demand.names, *device_demand.shared):
+            device = self.devices[device_demand.device_class].get(name)
             if device is None:
                 yield _fault(
-                    want, "unknown-device", f"there is no {one.device_class} named {name!r} on this node", one.device_class, device=name
+                    want,
+                    "unknown-device",
+                    f"there is no {device_demand.device_class} named {name!r} on this node",
+                    device_demand.device_class,
+                    device=name,
                 )
-            elif name in one.shared:
+            elif name in device_demand.shared:
                 continue
             elif name in held:
-                yield _fault(want, "device-held", f"{name} is held by {held[name]}", one.device_class, device=name, owner=held[name])
+                yield _fault(
+                    want, "device-held", f"{name} is held by {held[name]}", device_demand.device_class, device=name, owner=held[name]
+                )
             elif not device.health.is_allocatable:
                 state, worst = device.health.state.value, device.health.worst
                 why = f": {worst.reason}" if worst is not None else ""
-                yield _fault(want, "device-unhealthy", f"{name} is {state}{why}", one.device_class, device=name, state=state)
-            elif name not in self._usable(one.device_class):
+                yield _fault(want, "device-unhealthy", f"{name} is {state}{why}", device_demand.device_class, device=name, state=state)
+            elif name not in self._usable(device_demand.device_class):
                 yield _fault(
                     want,
                     "device-held",
                     f"{name} is taken by another container of this pod",
-                    one.device_class,
+                    device_demand.device_class,
                     device=name,
                     owner="this pod",
                 )
 
-    def _too_few(self, want: ContainerDemand, one: DeviceDemand, exists: int, free: int) -> Reason:
-        held = len(self.view.held_devices.get(one.device_class, {}).keys() & self.devices[one.device_class].keys())
-        sick = sum(not device.health.is_allocatable for device in self.devices[one.device_class].values())
+    def _too_few(self, want: ContainerDemand, device_demand: DeviceDemand, exists: int, free: int) -> Reason:
+        held = len(self.view.held_devices.get(device_demand.device_class, {}).keys() & self.devices[device_demand.device_class].keys())
+        sick = sum(not device.health.is_allocatable for device in self.devices[device_demand.device_class].values())
         return _fault(
             want,
             "not-enough-devices",
-            f"wants {one.count} {one.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy)",
-            one.device_class,
-            wanted=one.count,
+            f"wants {device_demand.count} {device_demand.device_class}; of {exists} on this node {free} can be had ({held} held, {sick} not healthy)",
+            device_demand.device_class,
+            wanted=device_demand.count,
             free=free,
             exists=exists,
             held=held,
@@ -299,29 +315,31 @@ class NodeAvailability:
     def _usable(self, device_class: str) -> set[str]:
         return self.free[device_class] | self.reusable.get(device_class, set())
 
-    def _device_lists(self, one: DeviceDemand, *, reusable: set[str]) -> Iterable[ResourceHints]:
-        devices = self.devices[one.device_class]
+    def _device_lists(self, device: DeviceDemand, *, reusable: set[str]) -> Iterable[ResourceHints]:
+        devices = self.devices[device.device_class]
         nodes = self.view.numa_nodes
-        if one.names:
-            named = [devices[name] for name in one.names]
-            yield ResourceHints(resource=f"{one.device_class} (named)", opinion=device_rule(named, one.names, len(one.names), nodes))
-        if one.any_count:
-            asked = self.view.custom_hints.get(f"{one.device_class}/{one.any_count}")
+        if device.names:
+            named = [devices[name] for name in device.names]
+            yield ResourceHints(
+                resource=f"{device.device_class} (named)", opinion=device_rule(named, device.names, len(device.names), nodes)
+            )
+        if device.any_count:
+            asked = self.view.custom_hints.get(f"{device.device_class}/{device.any_count}")
             if asked is not None:
-                yield ResourceHints(resource=one.device_class, opinion=tuple(Hint(nodes, preferred) for nodes, preferred in asked))
-            elif one.device_class in self.view.silent_classes:
-                yield ResourceHints(resource=one.device_class, opinion=None)
+                yield ResourceHints(resource=device.device_class, opinion=tuple(Hint(nodes, preferred) for nodes, preferred in asked))
+            elif device.device_class in self.view.silent_classes:
+                yield ResourceHints(resource=device.device_class, opinion=None)
             else:
-                available = self.free[one.device_class] - one.spoken_for
+                available = self.free[device.device_class] - device.spoken_for
                 opinion = device_rule(
                     list(devices.values()),
                     available,
-                    one.any_count,
+                    device.any_count,
                     nodes,
-                    reusable=reusable - one.spoken_for,
+                    reusable=reusable - device.spoken_for,
                     kubelet=self.view.options.kubelet,
                 )
-                yield ResourceHints(resource=one.device_class, opinion=opinion)
+                yield ResourceHints(resource=device.device_class, opinion=opinion)
 
     def _memory_lists(self, want: ContainerDemand, *, is_pod: bool) -> Iterable[ResourceHints]:
         """One list a kind of memory, the same for all, as kubelet has it; nothing that fits is "no opinion" there, and impossible when corrected."""
@@ -343,50 +361,50 @@ class NodeAvailability:
         for other in waiting:
             usable = [self.devices[other.device_class][name] for name in sorted(self._usable(other.device_class) | set(other.names))]
             if other.names and not other.any_count:
-                usable = [one for one in usable if one.name in other.names]
+                usable = [device for device in usable if device.name in other.names]
             split = split_by_affinity(usable, nodes)
             names = split.aligned if len(split.aligned) >= other.count else (*split.aligned, *split.unaligned, *split.no_affinity)
             sites = self.sites(other.device_class)
             company.append(Neighbours(Counter(sites[name] for name in names), other.count))
         return company
 
-    def _choose(self, one: DeviceDemand, nodes: NodeSet | None, company: list[Neighbours]) -> tuple[Choice, tuple[str, ...]]:
+    def _choose(self, device_demand: DeviceDemand, nodes: NodeSet | None, company: list[Neighbours]) -> tuple[Choice, tuple[str, ...]]:
         """Choose by kubelet's order: reusable ones, then aligned ones, then the rest; the choice inside each is ours."""
-        known, sites = self.devices[one.device_class], self.sites(one.device_class)
-        free = [known[name] for name in sorted(self.free[one.device_class] - one.spoken_for)]
-        reuse = sorted(self.reusable.get(one.device_class, set()) - one.spoken_for)
-        must = [known[name] for name in one.names]
-        if reuse and one.any_count:
+        devices, sites = self.devices[device_demand.device_class], self.sites(device_demand.device_class)
+        free = [devices[name] for name in sorted(self.free[device_demand.device_class] - device_demand.spoken_for)]
+        reuse = sorted(self.reusable.get(device_demand.device_class, set()) - device_demand.spoken_for)
+        must = [devices[name] for name in device_demand.names]
+        if reuse and device_demand.any_count:
             again = choose_devices(
-                [known[name] for name in reuse],
+                [devices[name] for name in reuse],
                 sites,
-                len(must) + min(one.any_count, len(reuse)),
+                len(must) + min(device_demand.any_count, len(reuse)),
                 must_include=must,
                 company=company,
                 free=free,
             )
-            must = [known[name] for name in again.names]
+            must = [devices[name] for name in again.names]
         split = split_by_affinity(free, nodes)
         strays: tuple[str, ...] = ()
-        total = one.count
+        total = device_demand.count
         for bucket in (split.aligned, (*split.unaligned, *split.no_affinity)):
             missing = total - len(must)
             if missing <= 0:
                 break
             if missing >= len(bucket):
-                must += [known[name] for name in bucket]
+                must += [devices[name] for name in bucket]
                 strays = (*strays, *bucket) if nodes is not None and bucket is not split.aligned else strays
                 continue
             before = {device.name for device in must}
-            choice = choose_devices([known[name] for name in bucket], sites, total, must_include=must, company=company, free=free)
+            choice = choose_devices([devices[name] for name in bucket], sites, total, must_include=must, company=company, free=free)
             if nodes is not None and bucket is not split.aligned:
                 strays = tuple(name for name in choice.names if name not in before)
             return choice, strays
         return choose_devices([], sites, total, must_include=must, company=company, free=free), strays
 
-    def _keep_devices(self, kind: ContainerKind, one: DeviceDemand, names: set[str]) -> None:
-        self.free[one.device_class] -= names
-        pool = self.reusable.setdefault(one.device_class, set())
+    def _keep_devices(self, kind: ContainerKind, device_demand: DeviceDemand, names: set[str]) -> None:
+        self.free[device_demand.device_class] -= names
+        pool = self.reusable.setdefault(device_demand.device_class, set())
         if kind is ContainerKind.INIT:
             pool |= names
         else:
@@ -412,7 +430,7 @@ def _fault(want: ContainerDemand, code: str, message: str, resource: str, **fact
 def _wanted(want: ContainerDemand) -> set[str]:
     """Classes of which something is to be held; what is only looked at needs nobody's word."""
     cpus = {CPU_CLASS} if want.cpus or want.named_cpus else set()
-    return cpus | {one.device_class for one in want.devices if one.count}
+    return cpus | {device.device_class for device in want.devices if device.count}
 
 
 def _unheard(want: ContainerDemand, device_class: str, since: str) -> Reason:

@@ -65,7 +65,9 @@ def node_view(
     unheard_classes — classes of silent services to since when: their devices are Unknown.
     """
     silences = unheard_classes or {}
-    inventories = {name: unheard(one, since=silences[name]) if name in silences else one for name, one in inventories.items()}
+    inventories = {
+        name: unheard(inventory, since=silences[name]) if name in silences else inventory for name, inventory in inventories.items()
+    }
     cores: dict[int, list[int]] = {}
     places: dict[int, CoreView] = {}
     for cpu in machine.cpus:
@@ -76,11 +78,11 @@ def node_view(
         if core not in places:
             places[core] = CoreView(cpus=CpuSet(), numa_node=cpu.numa_node, socket=cpu.socket, l3=cpu.l3)
     cpu_inventory = inventories.get(CPU_CLASS)
-    sick = (one.cpu for one in cpu_inventory.devices if not one.health.is_allocatable) if cpu_inventory is not None else ()
+    sick = (device.cpu for device in cpu_inventory.devices if not device.health.is_allocatable) if cpu_inventory is not None else ()
     empty = NodeView(
         node=machine.node,
         machine_generation=machine.generation,
-        inventory_generations={name: one.generation for name, one in sorted(inventories.items())},
+        inventory_generations={name: inventory.generation for name, inventory in sorted(inventories.items())},
         options=options,
         numa_nodes=machine.node_set,
         distances=machine.distances,
@@ -90,16 +92,16 @@ def node_view(
         ),
         reserved_cpus=reserved_cpus,
         devices={
-            name: tuple(sorted(one.devices, key=lambda device: device.name))
-            for name, one in sorted(inventories.items())
+            name: tuple(sorted(inventory.devices, key=lambda device: device.name))
+            for name, inventory in sorted(inventories.items())
             if name != CPU_CLASS
         },
         unhealthy_cpus=CpuSet.of(one for one in sick if one is not None),
-        memory=tuple(_memory(one, (reserved_memory or {}).get(one.id, 0)) for one in machine.numa_nodes),
+        memory=tuple(_memory(numa_node, (reserved_memory or {}).get(numa_node.id, 0)) for numa_node in machine.numa_nodes),
         unheard_classes=dict(sorted(silences.items())),
         silent_classes=tuple(sorted(silent_classes)),
         custom_hints=dict(custom_hints or {}),
-        resource_names={one.resource: name for name, one in sorted(inventories.items()) if one.resource},
+        resource_names={inventory.resource: name for name, inventory in sorted(inventories.items()) if inventory.resource},
     )
     return with_ledger(empty, ledger) if ledger is not None else empty
 
@@ -131,7 +133,7 @@ def with_ledger(view: NodeView, ledger: Ledger) -> NodeView:
     held_cpus: dict[str, CpuSet] = {}
     held_memory: dict[str, tuple[MemoryBlock, ...]] = {}
     for key, allocation in sorted(ledger.allocations.items()):
-        if not any(one.devices or one.cpus or one.memory for one in allocation.holdings):
+        if not any(holding.devices or holding.cpus or holding.memory for holding in allocation.holdings):
             # Placed, too, though it asked for nothing: without it the pod could be placed again, and two decisions would stand for one owner.
             held_cpus[key] = CpuSet()
         for holding in allocation.holdings:

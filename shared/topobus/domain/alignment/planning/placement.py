@@ -136,7 +136,7 @@ def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
     asked = [
         ("policy", None if is_plain_claim else request.policy, options.policy),
         ("scope", request.scope, options.scope),
-        ("locality", ",".join(str(one) for one in request.locality) or None, ""),
+        ("locality", ",".join(str(locality) for locality in request.locality) or None, ""),
     ]
     return [
         Reason(
@@ -163,7 +163,7 @@ def policy_of(view: NodeView, request: PodRequest) -> Policy:
     if request.policy is not None:
         return request.policy
     is_chosen = request.owner.kind is OwnerKind.CLAIM and all(
-        not one.cpus and all(device.names for device in one.devices) for one in request.containers
+        not container.cpus and all(device.names for device in container.devices) for container in request.containers
     )
     return Policy.BEST_EFFORT if is_chosen and view.options.policy is not Policy.NONE else view.options.policy
 
@@ -191,17 +191,17 @@ def prefer(
     if device_class == CPU_CLASS:
         return _prefer_cpus(view, pool, musts, size, withheld, is_from_end=is_from_end)
     room = NodeAvailability(view)
-    known = room.devices.get(device_class, {})
+    devices = room.devices.get(device_class, {})
     spoken_for = _spoken_for(view, device_class)
     # kubelet knows neither pods placed without it nor what went sick a moment ago: such devices come after all others.
-    free = [known[name] for name in pool if name in known and known[name].health.is_allocatable and name not in spoken_for]
+    free = [devices[name] for name in pool if name in devices and devices[name].health.is_allocatable and name not in spoken_for]
     fit = [device for device in free if device.name not in withheld]
-    kept = [known[name] for name in musts if name in known]
+    kept = [devices[name] for name in musts if name in devices]
     strangers = len(musts) - len(kept)
     choice = choose_devices(fit, room.sites(device_class), size - strangers, must_include=kept, free=free, is_from_end=is_from_end)
     chosen = [*musts, *(name for name in choice.names if name not in musts)]
     rest = sorted((name for name in pool if name not in chosen), reverse=is_from_end)
-    rest.sort(key=lambda name: (name in spoken_for, name not in known, name in withheld))
+    rest.sort(key=lambda name: (name in spoken_for, name not in devices, name in withheld))
     chosen += rest[: max(0, size - len(chosen))]
     why = f"widest bottleneck {choice.bottleneck.value}" if choice.bottleneck is not None else "least fragmentation"
     if is_from_end and len(choice.names) == 1:

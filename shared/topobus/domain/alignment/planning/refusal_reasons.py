@@ -57,11 +57,11 @@ def explain_conflict(view: NodeView, request: PodRequest, conflict: Conflict, fi
 def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: Policy) -> Iterable[Reason]:
     want = conflict.want
     who = f"container {want.name!r}" if want.name else "the pod"
-    opinions = [record for one in conflict.lists if (record := one.record()).hints is not None]
-    impossible = [one for one in opinions if not one.hints]
-    wanted = ", ".join(f"{one.resource} on NUMA node {_nodes_text(one, policy)}" for one in opinions if one.hints)
+    opinions = [record for resource_hints in conflict.lists if (record := resource_hints.record()).hints is not None]
+    impossible = [opinion for opinion in opinions if not opinion.hints]
+    wanted = ", ".join(f"{opinion.resource} on NUMA node {_nodes_text(opinion, policy)}" for opinion in opinions if opinion.hints)
     if impossible:
-        names = tuple(one.resource for one in impossible)
+        names = tuple(hint_list.resource for hint_list in impossible)
         message = f"{who}: no set of NUMA nodes has {' or '.join(names)} in the amount wanted"
         yield Reason(code="no-numa-node", message=message, facts={"container": want.name, "resources": names})
     elif not merged.has_common or policy is Policy.SINGLE_NUMA_NODE:
@@ -69,7 +69,7 @@ def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: 
         yield Reason(
             code="no-common-numa-node",
             message=message,
-            facts={"container": want.name, "resources": tuple(one.resource for one in opinions)},
+            facts={"container": want.name, "resources": tuple(opinion.resource for opinion in opinions)},
         )
     rule = (
         "one NUMA node that every resource prefers"
@@ -83,16 +83,16 @@ def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: 
         facts={"container": want.name, "policy": policy.value, "nodes": merged_text},
     )
     room = conflict.room if conflict.room is not None else NodeAvailability(view)
-    for one in opinions:
-        yield _resource_reason(room, want, one, policy)
+    for opinion in opinions:
+        yield _resource_reason(room, want, opinion, policy)
     relaxed = _relax(view, conflict.lists, policy)
     if relaxed:
         message = f"{who}: would be admitted without {' and '.join(relaxed)}"
         yield Reason(code="relax", message=message, facts={"container": want.name, "resources": relaxed})
 
 
-def _nodes_text(one: HintList, policy: Policy) -> str:
-    hints = [hint for hint in one.hints or () if hint.nodes is not None]
+def _nodes_text(hint_list: HintList, policy: Policy) -> str:
+    hints = [hint for hint in hint_list.hints or () if hint.nodes is not None]
     single = [
         str(hint.nodes)
         for hint in hints
@@ -101,23 +101,23 @@ def _nodes_text(one: HintList, policy: Policy) -> str:
     if single:
         return " or ".join(single[:8])
     narrow = min((len(hint.nodes) for hint in hints if hint.nodes is not None), default=0)
-    found = [str(hint.nodes) for hint in hints if hint.nodes is not None and len(hint.nodes) == narrow]
-    return f"{' or '.join(found[:8])} (not preferred)" if found else "none"
+    nodes = [str(hint.nodes) for hint in hints if hint.nodes is not None and len(hint.nodes) == narrow]
+    return f"{' or '.join(nodes[:8])} (not preferred)" if nodes else "none"
 
 
-def _resource_reason(room: NodeAvailability, want: ContainerDemand, one: HintList, policy: Policy) -> Reason:
+def _resource_reason(room: NodeAvailability, want: ContainerDemand, hint_list: HintList, policy: Policy) -> Reason:
     """How much of a resource is where, and which node sets it offers."""
-    resource = one.resource.removesuffix(" (named)")
+    resource = hint_list.resource.removesuffix(" (named)")
     if resource == CPU_CLASS:
-        wanted = len(want.named_cpus) if one.resource != resource else want.cpus
+        wanted = len(want.named_cpus) if hint_list.resource != resource else want.cpus
         rows = [(node, len(cpus), len(cpus & room.free_cpus)) for node, cpus in room.topology.cpus_by_node().items()]
     elif resource in want.memory:
         wanted = want.memory[resource]
         nodes = memory_nodes(room.memory.allocatable, room.memory.blocks)
         rows = [(node.id, node.amounts[resource].allocatable, node.amounts[resource].free) for node in nodes if resource in node.amounts]
     else:
-        mine = want.of_class(resource)
-        wanted = len(mine.names) if one.resource != resource else mine.any_count
+        device_demand = want.of_class(resource)
+        wanted = len(device_demand.names) if hint_list.resource != resource else device_demand.any_count
         devices = room.devices.get(resource, {}).values()
         rows = [
             (
@@ -133,17 +133,23 @@ def _resource_reason(room: NodeAvailability, want: ContainerDemand, one: HintLis
         table = (*table, f"{len(strays)} on NUMA nodes that this machine lacks: {', '.join(strays)}")
     return Reason(
         code="resource-nodes",
-        message=f"{one.resource}: {wanted} wanted, offered on NUMA node {_nodes_text(one, policy)} ({'; '.join(table) or 'none exists'})",
-        facts={"container": want.name, "resource": one.resource, "wanted": wanted, "nodes": _nodes_text(one, policy), "free": table},
+        message=f"{hint_list.resource}: {wanted} wanted, offered on NUMA node {_nodes_text(hint_list, policy)} ({'; '.join(table) or 'none exists'})",
+        facts={
+            "container": want.name,
+            "resource": hint_list.resource,
+            "wanted": wanted,
+            "nodes": _nodes_text(hint_list, policy),
+            "free": table,
+        },
     )
 
 
 def _strays(room: NodeAvailability, resource: str) -> tuple[str, ...]:
     """Devices that name only NUMA nodes which the machine does not have: they are in no hint, as in kubelet."""
     return tuple(
-        f"{one.name} ({one.numa_nodes})"
-        for one in room.devices.get(resource, {}).values()
-        if one.numa_nodes and one.numa_nodes.isdisjoint(room.view.numa_nodes)
+        f"{device.name} ({device.numa_nodes})"
+        for device in room.devices.get(resource, {}).values()
+        if device.numa_nodes and device.numa_nodes.isdisjoint(room.view.numa_nodes)
     )
 
 
@@ -152,7 +158,7 @@ def _relax(view: NodeView, lists: Sequence[ResourceHints], policy: Policy) -> tu
     places = sorted(range(len(lists)), key=lambda place: lists[place].resource)
     for size in range(1, len(lists)):
         for dropped in combinations(places, size):
-            kept = [one.opinion for place, one in enumerate(lists) if place not in dropped]
+            kept = [resource_hints.opinion for place, resource_hints in enumerate(lists) if place not in dropped]
             merged = merge_opinions(
                 kept, view.numa_nodes, policy, distances=view.distances, prefer_closest=view.options.prefer_closest_numa_nodes
             )
@@ -163,9 +169,9 @@ def _relax(view: NodeView, lists: Sequence[ResourceHints], policy: Policy) -> tu
 
 def _to_free(view: NodeView, request: PodRequest, fits: Callable[[NodeView], bool]) -> Iterable[Reason]:
     """Name the owners whose release would make the pod fit: as few as possible, then those that hold least."""
-    classes = {device.device_class for one in request.containers for device in one.devices}
-    wants_cpus = any(one.cpus for one in request.containers) or CPU_CLASS in classes
-    wants_memory = any(one.memory_bytes or one.hugepages for one in request.containers)
+    classes = {device.device_class for container in request.containers for device in container.devices}
+    wants_cpus = any(container.cpus for container in request.containers) or CPU_CLASS in classes
+    wants_memory = any(container.memory_bytes or container.hugepages for container in request.containers)
     holdings = _holdings(view, classes, wants_cpus=wants_cpus, wants_memory=wants_memory)
     if not holdings or not fits(without_owners(view, frozenset(holdings))):
         return ()
@@ -177,7 +183,7 @@ def _smallest(view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...
     weight = {owner: sum(len(names) for names in held.values()) for owner, held in holdings.items()}
     budget = _FREE_BUDGET
     for size in range(1, min(_FREE_SIZE, len(holdings)) + 1):
-        sets = sorted(combinations(sorted(holdings), size), key=lambda owners: (sum(weight[one] for one in owners), owners))
+        sets = sorted(combinations(sorted(holdings), size), key=lambda owners: (sum(weight[owner] for owner in owners), owners))
         for owners in sets:
             budget -= 1
             if budget < 0:
@@ -185,7 +191,7 @@ def _smallest(view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...
             if fits(without_owners(view, frozenset(owners))):
                 return frozenset(owners)
     left = set(holdings)
-    for owner in sorted(holdings, key=lambda one: (-weight[one], one)):
+    for owner in sorted(holdings, key=lambda owner: (-weight[owner], owner)):
         if len(left) > 1 and fits(without_owners(view, frozenset(left - {owner}))):
             left.discard(owner)
     return frozenset(left)
@@ -202,7 +208,7 @@ def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool, wants_memo
             found.setdefault(owner, {}).setdefault(CPU_CLASS, []).extend(str(cpu) for cpu in cpus)
     if wants_memory:
         for owner, blocks in sorted(view.held_memory.items()):
-            found.setdefault(owner, {}).setdefault(MEMORY, []).extend(f"{one.size_bytes} bytes of {one.kind}" for one in blocks)
+            found.setdefault(owner, {}).setdefault(MEMORY, []).extend(f"{block.size_bytes} bytes of {block.kind}" for block in blocks)
     return {owner: {name: tuple(held) for name, held in rows.items()} for owner, rows in found.items()}
 
 
@@ -219,9 +225,9 @@ def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]
                 nodes |= block.nodes
             parts.append(", ".join(names))
         else:
-            known = {one.name: one for one in view.devices.get(device_class, ())}
+            devices = {device.name: device for device in view.devices.get(device_class, ())}
             for name in names:
-                nodes |= known[name].numa_nodes or NodeSet() if name in known else NodeSet()
+                nodes |= devices[name].numa_nodes or NodeSet() if name in devices else NodeSet()
             parts.append(", ".join(names))
     kind, namespace, name, *_ = (*owner.split("/"), "", "", "")
     return Reason(

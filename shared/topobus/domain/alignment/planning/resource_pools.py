@@ -22,7 +22,7 @@ __all__ = ["class_of_resource", "has_pools", "named_by_class", "offered_part", "
 
 def has_pools(view: NodeView) -> bool:
     """Say whether any device is in a pool; without one a view by resource is the view by class."""
-    return any(one.pool for devices in view.devices.values() for one in devices)
+    return any(device.pool for devices in view.devices.values() for device in devices)
 
 
 def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
@@ -33,7 +33,7 @@ def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
     def by_class(wish: DeviceRequest) -> DeviceRequest:
         return structs.replace(wish, device_class=view.resource_names.get(wish.device_class, wish.device_class))
 
-    containers = (structs.replace(one, devices=tuple(map(by_class, one.devices))) for one in request.containers)
+    containers = (structs.replace(container, devices=tuple(map(by_class, container.devices))) for container in request.containers)
     return structs.replace(request, containers=tuple(containers))
 
 
@@ -45,7 +45,7 @@ def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
 
     if all(is_known(wish) for container in request.containers for wish in container.devices):
         return request
-    containers = (structs.replace(one, devices=tuple(filter(is_known, one.devices))) for one in request.containers)
+    containers = (structs.replace(container, devices=tuple(filter(is_known, container.devices))) for container in request.containers)
     return structs.replace(request, containers=tuple(containers))
 
 
@@ -53,7 +53,7 @@ def class_of_resource(view: NodeView, resource: str) -> str:
     """Name the class of a resource (without the prefix); the same text when it is a class, or nothing on this node."""
     if resource in view.devices:
         return resource
-    return next((name for name, devices in view.devices.items() if any(one.pool == resource for one in devices)), resource)
+    return next((name for name, devices in view.devices.items() if any(device.pool == resource for device in devices)), resource)
 
 
 def view_by_resource(view: NodeView) -> NodeView:
@@ -64,14 +64,14 @@ def view_by_resource(view: NodeView) -> NodeView:
     for device_class, all_of_it in view.devices.items():
         split = resource_split(all_of_it, tuple(view.devices))
         devices[device_class] = split.pop(device_class, ())
-        for resource, mine in split.items():
-            devices[resource] = mine
+        for resource, own_devices in split.items():
+            devices[resource] = own_devices
             if device_class in unheard:
                 unheard[resource] = unheard[device_class]
-            for one in mine:
-                owner = held.get(device_class, {}).pop(one.name, None)
+            for device in own_devices:
+                owner = held.get(device_class, {}).pop(device.name, None)
                 if owner is not None:
-                    held.setdefault(resource, {})[one.name] = owner
+                    held.setdefault(resource, {})[device.name] = owner
     return structs.replace(
         view,
         devices=dict(sorted(devices.items())),
@@ -83,21 +83,21 @@ def view_by_resource(view: NodeView) -> NodeView:
 def request_by_resource(view: NodeView, request: PodRequest) -> PodRequest:
     """The same wishes with names sorted by the resource that has them. `view` is the one by class."""
     places = {
-        (device_class, one.name): resource
+        (device_class, device.name): resource
         for device_class, devices in view.devices.items()
-        for resource, mine in resource_split(devices, tuple(view.devices)).items()
-        for one in mine
+        for resource, own_devices in resource_split(devices, tuple(view.devices)).items()
+        for device in own_devices
     }
-    return structs.replace(request, containers=tuple(_container(one, places) for one in request.containers))
+    return structs.replace(request, containers=tuple(_container(container, places) for container in request.containers))
 
 
 def placed_by_class(view: NodeView, placement: Placement) -> Placement:
     """The same placement with devices by class. `view` is the one by class."""
-    return structs.replace(placement, containers=tuple(_placed(one, view) for one in placement.containers))
+    return structs.replace(placement, containers=tuple(_placed(container, view) for container in placement.containers))
 
 
-def _container(one: ContainerRequest, places: Mapping[tuple[str, str], str]) -> ContainerRequest:
-    return structs.replace(one, devices=tuple(part for wish in one.devices for part in _parts(wish, places)))
+def _container(container_request: ContainerRequest, places: Mapping[tuple[str, str], str]) -> ContainerRequest:
+    return structs.replace(container_request, devices=tuple(part for wish in container_request.devices for part in _parts(wish, places)))
 
 
 def _parts(wish: DeviceRequest, places: Mapping[tuple[str, str], str]) -> tuple[DeviceRequest, ...]:
@@ -113,8 +113,8 @@ def _parts(wish: DeviceRequest, places: Mapping[tuple[str, str], str]) -> tuple[
     )
 
 
-def _placed(one: ContainerPlacement, view: NodeView) -> ContainerPlacement:
+def _placed(container_placement: ContainerPlacement, view: NodeView) -> ContainerPlacement:
     devices: dict[str, set[str]] = {}
-    for resource, names in one.devices.items():
+    for resource, names in container_placement.devices.items():
         devices.setdefault(class_of_resource(view, resource), set()).update(names)
-    return structs.replace(one, devices={name: tuple(sorted(names)) for name, names in sorted(devices.items())})
+    return structs.replace(container_placement, devices={name: tuple(sorted(names)) for name, names in sorted(devices.items())})

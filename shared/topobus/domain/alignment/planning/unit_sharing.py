@@ -30,7 +30,7 @@ def share(available: int, demands: Sequence[Demand]) -> list[dict[int, int]] | N
     if sum(wanted) > available.bit_count() or any(count > (available & allowed).bit_count() for allowed, count in demands):
         return None
     kinds = _kinds(available, {allowed for allowed, count in demands if count})
-    room = [one.bit_count() for one in kinds]
+    room = [kind.bit_count() for kind in kinds]
     taken: list[dict[int, int]] = [{} for _ in demands]
     usable = [[place for place, kind in enumerate(kinds) if kind & allowed] for allowed, _ in demands]
     for taker, count in enumerate(wanted):
