@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,10 +16,12 @@ from prometheus_client import CollectorRegistry
 from topobus.contracts.catalogue import HEALTH, HINTS, INVENTORY, LEDGER, MACHINE, PREPARE, UNPREPARE
 from topobus.contracts.codec import encode
 from topobus.contracts.messages import HealthEvent, HintsReply, HintsRequest, Prepared, PrepareRequest, UnprepareRequest
+from topobus.devicekit import host
 from topobus.devicekit.host import serve_devices
+from topobus.devicekit.inventory_merge import Roster
 from topobus.devicekit.registry import DriverRegistry, SkippedPlugin
 from topobus.devicekit.settings import DeviceServiceSettings, DriverSettings, HealthSettings
-from topobus.domain.device import Inventory
+from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.health import Dimension, HealthState, Observation
 from topobus.domain.hint import Hint
@@ -136,6 +139,29 @@ class _Bench:
         return [
             received_event.value for received_event in await self.bus.last(HEALTH, limit=64, node=_NODE, device_class="gpu", device=device)
         ]
+
+
+class _CountingDriver(ToyDriver):
+    """Counts the looks at its devices."""
+
+    def __init__(self, name: str, *, count: int) -> None:
+        super().__init__(name, count=count)
+        self.looks = 0
+        self.loop = asyncio.get_running_loop()
+        self.has_looked = asyncio.Event()
+
+    def observe(self, tree: Tree, devices: Sequence[Device]) -> Mapping[str, Sequence[Observation]]:
+        """Look, and count."""
+        self.looks += 1
+        self.loop.call_soon_threadsafe(self.has_looked.set)
+        return super().observe(tree, devices)
+
+    async def after(self, *, looks: int) -> None:
+        """Wait until so many looks more have begun."""
+        wanted = self.looks + looks
+        while self.looks < wanted:
+            self.has_looked.clear()
+            await self.has_looked.wait()
 
 
 def _fields(value: object) -> dict[str, object]:
@@ -310,6 +336,31 @@ async def test_restart_repeats_nothing_when_nothing_changed(bench: _Bench, gpus:
 
     assert (first.generation, second.generation) == (1, 2)
     assert [event.generation for event in await bench.events(gpu)] == [1, 2]
+
+
+async def test_host_takes_no_step_when_the_drivers_see_what_they_saw(bench: _Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At last ten looks in a row bring no step, and the first fault after them is told."""
+    driver, steps = _CountingDriver("calm", count=1), 0
+    advance = host.advance_roster
+
+    def counted(*given: Any, **named: Any) -> Roster:
+        nonlocal steps
+        steps += 1
+        return advance(*given, **named)
+
+    monkeypatch.setattr(host, "advance_roster", counted)
+    await bench.publish_machine()
+    async with bench.service(driver):
+        await bench.inventory(_is(HealthState.HEALTHY, "calm-0"))
+        before = -1
+        async with asyncio.timeout(_LIMIT_S):
+            while steps != before:
+                before = steps
+                await driver.after(looks=10)
+        driver.faults = {"calm-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)}
+        await bench.inventory(_is(HealthState.UNHEALTHY, "calm-0"))
+
+    assert before > 0
 
 
 async def test_hung_driver_hurts_nobody_else_when_it_hangs(bench: _Bench) -> None:

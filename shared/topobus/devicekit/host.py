@@ -96,6 +96,8 @@ class _DeviceHost:
         self._told: tuple[Device, ...] | None = None
         """What everybody has been told, or is being told; None when that may not be so."""
         self._has_news = asyncio.Event()
+        self._settled: tuple[Machine, Mapping[str, DriverView]] | None = None
+        """What the last step was made of, when it changed nothing and time alone changes nothing either; None while a step runs."""
         self._has_published = False
         self._refused: Inventory | None = None
         """The inventory that could not be published, without its generations; None when the newest stands in the bucket."""
@@ -257,7 +259,8 @@ class _DeviceHost:
                     generation = machine.generation
                     due_at = self._runtime.clock.monotonic() + self._settings.hardware.rescan_s
                 self._views[name] = await self._look(name, machine, is_due=is_due or self._views[name].devices is None)
-                self._has_news.set()
+                if not self._is_settled():
+                    self._has_news.set()
             beat.rest()
             await self._wait_for_machine(machine, generation)
 
@@ -343,12 +346,13 @@ class _DeviceHost:
         machine = self._machine
         if machine is None:
             return
+        views, before, self._settled = dict(self._views), self._devices, None
         now = self._runtime.clock.now()
-        roster = await self._advance(machine, now, held=None)
+        roster = await self._advance(machine, views, now, held=None)
         if roster.devices != self._told or any(device.health.state is not HealthState.HEALTHY for device in roster.devices):
             # Whoever holds a device is told of its health, and what is held does not leave.
             await self._read_owners()
-            roster = await self._advance(machine, now, held=None if self._owners is None else self._owners.keys())
+            roster = await self._advance(machine, views, now, held=None if self._owners is None else self._owners.keys())
         # Before it is so, for the store may lose its history meanwhile.
         self._told = roster.devices
         await self._announcer.recall([device.name for device in (*roster.devices, *roster.removed)])
@@ -365,13 +369,25 @@ class _DeviceHost:
             async with asyncio.TaskGroup() as group:
                 for device in news[start : start + _PARALLEL_EVENTS]:
                     group.create_task(self._announce(device, self._generation, rfc3339(now)))
+        # A device with a condition moves by time: it recovers, or is forgotten.
+        if (
+            not roster.removed
+            and self._refused is None
+            and roster.devices == before
+            and not any(device.health.conditions for device in before)
+        ):
+            self._settled = (machine, views)
 
-    async def _advance(self, machine: Machine, now: datetime, *, held: Collection[str] | None) -> Roster:
+    def _is_settled(self) -> bool:
+        """Say whether one more step on what the drivers see now would do nothing: they see what they saw, and what we said stands."""
+        return self._told is not None and self._settled is not None and self._settled == (self._machine, self._views)
+
+    async def _advance(self, machine: Machine, views: Mapping[str, DriverView], now: datetime, *, held: Collection[str] | None) -> Roster:
         # In a thread, as the look at the readers below, and for the same reason.
         roster = await asyncio.to_thread(
             advance_roster,
             self._devices,
-            dict(self._views),
+            views,
             device_class=self._class,
             machine=machine,
             held=held,
