@@ -8,7 +8,7 @@ PARALLEL := -n $(JOBS) --dist loadfile
 # Set-up may put a nats-server there.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help setup demo up test checks suite again lint types imports proto docs unit integration engine versions bench format clean
+.PHONY: help setup demo up test checks suite lint types imports proto docs unit integration engine versions bench format clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' $(MAKEFILE_LIST) | while IFS='|' read -r name what; do printf '  make %-12s %s\n' "$$name" "$$what"; done
@@ -28,10 +28,7 @@ checks: setup lint types imports proto docs ## all that runs no test file
 	$(BIN)/python -m pytest -q --doctest-modules shared/topobus services/topobus --ignore shared/topobus/kubeletpb
 
 suite: setup ## the tests, three files at a time
-	$(BIN)/python -m pytest -q -m "not engine" $(PARALLEL)
-
-again: setup ## the tests that failed last, alone: what was only the machine's load passes now, what is broken fails again
-	$(BIN)/python -m pytest -q -m "not engine" --last-failed --last-failed-no-failures none
+	$(BIN)/python -m pytest -q -m "not engine and not quarantined" $(PARALLEL)
 
 lint: setup ## style
 	$(BIN)/ruff check .
@@ -50,10 +47,10 @@ docs: setup ## generated pages equal the code
 	$(BIN)/python tools/render-docs --check
 
 unit: setup ## tests that need no server
-	$(BIN)/python -m pytest -q -m "not integration and not engine" $(PARALLEL)
+	$(BIN)/python -m pytest -q -m "not integration and not engine and not quarantined" $(PARALLEL)
 
 integration: setup ## tests with real processes and a real nats-server
-	$(BIN)/python -m pytest -q -m integration $(PARALLEL)
+	$(BIN)/python -m pytest -q -m "integration and not quarantined" $(PARALLEL)
 
 engine: setup ## compose on a real Docker, devices on a real containerd 2 (as root: installs or unpacks what is absent)
 	$(BIN)/python -m pytest -q -s -x -m engine tests/engine

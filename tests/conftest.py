@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 import structlog
+from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
 from topobus.testing.clock import VirtualTimeLoop
@@ -30,3 +31,41 @@ def own_log_configuration() -> Iterator[None]:
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     """Run what is marked `virtual_time` on a loop whose time jumps, the rest on asyncio's own."""
     return {"virtual": VirtualTimeLoop} if item.get_closest_marker("virtual_time") else {"real": asyncio.new_event_loop}
+
+
+_QUARANTINED = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Begin the list of tests in quarantine: id -> why."""
+    config.stash[_QUARANTINED] = {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Note the tests in quarantine before `-m` leaves them out. One without a reason and an issue is an error: nobody would ever bring it back."""
+    for item in items:
+        marker = item.get_closest_marker("quarantined")
+        if marker is None:
+            continue
+        if not marker.kwargs.get("reason") or not marker.kwargs.get("issue"):
+            raise pytest.UsageError(f"{item.nodeid}: quarantined without reason= and issue=")
+        config.stash[_QUARANTINED][item.nodeid] = f"issue {marker.kwargs['issue']}: {marker.kwargs['reason']}"
+    output = getattr(config, "workeroutput", None)
+    if output is not None:
+        output["quarantined"] = config.stash[_QUARANTINED]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: object) -> None:
+    """Take the list over from a worker: with xdist only workers collect."""
+    output = getattr(node, "workeroutput", {})
+    node.config.stash[_QUARANTINED].update(output.get("quarantined", {}))
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
+    """Count the quarantine in every run, an empty one included: what is left out must not be forgotten."""
+    quarantined = config.stash[_QUARANTINED]
+    terminalreporter.write_line(f"in quarantine: {len(quarantined)} tests")
+    for name, why in sorted(quarantined.items()):
+        terminalreporter.write_line(f"  {name}: {why}")
