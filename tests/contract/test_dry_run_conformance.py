@@ -24,6 +24,7 @@ from topobus.contracts.codec import encode
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.values import Allocated, Outcome
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.dry_run.run import (
     DryAnswer,
@@ -33,7 +34,7 @@ from topobus.controller.dry_run.run import (
 )
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator, member
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.domain.idset import CpuSet
 from topobus.domain.ledger import Allocation, Holding, Ledger

@@ -17,6 +17,7 @@ from topobus.contracts.messages import ApiObject, PlaceRequest
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.lifecycle import Attempt
 from topobus.controller.claims.reservations import with_finalizer, with_node
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_from_template, wanted_claims
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -26,7 +27,7 @@ from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.clean_up_pods import PodCleanup
 from topobus.controller.reconcilers.evict_tainted import Evictor
 from topobus.controller.reconcilers.make_claims import ClaimTemplateReconciler
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.outcome import Placement, Reason
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest

@@ -6,7 +6,8 @@ import pytest
 
 from topobus.contracts.catalogue import OBJECT
 from topobus.contracts.messages import ApiObject
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState
+from topobus.controller.claims.stored import ObjectKey
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.runtime.bus import Bus
 

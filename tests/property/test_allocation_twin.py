@@ -15,7 +15,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from topobus.controller.allocation.values import Allocated, GaveUp
-from topobus.controller.state.taint_index import tolerates
 from topobus.domain.quantity import Quantity
 from topobus.kubernetes.api.resource import (
     ClaimSpec,
@@ -23,6 +22,7 @@ from topobus.kubernetes.api.resource import (
     SliceDevice,
     SubRequest,
 )
+from topobus.kubernetes.api.tolerations import tolerates
 from unit.controller.allocation import claim, device, given, slice_of, solve
 
 TAG = "example.com/tag"

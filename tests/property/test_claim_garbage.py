@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.search import allocate
 from topobus.controller.claims import lifecycle
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid, wanted_claims
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import (

@@ -20,12 +20,13 @@ from topobus.controller.allocation.values import (
     Mode,
     Outcome,
     Slice,
+    node_of,
 )
 from topobus.controller.claims.lifecycle import Attempt, with_allocation, with_attempt
-from topobus.controller.state.free_devices import node_of
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.result_cache import ResultCache
 from topobus.controller.state.slice_index import SliceIndex
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.machine import Machine
 from topobus.kubernetes.api.resource import ClaimSpec, SliceSpec
 from topobus.kubernetes.api.shape import read_as

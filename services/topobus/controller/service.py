@@ -14,6 +14,7 @@ from typing import TypeVar
 from topobus.cel.selector import CelCompiler
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, PlanReply, PlanRequest
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.drivers import ClassicDriverRunner
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.config import ControllerSettings
@@ -31,7 +32,7 @@ from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
 from topobus.controller.reconcilers.schedule_pods import PodScheduler
 from topobus.controller.reconcilers.silent_services import SilentServices
 from topobus.controller.reconcilers.validate_classes import ClassReconciler
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.ledger import Ledger

@@ -14,7 +14,9 @@ from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.names import Generation
 from topobus.domain.pci import PciAddress
 
-__all__ = ["AttributeValue", "Device", "Inventory", "Link", "LinkClass", "driver_name"]
+__all__ = ["AttributeValue", "Device", "Inventory", "Link", "LinkClass", "class_of_driver", "driver_name"]
+
+_DRIVER_DOMAIN = ".topobus.dev"
 
 AttributeValue = bool | int | str
 """A DRA attribute: booleans, integers (64 bit), strings (at most 64 characters)."""
@@ -111,4 +113,14 @@ def driver_name(device_class: str) -> str:
     >>> driver_name("gpu")
     'gpu.topobus.dev'
     """
-    return f"{device_class}.topobus.dev"
+    return f"{device_class}{_DRIVER_DOMAIN}"
+
+
+def class_of_driver(driver: str) -> str | None:
+    """Name the device class behind a driver of ours; None for a foreign one.
+
+    >>> class_of_driver("gpu.topobus.dev"), class_of_driver("gpu.example.com")
+    ('gpu', None)
+    """
+    device_class = driver.removesuffix(_DRIVER_DOMAIN)
+    return device_class if device_class and device_class != driver else None

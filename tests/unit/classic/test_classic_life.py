@@ -8,10 +8,11 @@ import pytest
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_from_template, claim_names, wanted_claims
 from topobus.controller.classic.core import classic_lifecycle
 from topobus.controller.state.holdings import ClaimHoldings
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.classic import AllocationResult, ResourceHandle
 from topobus.kubernetes.api.classic_handles import as_structured, only_node, write_handle

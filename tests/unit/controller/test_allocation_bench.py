@@ -13,12 +13,12 @@ from topobus.controller.allocation.values import (
     Allocated,
     Mode,
     Slice,
+    node_of,
 )
 from topobus.controller.bench import main as bench_main
 from topobus.controller.bench.cases import Cluster, claim, puzzle_slices, puzzles, slices, taken_devices
 from topobus.controller.bench.drawing import draw_growth
 from topobus.controller.bench.measures import Bench, fill, solve
-from topobus.controller.state.free_devices import node_of
 from topobus.kubernetes.api import limits
 from topobus.kubernetes.api.resource import ClaimSpec, SliceSpec
 from topobus.kubernetes.api.shape import read_as

@@ -9,8 +9,9 @@ import pytest
 from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.admission import admin_problem, asks_admin, costly_selector
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.validate_classes import judge
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.kubernetes.api.resource import ClaimSpec
 from topobus.kubernetes.api.shape import read_as
 from unit.controller.allocation import COMPILER

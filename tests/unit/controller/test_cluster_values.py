@@ -9,6 +9,7 @@ import pytest
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId
 from topobus.controller.claims import gated_claims
+from topobus.controller.claims.gate import has_gate, is_over, version_of
 from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.claims.reservations import PodRef, with_reservation
 from topobus.controller.scheduling.node_fit import (
@@ -18,13 +19,7 @@ from topobus.controller.scheduling.node_fit import (
     why_not,
 )
 from topobus.controller.scheduling.node_resources import NodeResources, requests_of
-from topobus.controller.state.cluster_objects import (
-    downgraded_claim,
-    has_gate,
-    is_over,
-    read_object,
-    version_of,
-)
+from topobus.controller.state.cluster_objects import downgraded_claim, read_object
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason

@@ -10,6 +10,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.tolerations import RuleTaint
 from topobus.controller.allocation.values import (
     Allocated,
     DeviceId,
@@ -18,8 +19,9 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.claims.eviction import next_eviction, rule_condition
 from topobus.controller.claims.lifecycle import read_claim
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
-from topobus.controller.state.taint_index import RuleTaint, TaintIndex, read_rule
+from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.state.taint_index import TaintIndex, read_rule
 from topobus.domain.device import Device, Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.health import DeviceHealth, HealthState

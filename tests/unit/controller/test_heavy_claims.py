@@ -13,11 +13,12 @@ from topobus.controller.allocation.admission import has_heavy_selector
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.values import Allocated, Fault, GaveUp
 from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers import allocation_runner
 from topobus.controller.reconcilers.allocator import Allocator, Member, member
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Device, Inventory
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from topobus.controller.allocation.values import DeviceId
-from topobus.controller.state.inventory_slices import class_of_driver, holders_from_ledger, slices_from_inventory
-from topobus.domain.device import Device, Inventory
+from topobus.controller.state.inventory_slices import holders_from_ledger, slices_from_inventory
+from topobus.domain.device import Device, Inventory, class_of_driver
 from topobus.domain.health import DeviceHealth, HealthState
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.ledger import Allocation, Holding, Ledger

@@ -14,8 +14,8 @@ from topobus.controller.allocation.values import (
 from topobus.controller.bench.cases import Cluster, claim, node_name
 from topobus.controller.bench.measures import Bench
 from topobus.controller.claims.lifecycle import read_claim
+from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.state.result_cache import RequestShape
-from topobus.controller.state.standalone_state import ObjectKey
 from topobus.domain.machine import Machine
 
 

@@ -10,7 +10,8 @@ from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import Allocated, Outcome
 from topobus.controller.claims.lifecycle import placement_request, read_claim
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.device import Device, Inventory
 from topobus.kubernetes.api import parse_manifest
 from unit.controller.allocation import solve

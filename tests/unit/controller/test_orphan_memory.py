@@ -8,11 +8,12 @@ from prometheus_client import CollectorRegistry
 
 from topobus.cel.selector import CelCompiler
 from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.stored import Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.release_orphans import OrphanedAllocations
-from topobus.controller.state.standalone_state import StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.testing.clock import ManualClock

@@ -7,8 +7,9 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.evict_tainted import Evictor
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.testing.clock import ManualClock

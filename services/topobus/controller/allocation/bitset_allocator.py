@@ -15,7 +15,7 @@ from topobus.cel.seam import SelectorCompiler, SelectorError
 from topobus.controller.allocation.constraints import attribute_values
 from topobus.controller.allocation.node_table import NodeTable
 from topobus.controller.allocation.pools import Candidate
-from topobus.controller.state.taint_index import SILENT_TAINT, tolerates
+from topobus.controller.allocation.tolerations import SILENT_TAINT
 from topobus.domain.idset import ids_of_bits
 from topobus.kubernetes.api.limits import MAX_LIST
 from topobus.kubernetes.api.resource import (
@@ -24,6 +24,7 @@ from topobus.kubernetes.api.resource import (
     ExactRequest,
     Selector,
 )
+from topobus.kubernetes.api.tolerations import tolerates
 
 __all__ = ["BitsetPlan", "make_sheet"]
 

@@ -15,16 +15,17 @@ from topobus.controller.allocation.miss_reasons import OTHER_CLASS, Blocker
 from topobus.controller.allocation.pools import Candidate, Pool
 from topobus.controller.allocation.requests import FaultError, PreparedRequest
 from topobus.controller.allocation.results import Grant
+from topobus.controller.allocation.tolerations import SILENT_TAINT
 from topobus.controller.allocation.values import (
     AllocationInput,
     DeviceId,
     Gate,
     Mode,
 )
-from topobus.controller.state.taint_index import SILENT_TAINT, tolerates
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
 from topobus.domain.silence import SERVICE_SILENT
+from topobus.kubernetes.api.tolerations import tolerates
 
 __all__ = ["DeviceChecks"]
 

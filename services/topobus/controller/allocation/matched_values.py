@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.controller.state.inventory_slices import class_of_driver
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
+from topobus.domain.device import class_of_driver
 from topobus.domain.idset import NodeSet
 from topobus.domain.view import NodeView
 from topobus.kubernetes.api.alignment_request import PARAMETERS_VERSION, RESULT_KIND, AlignmentRequest

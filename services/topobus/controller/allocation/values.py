@@ -38,6 +38,7 @@ __all__ = [
     "PoolId",
     "Slice",
     "Usage",
+    "node_of",
 ]
 
 
@@ -174,3 +175,8 @@ class GaveUp:
 
 
 Outcome = Allocated | NoFit | Fault | GaveUp
+
+
+def node_of(name: str) -> Node:
+    """Describe a node as node selectors see it when nothing but its name is known."""
+    return Node(name, {"kubernetes.io/hostname": name})

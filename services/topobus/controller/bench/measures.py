@@ -25,6 +25,7 @@ from topobus.controller.allocation.values import (
     Mode,
     Outcome,
     Slice,
+    node_of,
 )
 from topobus.controller.bench import cases
 from topobus.controller.bench.cases import Cluster, Puzzle
@@ -34,9 +35,9 @@ from topobus.controller.claims.lifecycle import (
     with_allocation,
     with_attempt,
 )
-from topobus.controller.state.free_devices import node_of
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.state.result_cache import ResultCache
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.machine import Machine
 from topobus.kubernetes.api.objects import object_parts
 from topobus.kubernetes.api.resource import (

@@ -11,16 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from topobus.controller.allocation.tolerations import EXECUTES, RuleTaint, TaintRule, matches
 from topobus.controller.allocation.values import DeviceId
-from topobus.controller.state.taint_index import (
-    EXECUTES,
-    RuleTaint,
-    TaintRule,
-    matches,
-    tolerates,
-)
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.resource import AllocationResult, GrantedDevice, Taint
+from topobus.kubernetes.api.tolerations import tolerates
 
 __all__ = ["Eviction", "next_eviction", "reason_of", "rule_condition"]
 

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.gate import GATE, gates_of
 from topobus.controller.claims.lifecycle import Attempt
 from topobus.controller.claims.reservations import (
     ALLOCATION_MODE_ANNOTATION,
@@ -23,7 +24,6 @@ from topobus.controller.claims.reservations import (
     PodRef,
     full_reason,
 )
-from topobus.controller.state.cluster_objects import GATE, gates_of
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.objects import (

@@ -19,7 +19,7 @@ from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.results import SHARE_PREFIX
 from topobus.controller.allocation.values import DeviceId
-from topobus.controller.state.inventory_slices import class_of_driver
+from topobus.domain.device import class_of_driver
 from topobus.domain.errors import ContractError
 from topobus.domain.request import ContainerRequest, DeviceRequest, Owner, OwnerKind, PodRequest, Policy
 from topobus.kubernetes.api import limits

@@ -18,12 +18,11 @@ from topobus.contracts.codec import decode, encode
 from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.pools import node_matches
-from topobus.controller.allocation.values import DeviceId
+from topobus.controller.allocation.values import DeviceId, node_of
 from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.classic.core import classic_lifecycle
 from topobus.controller.classic.core.device_choice import Wanted, choose
 from topobus.controller.config import ControllerSettings
-from topobus.controller.state.free_devices import node_of
 from topobus.controller.state.inventory_slices import holders_from_ledger
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.standalone_state import StandaloneState

@@ -13,12 +13,13 @@ from functools import partial
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims import lifecycle as conditions
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.builtin_driver import BuiltinDriver
 from topobus.controller.classic.reconciler import ClassicClaimReconciler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic import ClassicDriver
 from topobus.devicekit.classic_registry import load_classic_drivers

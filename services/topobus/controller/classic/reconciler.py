@@ -21,12 +21,13 @@ from topobus.controller.allocation.explanations import SHOWN_NODES
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims import lifecycle as conditions
 from topobus.controller.claims.reservations import claim_uses
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid
 from topobus.controller.classic.core import classic_lifecycle, negotiation
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic import ClaimWork, ClassicDriver
 from topobus.domain.errors import ContractError, PeerUnavailable, TopobusError

@@ -14,6 +14,7 @@ from functools import partial
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims.reservations import ClaimUse, claim_uses, is_bound
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid
 from topobus.controller.classic.core import classic_lifecycle, negotiation
 from topobus.controller.classic.core.negotiation import (
@@ -24,7 +25,7 @@ from topobus.controller.classic.core.negotiation import (
     Wait,
 )
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason

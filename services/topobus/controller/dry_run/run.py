@@ -30,6 +30,7 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.claims.extended_resources import claim_of_pod, extended_claim, with_extended_status
 from topobus.controller.claims.lifecycle import devices_of, owner_of
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_from_template, wanted_claims, with_claim_names
 from topobus.controller.scheduling.aligned_allocation import AlignedClaims, allocate_near, read_wishes
 from topobus.controller.scheduling.decisions import (
@@ -43,11 +44,11 @@ from topobus.controller.scheduling.node_fit import node_facts, read_placing, why
 from topobus.controller.scheduling.pod_alignment import own_request, wished_request, with_claims
 from topobus.controller.state.allocation_input import Wanted, objection_to_claims, objection_to_results
 from topobus.controller.state.cluster_state import unreserved
-from topobus.controller.state.inventory_slices import built_in_class, class_of_driver
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.inventory_slices import built_in_class
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.alignment.planning.node_view import with_devices
 from topobus.domain.alignment.planning.placement import place
-from topobus.domain.device import Inventory, driver_name
+from topobus.domain.device import Inventory, class_of_driver, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine

@@ -28,6 +28,7 @@ from topobus.controller.claims.reservations import (
     with_retreat,
     without_allocation,
 )
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator, Member, member
@@ -36,7 +37,7 @@ from topobus.controller.reconcilers.held_allocation import Holding, look_at_hold
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.costly_work import CostlyWork
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal

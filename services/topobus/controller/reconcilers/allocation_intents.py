@@ -15,6 +15,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.values import DeviceId, GaveUp
 from topobus.controller.claims import gated_claims
+from topobus.controller.claims.gate import has_gate, version_of
 from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.claims.lifecycle import (
     devices_of,
@@ -28,7 +29,6 @@ from topobus.controller.reconcilers.held_allocation import Holding
 from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.scheduling.decisions import NodeFit, PodClaim, PodPlan
-from topobus.controller.state.cluster_objects import has_gate, version_of
 from topobus.controller.state.cluster_state import ClusterState, Key
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.store.api import CLAIMS, PODS

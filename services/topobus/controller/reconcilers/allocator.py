@@ -25,6 +25,7 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, AllocationRunner
@@ -32,7 +33,7 @@ from topobus.controller.scheduling.aligned_allocation import AlignedClaims, read
 from topobus.controller.state.allocation_input import objection_to_claims, objection_to_results
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.result_cache import RequestShape, ResultCache
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest

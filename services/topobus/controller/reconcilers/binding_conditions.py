@@ -16,10 +16,11 @@ from topobus.controller.claims.binding import (
     BindingWaits,
     binding_state,
 )
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api.objects import metadata_of, name_of

@@ -6,9 +6,10 @@ Flows in: the world. Flows out: the users of a claim, and among them those that 
 from __future__ import annotations
 
 from topobus.controller.claims.reservations import is_bound
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_names
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import metadata_of, name_of
 

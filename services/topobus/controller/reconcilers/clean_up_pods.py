@@ -17,10 +17,11 @@ from topobus.controller.claims.reservations import (
     without_finalizer,
     without_reservations,
 )
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
 from topobus.controller.scheduling.pod_alignment import own_request
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.request import Owner, OwnerKind

@@ -15,6 +15,7 @@ from functools import partial
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims import gated_claims
+from topobus.controller.claims.gate import has_gate, is_over, version_of
 from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.claims.reservations import (
     Consumer,
@@ -27,12 +28,7 @@ from topobus.controller.claims.templates import claim_from_template, owner_pod_u
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.cluster_objects import (
-    downgraded_claim,
-    has_gate,
-    is_over,
-    version_of,
-)
+from topobus.controller.state.cluster_objects import downgraded_claim
 from topobus.controller.state.cluster_state import ClusterState, Key
 from topobus.controller.store.api import (
     CLAIMS,

@@ -17,6 +17,7 @@ from functools import partial
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.values import DeviceId
 from topobus.controller.claims import gated_claims
+from topobus.controller.claims.gate import has_gate, is_over, version_of
 from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.claims.reservations import pod_ref
 from topobus.controller.config import ControllerSettings
@@ -24,7 +25,6 @@ from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.cluster_objects import has_gate, is_over, version_of
 from topobus.controller.state.cluster_state import ClusterState, Key
 from topobus.controller.store.api import PODS
 from topobus.controller.store.api_server_writer import ApiServerWriter

@@ -13,6 +13,7 @@ from functools import partial
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.controller.allocation.tolerations import TaintRule
 from topobus.controller.allocation.values import DeviceId
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.eviction import (
@@ -22,11 +23,11 @@ from topobus.controller.claims.eviction import (
     rule_condition,
 )
 from topobus.controller.claims.reservations import Consumer, consumers_of
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.core import classic_lifecycle
 from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
-from topobus.controller.state.taint_index import TaintRule
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason, Refusal

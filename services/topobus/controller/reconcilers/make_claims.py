@@ -17,6 +17,7 @@ from topobus.controller.claims.extended_resources import (
     with_extended_status,
 )
 from topobus.controller.claims.reservations import is_bound
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import (
     claim_from_template,
     owner_pod_uid,
@@ -24,7 +25,7 @@ from topobus.controller.claims.templates import (
     with_claim_names,
 )
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import ask_deletion, metadata_of, name_of

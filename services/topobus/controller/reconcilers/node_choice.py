@@ -24,6 +24,7 @@ from topobus.controller.allocation.values import (
     Outcome,
 )
 from topobus.controller.claims.lifecycle import owner_of
+from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, AllocationRunner
@@ -49,7 +50,6 @@ from topobus.controller.scheduling.score import rank, score_node
 from topobus.controller.state.allocation_input import objection_to_results
 from topobus.controller.state.cluster_state import ClusterState
 from topobus.controller.state.result_cache import RequestShape, ResultCache
-from topobus.controller.state.standalone_state import ObjectKey
 from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest

@@ -19,6 +19,7 @@ from topobus.controller.allocation.values import (
     Outcome,
 )
 from topobus.controller.claims.lifecycle import devices_of, owner_of
+from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
 from topobus.controller.planner import Planner
 from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS
@@ -39,9 +40,9 @@ from topobus.controller.scheduling.decisions import (
 )
 from topobus.controller.scheduling.pod_alignment import wished_request
 from topobus.controller.scheduling.score import rank, score_node
-from topobus.controller.state.inventory_slices import class_of_driver
 from topobus.controller.state.refusal_backoff import RefusalBackoff
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState
+from topobus.controller.state.standalone_state import StandaloneState
+from topobus.domain.device import class_of_driver
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, PodRequest

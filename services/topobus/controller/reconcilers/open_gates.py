@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims import gated_claims
+from topobus.controller.claims.gate import has_gate, is_over, version_of
 from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -34,7 +35,6 @@ from topobus.controller.scheduling.decisions import (
     post_filter,
     pre_filter,
 )
-from topobus.controller.state.cluster_objects import has_gate, is_over, version_of
 from topobus.controller.state.cluster_state import ClusterState, Key
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.store.api_server_writer import ApiServerWriter

@@ -12,13 +12,14 @@ from functools import partial
 from topobus.contracts import catalogue
 from topobus.contracts.messages import DecisionEvent, ReleaseRequest
 from topobus.controller.allocation.miss_reasons import summarize
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.inventory_slices import holders_from_ledger
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
 from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Reason, Refusal

@@ -25,6 +25,7 @@ from topobus.controller.claims.reservations import (
     with_reservation,
     with_retreat,
 )
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.scheduler import ClassicScheduler
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -50,7 +51,7 @@ from topobus.controller.scheduling.decisions import (
 )
 from topobus.controller.scheduling.pod_alignment import with_claims
 from topobus.controller.state.costly_work import CostlyWork
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal

@@ -10,8 +10,9 @@ from functools import partial
 from topobus.cel.seam import SelectorCompiler, SelectorError
 from topobus.contracts.messages import ApiObject
 from topobus.controller.claims import lifecycle
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.kubernetes.api import limits

@@ -29,12 +29,12 @@ from topobus.controller.allocation.values import (
 )
 from topobus.controller.claims.lifecycle import owner_of, placement_request
 from topobus.controller.scheduling.pod_alignment import groups_of, objection_of_pod
-from topobus.controller.state.inventory_slices import class_of_driver
 from topobus.domain.alignment.planning.demands import ContainerDemand, DeviceDemand
 from topobus.domain.alignment.planning.locality_domains import Domain, tiers
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name, without_owners
 from topobus.domain.alignment.planning.placement import place, plan
+from topobus.domain.device import class_of_driver
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import ContainerKind, Locality, LocalityLevel, PodRequest, Policy

@@ -12,11 +12,11 @@ from msgspec import structs
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.miss_reasons import summarize
-from topobus.controller.state.inventory_slices import class_of_driver
 from topobus.domain.alignment.planning.claim_alignment import with_claim_held
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, cpu_of_name
 from topobus.domain.alignment.planning.placement import place, plan
 from topobus.domain.alignment.planning.resource_pools import offered_part
+from topobus.domain.device import class_of_driver
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement, Refusal
 from topobus.domain.request import ClaimUse, PodRequest, Scope

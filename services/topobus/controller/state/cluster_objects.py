@@ -16,10 +16,7 @@ from topobus.contracts.messages import ApiObject
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import Metadata
 
-__all__ = ["GATE", "downgraded_claim", "gates_of", "has_gate", "is_over", "is_path_segment", "read_object", "version_of"]
-
-GATE = "topobus.dev/allocation"
-"""The scheduling gate with which a pod asks for its claims to be allocated here."""
+__all__ = ["downgraded_claim", "is_path_segment", "read_object"]
 
 _METADATA = (
     "name",
@@ -37,8 +34,6 @@ _METADATA = (
 _POD_SPEC = ("schedulingGates", "resourceClaims", "nodeName", "nodeSelector", "tolerations", "affinity", "priority", "overhead")
 _POD_STATUS = ("phase", "resourceClaimStatuses", "conditions")
 _NODE_SPEC = ("taints", "unschedulable")
-# Digits of the largest version that etcd counts to (2^63 - 1); Python refuses to read numbers of more than 4300.
-_LONGEST_VERSION = 19
 # Characters of the longest name of any object (apimachinery, NameMaximumLength is 253).
 _LONGEST_NAME = 253
 
@@ -88,12 +83,6 @@ def read_object(kind: str, version: str, plain: Mapping[str, Any]) -> ApiObject 
     return ApiObject(api_version=group, kind=kind, metadata=metadata, spec=dict(spec), status=dict(status))
 
 
-def version_of(api_object: ApiObject) -> int:
-    """Read an object's resource version as a number, for comparison with others of its kind; 0 when it has none."""
-    text = str(api_object.metadata.get("resourceVersion") or "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _LONGEST_VERSION else 0
-
-
 def is_path_segment(name: str) -> bool:
     r"""Say whether a name can be a part of an API server's path, which every name of an object can (ValidatePathSegmentName).
 
@@ -101,22 +90,6 @@ def is_path_segment(name: str) -> bool:
     (True, False, False, False)
     """
     return name not in (".", "..") and name.isprintable() and not any(mark in name for mark in "/%?# ") and 0 < len(name) <= _LONGEST_NAME
-
-
-def gates_of(pod: ApiObject) -> tuple[str, ...]:
-    """List a pod's scheduling gates."""
-    return tuple(str(one.get("name", "")) for one in _list(pod.spec.get("schedulingGates")) if isinstance(one, Mapping))
-
-
-def has_gate(pod: ApiObject) -> bool:
-    """Say whether a pod waits behind our gate."""
-    return GATE in gates_of(pod)
-
-
-def is_over(pod: ApiObject) -> bool:
-    """Say whether a pod has ended, or was asked to before it had a node: its claims are nobody's then."""
-    is_ending = bool(pod.metadata.get("deletionTimestamp")) and not pod.spec.get("nodeName")
-    return pod.status.get("phase") in ("Succeeded", "Failed") or is_ending
 
 
 def downgraded_claim(spec: Mapping[str, Any], version: str) -> dict[str, Any]:

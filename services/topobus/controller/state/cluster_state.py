@@ -13,6 +13,7 @@ from typing import Any
 from msgspec import structs
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.tolerations import TaintRule
 from topobus.controller.allocation.values import (
     AllocationInput,
     DeviceId,
@@ -20,21 +21,21 @@ from topobus.controller.allocation.values import (
     Node,
     Slice,
 )
+from topobus.controller.claims.gate import version_of
 from topobus.controller.claims.gated_claims import RESERVED_TAINT
 from topobus.controller.claims.lifecycle import owner_of, status_of
 from topobus.controller.claims.reservations import claim_uses
+from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.scheduling.node_fit import NodeFacts, node_facts
 from topobus.controller.scheduling.node_resources import NodeResources
 from topobus.controller.state.allocation_input import allocation_input
-from topobus.controller.state.cluster_objects import read_object, version_of
+from topobus.controller.state.cluster_objects import read_object
 from topobus.controller.state.free_devices import FreeDevices
 from topobus.controller.state.gated_pods_index import GatedPodsIndex
-from topobus.controller.state.inventory_slices import class_of_driver
 from topobus.controller.state.slice_origin import only_known_devices, why_foreign
-from topobus.controller.state.standalone_state import ObjectKey
-from topobus.controller.state.taint_index import TaintRule, read_rule, tainted
+from topobus.controller.state.taint_index import read_rule, tainted
 from topobus.domain.alignment.planning.node_view import aligned_view
-from topobus.domain.device import Device, Inventory
+from topobus.domain.device import Device, Inventory, class_of_driver
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine

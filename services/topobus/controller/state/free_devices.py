@@ -16,6 +16,7 @@ from topobus.controller.allocation.values import (
     Node,
     Slice,
     Usage,
+    node_of,
 )
 from topobus.controller.state.holdings import ClaimHoldings
 from topobus.controller.state.inventory_slices import holders_from_ledger
@@ -25,7 +26,7 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.quantity import Quantity
 from topobus.domain.request import Owner
 
-__all__ = ["Changes", "FreeDevices", "Mark", "NodeState", "node_of"]
+__all__ = ["Changes", "FreeDevices", "Mark", "NodeState"]
 
 # Changes that are remembered for those who ask; who was away for longer looks at all nodes again.
 _REMEMBERED_CHANGES = 20_000
@@ -54,11 +55,6 @@ class Changes(NamedTuple):
 class _Taken(NamedTuple):
     usage: Usage
     state: NodeState
-
-
-def node_of(name: str) -> Node:
-    """Describe a node as node selectors see it when nothing but its name is known."""
-    return Node(name, {"kubernetes.io/hostname": name})
 
 
 class FreeDevices:

@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.gate import has_gate, is_over, version_of
 from topobus.controller.claims.gated_claims import (
     GateAttempt,
     gate_attempt_of,
     holds_what_was_noted,
     reserved_uids,
 )
-from topobus.controller.state.cluster_objects import has_gate, is_over, version_of
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import metadata_of
 

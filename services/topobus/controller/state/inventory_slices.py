@@ -22,9 +22,7 @@ from topobus.kubernetes.api.resource import (
 )
 from topobus.kubernetes.api.slices import DEVICES_PER_SLICE, slice_device
 
-__all__ = ["built_in_class", "class_of_driver", "holders_from_ledger", "slices_from_inventory"]
-
-_SUFFIX = driver_name("")
+__all__ = ["built_in_class", "holders_from_ledger", "slices_from_inventory"]
 
 
 def slices_from_inventory(inventory: Inventory) -> tuple[Slice, ...]:
@@ -66,12 +64,3 @@ def holders_from_ledger(ledger: Ledger, cpu_devices: Iterable[Device] = ()) -> d
 def built_in_class(driver: str) -> DeviceClassSpec:
     """Make the class that we offer for each driver of ours: all of its devices."""
     return DeviceClassSpec(selectors=(Selector(cel=CelSelector(expression=f'device.driver == "{driver}"')),))
-
-
-def class_of_driver(driver: str) -> str | None:
-    """Name the device class behind a driver of ours; None for a foreign one.
-
-    >>> class_of_driver("gpu.topobus.dev"), class_of_driver("gpu.example.com")
-    ('gpu', None)
-    """
-    return driver.removesuffix(_SUFFIX) if driver.endswith(_SUFFIX) and driver != _SUFFIX else None

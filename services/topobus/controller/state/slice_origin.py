@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import structs
 
-from topobus.controller.state.inventory_slices import class_of_driver
+from topobus.domain.device import class_of_driver
 from topobus.kubernetes.api.resource import SliceSpec
 
 __all__ = ["only_known_devices", "why_foreign"]

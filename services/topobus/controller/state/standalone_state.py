@@ -7,32 +7,29 @@ in it is the copy itself, owned by the shell's one loop.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.tolerations import TaintRule
 from topobus.controller.allocation.values import (
     AllocationInput,
     DeviceId,
     Mode,
     Node,
     Slice,
+    node_of,
 )
 from topobus.controller.claims.extended_resources import ClassName
 from topobus.controller.claims.lifecycle import allocation_of, owner_of
+from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_names
 from topobus.controller.state.allocation_input import allocation_input
-from topobus.controller.state.free_devices import FreeDevices, node_of
-from topobus.controller.state.inventory_slices import built_in_class, class_of_driver, slices_from_inventory
+from topobus.controller.state.free_devices import FreeDevices
+from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
 from topobus.controller.state.slice_index import Origin
-from topobus.controller.state.taint_index import (
-    TaintIndex,
-    TaintRule,
-    read_rule,
-    silenced,
-)
+from topobus.controller.state.taint_index import TaintIndex, read_rule, silenced
 from topobus.domain.alignment.planning.node_view import aligned_view
-from topobus.domain.device import Device, Inventory, driver_name
+from topobus.domain.device import Device, Inventory, class_of_driver, driver_name
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
@@ -46,25 +43,10 @@ from topobus.kubernetes.api.objects import NODE_ANNOTATION, metadata_of, name_of
 from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec, SliceSpec
 from topobus.kubernetes.api.shape import Problem, read_as
 
-__all__ = ["ObjectKey", "StandaloneState", "Stored"]
+__all__ = ["StandaloneState"]
 
 # Nothing but these objects themselves, and what is free, decides on their next step; all other kinds are read for them.
 _OWN_KINDS = ("pod", "resourceclaim", "podschedulingcontext")
-
-
-class ObjectKey(NamedTuple):
-    """Where an object is stored."""
-
-    kind: str
-    namespace: str
-    name: str
-
-
-class Stored(NamedTuple):
-    """An object with the revision it was read at."""
-
-    revision: int
-    value: ApiObject
 
 
 class StandaloneState:

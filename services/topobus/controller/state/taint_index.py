@@ -8,11 +8,12 @@ Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import msgspec
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.tolerations import EXECUTES, SILENT_TAINT, RuleTaint, TaintRule, matches
 from topobus.controller.allocation.values import DeviceId, Slice
 from topobus.controller.state.slice_index import Origin
 from topobus.domain.errors import ContractError
@@ -23,34 +24,10 @@ from topobus.kubernetes.api.resource import (
     SliceSpec,
     Taint,
     TaintRuleSpec,
-    TaintSelector,
 )
 from topobus.kubernetes.api.shape import read_as
-from topobus.kubernetes.api.tolerations import tolerates
 
-__all__ = ["EXECUTES", "SILENT_TAINT", "RuleTaint", "TaintIndex", "TaintRule", "matches", "read_rule", "silenced", "tainted", "tolerates"]
-
-EXECUTES = "NoExecute"
-SILENT_TAINT = "topobus.dev/service-silent"
-"""On devices whose service does not answer, by the reader: nothing is allocated there, whatever is tolerated, and nothing is let go."""
-
-
-@dataclass(frozen=True)
-class TaintRule:
-    """A stored DeviceTaintRule."""
-
-    name: str
-    selector: TaintSelector | None
-    taint: Taint
-    """With its time: the server's, else that of the rule."""
-
-
-@dataclass(frozen=True)
-class RuleTaint:
-    """A taint on a device, and the rule that put it there; empty for the driver's own word."""
-
-    taint: Taint
-    rule: str = ""
+__all__ = ["TaintIndex", "read_rule", "silenced", "tainted"]
 
 
 def read_rule(rule: ApiObject) -> TaintRule:
@@ -65,14 +42,6 @@ def read_rule(rule: ApiObject) -> TaintRule:
     metadata = metadata_of(rule)
     since = spec.taint.time_added or metadata.creation_timestamp or None
     return TaintRule(metadata.name, spec.device_selector, msgspec.structs.replace(spec.taint, time_added=since))
-
-
-def matches(selector: TaintSelector | None, device: DeviceId) -> bool:
-    """Say whether a rule means a device."""
-    if selector is None:
-        return False
-    pairs = ((selector.driver, device.driver), (selector.pool, device.pool), (selector.device, device.device))
-    return all(wanted is None or wanted == found for wanted, found in pairs)
 
 
 def tainted(slices: tuple[Slice, ...], rules: Iterable[TaintRule]) -> tuple[Slice, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
-from topobus.controller.state.standalone_state import ObjectKey, StandaloneState, Stored
+from topobus.controller.claims.stored import ObjectKey, Stored
+from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.objects import name_of
 from topobus.runtime.bus import Bus, Conflict

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from topobus.contracts.messages import ApiObject, Prepared
 from topobus.devicekit.cdi import CdiDevice, CdiSpec
-from topobus.domain.device import driver_name
+from topobus.domain.device import class_of_driver
 from topobus.domain.edits import ContainerEdits
 from topobus.domain.names import is_dns_label
 from topobus.domain.outcome import Reason, Refusal
@@ -35,7 +35,6 @@ __all__ = [
     "cdi_spec",
     "cdi_whole_name",
     "cdi_whole_names",
-    "class_of_driver",
     "is_allocated_here",
 ]
 
@@ -215,12 +214,6 @@ def cdi_names(spec: CdiSpec | None, uid: str, device: str, request: str) -> tupl
 def cdi_whole_names(spec: CdiSpec | None, uid: str) -> tuple[str, ...]:
     """List the name that a container gets besides when it names no request; none where the claim has one request."""
     return _defined(spec, cdi_whole_name(uid))
-
-
-def class_of_driver(driver: str) -> str:
-    """Class of one of our drivers; empty for somebody else's."""
-    suffix = driver_name("")
-    return driver.removesuffix(suffix) if driver.endswith(suffix) else ""
 
 
 def _cdi_class(device_class: str) -> str:

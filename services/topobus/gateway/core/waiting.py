@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping
 from msgspec import Struct
 
 from topobus.contracts.messages import ApiObject
-from topobus.domain.device import Inventory, driver_name
+from topobus.domain.device import Inventory, class_of_driver, driver_name
 from topobus.domain.health import HealthState
 from topobus.domain.outcome import Refusal
 from topobus.domain.request import Owner, OwnerKind
-from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of, class_of_driver
+from topobus.gateway.core.claim_allocation import ClaimAllocation, allocation_of
 
 __all__ = ["NodePod", "PodWait", "WaitingClaim", "due_at", "in_the_way", "obstacle_of", "pod_of", "waiting_claim", "withheld_devices"]
 
@@ -94,7 +94,8 @@ def waiting_claim(claim: ApiObject | None, node: str) -> WaitingClaim | None:
     allocation = claim.status.get("allocation")
     devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
     results = _mappings(devices.get("results") if isinstance(devices, Mapping) else None)
-    classes = sorted({class_of_driver(str(result.get("driver", ""))) for result in results if result.get("pool") == node} - {""})
+    names = {class_of_driver(str(result.get("driver", ""))) for result in results if result.get("pool") == node}
+    classes = sorted(device_class for device_class in names if device_class)
     name, namespace, uid = (str(claim.metadata.get(key, "")) for key in ("name", "namespace", "uid"))
     found: list[tuple[str, ClaimAllocation]] = []
     for device_class in classes:

@@ -13,9 +13,9 @@ import grpc
 import grpc.aio
 from msgspec import Struct, structs
 
+from topobus.domain.device import class_of_driver
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import MemoryBlock
-from topobus.gateway.core.claim_allocation import class_of_driver
 from topobus.gateway.core.exclusive import ExclusiveUse
 from topobus.gateway.core.pods import PodUse
 from topobus.gateway.kubelet.sockets import dialling, identity

@@ -15,7 +15,7 @@ import msgspec
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.pools import node_matches
-from topobus.controller.state.free_devices import node_of
+from topobus.controller.allocation.values import node_of
 from topobus.domain.outcome import Reason
 from topobus.kubernetes.api import classic
 from topobus.kubernetes.api.classic_limits import MAX_NODES

@@ -1,0 +1,44 @@
+"""Taints of devices as an allocation and an eviction read them: whose word each is, which devices a rule means.
+
+Flows in: taints of slices and of rules. Flows out: whether a rule means a device. Whether a claim bears a taint is `topobus.kubernetes.api.tolerations`.
+Source: KEP-5055; k8s.io/dynamic-resource-allocation/resourceslice/tracker, 1.36.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from topobus.controller.allocation.values import DeviceId
+from topobus.kubernetes.api.resource import Taint, TaintSelector
+
+__all__ = ["EXECUTES", "SILENT_TAINT", "RuleTaint", "TaintRule", "matches"]
+
+EXECUTES = "NoExecute"
+SILENT_TAINT = "topobus.dev/service-silent"
+"""On devices whose service does not answer, by the reader: nothing is allocated there, whatever is tolerated, and nothing is let go."""
+
+
+@dataclass(frozen=True)
+class TaintRule:
+    """A stored DeviceTaintRule."""
+
+    name: str
+    selector: TaintSelector | None
+    taint: Taint
+    """With its time: the server's, else that of the rule."""
+
+
+@dataclass(frozen=True)
+class RuleTaint:
+    """A taint on a device, and the rule that put it there; empty for the driver's own word."""
+
+    taint: Taint
+    rule: str = ""
+
+
+def matches(selector: TaintSelector | None, device: DeviceId) -> bool:
+    """Say whether a rule means a device."""
+    if selector is None:
+        return False
+    pairs = ((selector.driver, device.driver), (selector.pool, device.pool), (selector.device, device.device))
+    return all(wanted is None or wanted == found for wanted, found in pairs)
