@@ -19,9 +19,10 @@ from topobus.runtime.backoff import full_jitter
 from topobus.runtime.connection import Connection, Headers
 from topobus.runtime.failures import AmbiguousWrite, ConnectionLost, JetStreamError, NobodyThere
 
-__all__ = ["JetStream", "StoredMessage", "StreamInfo"]
+__all__ = ["API", "JetStream", "StoredMessage", "StreamInfo"]
 
-_API = "$JS.API"
+API = "$JS.API"
+"""Where JetStream listens for requests about streams and consumers."""
 # A write that may be repeated is, after so long: twice within the default timeout.
 _REPEAT_AFTER_S = 2.0
 
@@ -59,7 +60,7 @@ class JetStream:
 
         Errors: JetStreamError when it refuses, PeerUnavailable when it does not answer.
         """
-        subject = f"{_API}.{verb}"
+        subject = f"{API}.{verb}"
         try:
             answer = await self.connection.request(
                 subject, msgspec.json.encode(payload) if payload is not None else b"", timeout_s=self.connection.settings.timeout_s

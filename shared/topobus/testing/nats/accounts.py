@@ -23,6 +23,7 @@ from typing import NoReturn, Self
 import msgspec
 from nats.aio.client import Client
 
+from topobus.runtime.jetstream import API as JETSTREAM_API
 from topobus.simulation.nats_server import NatsServer
 
 __all__ = ["BorrowedServer", "NatsAccounts", "cheap_folder"]
@@ -202,10 +203,10 @@ async def _delete_streams(url: str) -> None:
     await client.connect(url, allow_reconnect=False, connect_timeout=2)
     try:
         while True:
-            answer = await client.request("$JS.API.STREAM.NAMES", b"{}", timeout=5.0)
+            answer = await client.request(f"{JETSTREAM_API}.STREAM.NAMES", b"{}", timeout=5.0)
             names = msgspec.json.decode(answer.data).get("streams") or []
             if not names:
                 return
-            await asyncio.gather(*(client.request(f"$JS.API.STREAM.DELETE.{name}", b"", timeout=5.0) for name in names))
+            await asyncio.gather(*(client.request(f"{JETSTREAM_API}.STREAM.DELETE.{name}", b"", timeout=5.0) for name in names))
     finally:
         await client.close()
