@@ -1,4 +1,4 @@
-"""A nats-server wherever one can be had: on PATH, else from the system's package manager when root, else by Docker, else a clear message.
+"""A nats-server wherever one can be had: on PATH, else of the extra `nats`, else from the system's package manager when root, else by Docker, else a clear message.
 
 Flows out: how to run it. Never runs it itself; `topobus up` and the demo do.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from topobus.domain.errors import ConfigError
 from topobus.simulation.nats_server import find_nats_server
+from topobus.simulation.packaged_nats import find_packaged_server
 
 __all__ = ["IMAGE_VARIABLE", "NatsProgram", "provide_nats_server"]
 
@@ -53,9 +54,12 @@ class NatsProgram:
 def provide_nats_server(say: Callable[[str], None] = lambda _: None) -> NatsProgram:
     """Find or install a server; `say` hears of everything that takes time or changes the machine.
 
-    Errors: raises ConfigError with what to do when there is no way, or when TOPOBUS_NATS_SERVER names nothing that runs.
+    Errors: raises ConfigError with what to do when there is no way, or when TOPOBUS_NATS_SERVER names nothing that runs,
+    or when the extra's program is not the one that we know.
     """
-    path = _find()
+    packaged = None if os.environ.get("TOPOBUS_NATS_SERVER") else find_packaged_server()
+    # A virtual environment that is active has the extra's program on PATH, too, so that one is looked at before.
+    path = _find() or packaged
     if path is not None:
         return NatsProgram(program=path)
     if os.geteuid() == 0 and shutil.which("apt-get"):
@@ -71,7 +75,8 @@ def provide_nats_server(say: Callable[[str], None] = lambda _: None) -> NatsProg
         return NatsProgram(program=Path(docker), image=image)
     raise ConfigError(
         "no NATS server: there is no nats-server on PATH, none could be installed, and Docker does not answer",
-        next_step="install nats-server (Debian, Ubuntu: apt-get install nats-server), or set TOPOBUS_NATS_SERVER to its path, "
+        next_step="install nats-server (Debian, Ubuntu: apt-get install nats-server; without root: pip install 'topobus[nats]'), "
+        "or set TOPOBUS_NATS_SERVER to its path, "
         "or name a running server with --nats URL",
     )
 
