@@ -1,15 +1,15 @@
-"""Laws of the merge and of `place`, on random inputs, and a brute-force twin of kubelet's merge."""
+"""Laws of the merge and of `place`, on random inputs; the merge against a brute-force twin of kubelet's."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.alignment_nodes import container, dgx, holding, pod
-from topobus.domain.alignment.merge.hint_lists import Merged, fit_order, merge_hints
+from support.merge_twin import merge_by_permutations
+from topobus.domain.alignment.merge.dispatch import Merged, merge_hints
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
@@ -29,55 +29,6 @@ hint_lists = st.lists(st.one_of(st.none(), st.lists(hints, max_size=5)), max_siz
 policies = st.sampled_from(list(Policy))
 
 
-def brute(lists: HintLists, policy: Policy, *, prefer_closest: bool) -> tuple[Hint, bool]:
-    """Kubelet's merge as kubelet does it: every permutation, one comparison after the other."""
-    if policy is Policy.NONE:
-        return Hint(None, preferred=False), True
-    flat = [[Hint(None, preferred=True)] if each_hints is None else each_hints or [Hint(None, preferred=False)] for each_hints in lists]
-    is_single = policy is Policy.SINGLE_NUMA_NODE
-    if is_single:
-        flat = [[hint for hint in hints_ if hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)] for hints_ in flat]
-    fit = fit_order(MACHINE, DISTANCES if prefer_closest and not is_single else ())
-    widths = [min((len(hint.nodes) for hint in hints_ if hint.nodes is not None), default=0) for hints_ in flat]
-    width = max(widths, default=0)
-    best: Hint | None = None
-    for combination in itertools.product(*flat):
-        merged = MACHINE
-        for hint in combination:
-            merged = merged if hint.nodes is None else merged & hint.nodes
-        raw = {hint.nodes for hint in combination if hint.nodes is not None}
-        if merged:
-            best = _better(best, Hint(merged, all(hint.preferred for hint in combination) and len(raw) <= 1), width, fit)
-    answer = best if best is not None else Hint(MACHINE, preferred=not lists)
-    if is_single and answer.nodes == MACHINE:
-        answer = Hint(None, answer.preferred)
-    return answer, policy is Policy.BEST_EFFORT or answer.preferred
-
-
-def _better(current: Hint | None, candidate: Hint, width: int, fit: object) -> Hint:
-    assert callable(fit)
-    assert candidate.nodes is not None
-    if current is None or current.nodes is None:
-        return candidate
-    if candidate.preferred != current.preferred:
-        return candidate if candidate.preferred else current
-    fitter = candidate if fit(candidate.nodes.bits) < fit(current.nodes.bits) else current
-    if candidate.preferred:
-        return fitter
-    ours, theirs = len(candidate.nodes), len(current.nodes)
-    if theirs > width:
-        return fitter
-    if theirs == width:
-        return fitter if ours == width else current
-    if ours > width:
-        return current
-    if ours == width:
-        return candidate
-    if ours == theirs:
-        return fitter
-    return candidate if ours > theirs else current
-
-
 def merge(lists: Sequence[Sequence[Hint] | None], policy: Policy, *, prefer_closest: bool = False) -> Merged:
     """The merge on the sparse machine."""
     return merge_hints(lists, MACHINE, policy, distances=DISTANCES, prefer_closest=prefer_closest)
@@ -89,7 +40,7 @@ def test_merge_equals_kubelets_own_walk(lists: HintLists, policy: Policy, prefer
     """The merge without permutations gives what walking all of them gives."""
     merged = merge(lists, policy, prefer_closest=prefer_closest)
 
-    assert (merged.hint, merged.is_admitted) == brute(lists, policy, prefer_closest=prefer_closest)
+    assert (merged.hint, merged.is_admitted) == merge_by_permutations(lists, MACHINE, policy, DISTANCES, prefer_closest=prefer_closest)
 
 
 @settings(max_examples=200, deadline=None)
@@ -100,8 +51,7 @@ def test_merge_ignores_the_order_of_resources_and_of_hints(lists: HintLists, pol
 
     assert isinstance(drawn, random.Random)
     shuffled = [
-        each_hints if each_hints is None else drawn.sample(each_hints, k=len(each_hints))
-        for each_hints in drawn.sample(lists, k=len(lists))
+        hint_list if hint_list is None else drawn.sample(hint_list, k=len(hint_list)) for hint_list in drawn.sample(lists, k=len(lists))
     ]
 
     assert merge(shuffled, policy).hint == merge(lists, policy).hint

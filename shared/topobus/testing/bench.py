@@ -26,10 +26,9 @@ from topobus.domain.alignment.cpus.cpu_hints import cpu_rule
 from topobus.domain.alignment.devices.device_choice import choose_devices
 from topobus.domain.alignment.devices.device_hints import device_rule
 from topobus.domain.alignment.devices.proximity import site_of
-from topobus.domain.alignment.merge.dispatch import merge_opinions
-from topobus.domain.alignment.merge.hint_lists import merge_hints
+from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode, memory_rule
+from topobus.domain.alignment.merge.dispatch import merge_hints
 from topobus.domain.alignment.merge.hint_rule import HintRule
-from topobus.domain.alignment.merge.memory_rule import MemoryAmount, MemoryNode, MemoryRule
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.device import Device, Link
 from topobus.domain.hint import Hint
@@ -170,7 +169,7 @@ def worst_merge(nodes: int, resources: int, *, is_busy: bool = True, is_closest:
     def run() -> object:
         opinions: list[HintRule | None] = [cpu_rule(cpus, free, 40 if is_busy else 16)]
         opinions += [device_rule(devices, names, count, everything) for devices, names, count in classes]
-        return merge_opinions(opinions, everything, Policy.BEST_EFFORT, distances=distances, prefer_closest=is_closest)
+        return merge_hints(opinions, everything, Policy.BEST_EFFORT, distances=distances, prefer_closest=is_closest)
 
     return run
 
@@ -211,8 +210,8 @@ def gb200_merge() -> Callable[[], object]:
             device_rule(devices["nic"], {"nic-1", "nic-2", "nic-3"}, 3, everything),
         ]
         # kubelet lists the same hints once for each kind of memory.
-        memory = MemoryRule(nodes, {"memory": 700, "hugepages-2Mi": 90, "hugepages-1Gi": 40})
-        return merge_opinions([*opinions, memory, memory, memory], everything, Policy.BEST_EFFORT)
+        memory = memory_rule(nodes, {"memory": 700, "hugepages-2Mi": 90, "hugepages-1Gi": 40})
+        return merge_hints([*opinions, memory, memory, memory], everything, Policy.BEST_EFFORT)
 
     return run
 
@@ -237,9 +236,9 @@ def memory_merge(nodes: int) -> Callable[[], object]:
     ]
 
     def run() -> object:
-        memory = MemoryRule(memory_nodes, {"memory": 700, "hugepages-2Mi": 100})
+        memory = memory_rule(memory_nodes, {"memory": 700, "hugepages-2Mi": 100})
         opinions = [cpu_rule(cpus, free, 40), device_rule(devices, {device.name for device in devices[1:]}, 2, everything), memory, memory]
-        return merge_opinions(opinions, everything, Policy.BEST_EFFORT)
+        return merge_hints(opinions, everything, Policy.BEST_EFFORT)
 
     return run
 

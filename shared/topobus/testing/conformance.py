@@ -22,7 +22,7 @@ from topobus.domain.alignment.cpus.cpu_topology import CpuPlace, CpuTopology
 from topobus.domain.alignment.devices.device_choice import split_by_affinity
 from topobus.domain.alignment.devices.device_hints import device_hints
 from topobus.domain.alignment.memory.memory_allocation import MemoryAmount, MemoryNode, memory_hints
-from topobus.domain.alignment.merge.hint_lists import merge_hints
+from topobus.domain.alignment.merge.dispatch import merge_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet

@@ -6,7 +6,7 @@ import pytest
 
 from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
 from topobus.domain.alignment.devices.device_hints import device_hints
-from topobus.domain.alignment.merge.hint_lists import merge_hints
+from topobus.domain.alignment.merge.dispatch import merge_hints
 from topobus.domain.device import Device
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topobus.domain.alignment.merge.hint_lists import merge_hints
+from topobus.domain.alignment.merge.dispatch import merge_hints
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypedDict, TypeVar
 
 from topobus.domain.alignment.cpus.cpu_hints import cpu_hints
-from topobus.domain.alignment.merge.hint_lists import merge_hints
+from topobus.domain.alignment.merge.dispatch import merge_hints
 from topobus.domain.edits import ContainerEdits, DeviceNode, Mount
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet

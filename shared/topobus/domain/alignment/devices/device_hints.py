@@ -5,7 +5,7 @@ kubelet would make, in kubelet's order (by width, then by node ids). None is "no
 are the masks as narrow as the *whole* capacity allows, busy and sick devices included, as in kubelet: on a busy node nothing may be preferred.
 Source: kubelet 1.36 cm/devicemanager/topology_hints.go.
 
-Families are exact on any machine. Lists are complete up to 16 candidate nodes (65,535 hints) and cut beyond; see `hint_rule.feasible_masks`.
+Rules are exact on any machine. Lists are complete up to 16 candidate nodes (65,535 hints) and cut beyond; see `hint_rule.list_hints`.
 """
 
 from __future__ import annotations

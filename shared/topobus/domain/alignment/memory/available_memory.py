@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct, structs
 
 from topobus.domain.alignment.memory.memory_allocation import allocate_memory, memory_nodes
-from topobus.domain.alignment.merge.memory_rule import MemoryRule
+from topobus.domain.alignment.memory.memory_rule import memory_rule
+from topobus.domain.alignment.merge.hint_rule import HintRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import MemoryBlock, Reason
@@ -37,11 +38,11 @@ class AvailableMemory(Struct, frozen=True, kw_only=True):
         blocks = tuple(block for _, held in sorted(view.held_memory.items()) for block in held)
         return cls(allocatable={numa_memory.id: numa_memory.allocatable for numa_memory in view.memory}, blocks=blocks)
 
-    def family(self, wanted: Mapping[str, int], *, is_pod: bool) -> MemoryRule | None:
+    def rule(self, wanted: Mapping[str, int], *, is_pod: bool) -> HintRule | None:
         """The hints for so much of each kind; None when nothing is wanted or memory is not aligned."""
         if not self.allocatable or not wanted:
             return None
-        return MemoryRule(memory_nodes(self.allocatable, self.blocks), wanted, {} if is_pod else self.reusable)
+        return memory_rule(memory_nodes(self.allocatable, self.blocks), wanted, {} if is_pod else self.reusable)
 
     def take(self, wanted: Mapping[str, int], hint: Hint, kind: ContainerKind) -> tuple[tuple[MemoryBlock, ...], AvailableMemory] | Reason:
         """Take memory inside the affinity; what an init container takes may be taken again by what comes after it."""

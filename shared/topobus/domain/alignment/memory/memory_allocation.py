@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from topobus.domain.alignment.merge.memory_rule import MemoryAmount, MemoryNode, MemoryRule
+from topobus.domain.alignment.memory.memory_rule import MemoryAmount, MemoryNode, best_hint, memory_rule
+from topobus.domain.alignment.merge.hint_rule import list_hints
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.outcome import MemoryBlock, Reason
@@ -54,7 +55,7 @@ def memory_hints(
 
     Shapes:  reusable — bytes that init containers left, by exactly the mask they were taken for.
     """
-    hints = MemoryRule(nodes, request, reusable).list_hints()
+    hints = list_hints(memory_rule(nodes, request, reusable))
     if not hints and not is_corrected:
         return {}
     return dict.fromkeys(request, hints)
@@ -72,15 +73,15 @@ def allocate_memory(
     Shapes:  affinity — the merged hint; without nodes, the policy's own best hint is used, which must be preferred if the affinity is.
     """
     chosen = affinity
-    family = MemoryRule(nodes, request, reusable)
+    rule = memory_rule(nodes, request, reusable)
     if affinity.nodes is None:
-        own = family.best()
+        own = best_hint(rule)
         if own is None or (affinity.preferred and not own.preferred):
             return _reason("not-enough-memory", "no set of NUMA nodes has enough memory of its own", request, affinity)
         chosen = own
     if chosen.nodes is not None and not _satisfies(nodes, chosen.nodes, request):
         inside = chosen.nodes
-        wider = family.best(inside.bits)
+        wider = best_hint(rule, inside.bits)
         if wider is None or (chosen.preferred and not wider.preferred):
             return _reason(
                 "not-enough-memory", f"NUMA node {inside} has too little memory, and nothing around it has enough", request, affinity

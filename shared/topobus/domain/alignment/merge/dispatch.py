@@ -1,176 +1,157 @@
-"""Merge hints that are given as rules (`HintRule`), on machines with any number of NUMA nodes: the answer of `merge_hints`, without its lists.
+"""Merge the hints of all resources into the one that kubelet's Topology Manager would choose, without walking permutations.
 
-Phase 1 looks for a mask that every resource prefers: all preferred masks of a family have one width, so the widths must agree, and the fittest such
-mask inside the common candidates wins. Phase 2 looks for the fittest reachable intersection: inside the window W of nodes that all resources can use,
-only which nodes each resource could do without counts (lemma B of the knowledge note), and families only grow with width, so the complement of what is
-reachable are the unions of what the resources can do without.
+Flows in: the opinion of each resource (a rule, a list of hints, or none), the machine's NUMA nodes, the policy. Flows out: one hint and whether the pod is
+admitted. Exact for every input up to `BITSET_LIMIT` nodes in play, sparse ids and ids above 63 included; beyond, the answer says whether it is proved.
 
-Up to `BITSET_LIMIT` nodes in the window both phases work on all masks at once and are exact. Beyond, `beyond_bitset` searches in the order of fitness.
-Lists (custom hints) are merged with the families by their masks.
+Why this is exact: kubelet keeps the smaller of two merged candidates under a strict total order (theorem 1 in docs/knowledge/topology-merge.md), so only the
+*set* of reachable candidates matters. Phase 1 looks for a mask that all resources prefer. Only when there is none, phase 2 looks for the fittest
+intersection of one mask from each, inside the window of nodes that all resources can use (lemma B).
+
+Which strategy when: lists that bind phase 1 are intersected as sets of masks, and one preferred node is looked up node by node, on any machine. Else up to
+`BITSET_LIMIT` nodes in play (common to all for phase 1, in the window for phase 2) `exact` decides, beyond `beyond_bitset`. The search of the latter goes
+first on 10 to 16 nodes, with a small budget, where all rules combine freely.
+Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/{policy,policy_*}.go.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import structs
+from msgspec import Struct
 
-from topobus.domain.alignment.merge.beyond_bitset import find_preferred, find_reachable
-from topobus.domain.alignment.merge.beyond_bitset_mixed import merge_large
-from topobus.domain.alignment.merge.exact import TIED_SHOWN, fittest, lowest, reachable, within
-from topobus.domain.alignment.merge.exact_mixed import merge_mixed
-from topobus.domain.alignment.merge.hint_lists import Distances, Fit, Merged, fit_order, merge_hints
-from topobus.domain.alignment.merge.hint_rule import BITSET_LIMIT, HintRule, list_hints, positions, unpack
-from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, members
-from topobus.domain.alignment.merge.memory_rule import MemoryRule
+from topobus.domain.alignment.merge.beyond_bitset import find_combined, find_common, find_reachable
+from topobus.domain.alignment.merge.exact import fittest_common, fittest_reachable
+from topobus.domain.alignment.merge.fitness import Distances, Fit, fit_order
+from topobus.domain.alignment.merge.hint_list import HintMasks
+from topobus.domain.alignment.merge.hint_rule import HintRule
+from topobus.domain.alignment.merge.mask_algebra import BITSET_LIMIT, positions
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
 
-__all__ = ["Opinion", "merge_opinions"]
+__all__ = ["Merged", "Opinion", "merge_hints"]
 
-Opinion = HintRule | MemoryRule | Sequence[Hint] | None
+Opinion = HintRule | Sequence[Hint] | None
 """What one resource says: a rule, a list, or nothing."""
 
+# Alternatives named in an answer at most.
+_TIED_SHOWN = 8
 # Up to so many nodes a bitset is a few machine words and beats any search.
 _ALWAYS_BITSET = 9
 # States that the search may look at before the bitset takes over: about 4 ms.
 _SEARCH_FIRST = 1500
 
 
-def merge_opinions(
+class Merged(Struct, frozen=True, kw_only=True):
+    """The merge's answer and how it came about."""
+
+    hint: Hint
+    is_admitted: bool
+    width: int = 0
+    """Target width of a non-preferred answer: the widest of the resources' narrowest masks."""
+    tied: tuple[NodeSet, ...] = ()
+    """Preferred candidates that were as narrow as the answer and lost by distance or by mask value, fittest first."""
+    has_common: bool = True
+    """False when no combination of hints shares a NUMA node (the answer is then the whole machine, not preferred)."""
+    is_exact: bool = True
+    """False when a bound cut the search on a very large machine: the hint is a right one, but perhaps not the fittest."""
+
+
+def merge_hints(
     opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, *, distances: Distances = (), prefer_closest: bool = False
 ) -> Merged:
-    """Merge one opinion a resource into the best common hint; the same answer as `merge_hints` on the lists behind the rules.
+    """Merge one opinion a resource into the best common hint.
 
-    Cost:    families only: O(nodes x 2^window) word operations up to 16 nodes in the window, whatever the number of hints.
+    Shapes:  opinions — one a resource: None for no opinion, an empty list for "cannot be satisfied"; distances — as for `fit_order`.
+    Order:   independent of the order of opinions and of hints.
+    Errors:  raises nothing; a pod that the policy turns away has `is_admitted` False.
+    Cost:    with n nodes in play: O(opinions x n) when one preferred node serves all; O(opinions x n x 2^n) bit operations up to n = 16; a bounded
+             number of steps beyond (about 50 ms).
+    Source:  kubelet 1.36 topologymanager; prefer_closest is `prefer-closest-numa-nodes`, which single-numa-node ignores.
+
+    >>> low, both = NodeSet(0), NodeSet(0, 1)
+    >>> merge_hints([[Hint(low, preferred=True), Hint(both, preferred=False)], None], both, Policy.RESTRICTED).hint
+    Hint(nodes=NodeSet(0), preferred=True)
     """
-    if policy in (Policy.NONE, Policy.SINGLE_NUMA_NODE):
-        # Only one-node hints count under single-numa-node: at most one a node.
-        lists = [_single_hints(opinion) if isinstance(opinion, HintRule | MemoryRule) else opinion for opinion in opinions]
-        return merge_hints(lists, nodes, policy, distances=distances, prefer_closest=prefer_closest)
-    families = [opinion for opinion in opinions if isinstance(opinion, HintRule)]
-    others = [opinion for opinion in opinions if opinion is not None and not isinstance(opinion, HintRule)]
-    if any(family.sockets for family in families):
-        if all(family.candidates.bit_count() <= BITSET_LIMIT for family in families):
-            return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
-        # Beyond, the masks that align-by-socket prefers besides are too many to list; the narrowest ones are preferred alone.
-        families = [structs.replace(family, sockets=()) for family in families]
-    fit = fit_order(nodes, distances if prefer_closest else ())
-    is_closest = bool(prefer_closest and distances)
-    if others:
-        mixed = merge_mixed(families, others, nodes, fit, is_closest=is_closest)
-        if mixed is None and not families and not any(isinstance(other, MemoryRule) for other in others):
-            return _merge_as_lists(opinions, nodes, policy, distances, prefer_closest=prefer_closest)
-        if mixed is None:
-            memories = [other for other in others if isinstance(other, MemoryRule)]
-            listed = [other for other in others if not isinstance(other, MemoryRule)]
-            mixed = merge_large(families, memories, listed, nodes, fit, is_closest=is_closest)
-        merged = mixed
-    else:
-        merged = _merge_families(families, nodes, fit, is_closest=is_closest)
-    return Merged(
-        hint=merged.hint,
-        is_admitted=policy is Policy.BEST_EFFORT or merged.hint.preferred,
-        width=merged.width,
-        tied=merged.tied,
-        has_common=merged.has_common,
-        is_exact=merged.is_exact,
-    )
+    if policy is Policy.NONE:
+        return Merged(hint=Hint(None, preferred=False), is_admitted=True)
+    is_single = policy is Policy.SINGLE_NUMA_NODE
+    is_closest = bool(prefer_closest and distances and not is_single)
+    families = [_single(opinion) if is_single else opinion if isinstance(opinion, HintRule) else HintMasks(opinion) for opinion in opinions]
+    fit = fit_order(nodes, distances if is_closest else ())
+    able = [family for family in families if not family.is_empty]
+    width = max((family.width or 0 for family in able), default=0)
+    masks, is_exact = _preferred_by_all(families, nodes.bits, fit, is_closest=is_closest)
+    if masks:
+        best, *others = (NodeSet.from_bits(mask) for mask in masks)
+        tied = tuple(other for other in others if len(other) == len(best))[:_TIED_SHOWN]
+        # Under single-numa-node the whole machine is no affinity: then nothing is bound to it.
+        hint = Hint(None if is_single and best == nodes else best, preferred=True)
+        return Merged(hint=hint, is_admitted=True, width=width, tied=tied, is_exact=is_exact)
+    # Under single-numa-node two different masks of one node have nothing in common, so phase 2 finds nothing.
+    mask, is_exact = (0, True) if is_single else _reachable_by_all(able, nodes.bits, width, fit, is_closest=is_closest)
+    hint = Hint(None if is_single else NodeSet.from_bits(mask or nodes.bits), preferred=False)
+    return Merged(hint=hint, is_admitted=policy is Policy.BEST_EFFORT, width=width, has_common=bool(mask), is_exact=is_exact)
 
 
-def _single_hints(family: HintRule | MemoryRule) -> list[Hint]:
-    """The preferred one-node hints of a rule, in a list that is never "no opinion"."""
-    width = family.narrowest()
-    if width != 1 and not (isinstance(family, HintRule) and family.sockets):
-        return []
-    masks = (1 << node for node in positions(family.candidates))
-    return [
-        Hint(NodeSet.from_bits(mask), preferred=True)
-        for mask in masks
-        if family.has(mask) and (width == 1 or (isinstance(family, HintRule) and family.is_preferred(mask, width)))
-    ]
-
-
-def _merge_as_lists(opinions: Sequence[Opinion], nodes: NodeSet, policy: Policy, distances: Distances, *, prefer_closest: bool) -> Merged:
-    lists = [_as_list(opinion) for opinion in opinions]
-    return merge_hints(lists, nodes, policy, distances=distances, prefer_closest=prefer_closest)
-
-
-def _as_list(opinion: Opinion) -> Sequence[Hint] | None:
+def _single(opinion: Opinion) -> HintMasks:
+    """What counts under single-numa-node: preferred hints of one node, and having no opinion. Without either, nothing will do."""
     if isinstance(opinion, HintRule):
-        return list_hints(opinion)
-    return opinion.list_hints() if isinstance(opinion, MemoryRule) else opinion
+        masks = (1 << node for node in positions(opinion.singles))
+        return HintMasks([Hint(NodeSet.from_bits(mask), preferred=True) for mask in masks if opinion.is_preferred(mask)])
+    if opinion is None:
+        return HintMasks(None)
+    return HintMasks([hint for hint in opinion if hint.preferred and (hint.nodes is None or len(hint.nodes) == 1)])
 
 
-def _merge_families(families: Sequence[HintRule], nodes: NodeSet, fit: Fit, *, is_closest: bool) -> Merged:
-    feasible = [family for family in families if not family.is_empty]
-    width = max((found for hint_rule in feasible if (found := hint_rule.width()) is not None), default=0)
-    if len(feasible) == len(families):
-        if not families:
-            # No list at all, and lists without any opinion, both end at the whole machine.
-            return Merged(hint=Hint(nodes, preferred=True), is_admitted=True)
-        preferred = _preferred(families, fit, is_closest=is_closest)
-        if preferred.masks:
-            best, *others = (NodeSet.from_bits(mask) for mask in preferred.masks)
-            return Merged(
-                hint=Hint(best, preferred=True),
-                is_admitted=True,
-                width=width,
-                tied=tuple(others[:TIED_SHOWN]),
-                is_exact=preferred.is_exact,
-            )
-    window = nodes.bits
-    for hint_rule in feasible:
-        window &= hint_rule.candidates
-    if not window:
-        return Merged(hint=Hint(nodes, preferred=False), is_admitted=False, width=width, has_common=False)
-    if not feasible:
-        return Merged(hint=Hint(nodes, preferred=False), is_admitted=False, width=width)
-    found, is_exact = _best_reachable(feasible, positions(window), width, fit, is_closest=is_closest)
-    return Merged(hint=Hint(NodeSet.from_bits(found), preferred=False), is_admitted=False, width=width, is_exact=is_exact)
-
-
-def _best_reachable(families: Sequence[HintRule], order: Sequence[int], width: int, fit: Fit, *, is_closest: bool) -> tuple[int, bool]:
-    """Phase 2: search first, for it is fast where nodes are alike; all masks at once where the search proves nothing and they are few enough."""
-    fits_bitset = len(order) <= BITSET_LIMIT
-    if len(order) > _ALWAYS_BITSET and not (fits_bitset and is_closest):
-        budget = {"budget": _SEARCH_FIRST} if fits_bitset else {}
-        found, is_exact = find_reachable(families, order, min(width, len(order)), fit, is_closest=is_closest, **budget)
-        if is_exact or not fits_bitset:
-            return found, is_exact
-    return fittest(reachable(families, order), MaskAlgebra(len(order)), width, order, fit, is_closest=is_closest), True
-
-
-class _Preferred:
-    """Masks that all prefer, fittest first."""
-
-    __slots__ = ("is_exact", "masks")
-
-    def __init__(self, masks: Sequence[int], *, is_exact: bool = True) -> None:
-        self.masks = masks
-        self.is_exact = is_exact
-
-
-def _preferred(families: Sequence[HintRule], fit: Fit, *, is_closest: bool) -> _Preferred:
-    """Find masks of the one width that all families prefer, inside the candidates of all."""
-    widths = {family.narrowest() for family in families}
-    common = families[0].candidates
-    for family in families[1:]:
-        common &= family.candidates
-    if len(widths) > 1 or common.bit_count() < (size := widths.pop()):
-        return _Preferred(())
+def _preferred_by_all(families: Sequence[HintRule | HintMasks], whole: int, fit: Fit, *, is_closest: bool) -> tuple[list[int], bool]:
+    """Phase 1: masks that all prefer or have no opinion on, fittest first, clipped to the machine; and whether the first is proved the fittest."""
+    binding = [family for family in families if isinstance(family, HintRule) or not family.is_wild]
+    rules = [family for family in binding if isinstance(family, HintRule)]
+    lists = [family.preferred for family in binding if isinstance(family, HintMasks)]
+    if any(rule.is_empty for rule in rules) or not all(lists):
+        return [], True
+    if lists:
+        # Equality is of whole masks: nodes that the machine does not have are clipped afterwards.
+        masks = {mask & whole for mask in frozenset.intersection(*lists) if all(rule.prefers(mask) for rule in rules)}
+        return sorted(masks - {0}, key=fit), True
+    if not rules:
+        wild = (family.preferred for family in families if isinstance(family, HintMasks))
+        return sorted({mask & whole for mask in {whole}.union(*wild)} - {0}, key=fit), True
+    widths = {rule.narrowest for rule in rules if not rule.sockets}
+    if len(widths) > 1:
+        return [], True
+    if widths == {1}:
+        common = whole
+        for rule in rules:
+            common &= rule.singles
+        singles = (1 << node for node in positions(common))
+        return sorted((mask for mask in singles if all(rule.is_preferred(mask) for rule in rules)), key=fit), True
+    common = whole
+    for rule in rules:
+        common &= rule.reach
     order = positions(common)
-    if size == 1:
-        return _Preferred(sorted((mask for node in order if all(family.has(mask := 1 << node) for family in families)), key=fit))
-    if len(order) > BITSET_LIMIT:
-        masks, is_exact = find_preferred(families, order, size, fit, is_closest=is_closest)
-        return _Preferred(masks, is_exact=is_exact)
-    universe = MaskAlgebra(len(order))
-    found = universe.layers[size]
+    most = _TIED_SHOWN + 1
+    if len(order) <= BITSET_LIMIT:
+        return fittest_common(rules, order, fit, most, is_closest=is_closest), True
+    # The masks that align-by-socket prefers besides are too many here: the narrowest ones are preferred alone.
+    widths = {rule.narrowest for rule in rules}
+    return find_common(rules, common, widths.pop(), fit, most, is_closest=is_closest) if len(widths) == 1 else ([], True)
+
+
+def _reachable_by_all(families: Sequence[HintRule | HintMasks], window: int, width: int, fit: Fit, *, is_closest: bool) -> tuple[int, bool]:
+    """Phase 2: the fittest intersection of one mask from each (0 for none), and whether that is proved."""
     for family in families:
-        if not found:
-            return _Preferred(())
-        found &= within(family, universe, order)
-    masks = sorted((unpack(mask, order) for mask in members(found)), key=fit) if is_closest else lowest(found, order)
-    return _Preferred(masks)
+        window &= family.reach
+    if not window or not families:
+        return window, True
+    order = positions(window)
+    if len(order) > BITSET_LIMIT:
+        return find_reachable(families, window, width, fit, is_closest=is_closest)
+    if len(order) > _ALWAYS_BITSET and not is_closest:
+        rules = [family for family in families if isinstance(family, HintRule) and not family.extras and family.least == 1]
+        if len(rules) == len(families):
+            mask, is_exact = find_combined(rules, order, min(width, len(order)), fit, is_closest=is_closest, budget=_SEARCH_FIRST)
+            if is_exact:
+                return mask, True
+    return fittest_reachable(families, order, width, fit, is_closest=is_closest), True

@@ -1,136 +1,137 @@
-"""Families of masks over the window (the nodes that all resources can use): what lies inside, what is reachable, and which of it is fittest."""
+"""The exact strategy: all masks over the window at once, as bits of one integer.
+
+The window is what the hints of all resources have in common (lemma B in docs/knowledge/topology-merge.md); up to `BITSET_LIMIT` nodes its 2^n masks fit an
+integer. What is reachable is built resource by resource. Where a resource may combine nodes freely, it is built from what can be left out: each resource
+can do without nodes worth its spare amounts, and what is left out together is the union of what each leaves out.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from topobus.domain.alignment.merge.hint_lists import Fit
-from topobus.domain.alignment.merge.hint_rule import HintRule, pack, unpack
-from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, first, members, reverse
+from topobus.domain.alignment.merge.fitness import Fit, width_class
+from topobus.domain.alignment.merge.hint_list import HintMasks
+from topobus.domain.alignment.merge.hint_rule import HintRule
+from topobus.domain.alignment.merge.mask_algebra import MaskAlgebra, first, members, reverse, unpack
 
-__all__ = ["TIED_SHOWN", "Removable", "closest", "fittest", "lowest", "reachable", "within"]
-
-TIED_SHOWN = 8
-"""Alternatives named in a reason at most."""
+__all__ = ["fittest_common", "fittest_reachable"]
 
 # Masks up to which each is simply looked at.
 _FEW = 256
+# Amounts that the nodes left out may add up to: each is a family of masks. Beyond, whole families are intersected instead.
+_SUMS_LIMIT = 512
 
 
-def lowest(found: int, order: Sequence[int]) -> list[int]:
-    """The first few masks by value; all have one width, so the value decides."""
-    masks: list[int] = []
-    for mask in members(found):
-        masks.append(unpack(mask, order))
-        if len(masks) > TIED_SHOWN:
-            break
-    return masks
+def fittest_common(rules: Sequence[HintRule], order: Sequence[int], fit: Fit, most: int, *, is_closest: bool) -> list[int]:
+    """Give masks inside the nodes of `order` that all rules prefer, fittest first: those of the smallest width, `most` at most, or none."""
+    algebra = MaskAlgebra(len(order))
+    family = algebra.everything
+    for rule in rules:
+        family &= rule.preferred_inside(algebra, order)
+        if not family:
+            return []
+    narrowest = next(layer & family for layer in algebra.layers if layer & family)
+    if is_closest:
+        return sorted((unpack(mask, order) for mask in members(narrowest)), key=fit)[:most]
+    # All have one width, so the value decides.
+    return [unpack(mask, order) for mask, _ in zip(members(narrowest), range(most), strict=False)]
 
 
-def within(family: HintRule, universe: MaskAlgebra, order: Sequence[int]) -> int:
-    """The family's masks that lie inside the window."""
-    found = universe.at_least([(pack(unit.where, order), unit.free) for unit in family.units if unit.free], family.request)
-    for must in family.musts:
-        found &= universe.touching(pack(must, order))
-    return found
+def fittest_reachable(families: Sequence[HintRule | HintMasks], order: Sequence[int], width: int, fit: Fit, *, is_closest: bool) -> int:
+    """Give the fittest non-empty intersection of one mask from each family (bits of ids); 0 when there is none.
+
+    Shapes:  order — the window's node ids, ascending; width — the target width.
+    Cost:    O(nodes x families x different amounts) operations on 2^nodes bits.
+    """
+    algebra = MaskAlgebra(len(order))
+    # The costliest family goes first, where it is what is reachable as it stands.
+    steps = sorted((_Step(family, algebra, order) for family in families), key=lambda step: -step.cost)
+    reached = steps[0].family.clipped(algebra, order)
+    dense = [step for step in steps[1:] if step.cost > _SUMS_LIMIT]
+    for step in dense:
+        reached = algebra.intersections(reached, step.family.clipped(algebra, order))
+    if len(steps) > 1 + len(dense):
+        without = reverse(reached, algebra.n)
+        for step in steps[1 + len(dense) :]:
+            without = step.leave_out(without)
+        reached = reverse(without, algebra.n)
+    sizes = [size for size in range(1, len(order) + 1) if algebra.layers[size] & reached]
+    if not sizes:
+        return 0
+    size = min(sizes, key=lambda count: width_class(count, width))
+    layer = algebra.layers[size] & reached
+    return _closest(layer, size, order, fit) if is_closest else unpack(first(layer), order)
 
 
-def reachable(families: Sequence[HintRule], order: Sequence[int]) -> int:
-    """All intersections of one mask from each family, clipped to the window, as a family over its positions."""
-    universe = MaskAlgebra(len(order))
-    window = 0
-    for one in order:
-        window |= 1 << one
-    spares = [Removable(family, window, order) for family in families]
-    # The resource with the most different amounts goes first, where it costs nothing.
-    spares.sort(key=lambda spare: (spare.is_additive, -spare.steps))
-    without = spares[0].family(universe)
-    for spare in spares[1:]:
-        without = spare.join(universe, without)
-    return reverse(without, len(order))
+class _Step:
+    """One family to be intersected with what is reachable so far."""
 
+    __slots__ = ("algebra", "amounts", "cost", "family", "order", "spare")
 
-class Removable:
-    """What a resource can do without: the sets of window nodes whose removal leaves a feasible mask."""
-
-    __slots__ = ("amounts", "family_", "is_additive", "order", "slack", "steps", "window")
-
-    def __init__(self, family: HintRule, window: int, order: Sequence[int]) -> None:
-        self.family_ = family
-        self.window = window
+    def __init__(self, family: HintRule | HintMasks, algebra: MaskAlgebra, order: Sequence[int]) -> None:
+        self.family = family
+        self.algebra = algebra
         self.order = order
-        self.slack = family.free_in(family.candidates) - family.request
-        self.is_additive = family.is_simple and all(must & (must - 1) == 0 for must in family.musts)
+        self.spare = 0
         self.amounts: list[int | None] = []
-        musts = 0
-        for must in family.musts:
-            musts |= must
-        for node in order:
-            amount = sum(unit.free for unit in family.units if unit.where >> node & 1)
-            self.amounts.append(None if musts >> node & 1 or amount > self.slack else amount)
-        self.steps = len(self._sums()) if self.is_additive else 0
+        """What leaving a node out takes off the spare amounts; None where it must stay, or is in no combination anyway."""
+        self.cost = self._weigh(family) if isinstance(family, HintRule) else _SUMS_LIMIT + 1
 
-    def _sums(self) -> set[int]:
-        """Amounts that removals can add up to."""
-        sums = {0}
-        for amount in self.amounts:
-            if amount:
-                sums |= {total + amount for total in sums if total + amount <= self.slack}
-        return sums
+    def _weigh(self, rule: HintRule) -> int:
+        """Count the different amounts that leaving nodes out can add up to; above the limit where sums do not tell."""
+        if not rule.is_additive or not rule.is_combining:
+            return _SUMS_LIMIT + 1
+        self.spare = rule.spare_of(rule.free_in(rule.nodes))
+        guards, free, musts = rule.guards, rule.free_by_node, sum(set(rule.musts))
+        spares = {self.spare}
+        for node in self.order:
+            amount = free.get(node)
+            if amount is None or musts >> node & 1 or not rule.is_left(self.spare - amount):
+                self.amounts.append(None)
+                continue
+            self.amounts.append(amount)
+            if amount and len(spares) <= _SUMS_LIMIT:
+                spares |= {left for spare in spares if (left := spare - amount) >= 0 and left & guards == guards}
+        return len(spares)
 
-    def family(self, universe: MaskAlgebra) -> int:
-        """All removable sets."""
-        family, order = self.family_, self.order
-        outside = family.candidates & ~self.window
-        based = sum(unit.free for unit in family.units if unit.where & outside)
-        rest = [(pack(unit.where, order), unit.free) for unit in family.units if unit.free and not unit.where & outside]
-        kept = universe.at_least(rest, family.request - based)
-        for must in family.musts:
-            if not must & outside:
-                kept &= universe.touching(pack(must, order))
-        return reverse(kept, universe.n)
-
-    def join(self, universe: MaskAlgebra, without: int) -> int:
-        """All unions of a set in `without` and a removable set."""
-        if not self.is_additive:
-            return universe.unions(without, self.family(universe))
-        levels = {0: without}
+    def leave_out(self, without: int) -> int:
+        """Given the sets of nodes that the families so far can leave out together, give those that all can with this one."""
+        rule = self.family
+        assert isinstance(rule, HintRule), "lists are intersected as they stand"
+        extras = self.algebra.intersections(reverse(without, self.algebra.n), rule.clipped_extras(self.order)) if rule.extras else 0
+        for position, node in enumerate(self.order):
+            if not rule.nodes >> node & 1:
+                without = self.algebra.with_position(without, position)
+        levels = {self.spare: without}
+        guards, algebra = rule.guards, self.algebra
         for position, amount in enumerate(self.amounts):
             if amount is None:
                 continue
-            for used in sorted(levels, reverse=True):
-                if used + amount <= self.slack:
-                    put = universe.with_position(levels[used], position)
-                    levels[used + amount] = levels.get(used + amount, 0) | put
-        found = 0
-        for level in levels.values():
-            found |= level
-        return found
+            # Each node is left out once at most, so what it adds is worked out from the levels as they were.
+            half, having = 1 << position, algebra.having[position]
+            for spare, family in tuple(levels.items()):
+                left = spare - amount
+                if left >= 0 and left & guards == guards:
+                    levels[left] = levels.get(left, 0) | (family & having) | ((family & ~having) << half)
+        joined = reverse(extras, self.algebra.n) if extras else 0
+        for family in levels.values():
+            joined |= family
+        return joined
 
 
-def fittest(reachable: int, universe: MaskAlgebra, width: int, order: Sequence[int], fit: Fit, *, is_closest: bool) -> int:
-    """The best of the reachable masks: of the target width, else the widest below, else the narrowest above; then the fittest."""
-    sizes = [size for size in range(1, universe.n + 1) if universe.layers[size] & reachable]
-    size = min(sizes, key=lambda each_size: (0, 0) if each_size == width else (1, -each_size) if each_size < width else (2, each_size))
-    layer = universe.layers[size] & reachable
-    if not is_closest:
-        return unpack(first(layer), order)
-    return closest(layer, size, order, fit)
-
-
-def closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
+def _closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
     """The fittest of a family of masks that all have `size` positions, by distance: branch and bound where they are many.
 
     Masks are walked by value, so of equally near ones the first is the right one and all others can be cut.
     """
     if layer.bit_count() <= _FEW:
         return min((unpack(mask, order) for mask in members(layer)), key=fit)
-    alone = [fit(1 << one)[1] for one in order]
+    alone = [fit(1 << node)[1] for node in order]
     pairs = [
-        [fit(1 << one | 1 << other)[1] - alone[place] - alone[position] if one != other else 0 for position, other in enumerate(order)]
-        for place, one in enumerate(order)
+        [fit(1 << node | 1 << other)[1] - alone[row] - alone[column] if node != other else 0 for column, other in enumerate(order)]
+        for row, node in enumerate(order)
     ]
-    nearest = min(pairs[place][other] for place in range(len(order)) for other in range(place))
+    nearest = min(pairs[row][column] for row in range(len(order)) for column in range(row))
     best: tuple[int, int] | None = None
 
     def descend(top: int, left: int, mask: int, cost: int, adds: Sequence[int]) -> None:
@@ -148,7 +149,7 @@ def closest(layer: int, size: int, order: Sequence[int], fit: Fit) -> int:
                 if new_cost + least >= best[0]:
                     continue
             row = pairs[position]
-            descend(position, rest, mask | 1 << position, new_cost, [add + row[other] for other, add in enumerate(adds[:position])])
+            descend(position, rest, mask | 1 << position, new_cost, [added + row[other] for other, added in enumerate(adds[:position])])
 
     descend(len(order), size, 0, 0, alone)
     return unpack(best[1], order) if best is not None else 0

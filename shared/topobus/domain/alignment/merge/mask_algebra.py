@@ -10,13 +10,16 @@ from collections.abc import Iterator, Sequence
 
 from topobus.domain.idset import ids_of_bits
 
-__all__ = ["MaskAlgebra", "first", "members", "reverse"]
+__all__ = ["BITSET_LIMIT", "MaskAlgebra", "first", "members", "pack", "positions", "reverse", "unpack"]
+
+BITSET_LIMIT = 16
+"""Positions up to which a family is one integer: 2^16 bits are 8 KiB."""
 
 
 class MaskAlgebra:
     """All masks over n positions, with the patterns that the operations need. Made per merge; immutable."""
 
-    __slots__ = ("everything", "having", "layers", "n")
+    __slots__ = ("everything", "full", "having", "layers", "n")
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -24,7 +27,7 @@ class MaskAlgebra:
         layers = [1]
         for position in range(n):
             half = 1 << position
-            having = [one | one << half for one in having]
+            having = [pattern | pattern << half for pattern in having]
             having.append(((1 << half) - 1) << half)
             layers = [
                 (layers[size] if size < len(layers) else 0) | (layers[size - 1] << half if size else 0) for size in range(len(layers) + 1)
@@ -33,6 +36,8 @@ class MaskAlgebra:
         """Position to the family of masks that have it."""
         self.layers = tuple(layers)
         """Size to the family of masks of that size."""
+        self.full = (1 << n) - 1
+        """The mask of all positions."""
         self.everything = (1 << (1 << n)) - 1
 
     def at_least(self, units: Sequence[tuple[int, int]], need: int) -> int:
@@ -45,10 +50,7 @@ class MaskAlgebra:
             return self.everything
         planes: list[int] = []
         for where, amount in units:
-            touching = 0
-            for position in range(self.n):
-                if where >> position & 1:
-                    touching |= self.having[position]
+            touching = self.touching(where)
             place = 0
             while amount and touching:
                 if amount & 1:
@@ -68,34 +70,16 @@ class MaskAlgebra:
 
     def touching(self, where: int) -> int:
         """The family of masks that have any of these positions."""
-        found = 0
+        family = 0
         for position in range(self.n):
             if where >> position & 1:
-                found |= self.having[position]
-        return found
+                family |= self.having[position]
+        return family
 
     def with_position(self, family: int, position: int) -> int:
         """Every mask of the family, with this position put in."""
         half = 1 << position
         return (family & self.having[position]) | ((family & ~self.having[position]) << half)
-
-    def unions(self, family: int, other: int) -> int:
-        """The family of all unions of one mask from each."""
-        return self._unions(family, other, self.n - 1)
-
-    def _unions(self, family: int, other: int, position: int) -> int:
-        if not family or not other:
-            return 0
-        if other == 1:
-            return family
-        half = 1 << position
-        low, high = other & ((1 << half) - 1), other >> half
-        if not high:
-            return self._unions(family, low, position - 1)
-        put = self.with_position(family, position)
-        if low == high:
-            return self._unions(family | put, low, position - 1)
-        return self._unions(family, low, position - 1) | self._unions(put, high, position - 1)
 
     def intersections(self, family: int, other: int) -> int:
         """The family of all intersections of one mask from each."""
@@ -145,3 +129,28 @@ def first(family: int) -> int:
 def members(family: int) -> Iterator[int]:
     """All masks, smallest value first. Cost: O(2^n + masks)."""
     return ids_of_bits(family)
+
+
+def positions(bits: int) -> tuple[int, ...]:
+    """Ids in a bitset, ascending: the place of an id in the tuple is its position in packed masks."""
+    return tuple(ids_of_bits(bits))
+
+
+def pack(bits: int, order: Sequence[int]) -> int:
+    """Turn bits of ids into bits of positions; ids that have no position are dropped.
+
+    >>> pack(1 << 70 | 1 << 3 | 1 << 2, (3, 70)) == 0b11
+    True
+    """
+    packed = 0
+    for position, node in enumerate(order):
+        packed |= (bits >> node & 1) << position
+    return packed
+
+
+def unpack(packed: int, order: Sequence[int]) -> int:
+    """Turn bits of positions into bits of ids."""
+    bits = 0
+    for position, node in enumerate(order):
+        bits |= (packed >> position & 1) << node
+    return bits

@@ -17,7 +17,8 @@ from itertools import product
 from msgspec import Struct, structs
 
 from topobus.domain.alignment.cpus.cpu_assignment import take_cpus
-from topobus.domain.alignment.merge.hint_lists import Merged, fit_order
+from topobus.domain.alignment.merge.dispatch import Merged
+from topobus.domain.alignment.merge.fitness import fit_order
 from topobus.domain.alignment.merge.preferred_hints import preferred_hints
 from topobus.domain.alignment.planning.container_admission import Aligned, align, fill
 from topobus.domain.alignment.planning.demands import ContainerDemand

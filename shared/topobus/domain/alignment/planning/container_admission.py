@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from topobus.domain.alignment.devices.proximity import pairs_by_switch
-from topobus.domain.alignment.merge.dispatch import merge_opinions
-from topobus.domain.alignment.merge.hint_lists import Merged
+from topobus.domain.alignment.merge.dispatch import Merged, merge_hints
 from topobus.domain.alignment.planning.demands import ContainerDemand
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS
@@ -48,7 +47,7 @@ def align(room: NodeAvailability, want: ContainerDemand, policy: Policy, *, is_p
         return Conflict(want=want, reasons=tuple(faults))
     lists = [] if policy is Policy.NONE else room.hint_lists(want, is_pod=is_pod)
     options = room.view.options
-    merged = merge_opinions(
+    merged = merge_hints(
         [resource_hints.opinion for resource_hints in lists],
         room.view.numa_nodes,
         policy,

@@ -343,7 +343,7 @@ class NodeAvailability:
 
     def _memory_lists(self, want: ContainerDemand, *, is_pod: bool) -> Iterable[ResourceHints]:
         """One list a kind of memory, the same for all, as kubelet has it; nothing that fits is "no opinion" there, and impossible when corrected."""
-        family = self.memory.family(want.memory, is_pod=is_pod)
+        family = self.memory.rule(want.memory, is_pod=is_pod)
         if family is not None:
             is_silent = family.is_empty and self.view.options.mode is PlanMode.COMPATIBLE
             for kind in sorted(want.memory):

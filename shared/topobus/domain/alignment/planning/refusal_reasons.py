@@ -12,8 +12,7 @@ from itertools import combinations
 from msgspec import Struct
 
 from topobus.domain.alignment.memory.memory_allocation import memory_nodes
-from topobus.domain.alignment.merge.dispatch import merge_opinions
-from topobus.domain.alignment.merge.hint_lists import Merged
+from topobus.domain.alignment.merge.dispatch import Merged, merge_hints
 from topobus.domain.alignment.planning.demands import ContainerDemand
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS, MEMORY, without_owners
@@ -159,7 +158,7 @@ def _relax(view: NodeView, lists: Sequence[ResourceHints], policy: Policy) -> tu
     for size in range(1, len(lists)):
         for dropped in combinations(places, size):
             kept = [resource_hints.opinion for place, resource_hints in enumerate(lists) if place not in dropped]
-            merged = merge_opinions(
+            merged = merge_hints(
                 kept, view.numa_nodes, policy, distances=view.distances, prefer_closest=view.options.prefer_closest_numa_nodes
             )
             if merged.is_admitted:

@@ -6,7 +6,6 @@ from msgspec import Struct
 
 from topobus.domain.alignment.devices.device_choice import Choice
 from topobus.domain.alignment.merge.hint_rule import HintRule, sample_hints
-from topobus.domain.alignment.merge.memory_rule import MemoryRule
 from topobus.domain.hint import Hint
 from topobus.domain.idset import CpuSet, NodeSet
 from topobus.domain.outcome import HintList, MemoryBlock
@@ -21,7 +20,7 @@ class ResourceHints(Struct, frozen=True, kw_only=True):
     """What one resource of one container (or of the whole pod) says about NUMA nodes."""
 
     resource: str
-    opinion: HintRule | MemoryRule | tuple[Hint, ...] | None
+    opinion: HintRule | tuple[Hint, ...] | None
 
     def record(self) -> HintList:
         """The hints for a decision event: all of them, or the narrowest ones of a long list."""
@@ -29,8 +28,6 @@ class ResourceHints(Struct, frozen=True, kw_only=True):
             return HintList(resource=self.resource, hints=None)
         if isinstance(self.opinion, HintRule):
             hints, omitted = sample_hints(self.opinion, _RECORDED_HINTS)
-        elif isinstance(self.opinion, MemoryRule):
-            hints, omitted = self.opinion.sample_hints(_RECORDED_HINTS)
         else:
             hints, omitted = self.opinion[:_RECORDED_HINTS], len(self.opinion[_RECORDED_HINTS:])
         return HintList(resource=self.resource, hints=hints, omitted=omitted)
