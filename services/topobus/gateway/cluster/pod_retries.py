@@ -9,6 +9,7 @@ the API server, or without the right, nothing is withheld or annotated, and ever
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from contextlib import aclosing
 
@@ -53,6 +54,10 @@ _BETWEEN_S = 0.05
 _EVICT_AGAIN_S = 10.0
 # How often what cannot be waited for by an event is looked at, while a pod waits: an API server that did not answer, a try that becomes due.
 _LOOK_S = 0.5
+# How often a claim is read again that had no allocation when its pod was bound, or was not there: whoever bound the pod did not wait for it.
+_READ_AGAIN_S = 10.0
+# What calls can fail for that belong to no pod.
+_COMMON_CALLS = frozenset({"claims", "annotate", "evict"})
 
 
 class PodRetries:
@@ -72,6 +77,8 @@ class PodRetries:
         self._pods: dict[str, NodePod] = {}
         self._claims: dict[tuple[str, str], WaitingClaim | None] = {}
         """Claims of pods as they were read; absent: to be read."""
+        self._unallocated_since: dict[tuple[str, str], float] = {}
+        """Claims that were read without an allocation: they change yet, and are read again."""
         self._waits: dict[str, PodWait] = {}
         self._obstacles: dict[str, str] = {}
         self._blocked_since: dict[str, float] = {}
@@ -106,6 +113,7 @@ class PodRetries:
                 if change.kind is ClusterChangeKind.SNAPSHOT:
                     self._pods = {pod.uid: pod for pod in map(pod_of, change.objects) if pod is not None}
                     self._claims.clear()
+                    self._unallocated_since.clear()
                 else:
                     uid = str(change.object.metadata.get("uid", ""))
                     pod = pod_of(change.object) if change.kind is ClusterChangeKind.PUT else None
@@ -123,18 +131,21 @@ class PodRetries:
         """Drop what belongs to pods that are gone."""
         wanted = {(pod.namespace, name) for pod in self._pods.values() for name in pod.claims}
         self._claims = {key: claim for key, claim in self._claims.items() if key in wanted}
-        for known in (self._waits, self._obstacles, self._blocked_since, self._evicted_at):
-            for uid in known.keys() - self._pods.keys():
-                del known[uid]
+        self._unallocated_since = {key: since_s for key, since_s in self._unallocated_since.items() if key in wanted}
+        for by_uid in (self._waits, self._obstacles, self._blocked_since, self._evicted_at):
+            for uid in by_uid.keys() - self._pods.keys():
+                del by_uid[uid]
+        self._failed_calls = {what: why for what, why in self._failed_calls.items() if what in _COMMON_CALLS or what in self._pods}
         self._attempts.keep({claim.owner.uid for claim in self._claims.values() if claim is not None})
         self._events.keep({*self._pods, *(claim.owner.uid for claim in self._claims.values() if claim is not None)})
 
     async def _read_claims(self) -> None:
-        """Read the claims that are not known yet; a claim that is bound with its pod does not change any more."""
+        """Read the claims that are not known yet; one that was allocated before its pod was bound does not change any more."""
+        now_s = self._clock.monotonic()
         for pod in tuple(self._pods.values()):
             for name in pod.claims:
                 key = (pod.namespace, name)
-                if key in self._claims:
+                if key in self._claims and now_s < self._unallocated_since.get(key, math.inf) + _READ_AGAIN_S:
                     continue
                 try:
                     api_object = await self._cluster.get(CLAIMS, name, pod.namespace)
@@ -142,6 +153,10 @@ class PodRetries:
                     self._say_failed("claims", str(err))
                     return
                 self._claims[key] = waiting_claim(api_object, self._state.node)
+                if api_object is None or not api_object.status.get("allocation"):
+                    self._unallocated_since[key] = now_s
+                else:
+                    self._unallocated_since.pop(key, None)
         self._failed_calls.pop("claims", None)
 
     def _withhold(self) -> None:
@@ -159,17 +174,22 @@ class PodRetries:
 
     async def _look(self) -> bool:
         """Look at each pod once; True: one waits."""
-        is_waiting = any((pod.namespace, name) not in self._claims for pod in self._pods.values() for name in pod.claims)
+        is_waiting = bool(self._unallocated_since) or any(
+            (pod.namespace, name) not in self._claims for pod in self._pods.values() for name in pod.claims
+        )
         awaited: set[str] = set()
         for pod in tuple(self._pods.values()):
             claims = self._waiting_claims(pod)
             if not claims:
-                for known in (self._waits, self._obstacles, self._blocked_since):
-                    known.pop(pod.uid, None)
+                for by_uid in (self._waits, self._obstacles, self._blocked_since):
+                    by_uid.pop(pod.uid, None)
                 continue
             is_waiting = True
             awaited |= {holder.key for claim in claims for holder in in_the_way(claim, self._holders_of(claim)).values()}
-            await self._look_at(pod, claims)
+            try:
+                await self._look_at(pod, claims)
+            except Exception as err:  # noqa: BLE001 - boundary: one pod; the node's other pods are looked at
+                self._say_failed(pod.uid, f"pod {pod.namespace}/{pod.name}: {type(err).__name__}: {err}")
         self._state.awaited = frozenset(awaited)
         return is_waiting
 
