@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from cel_expr_python import cel  # type: ignore[import-untyped]  # the package has no py.typed
 from cel_expr_python.ext import ext_bindings, ext_optional, ext_strings  # type: ignore[import-untyped]  # as above
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from topobus.cel.seam import DeviceFacts, SelectorError
@@ -33,6 +34,8 @@ texts = st.sampled_from(
     ["''", "'a'", "'fish'", "device.driver", "device.attributes['d.io'].s", "string(12)", "'a,b'.split(',')[1]", "'Ab'.lowerAscii()"]
 )
 lists = st.sampled_from(["[1, 2]", "[]", "device.attributes['d.io'].l", "[3, 1].map(x, x + 1)", "[1, 2, 3].filter(x, x > 1)"])
+# A loop that may end before its last item, and a name bound anywhere behind it.
+LEFT_EARLY = re.compile(r"\.(all|exists)\(.*cel\.bind\(", re.DOTALL)
 broken = st.sampled_from(["1 / 0 == 1", "device.attributes['d.io'].nothing", "[1][5] == 1", "int(device.attributes['d.io'].s) == 1"])
 
 
@@ -89,7 +92,19 @@ def _ours(expression: str) -> object:
 @given(expressions)
 def test_selector_gives_what_the_reference_engine_gives(expression: str) -> None:
     """Value, run-time error or refusal to compile: both engines agree."""
-    assert _ours(expression) == _theirs(expression)
+    theirs = _theirs(expression)
+    assume(theirs != "error" or not LEFT_EARLY.search(expression))
+
+    assert _ours(expression) == theirs
+
+
+def test_reference_engine_fails_when_a_name_is_bound_behind_a_loop_that_was_left_early() -> None:
+    """The reference engine's own defect, for which the comparison above leaves expressions out: when this fails, leave none out any more."""
+    expression = "[1, 2].exists(x, x > 0) && cel.bind(v, true, v)"
+
+    assert LEFT_EARLY.search(expression)
+    assert _theirs(expression) == "error"
+    assert _ours(expression) is True
 
 
 @settings(deadline=None, max_examples=300)
