@@ -12,7 +12,8 @@ import pytest
 from topobus.controller.conformance import CelSelectors
 from topobus.testing.conformance import kinds, main, run_file
 
-DATA = Path(__file__).parent.parent / "data" / "conformance" / "cel-selectors.jsonl.gz"
+_FOLDER = Path(__file__).parent.parent / "data" / "conformance"
+RECORDED = {"random": _FOLDER / "cel-selectors.jsonl.gz", "corners": _FOLDER / "cel-selectors-corners.jsonl.gz"}
 DEVICE = {"driver": "d.io", "attributes": {"n": {"int": 1}, "big": {"bigint": "9007199254740993"}}, "capacity": {"memory": "1Gi"}}
 
 
@@ -21,14 +22,15 @@ def _write(path: Path, *lines: dict[str, Any]) -> Path:
     return path
 
 
-def test_selectors_are_answered_as_upstream_answers() -> None:
+@pytest.mark.parametrize("file", RECORDED.values(), ids=RECORDED)
+def test_selectors_are_answered_as_upstream_answers(file: Path) -> None:
     """Refused or not, the verdict, that there is an error, and whether the estimate is above the limit: all as recorded; and each estimate is the very number."""
     check = CelSelectors()
 
-    different = [(case_id, got, expected) for case_id, expected, got in run_file(DATA, check) if got != expected]
+    different = [(case_id, got, expected) for case_id, expected, got in run_file(file, check) if got != expected]
 
     assert different == []
-    with gzip.open(DATA, "rt", encoding="utf-8") as lines:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
         estimates = sum("maxCost" in json.loads(line).get("expect", ()) for line in lines)
     assert check.remarks()[0] == f"estimates: {estimates} equal, 0 cheaper, 0 dearer"
 

@@ -31,8 +31,6 @@ def as_index(place: float) -> int:
 
 def items_of(found: object, *, has_two: bool) -> Iterator[tuple[object, object]]:
     """List what a loop runs over: items, or keys; with two variables index or key, and value."""
-    if isinstance(found, OptionalValue):
-        found = found.value if found.is_present else []
     if isinstance(found, list | tuple):
         return iter(list(enumerate(found))) if has_two else ((one, None) for one in list(found))
     if isinstance(found, dict):

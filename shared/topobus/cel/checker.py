@@ -25,6 +25,7 @@ from topobus.cel.tree import (
 )
 from topobus.cel.types import Bindings, Type
 from topobus.cel.validation import validate
+from topobus.domain.errors import InvariantError
 
 __all__ = ["DEVICE_FIELDS", "TYPE_NAMES", "check"]
 
@@ -84,7 +85,7 @@ class _Checker:
             case Fold():
                 cel_type = self._fold(node, scope)
             case _:
-                raise self._fail(node, "unexpected expression")
+                raise InvariantError(f"no type rule for {node}")
         node.type = cel_type
         return cel_type
 
@@ -247,8 +248,8 @@ class _Checker:
             inner |= self._variables(node, over)
         self.check(node.condition, inner)
         step = self.check(node.step, inner)
-        if not self.bindings.fit(start, step):
-            raise self._fail(node, f"found no matching overload for a loop that makes '{self._show(step)}' of '{self._show(start)}'")
+        # Each macro's step makes what its start is; what the step is made of tells the type of an empty start.
+        self.bindings.fit(start, step)
         return self.bindings.substitute(self.check(node.result, {**scope, node.accumulator: start}))
 
     def _variables(self, node: Fold, over: Type) -> dict[str, Type]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from topobus.cel import types as t
 from topobus.cel.function_costs import Operand, cost_of_function, size_after_function
-from topobus.cel.macros import ACCUMULATOR, UNUSED
+from topobus.cel.macros import UNUSED
 from topobus.cel.sizes import (
     LIST_COST,
     MAP_COST,
@@ -31,6 +31,7 @@ from topobus.cel.tree import (
     Node,
     Select,
 )
+from topobus.domain.errors import InvariantError
 from topobus.kubernetes.api.limits import MAX_ATTRIBUTE_VALUES, MAX_ATTRIBUTES, MAX_TEXT
 
 __all__ = ["estimate"]
@@ -101,7 +102,7 @@ class _Estimator:
             case Fold():
                 return self._bind(node) if node.variable == UNUSED else self._fold(node)
             case _:
-                raise AssertionError(f"no estimate for {node}")
+                raise InvariantError(f"no estimate for {node}")
 
     def _sum(self, nodes: list[Node]) -> Size:
         total = NOTHING
@@ -223,8 +224,6 @@ class _Estimator:
     def _operand(self, node: Node) -> Operand:
         """Show an operand to the costs of functions: sizes of itself and of its items, as far as known."""
         path = self._path(node)
-        if path and path[0] == ACCUMULATOR:
-            path = ()
         item = _size_on_device((*path, "@items")) if path else None
         return Operand(node, self._size(node), item)
 
@@ -249,7 +248,7 @@ class _Estimator:
         rounds = self._size_or_unknown(node.over)
         if isinstance(node.start, Constant):
             self._learn(node, self._size(node.start))
-        elif isinstance(node.start, ListLiteral | MapLiteral):
+        else:
             self._learn(node, rounds, self._entries_of(node.step))
         return cost.plus(rounds.times(each))
 

@@ -50,6 +50,7 @@ from topobus.cel.values import (
     size_of,
     some,
 )
+from topobus.domain.errors import InvariantError
 
 __all__ = ["Step", "plan"]
 
@@ -106,7 +107,7 @@ class _Planner:
             case Fold():
                 return self._bind(node, scope) if node.variable == UNUSED else self._fold(node, scope)
             case _:
-                raise AssertionError(f"no step for {node}")
+                raise InvariantError(f"no step for {node}")
 
     def _identifier(self, node: Identifier, scope: dict[str, int]) -> Step:
         slot = scope.get(node.name)
@@ -175,8 +176,8 @@ class _Planner:
                     return _optional_index(steps[0], steps[1])
                 case "_[_]":
                     return self._index(steps[0], steps[1])
-                case "@in" if steps[1] in self._constants and isinstance(self._constants[steps[1]], list):
-                    known = self._membership(steps[0], self._constants[steps[1]])
+                case "@in" if isinstance(values := self._constants.get(steps[1]), list):
+                    known = self._membership(steps[0], values)
                     if known is not None:
                         return known
                 case name if name in _CONVERSIONS and len(steps) == 1 and steps[0] in self._constants:
@@ -195,7 +196,7 @@ class _Planner:
         def run(frame: Frame) -> object:
             found, more = kept(frame), item(frame)
             if not isinstance(found, list) or not isinstance(more, list):
-                raise no_such_overload("_+_", found, more)
+                raise InvariantError("a macro gathers in something else than a list", found=found, more=more)
             frame.charge(1)
             found += more
             return found
@@ -212,10 +213,8 @@ class _Planner:
         except EvaluationError as err:
             raise fail_at(self._expression, node.offset, f"program instantiation failed: {err}") from err
 
-    def _membership(self, wanted: Step, values: object) -> Step | None:
+    def _membership(self, wanted: Step, values: list[object]) -> Step | None:
         """Look for a value in a literal list by its hash, as upstream does: it costs nothing, and finds no number that the list has not without loss."""
-        if not isinstance(values, list):
-            return None
         if not values:
             return self._constant(value=False)
         keys = keys_of(values)
@@ -234,7 +233,7 @@ class _Planner:
         values = tuple([argument.value for argument in node.arguments if isinstance(argument, Constant)])
         overload = self._functions.choose(node.name, is_member=False, values=values)
         if overload is None:
-            return None
+            raise InvariantError("the check let a call pass that no function takes", name=node.name)
         try:
             result = overload.work(*values)
         except EvaluationError:

@@ -94,8 +94,6 @@ def _sort_by(values: list[object], keys: list[object]) -> list[object]:
 
     Errors: raises EvaluationError for keys of no order or of several types.
     """
-    if len(values) != len(keys):
-        raise EvaluationError(f"sortBy expected as many keys as values, got {len(keys)} and {len(values)}")
     if not values:
         return values
     kind = kind_of(keys[0])

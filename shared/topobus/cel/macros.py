@@ -31,7 +31,7 @@ MACROS: dict[str, tuple[int, ...]] = {
     "all": (2, 3),
     "exists": (2, 3),
     "exists_one": (2, 3),
-    "existsOne": (2, 3),
+    "existsOne": (3,),
     "map": (2, 3),
     "filter": (2,),
     "sortBy": (2,),

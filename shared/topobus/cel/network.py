@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from urllib.parse import parse_qsl, quote, unquote_to_bytes
+from urllib.parse import quote, unquote, unquote_plus, unquote_to_bytes
 
 from topobus.cel.errors import EvaluationError
 from topobus.cel.registry import Library, overload
@@ -19,7 +19,9 @@ __all__ = ["NETWORK", "problem_of_url"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _PORT = re.compile(r"(?::[0-9]*)?")
-_BAD_HOST = re.compile(r"[\x00-\x20\x7f\"<>\\^`{|}#?/%]")
+# What Go's net/url takes for no part of a host: these characters, and an escaped one of ASCII other than the percent sign (RFC 6874).
+_BAD_HOST = re.compile(r"[ #?\[\\^`{|}]|%(?!25|[89a-fA-F][0-9a-fA-F])")
+_BAD_USER = re.compile(r"[^A-Za-z0-9\-._~!$&'()*+,;=%:@]|%(?![0-9a-fA-F]{2})")
 _BAD_ESCAPE = re.compile(r"%(?![0-9a-fA-F]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -98,68 +100,78 @@ def _is_link_local_multicast(address: Address) -> bool:
 
 
 def _read_url(text: str) -> WebAddress:
-    """Read an absolute URL or an absolute path, as Go's ParseRequestURI takes it."""
+    """Read an absolute URL or an absolute path: as upstream, it has to be one with its fragment (ParseRequestURI), and is taken apart without it (Parse)."""
+    _parse_url(text, is_request=True)
+    return _parse_url(text.partition("#")[0], is_request=False)
+
+
+def _parse_url(text: str, *, is_request: bool) -> WebAddress:
     where = f"URL parse error during conversion from string: {text[:64]!r}"
     if not text:
         raise EvaluationError(f"{where}: empty url")
     if _CONTROL.search(text):
         raise EvaluationError(f"{where}: invalid control character in URL")
+    if text == "*":
+        return WebAddress("", "", "*", "", text)
     match = _SCHEME.fullmatch(text)
     scheme, rest = (match[1].lower(), match[2]) if match else ("", text)
-    if not match and (text[0] == ":" or (":" in text.partition("/")[0])):
-        raise EvaluationError(f"{where}: first path segment in URL cannot contain colon")
-    if not rest.startswith("/"):
-        raise EvaluationError(f"{where}: invalid URI for request")
-    rest = rest.partition("#")[0]
     rest, _, query = rest.partition("?")
+    if not rest.startswith("/"):
+        if scheme:
+            return WebAddress(scheme, "", "", query, text)  # opaque, like mailto:x
+        raise EvaluationError(f"{where}: invalid URI for request")
     host = ""
-    if rest.startswith("//") and (scheme or not rest.startswith("///")):
-        host, slash, path = rest[2:].partition("/")
-        rest = slash + path
-    user, at, name = host.rpartition("@")
-    if at and re.search(r"[^A-Za-z0-9\-._~!$&'()*+,;=%:@]", user):
-        raise EvaluationError(f"{where}: invalid userinfo")
-    _check_host(name, where)
+    if rest.startswith("//") and (scheme or not (is_request or rest.startswith("///"))):
+        authority, slash, path = rest[2:].partition("/")
+        host, rest = _read_authority(scheme, authority, where), slash + path
     if _BAD_ESCAPE.search(rest):
         raise EvaluationError(f"{where}: invalid URL escape")
-    return WebAddress(scheme, name, rest, query, text)
+    return WebAddress(scheme, host, rest, query, text)
 
 
-def _check_host(host: str, where: str) -> None:
+def _read_authority(scheme: str, authority: str, where: str) -> str:
+    """Give the host, with its port."""
+    user, _, host = authority.rpartition("@")
+    if _BAD_USER.search(user):
+        raise EvaluationError(f"{where}: invalid userinfo")
     if host.startswith("["):
-        inside, bracket, after = host[1:].partition("]")
-        if not bracket or not _PORT.fullmatch(after):
+        inside, bracket, port = host[1:].partition("]")
+        if not bracket or not _PORT.fullmatch(port):
             raise EvaluationError(f"{where}: missing ']' in host or invalid port")
         try:
             ipaddress.IPv6Address(inside.partition("%25")[0])
         except ValueError as err:
             raise EvaluationError(f"{where}: invalid host") from err
-        return
-    name, colon, _ = host.partition(":")
-    if colon and not _PORT.fullmatch(host[len(name) :]):
-        raise EvaluationError(f"{where}: invalid port {host[len(name) :]!r} after host")
-    if _BAD_HOST.search(name.replace("%", "") if not _BAD_ESCAPE.search(name) else name):
-        raise EvaluationError(f"{where}: invalid character in host name")
+    else:
+        # As Go: of several colons the last one begins the port, but for a scheme of the web, which may have one only.
+        place = host.find(":") if scheme in ("http", "https") else host.rfind(":")
+        name, port = (host[:place], host[place:]) if place >= 0 else (host, "")
+        if not _PORT.fullmatch(port):
+            raise EvaluationError(f"{where}: invalid port {port!r} after host")
+        if _BAD_HOST.search(name):
+            raise EvaluationError(f"{where}: invalid character in host name")
+    return unquote(host)
 
 
 def problem_of_url(text: str) -> str:
-    """Say why a text is no URL; empty when it is one."""
+    """Say why a text is no absolute URL and no absolute path; empty when it is one."""
     try:
-        _read_url(text)
+        _parse_url(text, is_request=True)
     except EvaluationError as err:
         return str(err)
     return ""
 
 
 def _host_name(web_address: WebAddress) -> str:
-    if web_address.host.startswith("["):
-        return web_address.host[1:].partition("]")[0]
-    return web_address.host.partition(":")[0]
+    host = web_address.host
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if ":" in host else host
 
 
 def _port(web_address: WebAddress) -> str:
     after = web_address.host.rpartition("]")[2] if web_address.host.startswith("[") else web_address.host
-    return after.partition(":")[2]
+    return after.rpartition(":")[2] if ":" in after else ""
 
 
 def _escaped_path(web_address: WebAddress) -> str:
@@ -171,12 +183,13 @@ def _escaped_path(web_address: WebAddress) -> str:
 
 
 def _query(web_address: WebAddress) -> dict[object, object]:
-    found: dict[object, object] = {}
-    for key, value in parse_qsl(web_address.query, keep_blank_values=True):
-        values = found.setdefault(key, [])
-        if isinstance(values, list):
-            values.append(value)
-    return found
+    values_by_key: dict[object, list[object]] = {}
+    for pair in web_address.query.split("&"):
+        # As Go: what has a semicolon or a wrong escape is left out.
+        if pair and ";" not in pair and not _BAD_ESCAPE.search(pair):
+            key, _, value = map(unquote_plus, pair.partition("="))
+            values_by_key.setdefault(key, []).append(value)
+    return dict(values_by_key)
 
 
 NETWORK: Library = (

@@ -158,7 +158,8 @@ class _Parser:
         signs: list[Token] = []
         while self._is_sign("!") or self._is_sign("-"):
             signs.append(self._take())
-        is_negative = bool(signs) and signs[-1].text == "-" and self._next.kind in ("whole", "constant")
+        # As upstream's grammar: one minus before a number is part of it, of several none is.
+        is_negative = len(signs) == 1 and signs[0].text == "-" and self._next.kind in ("whole", "constant")
         if is_negative and (self._next.kind == "whole" or isinstance(self._next.value, float)):
             signs.pop()
             node = self._member(self._number(self._take(), is_negative=True))

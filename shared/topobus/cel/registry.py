@@ -99,10 +99,6 @@ class Functions:
         """List the overloads of a function."""
         return self._known.get((name, is_member), ())
 
-    def has(self, name: str) -> bool:
-        """Say whether a function of this name exists at all."""
-        return (name, True) in self._known or (name, False) in self._known
-
     def choose(self, name: str, *, is_member: bool, values: tuple[object, ...]) -> Overload | None:
         """Choose the overload for values; None when there is none."""
         key = (name, is_member, tuple(map(kind_of, values)))

@@ -33,6 +33,7 @@ from topobus.cel.values import (
     some,
     whole,
 )
+from topobus.domain.errors import InvariantError
 
 __all__ = ["STANDARD", "write"]
 
@@ -124,8 +125,6 @@ def _comparison() -> Library:
 
     def make(test: Callable[[int], bool]) -> Callable[[object, object], bool]:
         def work(a: object, b: object) -> bool:
-            if (isinstance(a, float) and math.isnan(a)) or (isinstance(b, float) and math.isnan(b)):
-                return False
             return test(compare(a, b))
 
         return work
@@ -290,7 +289,7 @@ _YEAR_ONE = -62_135_596_800 * 1_000_000_000
 
 
 def _built_in(*_: object) -> object:
-    raise AssertionError("indices of optional values are built into the evaluation")
+    raise InvariantError("indices of optional values are built into the evaluation")
 
 
 def _optionals() -> Library:

@@ -10,6 +10,8 @@ import re
 from functools import cache
 from itertools import count
 
+from topobus.domain.errors import InvariantError
+
 __all__ = [
     "BOOL",
     "BYTES",
@@ -61,12 +63,7 @@ class Type:
     def __hash__(self) -> int:
         return self._hash
 
-    def __repr__(self) -> str:
-        return f"Type({str(self)!r})"
-
     def __str__(self) -> str:
-        if self.is_parameter:
-            return "dyn"
         return f"{self.name}({', '.join(map(str, self.parameters))})" if self.parameters else self.name
 
 
@@ -122,7 +119,7 @@ def read_type(text: str) -> Type:
     words = _WORD.findall(text)
     cel_type, rest = _read(words)
     if rest:
-        raise ValueError(f"not a type: {text!r}")
+        raise InvariantError(f"not a type: {text!r}")
     return cel_type
 
 
@@ -220,8 +217,6 @@ class Bindings:
 
     def _substitute(self, parameter: Type, cel_type: Type) -> tuple[bool, bool]:
         """Let a parameter stand for a type; says whether it can, and whether it stood for one before."""
-        if cel_type == parameter:
-            return True, True
         known_cel_type = self._known.get(parameter.name)
         if known_cel_type is None:
             if self._occurs(parameter, cel_type):

@@ -22,6 +22,7 @@ from topobus.cel.tree import (
     children,
 )
 from topobus.cel.types import Type
+from topobus.domain.errors import InvariantError
 
 __all__ = ["validate"]
 
@@ -63,9 +64,10 @@ class _Validator:
         if not isinstance(argument, Constant):
             return
         chosen = self._functions.choose(node.name, is_member=node.target is not None, values=(argument.value,))
+        if chosen is None:
+            raise InvariantError("the check let a call pass that no function takes", name=node.name)
         try:
-            if chosen is not None:
-                chosen.work(argument.value)
+            chosen.work(argument.value)
         except EvaluationError as err:
             raise fail_at(self._expression, argument.offset, f"invalid {node.name} argument: {err}") from err
 

@@ -256,12 +256,10 @@ def is_same(first: object, second: object) -> bool:
 
 
 def _equal_numbers(first: object, second: object) -> bool:
-    if not isinstance(first, float) and not isinstance(second, float):
-        return first == second
     try:
-        return _compare_doubles(first, second) == 0
+        return compare(first, second) == 0
     except EvaluationError:
-        return False
+        return False  # not a number
 
 
 def _maybe_equal(first: object, second: object) -> bool:
@@ -323,8 +321,8 @@ def compare(first: object, second: object) -> int:
     match first, second:
         case (str() as a, str() as b):
             return (a > b) - (a < b)
-        case (float(), _) | (_, float()):
-            return _compare_doubles(first, second)
+        case (float() | int() as a, float() as b) | (float() as a, int() as b):
+            return _compare_doubles(a, b)
         case (int() as a, int() as b):
             return (a > b) - (a < b)
         case (bytes() as a, bytes() as b):
@@ -341,22 +339,18 @@ def compare(first: object, second: object) -> int:
             raise no_such_overload("compare", first, second)
 
 
-def _compare_doubles(first: object, second: object) -> int:
+def _compare_doubles(first: float, second: float) -> int:
     """Order two numbers one of which is a double: as doubles, whatever a whole number loses; beyond the range of its type a double is less or more."""
-    if isinstance(first, float) and isinstance(second, float):
-        if math.isnan(first) or math.isnan(second):
-            raise EvaluationError("NaN values cannot be ordered")
-        return (first > second) - (first < second)
-    if isinstance(first, float):
-        return _against_whole(first, second)
-    return -_against_whole(second, first)
-
-
-def _against_whole(double: object, number: object) -> int:
-    if not isinstance(double, float) or not isinstance(number, int) or isinstance(number, bool):
-        raise no_such_overload("compare", double, number)
-    if math.isnan(double):
+    if math.isnan(first) or math.isnan(second):
         raise EvaluationError("NaN values cannot be ordered")
+    if isinstance(second, int):
+        return _against_whole(first, second)
+    if isinstance(first, int):
+        return -_against_whole(second, first)
+    return (first > second) - (first < second)
+
+
+def _against_whole(double: float, number: int) -> int:
     least, most = (0.0, float(2 * _INT64)) if isinstance(number, Uint) else (float(-_INT64), float(_INT64))
     if double < least or double > most:
         return -1 if double < least else 1

@@ -107,7 +107,7 @@ EXAMPLES = [
     ),
     "duration('90m').getHours() == 1 && duration('90m').getMinutes() == 90 && duration('90m').getSeconds() == 5400 && duration('1500ms').getMilliseconds() == 1500",
     # macros
-    "[1, 2].all(x, x > 0) && [1, 2].exists(x, x == 2) && [1, 2].exists_one(x, x == 2) && [1, 2].existsOne(x, x == 1)",
+    "[1, 2].all(x, x > 0) && [1, 2].exists(x, x == 2) && [1, 2].exists_one(x, x == 2)",
     "[1, 2].map(x, x * 2) == [2, 4] && [1, 2].map(x, x > 1, x * 2) == [4] && [1, 2].filter(x, x > 1) == [2] && {'a': 1}.map(k, k) == ['a']",
     "[1, 2].all(i, v, i < v) && {'a': 1}.exists(k, v, k == 'a' && v == 1) && [5].existsOne(i, v, i == 0) && [5].exists_one(i, v, v == 5)",
     "[1, 2].transformList(i, v, i + v) == [1, 3] && [1, 2].transformList(i, v, i > 0, v) == [2] && {'a': 1}.transformMap(k, v, v + 1) == {'a': 2}",
