@@ -28,9 +28,15 @@ def own_log_configuration() -> Iterator[None]:
         structlog.contextvars.clear_contextvars()
 
 
-def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run what is marked `virtual_time` on a loop whose time jumps, the rest on asyncio's own."""
-    return {"virtual": VirtualTimeLoop} if item.get_closest_marker("virtual_time") else {"real": asyncio.new_event_loop}
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the choice of the bus."""
+    parser.addoption("--real-bus", action="store_true", help="run on a real nats-server what is marked memory_bus, too, and in real time")
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Run what is marked `virtual_time` on a loop whose time jumps, the rest on asyncio's own; a real server's sockets need real time."""
+    is_real = config.getoption("--real-bus") and item.get_closest_marker("memory_bus") is not None
+    return {"virtual": VirtualTimeLoop} if item.get_closest_marker("virtual_time") and not is_real else {"real": asyncio.new_event_loop}
 
 
 _QUARANTINED = pytest.StashKey[dict[str, str]]()

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 import pytest_asyncio
 
 from topobus.domain.errors import ConfigError
+from topobus.runtime import connection
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer, find_nats_server
 from topobus.testing.nats.accounts import NatsAccounts, cheap_folder
+from topobus.testing.nats.memory_server import MemoryNats
 
 
 def _binaries() -> list[Path]:
@@ -29,34 +33,53 @@ def _binaries() -> list[Path]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run each test that needs a server once per version."""
-    if "nats_binary" in metafunc.fixturenames:
-        binaries = _binaries()
-        if not binaries:
-            # No silent skip: a suite that tested nothing must not look green.
-            pytest.fail("no nats-server: install the package nats-server or set TOPOBUS_NATS_SERVER", pytrace=False)
-        metafunc.parametrize(
-            "nats_binary", binaries, ids=[str(path) if len(binaries) > 1 else "nats" for path in binaries], scope="session"
-        )
+    """Run each test that needs a server once per version, or in memory (None) if it is marked so; the bus's contract suite does both."""
+    if "nats_binary" not in metafunc.fixturenames:
+        return
+    markers = {marker.name for marker in metafunc.definition.iter_markers()}
+    # Who takes the binary itself starts servers.
+    starts_servers = "nats_binary" in inspect.signature(metafunc.function).parameters
+    is_real_only = starts_servers or "real_server" in markers or not markers & {"both_buses", "memory_bus"}
+    is_real = is_real_only or "both_buses" in markers or metafunc.config.getoption("--real-bus")
+    is_in_memory = not is_real_only and ("both_buses" in markers or not is_real)
+    binaries = _binaries() if is_real else []
+    if is_real and not binaries:
+        # No silent skip: a suite that tested nothing must not look green.
+        pytest.fail("no nats-server: install the package nats-server or set TOPOBUS_NATS_SERVER", pytrace=False)
+    servers = [pytest.param(path, id=str(path) if len(binaries) > 1 else "nats") for path in binaries]
+    metafunc.parametrize("nats_binary", [*([pytest.param(None, id="memory")] if is_in_memory else []), *servers], scope="session")
 
 
 @pytest.fixture(scope="session")
-def nats_accounts(nats_binary: Path) -> Iterator[NatsAccounts]:
-    """The server of this worker, of which each test borrows an account."""
+def nats_accounts(nats_binary: Path | None) -> Iterator[NatsAccounts]:
+    """The server of this worker, of which each test borrows an account; a test in memory borrows none."""
     with NatsAccounts(binary=nats_binary) as accounts:
         yield accounts
 
 
 @pytest_asyncio.fixture
-async def nats_server(nats_accounts: NatsAccounts) -> AsyncIterator[NatsServer]:
-    """An empty server, as far as its clients can tell: an account that nobody had before. It cannot be stopped or configured."""
+async def nats_server(nats_binary: Path | None, nats_accounts: NatsAccounts, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsServer]:
+    """An empty server, as far as its clients can tell: one in memory, or an account that nobody had before. It cannot be stopped or configured."""
+    if nats_binary is None:
+        yield _in_memory(monkeypatch)
+        return
     async with nats_accounts.borrow() as server:
         yield server
 
 
+def _in_memory(monkeypatch: pytest.MonkeyPatch) -> NatsServer:
+    """Make a server in memory that every connection of this process finds at its URL; nothing else can be reached while the test lasts."""
+    server = MemoryNats()
+    monkeypatch.setattr(connection, "GatedClient", server.new_client)
+    return cast("NatsServer", server)
+
+
 @pytest_asyncio.fixture
-async def own_nats_server(nats_binary: Path) -> AsyncIterator[NatsServer]:
+async def own_nats_server(nats_binary: Path | None, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[NatsServer]:
     """A server of the test's own with an empty store, to stop, freeze, kill or look into."""
+    if nats_binary is None:
+        yield _in_memory(monkeypatch)
+        return
     async with NatsServer(binary=nats_binary, parent=cheap_folder()) as server:
         yield server
 

@@ -19,7 +19,7 @@ from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.clock import ManualClock
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
 
 async def test_ask_says_nobody_is_there_when_no_peer_listens(bus: Bus) -> None:

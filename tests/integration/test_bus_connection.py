@@ -18,7 +18,7 @@ from topobus.runtime.connection import Connection
 from topobus.runtime.readiness import Readiness
 from topobus.simulation.nats_server import NatsServer, free_port
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
 _LIMIT_S = 30.0
 

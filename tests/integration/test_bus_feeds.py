@@ -19,7 +19,7 @@ from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.reading import Reader
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
 _KEY = {"node": "n1", "device_class": "gpu"}
 
@@ -179,6 +179,7 @@ async def test_watch_completes_its_snapshot_when_every_key_is_overwritten_under_
     assert revisions == sorted(set(revisions))
 
 
+@pytest.mark.real_server
 async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     """B8: what nats-py drops because its queue is full is noticed as a gap and read again: every event once, in order."""
     # Small enough that a batch overflows it.
@@ -193,6 +194,7 @@ async def test_follow_loses_nothing_when_the_client_drops_messages(bus: Bus, mon
     assert resyncs > 0
 
 
+@pytest.mark.real_server
 async def test_watch_starts_anew_when_an_older_store_was_put_back(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B9: revisions that go backwards make a stock watcher blind; ours says RESET and tells the other history from its start."""
     await _put(own_bus, 1)
@@ -217,6 +219,7 @@ async def test_watch_starts_anew_when_an_older_store_was_put_back(own_nats_serve
     assert kinds == [ChangeKind.PUT, ChangeKind.SNAPSHOT_END, ChangeKind.RESET, ChangeKind.PUT, ChangeKind.SNAPSHOT_END, ChangeKind.PUT]
 
 
+@pytest.mark.real_server
 async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_position(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """B9, the hidden case: the numbers look right again, but what stands at our position is another message."""
     await _put(own_bus, 1)
@@ -249,6 +252,7 @@ async def test_watch_starts_anew_when_a_put_back_store_was_written_on_past_our_p
     assert _generations(items)[-1] == 51
 
 
+@pytest.mark.real_server
 async def test_watch_starts_anew_when_the_whole_store_was_lost(own_nats_server: NatsServer, own_bus: Bus) -> None:
     """A server that comes back empty gets its buckets again from us, and the watch says that all it told is void."""
     await _put(own_bus, 1)

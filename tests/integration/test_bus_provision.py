@@ -19,7 +19,7 @@ from topobus.runtime.config import NatsSettings
 from topobus.runtime.failures import JetStreamError
 from topobus.simulation.nats_server import NatsServer
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.both_buses]
 
 # Ends a test that waits for what never comes; nothing is measured with it.
 _LIMIT_S = 60.0

@@ -93,12 +93,12 @@ def read(manifest: str) -> ApiObject:
     return admit(api_object, uid=f"uid-{api_object.metadata['name']}", now=NOW)
 
 
-async def store(bus: Bus, world: StandaloneState, claim: ApiObject) -> ObjectKey:
+async def store(bus: Bus, world: StandaloneState, api_object: ApiObject) -> ObjectKey:
     """Store an object, and show it to a replica as its watch does."""
-    key = ObjectKey(**object_parts(claim))
-    written = await bus.compare_and_set(OBJECT, claim, 0, **key._asdict())
+    key = ObjectKey(**object_parts(api_object))
+    written = await bus.compare_and_set(OBJECT, api_object, 0, **key._asdict())
     assert isinstance(written, Written)
-    world.put_object(key, Stored(written.revision, claim))
+    world.put_object(key, Stored(written.revision, api_object))
     return key
 
 

@@ -22,7 +22,7 @@ async def test_accounts_have_nothing_in_common_when_two_are_lent_at_once(nats_ac
     """Streams and answers of one account are nobody's business in the other, on the same server."""
 
     async def answer(_request: PodsRequest) -> PodsReply:
-        return PodsReply(pods=())
+        return PodsReply()
 
     async with (
         nats_accounts.borrow() as first,

@@ -70,7 +70,18 @@ class Lasting:
 class Connection:
     """One process's connection. Make with `open`, end with `close`."""
 
-    def __init__(self, settings: NatsSettings, name: str, clock: Clock, metrics: BusMetrics, readiness: Readiness) -> None:
+    def __init__(
+        self,
+        settings: NatsSettings,
+        name: str,
+        clock: Clock,
+        metrics: BusMetrics,
+        readiness: Readiness,
+        *,
+        new_client: Callable[[str], Client] | None = None,
+    ) -> None:
+        """Prepare a connection; `new_client` makes each client from why it must use TLS (empty: it need not), in place of nats-py's."""
+        self._new_client = new_client
         self.settings = settings
         self.name = name
         self.clock = clock
@@ -279,7 +290,7 @@ class Connection:
             self.crash.exception()
 
     async def _connect(self) -> Client:
-        client = GatedClient(why_tls(self.settings))
+        client = (self._new_client or GatedClient)(why_tls(self.settings))
         self._lost = lost = asyncio.Event()
 
         async def on_closed() -> None:

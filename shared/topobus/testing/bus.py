@@ -1,0 +1,71 @@
+"""The bus without a server: `topobus.runtime.bus.Bus` as it is, on a nats-server in memory.
+
+State, events, asks, feeds and their errors are the runtime's own code; what is replaced is nats-py and the server. The bus's contract suite
+(tests/integration/test_bus_*.py) runs on both.
+
+>>> import asyncio
+>>> from topobus.contracts.catalogue import LEDGER
+>>> from topobus.domain.ledger import Ledger
+>>> async def example() -> int:
+...     async with MemoryBus.session(MemoryNats(), name="topology") as bus:
+...         await bus.provision()
+...         return await bus.put(LEDGER, Ledger(node="n1"), node="n1")
+>>> asyncio.run(example())
+1
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+from prometheus_client import CollectorRegistry
+
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock, SystemClock
+from topobus.runtime.config import NatsSettings
+from topobus.runtime.connection import Connection
+from topobus.runtime.metrics import BusMetrics
+from topobus.runtime.readiness import Readiness
+from topobus.testing.fates import FatedBus, Fates
+from topobus.testing.nats.memory_server import MemoryNats
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+__all__ = ["FatedBus", "Fates", "MemoryBus", "MemoryNats"]
+
+
+class MemoryBus:
+    """Makes buses on a server in memory; several with one server talk to each other, as processes do."""
+
+    @staticmethod
+    @asynccontextmanager
+    async def session(
+        server: MemoryNats,
+        *,
+        name: str,
+        clock: Clock | None = None,
+        settings: NatsSettings | None = None,
+        fates: Fates | None = None,
+    ) -> AsyncIterator[Bus]:
+        """Connect for the length of a block; `fates` decide what becomes of its operations."""
+        connection = Connection(
+            msgspec.structs.replace(settings or NatsSettings(), url=server.url),
+            name,
+            clock or SystemClock(),
+            BusMetrics(CollectorRegistry()),
+            Readiness(),
+            new_client=cast("Callable[[str], Client]", server.new_client),
+        )
+        await connection.open()
+        bus = Bus(connection)
+        fated = FatedBus(bus, fates) if fates is not None else bus
+        try:
+            yield fated
+        finally:
+            if fated is not bus:
+                await fated.stop_answering()
+            await bus.close()

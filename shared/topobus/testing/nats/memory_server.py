@@ -1,0 +1,312 @@
+"""A nats-server in memory: everything of the runtime above nats-py runs on it as it is.
+
+Flows in: what a client publishes and subscribes. Flows out: deliveries, in the order of one connection, never within the sender's own step. The server's JetStream
+answers at the subjects of its API, with the codes of the real one. It has one account, no users and no TLS; tests of those take a real server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from nats.aio.msg import Msg
+
+from topobus.runtime.clock import Clock, SystemClock
+from topobus.testing.nats.memory_client import MemoryClient, Subscription
+from topobus.testing.nats.memory_pulls import Pull
+from topobus.testing.nats.memory_streams import MemoryConsumer, MemoryStream, Refused, Stored, matches
+
+__all__ = ["MemoryNats"]
+
+_API = "$JS.API."
+_NANO = 1_000_000_000
+Headers = Mapping[str, str]
+
+
+class MemoryNats:
+    """A server. Stopped, it loses its connections and keeps its streams; paused, it takes what is sent and does nothing yet."""
+
+    def __init__(self, *, clock: Clock | None = None, seed: int = 0) -> None:
+        """Make a running server; `seed` decides which member of a queue group gets a message."""
+        self.url = "nats://memory:4222"
+        """Where clients find it; there is no such host."""
+        self.clients: set[MemoryClient] = set()
+        self.streams: dict[str, MemoryStream] = {}
+        self.is_running = True
+        self._clock = clock or SystemClock()
+        self._random = random.Random(seed)
+        self._subscriptions: list[Subscription] = []
+        self._is_paused = False
+        self._held: list[Callable[[], None]] = []
+        self._pulls: list[Pull] = []
+        self._last_ns = 0
+
+    # life
+
+    async def stop(self) -> None:
+        """Lose all connections, and let nobody in; streams stay."""
+        self.is_running = False
+        self._held.clear()
+        for client in list(self.clients):
+            await client.lose()
+        for stream in self.streams.values():
+            stream.consumers.clear()
+
+    kill = stop
+
+    async def start(self) -> None:
+        """Let clients in again."""
+        self.is_running = True
+        self._is_paused = False
+
+    def pause(self) -> None:
+        """Answer nothing; connections stay open."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Do what was asked meanwhile, and go on."""
+        self._is_paused = False
+        held, self._held = self._held, []
+        for step in held:
+            self.send(step)
+
+    def lose_streams(self) -> None:
+        """Lose the store: all streams with what stood in them."""
+        self.streams.clear()
+
+    def new_client(self, _tls_because: str = "") -> MemoryClient:
+        """Make a client of this server: what `topobus.runtime.connection` calls in place of nats-py's own."""
+        return MemoryClient(self)
+
+    # what clients send
+
+    def send(self, step: Callable[[], None]) -> None:
+        """Do a client's command in a later step of the loop, in the order of all commands."""
+        asyncio.get_running_loop().call_soon(self._do, step)
+
+    def listen(self, subscription: Subscription) -> None:
+        """Deliver to a subscription from now on."""
+        if subscription.client in self.clients:
+            self._subscriptions.append(subscription)
+
+    def forget(self, subscription: Subscription) -> None:
+        """Deliver no more to a subscription."""
+        with suppress(ValueError):
+            self._subscriptions.remove(subscription)
+
+    def disconnect(self, client: MemoryClient) -> None:
+        """Forget a client and its subscriptions."""
+        self.clients.discard(client)
+        for subscription in [subscription for subscription in self._subscriptions if subscription.client is client]:
+            subscription.stop()
+            self._subscriptions.remove(subscription)
+
+    def receive(self, subject: str, data: bytes, reply: str, headers: Headers) -> None:
+        """Route what was published: to JetStream's API, to a stream, to who listens; tell the asker when there is nobody."""
+        if subject.startswith(_API):
+            is_taken = self._call(subject, data, reply)
+        else:
+            is_taken = self._route(subject, data, reply, headers)
+            is_taken = self._store(subject, data, reply, headers) or is_taken
+        if not is_taken and reply:
+            self._route(reply, b"", "", {"Status": "503"})
+
+    def _do(self, step: Callable[[], None]) -> None:
+        if self._is_paused:
+            self._held.append(step)
+        elif self.is_running:
+            step()
+
+    def _route(self, subject: str, data: bytes, reply: str, headers: Headers, *, listened: str = "") -> bool:
+        """Deliver to all who listen at `listened` (the subject itself, unless given), one of each queue group; says whether there was one."""
+        listeners = [subscription for subscription in self._subscriptions if matches(subscription.subject, listened or subject)]
+        groups = sorted({listener.queue for listener in listeners if listener.queue})
+        chosen = [listener for listener in listeners if not listener.queue]
+        chosen += [self._random.choice([listener for listener in listeners if listener.queue == group]) for group in groups]
+        for subscription in chosen:
+            client: Any = subscription.client
+            subscription.deliver(Msg(_client=client, subject=subject, reply=reply, data=data, headers=dict(headers) or None))
+        return bool(chosen)
+
+    # JetStream
+
+    def _store(self, subject: str, data: bytes, reply: str, headers: Headers) -> bool:
+        stream = next((stream for stream in self.streams.values() if stream.takes(subject)), None)
+        if stream is None:
+            return False
+        try:
+            _, acknowledgement = stream.store(subject, data, headers, now_ns=self._now_ns())
+        except Refused as err:
+            acknowledgement = {"error": err.answer, "stream": stream.name, "seq": 0}
+        if reply:
+            self._answer(reply, acknowledgement)
+        self._serve(stream)
+        return True
+
+    def _call(self, subject: str, data: bytes, reply: str) -> bool:
+        """Serve one request to the API; False when nobody serves such a one."""
+        verb = subject.removeprefix(_API)
+        if verb.startswith("CONSUMER.MSG.NEXT."):
+            return self._pull(verb, data, reply)
+        try:
+            request = msgspec.json.decode(data, type=dict[str, Any]) if data else {}
+            answer = self._serve_call(verb, request)
+        except Refused as err:
+            answer = {"error": err.answer}
+        if answer is None:
+            return False
+        if reply:
+            self._answer(reply, answer)
+        return True
+
+    def _serve_call(self, verb: str, request: dict[str, Any]) -> dict[str, Any] | None:
+        parts = verb.split(".")
+        name = parts[-1]
+        match parts[:2]:
+            case ["INFO"]:
+                return {"memory": 0, "storage": 0, "streams": len(self.streams), "consumers": 0, "limits": {"max_storage": -1}}
+            case ["STREAM", "NAMES"]:
+                names = sorted(self.streams)[int(request.get("offset", 0)) :]
+                return {"total": len(self.streams), "offset": int(request.get("offset", 0)), "limit": 1024, "streams": names or None}
+            case ["STREAM", "CREATE"]:
+                return self._create(name, request)
+            case ["STREAM", "UPDATE"]:
+                self._stream(name).config = request
+                return self._info(self._stream(name))
+            case ["STREAM", "INFO"]:
+                return self._info(self._stream(name))
+            case ["STREAM", "DELETE"]:
+                del self.streams[self._stream(name).name]
+                return {"success": True}
+            case ["STREAM", "PURGE"] if self._stream(name).config.get("deny_purge"):
+                raise Refused(500, 10110, "stream purge not permitted")
+            case ["STREAM", "MSG"] if parts[2] == "GET":
+                return self._message(self._stream(name), request)
+            case ["STREAM", "MSG"] if self._stream(name).config.get("deny_delete"):
+                raise Refused(500, 10057, "message delete not permitted")
+            case ["CONSUMER", "CREATE"]:
+                return self._consume(parts, request)
+            case ["CONSUMER", "DELETE"]:
+                self._stream(parts[2]).consumers.pop(name, None)
+                for pull in [pull for pull in self._pulls if pull.consumer.name == name]:
+                    pull.refuse("Consumer Deleted")
+                return {"success": True}
+            case ["CONSUMER", "NAMES"]:
+                consumers = sorted(self._stream(name).consumers)
+                return {"total": len(consumers), "offset": 0, "limit": 1024, "consumers": consumers}
+        return None
+
+    def _create(self, name: str, config: dict[str, Any]) -> dict[str, Any]:
+        stream = self.streams.get(name)
+        if stream is not None:
+            if stream.config != config:
+                raise Refused(400, 10058, "stream name already in use with a different configuration")
+            return self._info(stream)
+        if int(config.get("num_replicas", 1)) > 1:
+            raise Refused(500, 10074, "replicas > 1 not supported in non-clustered mode")
+        self.streams[name] = made = MemoryStream(config, created_ns=self._now_ns())
+        return self._info(made)
+
+    def _stream(self, name: str) -> MemoryStream:
+        if name not in self.streams:
+            raise Refused(404, 10059, "stream not found")
+        return self.streams[name]
+
+    @staticmethod
+    def _info(stream: MemoryStream) -> dict[str, Any]:
+        return {
+            "config": stream.config,
+            "created": _rfc3339(stream.created_ns),
+            "state": {
+                "messages": len(stream.messages),
+                "bytes": stream.size_bytes,
+                "first_seq": stream.first_sequence if stream.last_sequence else 0,
+                "last_seq": stream.last_sequence,
+                "consumer_count": len(stream.consumers),
+            },
+        }
+
+    @staticmethod
+    def _message(stream: MemoryStream, request: dict[str, Any]) -> dict[str, Any]:
+        subject = request.get("last_by_subj")
+        message = stream.last_of(str(subject)) if subject is not None else stream.messages.get(int(request["seq"]))
+        if message is None:
+            raise Refused(404, 10037, "no message found")
+        return {
+            "message": {
+                "subject": message.subject,
+                "seq": message.sequence,
+                "data": base64.b64encode(message.data).decode(),
+                "hdrs": base64.b64encode(_header_lines(message)).decode(),
+                "time": _rfc3339(message.time_ns),
+            }
+        }
+
+    def _consume(self, parts: list[str], request: dict[str, Any]) -> dict[str, Any]:
+        config = request["config"]
+        stream = self._stream(parts[2])
+        limit = int(stream.config.get("max_consumers", -1))
+        if 0 < limit <= len(stream.consumers):
+            raise Refused(400, 10026, "maximum consumers limit reached")
+        consumer = MemoryConsumer(stream=stream, name=str(config["name"]), filter_subject=str(config["filter_subject"]))
+        consumer.begin(config)
+        stream.consumers[consumer.name] = consumer
+        return {"stream_name": stream.name, "name": consumer.name, "config": config}
+
+    def _pull(self, verb: str, data: bytes, reply: str) -> bool:
+        stream_name, name = verb.removeprefix("CONSUMER.MSG.NEXT.").split(".")
+        stream = self.streams.get(stream_name)
+        consumer = stream.consumers.get(name) if stream is not None else None
+        if stream is None or consumer is None:
+            return False
+        Pull(self, consumer, msgspec.json.decode(data, type=dict[str, Any]), reply).begin(self._pulls)
+        self._serve(stream)
+        return True
+
+    def _serve(self, stream: MemoryStream) -> None:
+        """Give waiting pulls what there is for them."""
+        for pull in [pull for pull in self._pulls if pull.consumer.stream is stream]:
+            pull.serve()
+
+    def deliver(self, consumer: MemoryConsumer, message: Stored, pending: int, inbox: str) -> None:
+        """Deliver a stored message to an inbox, at its own subject as a server does."""
+        numbers = f"1.{message.sequence}.{consumer.delivered}.{message.time_ns}.{pending}"
+        reply = f"$JS.ACK.{consumer.stream.name}.{consumer.name}.{numbers}"
+        self._route(message.subject, message.data, reply, message.headers, listened=inbox)
+
+    def say(self, inbox: str, headers: Headers) -> None:
+        """Deliver a status."""
+        self._route(inbox, b"", "", headers)
+
+    def has_listener(self, inbox: str) -> bool:
+        """Say whether anybody listens there still."""
+        return any(matches(subscription.subject, inbox) for subscription in self._subscriptions)
+
+    @property
+    def is_answering(self) -> bool:
+        """Say whether what comes due now is said."""
+        return self.is_running and not self._is_paused
+
+    def _answer(self, reply: str, answer: dict[str, Any]) -> None:
+        self._route(reply, msgspec.json.encode(answer), "", {})
+
+    def _now_ns(self) -> int:
+        # No two things happen at once: a stream's creation and a message's time tell it from others.
+        self._last_ns = max(int(self._clock.now().timestamp() * 1e6) * 1000, self._last_ns + 1)
+        return self._last_ns
+
+
+def _header_lines(message: Stored) -> bytes:
+    lines = "".join(f"{key}: {value}\r\n" for key, value in message.headers.items())
+    return f"NATS/1.0\r\n{lines}\r\n".encode() if lines else b""
+
+
+def _rfc3339(time_ns: int) -> str:
+    seconds, rest = divmod(time_ns, _NANO)
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
