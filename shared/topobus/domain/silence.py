@@ -52,7 +52,7 @@ class SilenceSettings(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """When a device service that does not answer makes its devices Unknown. Nothing that is held is touched."""
 
     every_s: Seconds = 1.0
-    """Pause between two looks, in seconds. A look costs one small message a class."""
+    """Pause between two looks while somebody does not answer, in seconds; three times as long while all do. A look costs two small messages a class."""
     timeout_s: Seconds = 1.0
     """How long one look waits for the answer, in seconds; a busy service answers in milliseconds."""
     gone_s: Seconds = 5.0

@@ -314,7 +314,8 @@ class Connection:
                     max_reconnect_attempts=1,
                     reconnect_time_wait=0,
                     connect_timeout=_CONNECT_TIMEOUT_S,
-                    ping_interval=5,
+                    # The canary finds a lost server sooner; this one stays as nats-py's own last resort.
+                    ping_interval=30,
                     max_outstanding_pings=2,
                     pending_size=0,
                     user=settings.user or None,

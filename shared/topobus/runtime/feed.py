@@ -32,9 +32,14 @@ __all__ = ["Delivery", "Feed", "From", "Mark", "Place"]
 # What one pull may bring, in messages of the largest size: bounds our memory, whatever the reader does.
 _BATCH_BYTES = 8 * 1024 * 1024
 _EXPIRES_S = 30
-_HEARTBEAT_S = 1
-# Three heartbeats missed, and a little for a busy machine.
-_SILENCE_S = 3.5
+# How often the server says that nothing came: soon while the beginning is read (two of them before its end, and the server stands still; see _Snapshot),
+# and seldom afterwards, for each feed of each process wakes it up and the server, and all that is left to find then is a consumer that died with another
+# server of a cluster.
+_EAGER_HEARTBEAT_S = 1
+_HEARTBEAT_S = 3
+# Silence is so many heartbeats missed, and a little for a busy machine: 7 s at rest, as long as the connection needs to find that it is lost.
+_MISSED_HEARTBEATS = 2
+_BUSY_S = 1.0
 # The server removes a consumer that nobody pulled from for so long; a reader that paused longer simply gets a new one.
 _INACTIVE_S = 30
 _NANO = 1_000_000_000
@@ -238,11 +243,13 @@ class Feed:
             expected = 1
             wanted = 0
             idle = 0
+            heartbeat_s = _EAGER_HEARTBEAT_S
             while True:
                 if wanted <= 0:
                     wanted = max(1, _BATCH_BYTES // self._connection.max_message_bytes)
-                    await self._pull(name, inbox, wanted)
-                message = await self._next(arrived)
+                    heartbeat_s = _HEARTBEAT_S if self._is_caught_up else _EAGER_HEARTBEAT_S
+                    await self._pull(name, inbox, wanted, heartbeat_s)
+                message = await self._next(arrived, _MISSED_HEARTBEATS * heartbeat_s + _BUSY_S)
                 status = (message.headers or {}).get("Status") if not message.data else None
                 if status is not None and message.subject == inbox:
                     wanted = _read_status(status, message.headers or {}, wanted, expected)
@@ -307,19 +314,19 @@ class Feed:
             f"CONSUMER.CREATE.{self._stream}.{name}.{self._pattern}", {"stream_name": self._stream, "config": config}
         )
 
-    async def _pull(self, name: str, inbox: str, count: int) -> None:
+    async def _pull(self, name: str, inbox: str, count: int, heartbeat_s: int) -> None:
         request = {
             "batch": count,
             "expires": _EXPIRES_S * _NANO,
-            "idle_heartbeat": _HEARTBEAT_S * _NANO,
+            "idle_heartbeat": heartbeat_s * _NANO,
         }
         await self._connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", msgspec.json.encode(request), reply=inbox)
 
     @staticmethod
-    async def _next(arrived: asyncio.Queue[Msg | None]) -> Msg:
+    async def _next(arrived: asyncio.Queue[Msg | None], silence_s: float) -> Msg:
         if arrived.empty():
             try:
-                async with asyncio.timeout(_SILENCE_S):
+                async with asyncio.timeout(silence_s):
                     message = await arrived.get()
             except TimeoutError as err:
                 raise _Reopen("silence") from err

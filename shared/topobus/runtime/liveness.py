@@ -7,6 +7,7 @@ that changes. It changes nothing else: what silence means is the reader's to say
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,9 @@ from topobus.runtime.clock import Clock, rfc3339
 from topobus.runtime.logging import get_logger
 
 __all__ = ["ServiceLiveness"]
+
+# So many pauses pass between two looks while all services answer: each look is two messages a class, and was most of what a node at rest said.
+_CALM_PAUSES = 3
 
 
 class ServiceLiveness:
@@ -43,6 +47,7 @@ class ServiceLiveness:
         self._on_change = on_change
         self._known: dict[str, Silence] = {}
         self._silent: dict[str, str] = {}
+        self._looked_at = -math.inf
 
     @property
     def silent(self) -> Mapping[str, str]:
@@ -57,14 +62,25 @@ class ServiceLiveness:
     async def run(self) -> None:
         """Look for ever."""
         while True:
-            await self.look()
+            if self.is_due():
+                await self.look()
             await self._clock.sleep(self._settings.every_s)
+
+    def is_due(self) -> bool:
+        """Say, each `every_s`, whether it is time for a look: at once for a class that is new or did not answer, else when the last look is long ago.
+
+        At once, too, while NATS is away: a look must see that, for afterwards all services come back in their own time.
+        """
+        is_calm = self._bus.is_connected and all(silence.was_heard and silence.since is None for silence in self._known.values())
+        # Half a pause of slack: sleeps end a little late, and may not add up to one more.
+        is_recent = self._clock.monotonic() - self._looked_at < (_CALM_PAUSES - 0.5) * self._settings.every_s
+        return not (is_calm and is_recent and set(self._classes()) == self._known.keys())
 
     async def look(self) -> None:
         """Look at all classes once, at the same time: a hung one delays no other."""
         classes = sorted(set(self._classes()))
         answers = await asyncio.gather(*(self._call(device_class) for device_class in classes))
-        at = self._clock.monotonic()
+        at = self._looked_at = self._clock.monotonic()
         judged = {device_class for device_class in self._known if self.is_judged(device_class)}
         self._known = {
             device_class: next_silence(self._known.get(device_class, Silence(looked_at=at)), answer, at=at, settings=self._settings)

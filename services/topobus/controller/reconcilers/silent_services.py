@@ -43,7 +43,7 @@ class SilentServices:
         nodes = {node for node, _ in self._world.inventories}
         self._calls = {node: self._calls.get(node) or self._make(node) for node in sorted(nodes)}
         before = self._silent()
-        await asyncio.gather(*(self._look_at(node, call) for node, call in self._calls.items()))
+        await asyncio.gather(*(self._look_at(node, call) for node, call in self._calls.items() if call.is_due()))
         silent = self._silent()
         self._world.note_silence(silent)
         if silent != before:
