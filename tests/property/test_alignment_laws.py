@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.alignment_nodes import container, dgx, holding, pod
-from support.merge_twin import merge_by_permutations
+from support.merge_twin import better_by_kubelet, merge_by_permutations
 from topobus.domain.alignment.merge.dispatch import Merged, merge_hints
+from topobus.domain.alignment.merge.fitness import fit_order, width_class
 from topobus.domain.alignment.planning.placement import place
 from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
@@ -41,6 +44,24 @@ def test_merge_equals_kubelets_own_walk(lists: HintLists, policy: Policy, prefer
     merged = merge(lists, policy, prefer_closest=prefer_closest)
 
     assert (merged.hint, merged.is_admitted) == merge_by_permutations(lists, MACHINE, policy, DISTANCES, prefer_closest=prefer_closest)
+
+
+@pytest.mark.parametrize("distances", [(), DISTANCES], ids=["narrowest", "closest"])
+def test_kubelets_comparison_keeps_the_smaller_key_when_any_two_candidates_meet(distances: Sequence[Sequence[int]]) -> None:
+    """For every pair of candidates and every target width kubelet keeps the one of smaller key (docs/knowledge/topology-merge.md#theorem-1)."""
+    fit = fit_order(MACHINE, distances)
+    sets = [NodeSet.of(chosen) for size in range(1, 5) for chosen in itertools.combinations(MACHINE.ids, size)]
+    candidates = [Hint(nodes, preferred) for nodes in sets for preferred in (True, False)]
+
+    def key(hint: Hint, width: int) -> tuple[object, ...]:
+        assert hint.nodes is not None
+        fitness = fit(hint.nodes.bits)
+        return (0, fitness) if hint.preferred else (1, width_class(len(hint.nodes), width), fitness)
+
+    for width in range(6):
+        for current, candidate in itertools.product(candidates, repeat=2):
+            kept = better_by_kubelet(current, candidate, width, MACHINE, distances)
+            assert kept == min(current, candidate, key=lambda hint: key(hint, width))
 
 
 @settings(max_examples=200, deadline=None)

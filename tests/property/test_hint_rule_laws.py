@@ -105,6 +105,22 @@ def test_merge_of_rules_equals_kubelets_own_walk(
     )
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.lists(rules().filter(lambda rule: not rule.is_empty), min_size=1, max_size=4), st.booleans())
+def test_answer_is_as_wide_as_the_widest_need_when_rules_only_grow(opinions: list[HintRule], prefer_closest: bool) -> None:
+    """An answer that is not preferred has the target width, or is the whole window where that is narrower."""
+    merged = merge_hints(opinions, MACHINE, Policy.BEST_EFFORT, distances=DISTANCES, prefer_closest=prefer_closest)
+    window = MACHINE.bits
+    for rule in opinions:
+        window &= rule.candidates
+
+    assert merged.hint.nodes is not None
+    assert merged.has_common == (merged.hint.preferred or bool(window))
+    if not merged.hint.preferred and window:
+        assert len(merged.hint.nodes) == min(max(rule.width or 0 for rule in opinions), window.bit_count())
+        assert not merged.hint.nodes.bits & ~window
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(simple_rules, min_size=1, max_size=4), st.booleans())
 def test_search_equals_bitsets_when_there_were_too_many_nodes(

@@ -9,7 +9,7 @@ from topobus.domain.hint import Hint
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Policy
 
-__all__ = ["merge_by_permutations"]
+__all__ = ["better_by_kubelet", "merge_by_permutations"]
 
 Rank = Callable[[NodeSet], tuple[int, float, int]]
 
@@ -38,6 +38,11 @@ def merge_by_permutations(
     if is_single and answer.nodes == machine:
         answer = Hint(None, answer.preferred)
     return answer, policy is Policy.BEST_EFFORT or answer.preferred
+
+
+def better_by_kubelet(current: Hint, candidate: Hint, width: int, machine: NodeSet, distances: Sequence[Sequence[int]]) -> Hint:
+    """Give the one of two candidates that kubelet keeps."""
+    return _better(current, candidate, width, _rank(machine, distances))
 
 
 def _rank(machine: NodeSet, distances: Sequence[Sequence[int]]) -> Rank:

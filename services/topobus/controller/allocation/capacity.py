@@ -1,7 +1,7 @@
 """Amounts: shares of a device's capacity, and counters that partitions of one card share.
 
-Flows in: what a request asks, what a device has and what is taken. Flows out: the amount a grant would take, or that it does not go in. Source: knowledge note
-dynamic-resource-allocation, 1.3 and 2.3; k8s.io/dynamic-resource-allocation/structured, 1.36.
+Flows in: what a request asks, what a device has and what is taken. Flows out: the amount a grant would take, or that it does not go in. Source:
+docs/knowledge/dynamic-resource-allocation.md#consumable-capacity; k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
 
 from __future__ import annotations

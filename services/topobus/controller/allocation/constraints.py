@@ -1,7 +1,8 @@
 """Constraints over the devices of a claim: equal or different attributes, taken back when the search backtracks.
 
 A constraint is monotone: what it refuses now it refuses with more devices too, so the search may stop early. List attributes are sets; a scalar is a
-set of one. An absent attribute never matches anything, not even another absent one. Source: knowledge note dynamic-resource-allocation, 1.3 and 2.3.
+set of one. An absent attribute never matches anything, not even another absent one.
+Source: docs/knowledge/dynamic-resource-allocation.md#constraints.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The checks on one device, in upstream's order, and what the search holds at the moment.
 
 Flows in: an AllocationInput, its pools and a compiler. The search asks `take` for a device and grants it, or takes it back. The order of checks decides
-which error is met first, so it is part of the answer. Source: knowledge note dynamic-resource-allocation, 2.3.
+which error is met first, so it is part of the answer.
+Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Flows in: slices as published. Flows out: pools told apart as complete, incomplete, invalid or obsolete. Only the newest generation of a pool
 counts. Order: pools without binding conditions by (driver, name), then those with; inside a pool slices by object name and devices as listed.
-Source: knowledge note dynamic-resource-allocation, 2.1; k8s.io/dynamic-resource-allocation/structured, 1.36.
+Source: docs/knowledge/dynamic-resource-allocation.md#pools; k8s.io/dynamic-resource-allocation/structured, 1.36.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Requests made ready for a search: checked against the gates, their class found, and "all devices" counted.
 
 What is wrong here is wrong on every node and ends the allocation; what merely does not fit is for the search to find out.
-Source: knowledge note dynamic-resource-allocation, 2.2.
+Source: docs/knowledge/dynamic-resource-allocation.md#checks-before-the-search.
 """
 
 from __future__ import annotations

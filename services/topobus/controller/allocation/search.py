@@ -2,7 +2,8 @@
 
 Flows in: an AllocationInput and a compiler for selectors. Flows out: one of the four outcomes. Nothing is scored: who names pools, slices and devices
 decides what is tried first, which makes the answer the one that kube-scheduler would give. The order of checks on one device is upstream's too, since it
-decides which error is met first. Source: knowledge note dynamic-resource-allocation, 2.2 and 2.3.
+decides which error is met first.
+Source: docs/knowledge/dynamic-resource-allocation.md#the-search.
 
 The recursion runs on an explicit stack of generators: a pod with many claims would go deeper than Python's own stack may.
 """

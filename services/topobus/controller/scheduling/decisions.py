@@ -8,7 +8,7 @@
 
 Flows in: frozen values read from the objects. Flows out: frozen values with reasons; the next versions of objects stand in `scheduling_objects`. The search for
 devices is the engine's own, handed in by the caller, who runs it where it wants to. Nothing is read from a clock and nothing is random: where upstream picks at
-random, the first by name is picked. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36; knowledge note dynamic-resource-allocation, 2.5.
+random, the first by name is picked. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.36; docs/knowledge/dynamic-resource-allocation.md#scheduling.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Flows in: a device of an inventory. Flows out: the device of a slice, within the limits of resource.k8s.io/v1. Attributes of the driver stand in its domain;
 the standard ones (`resource.kubernetes.io/...`) come from the device's fields, and what is unknown is absent, never 0. A sick device is a tainted one.
-Source: knowledge note dynamic-resource-allocation, 1.3 (standard attributes), KEP-5055 (taints).
+Source: docs/knowledge/dynamic-resource-allocation.md#standard-attributes; KEP-5055 (taints).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Three writes make an allocation, each of which says enough for the next: first the finalizer with the attempt (its number and the node), then the driver's own node
 state, then the status. Backwards: the node state, the status, the finalizer. A new attempt changes the object, so a result of an older one cannot be written any
 more: its writer loses the compare-and-set. Flows in: a stored ResourceClaim of v1alpha2. Flows out: its next version.
-Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30; knowledge note dynamic-resource-allocation, 4.2.
+Source: k8s.io/dynamic-resource-allocation/controller/controller.go, 1.30; docs/knowledge/dynamic-resource-allocation.md#life-of-a-classic-claim.
 """
 
 from __future__ import annotations

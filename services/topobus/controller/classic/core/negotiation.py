@@ -2,7 +2,7 @@
 
 Flows in: a pod's classic claims as they stand, the nodes that the pod may go to, and what the PodSchedulingContext says so far. Flows out: the scheduler's next step,
 and the drivers' next status. Where kube-scheduler picks at random, the first by name is picked. Source: pkg/scheduler/framework/plugins/dynamicresources, 1.30;
-knowledge note dynamic-resource-allocation, 4.3.
+docs/knowledge/dynamic-resource-allocation.md#negotiation.
 """
 
 from __future__ import annotations

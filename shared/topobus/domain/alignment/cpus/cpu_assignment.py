@@ -2,7 +2,7 @@
 
 Flows in: the topology, the free CPUs, how many, and the policy options. Flows out: the very CPUs. `compatible` is kubelet 1.36.2 bit for bit, its
 defect with retained node combinations included; `corrected` differs in the cases named at `CpuOptions.is_corrected`.
-Source: kubelet 1.36 cm/cpumanager/{policy_static,cpu_assignment}.go; knowledge note topology-manager.md, section 2.
+Source: kubelet 1.36 cm/cpumanager/{policy_static,cpu_assignment}.go; docs/knowledge/kubelet-cpu-assignment.md#packing.
 """
 
 from __future__ import annotations

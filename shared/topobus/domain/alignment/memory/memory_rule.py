@@ -1,7 +1,7 @@
 """The memory policy's hints as a rule: sets of nodes that hold nothing yet, and a few masks besides.
 
 A node serves either single-node or one group's allocations. So the masks are exactly: sets of unassigned nodes; single nodes that are in no group; each
-existing group; all of them with enough free (lemma C in docs/knowledge/topology-merge.md). What init containers left for exactly one mask may add a few
+existing group; all of them with enough free (docs/knowledge/topology-merge.md#lemma-c). What init containers left for exactly one mask may add a few
 more. Memory and huge pages of each size are wanted together, on the same mask.
 Source: kubelet 1.36 cm/memorymanager/policy_static.go, calculateHints.
 """

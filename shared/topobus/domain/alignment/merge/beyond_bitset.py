@@ -4,7 +4,7 @@ Both phases are knapsacks in general, and trivial on real machines, where many n
 best answer found, or a right one that is easy to find. Up to bitset width the search runs first with a small budget, for where it proves its answer it is
 faster than the bitset.
 
-Combinations grow with width, so the target width is always reached (lemma A in docs/knowledge/topology-merge.md) and the question is only which nodes can be
+Combinations grow with width, so the target width is always reached (docs/knowledge/topology-merge.md#lemma-a) and the question is only which nodes can be
 left out together. Extras and lists do not grow: their masks are tried one by one beside it, and the answer is marked as not proved.
 """
 
@@ -114,7 +114,7 @@ def find_combined(
 ) -> tuple[int, bool]:
     """Find the fittest mask of `size` nodes that is an intersection of one combination from each rule, and say whether that is proved.
 
-    It exists, since combinations grow with width (lemma A). The nodes left out are shared among the rules: each does without some.
+    It exists, since combinations grow with width (docs/knowledge/topology-merge.md#lemma-a). The nodes left out are shared among the rules: each does without some.
     """
     sharing = _Sharing(rules, order, budget)
     window = sum(1 << node for node in order)
@@ -144,7 +144,7 @@ def _some_of_width(rules: Sequence[HintRule], order: Sequence[int], size: int) -
 
 
 class _Sharing:
-    """Which nodes can be left out together: each is charged to a rule that can do without it."""
+    """Which nodes can be left out together: each is charged to a rule that can do without it (docs/knowledge/topology-merge.md#lemma-d)."""
 
     def __init__(self, rules: Sequence[HintRule], order: Sequence[int], budget: int) -> None:
         self.rules = rules

@@ -3,9 +3,9 @@
 Flows in: the opinion of each resource (a rule, a list of hints, or none), the machine's NUMA nodes, the policy. Flows out: one hint and whether the pod is
 admitted. Exact for every input up to `BITSET_LIMIT` nodes in play, sparse ids and ids above 63 included; beyond, the answer says whether it is proved.
 
-Why this is exact: kubelet keeps the smaller of two merged candidates under a strict total order (theorem 1 in docs/knowledge/topology-merge.md), so only the
+Why this is exact: kubelet keeps the smaller of two merged candidates under a strict total order (docs/knowledge/topology-merge.md#theorem-1), so only the
 *set* of reachable candidates matters. Phase 1 looks for a mask that all resources prefer. Only when there is none, phase 2 looks for the fittest
-intersection of one mask from each, inside the window of nodes that all resources can use (lemma B).
+intersection of one mask from each, inside the window of nodes that all resources can use (docs/knowledge/topology-merge.md#lemma-b).
 
 Which strategy when: lists that bind phase 1 are intersected as sets of masks, and one preferred node is looked up node by node, on any machine. Else up to
 `BITSET_LIMIT` nodes in play (common to all for phase 1, in the window for phase 2) `exact` decides, beyond `beyond_bitset`. The search of the latter goes
@@ -105,7 +105,10 @@ def _single(opinion: Opinion) -> HintMasks:
 
 
 def _preferred_by_all(families: Sequence[HintRule | HintMasks], whole: int, fit: Fit, *, is_closest: bool) -> tuple[list[int], bool]:
-    """Phase 1: masks that all prefer or have no opinion on, fittest first, clipped to the machine; and whether the first is proved the fittest."""
+    """Phase 1: masks that all prefer or have no opinion on, fittest first, clipped to the machine; and whether the first is proved the fittest.
+
+    Source:  docs/knowledge/topology-merge.md#phase-1.
+    """
     binding = [family for family in families if isinstance(family, HintRule) or not family.is_wild]
     rules = [family for family in binding if isinstance(family, HintRule)]
     lists = [family.preferred for family in binding if isinstance(family, HintMasks)]

@@ -1,8 +1,8 @@
 """The exact strategy: all masks over the window at once, as bits of one integer.
 
-The window is what the hints of all resources have in common (lemma B in docs/knowledge/topology-merge.md); up to `BITSET_LIMIT` nodes its 2^n masks fit an
+The window is what the hints of all resources have in common (docs/knowledge/topology-merge.md#lemma-b); up to `BITSET_LIMIT` nodes its 2^n masks fit an
 integer. What is reachable is built resource by resource. Where a resource may combine nodes freely, it is built from what can be left out: each resource
-can do without nodes worth its spare amounts, and what is left out together is the union of what each leaves out.
+can do without nodes worth its spare amounts, and what is left out together is the union of what each leaves out (docs/knowledge/topology-merge.md#lemma-d).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The order of fitness: which of two masks kubelet's Topology Manager would keep.
 
-A merge is the least element of a strict total order (theorem 1 in docs/knowledge/topology-merge.md), so neither the order of resources nor the number of
+A merge is the least element of a strict total order (docs/knowledge/topology-merge.md#theorem-1), so neither the order of resources nor the number of
 times that a mask arises matters. This module owns that order; what is reachable is found elsewhere.
 Source: kubelet 1.36 pkg/kubelet/cm/topologymanager/{policy,numa_info}.go.
 """

@@ -4,7 +4,7 @@ A list of hints has up to 2^n - 1 entries; the rule behind it is a handful of nu
 hint, how narrow hints can be, how narrow the capacity allows, and all hints inside a set of nodes as one bitset.
 
 The masks of a rule are the sets of *combinable* nodes that hold enough (they only get more with width), and a few *extras* besides. CPUs and devices have
-no extras; memory has them for nodes that hold something already (lemma C in docs/knowledge/topology-merge.md). Memory asks for several kinds at once: their
+no extras; memory has them for nodes that hold something already (docs/knowledge/topology-merge.md#lemma-c). Memory asks for several kinds at once: their
 amounts lie side by side in one integer, a lane each, with one bit above every lane but the last that shows where a subtraction went below zero.
 """
 
