@@ -74,7 +74,8 @@ class NodeState:
         self.ledger_changed = Broadcast()
         """Also when nobody holds anything else than before: a decision, or a pod's name, is another one."""
         self.awaited: frozenset[str] = frozenset()
-        """Keys of owners that hold what a claim of a pod of this node waits for."""
+        """Keys of owners that hold what a claim of a pod of this node waits for; set by `wait_for`."""
+        self.awaited_changed = Broadcast()
         self._bus = bus
         self._own_resource = own_resource
         self._inventories: dict[str, Inventory] = {}
@@ -169,6 +170,12 @@ class NodeState:
         """One device of a resource's list."""
         resource_list = self._lists.get(resource)
         return resource_list.by_id.get(name) if resource_list is not None else None
+
+    def wait_for(self, keys: frozenset[str]) -> None:
+        """Say whose devices claims of this node's pods wait for; whoever looks for their end is woken."""
+        if keys != self.awaited:
+            self.awaited = keys
+            self.awaited_changed.announce()
 
     def health(self, device_class: str) -> tuple[HealthEntry, ...]:
         """The DRA health stream's complete list; that API knows Unknown, so the devices of a silent service are that."""

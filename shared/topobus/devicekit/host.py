@@ -262,11 +262,17 @@ class _DeviceHost:
                 if not self._is_settled():
                     self._has_news.set()
             beat.rest()
-            await self._wait_for_machine(machine, generation)
+            await self._wait_for_machine(generation, None if machine is None else self._pause_s(name, due_at))
 
-    async def _wait_for_machine(self, machine: Machine | None, generation: int) -> None:
+    def _pause_s(self, name: str, due_at: float) -> float:
+        """Say how long it is until the next look at a driver's devices: where it found none there is nothing to observe, until it may find some."""
+        poll_s, view = self._settings.health.poll_s, self._views[name]
+        if view.devices == () and view.silence is None:
+            return max(poll_s, due_at - self._runtime.clock.monotonic())
+        return poll_s
+
+    async def _wait_for_machine(self, generation: int, limit_s: float | None) -> None:
         """Wait until the next look is due; a changed machine ends the wait at once."""
-        limit_s = None if machine is None else self._settings.health.poll_s
         async with self._machine_changes:
             try:
                 async with self._runtime.clock.timeout(limit_s):

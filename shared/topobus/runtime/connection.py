@@ -3,7 +3,7 @@
 nats-py's own reconnecting leaves clients that say they are connected and hear nothing (read loop dead after a late PONG), that are closed
 for good by any -ERR, and that replay requests whose askers gave up. So it is switched off: whatever goes wrong with a client, it is thrown
 away, everything that waited on it fails at once, and a new one is made, for ever, with full jitter. A canary decides whether a client lives:
-each 2 s a message to ourselves must come back. Subscriptions made here move to the new client; everything else is told by `on_change`.
+each 3 s a message to ourselves must come back. Subscriptions made here move to the new client; everything else is told by `on_change`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,11 @@ __all__ = ["CANARY_EVERY_S", "Connection", "Headers", "Lasting"]
 Headers = dict[str, str]
 Callback = Callable[[Msg], Awaitable[None]]
 
-# Watchdog: a message to ourselves each 2 s, given up after twice 2 s: 6 s in all, where nats-py's own pings would take 15.
-CANARY_EVERY_S = 2.0
-_CANARY_TIMEOUT_S = 2.0
+# Watchdog: a message to ourselves each 3 s, given up after twice 1.5 s: 6 s in all.
+CANARY_EVERY_S = 3.0
+_CANARY_TIMEOUT_S = 1.5
+# The first message to ourselves on a new client: the server may still be busy with all who came back at the same time.
+_FIRST_CANARY_TIMEOUT_S = 2.0
 # Pending limits of one subscription. nats-py's own (512 Ki messages, 128 MiB) are more memory than a whole service may use.
 PENDING_MESSAGES = 4096
 PENDING_BYTES = 8 * 1024 * 1024
@@ -335,7 +337,7 @@ class Connection:
             )
             for lasting in list(self._lasting):
                 await self._attach(client, lasting)
-            await self._echo(client, _CANARY_TIMEOUT_S)
+            await self._echo(client, _FIRST_CANARY_TIMEOUT_S)
         except BaseException:
             self._client = client
             self._drop("connect")

@@ -7,6 +7,8 @@ The standard library's server in a thread of its own: it answers even while the 
 from __future__ import annotations
 
 import json
+import selectors
+import socket
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -33,7 +35,9 @@ class Endpoint:
         self._beats = beats or Heartbeats()
         self._readiness = readiness
         self._registry = registry
-        self._server: ThreadingHTTPServer | None = None
+        self._server: _Server | None = None
+        self._serving: threading.Thread | None = None
+        self._end, self._ended = socket.socketpair()
 
     def __enter__(self) -> Self:
         if self._settings.port == 0:
@@ -47,17 +51,31 @@ class Endpoint:
                 next_step="choose another port, or 0 for none",
                 key="http.port",
             ) from err
-        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+        self._serving = threading.Thread(target=self._server.serve_until, args=(self._ended,), name="http", daemon=True)
+        self._serving.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._server is not None:
-            self._server.shutdown()
+        if self._server is not None and self._serving is not None:
+            self._end.send(b".")
+            self._serving.join()
             self._server.server_close()
+        self._end.close()
+        self._ended.close()
 
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    # `handle_request` is called when a request is there; one that has gone meanwhile is not waited for.
+    timeout = 0
+
+    def serve_until(self, ended: socket.socket) -> None:
+        """Serve until something comes at `ended`. The base class wakes up twice a second to see whether it is to stop."""
+        with selectors.DefaultSelector() as selector:
+            for channel in (self.socket, ended):
+                selector.register(channel, selectors.EVENT_READ)
+            while all(key.fileobj is not ended for key, _ in selector.select()):
+                self.handle_request()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say in one line what ended a request; the base class prints a traceback, also for each client that only hung up."""

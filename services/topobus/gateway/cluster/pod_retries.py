@@ -190,7 +190,7 @@ class PodRetries:
                 await self._look_at(pod, claims)
             except Exception as err:  # noqa: BLE001 - boundary: one pod; the node's other pods are looked at
                 self._say_failed(pod.uid, f"pod {pod.namespace}/{pod.name}: {type(err).__name__}: {err}")
-        self._state.awaited = frozenset(awaited)
+        self._state.wait_for(frozenset(awaited))
         return is_waiting
 
     async def _look_at(self, pod: NodePod, claims: Iterable[WaitingClaim]) -> None:

@@ -110,6 +110,8 @@ class ClaimPreparer:
         self._locks = KeyLocks()
         self._undone: set[str] = set()
         self._disk = DiskWork()
+        self._has_left = asyncio.Event()
+        """Set when a claim was left that is to be undone later."""
 
     async def restore(self, *, is_offered: bool = True) -> None:
         """Write CDI files that a reboot removed, and remove those that no claim stands behind. Runs before kubelet is served.
@@ -215,6 +217,7 @@ class ClaimPreparer:
             except OSError as err:
                 get_logger().error("claim.unleft", claim_uid=claim.uid, error=_unwritable(err))
                 return False
+        self._has_left.set()
         where = f"{claim.namespace}/{claim.name}"
         get_logger().warning("claim.left", claim_uid=claim.uid, claim=where, device_class=device_class, why=why, held="until it is undone")
         self.attempts.ended(claim.uid, device_class)
@@ -223,9 +226,12 @@ class ClaimPreparer:
     async def undo_left(self) -> None:
         """Undo what was left, for ever: as soon as whoever was away is back."""
         while True:
-            for entry in self._checkpoint.entries():
-                if not entry.is_left:
-                    continue
+            self._has_left.clear()
+            left = [entry for entry in self._checkpoint.entries() if entry.is_left]
+            if not left:
+                await self._has_left.wait()
+                continue
+            for entry in left:
                 claim = ClaimKey(namespace=entry.namespace, name=entry.name, uid=entry.uid)
                 try:
                     async with self._locks.of(entry.uid), asyncio.timeout(self._deadlines.claim_s):

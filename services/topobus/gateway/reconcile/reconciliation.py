@@ -93,8 +93,17 @@ class Reconciler:
         until = loop.time() + self._deadlines.reconcile_s
         gone_before: frozenset[_Mark] = frozenset()
         while (left_s := until - loop.time()) > 0:
-            await asyncio.sleep(min(left_s, _AWAITED_S))
-            gone_before = await self._release_gone(gone_before) if self._state.awaited else frozenset()
+            ticket = self._state.awaited_changed.ticket()
+            if self._state.awaited:
+                await asyncio.sleep(min(left_s, _AWAITED_S))
+                gone_before = await self._release_gone(gone_before)
+                continue
+            gone_before = frozenset()
+            try:
+                async with asyncio.timeout(left_s):
+                    await ticket.wait()
+            except TimeoutError:
+                return
 
     async def _release_gone(self, gone_before: frozenset[_Mark]) -> frozenset[_Mark]:
         """Let go of awaited allocations whose pod kubelet has listed and lists no more, at two looks in a row; those of this look.
