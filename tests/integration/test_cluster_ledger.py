@@ -32,7 +32,6 @@ from topobus.kubernetes.api.resource import AllocationResult, DevicesAllocated, 
 from topobus.kubernetes.api.slices import slice_device
 from topobus.nic.plugins.pci_netdev import PciNetdevDriver
 from topobus.runtime.bus import Bus, Start
-from topobus.runtime.clock import SystemClock
 from topobus.simulation.machines import build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
@@ -290,7 +289,7 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
     """What an older attempt left at the node goes; what another replica got there by a newer one stays, also when it comes after the second look."""
     first, second, third = [device.name for device in recorded[1][0].devices[:3]]
     world = ClusterState()
-    ledgers = NodeLedgers(rig.home.settings, rig.bus, SystemClock(), world)
+    ledgers = NodeLedgers(rig.home.settings, rig.bus, world)
     await _place(ledgers, rig, 1, first)
     rig.topology.refuse_next = 1
 

@@ -24,6 +24,7 @@ from topobus.controller.reconcilers.allocation_runner import AllocationRunner
 from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.cluster_housekeeping import ClaimHousekeeping
 from topobus.controller.reconcilers.deallocate_claims import Deallocations
+from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
@@ -114,12 +115,13 @@ class ClusterController:
         self._metrics = ClusterMetrics(runtime.registry)
         self._malformed_parts = ObjectBoundary("node-state", metrics.set_aside)
         writer = ApiServerWriter(api, self._world, self._metrics)
-        ledgers = NodeLedgers(settings, runtime.bus, runtime.clock, self._world)
+        ledgers = NodeLedgers(settings, runtime.bus, self._world)
         events = EventRecorder(api, runtime.clock, f"{runtime.name}-{runtime.node}")
         self._events = events
         self._told_foreign: dict[str, str] = {}
         chooser = NodeChooser(settings, self._world, searcher, compiler, metrics)
-        intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, metrics)
+        decisions = DecisionPublisher(runtime.bus, runtime.clock)
+        intents = Intents(settings, runtime.clock, self._world, writer, self._informers[CLAIMS], ledgers, chooser, decisions, metrics)
         self._gates = GatedPodReconciler(settings, runtime.clock, self._world, writer, intents, chooser, events, metrics, self._changed.set)
         self._takebacks = Deallocations(settings, runtime.clock, self._world, writer, ledgers, events, metrics)
         self._housekeeper = ClaimHousekeeping(

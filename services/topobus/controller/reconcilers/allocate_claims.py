@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceReply, PlaceRequest, ReleaseRequest
+from topobus.contracts.messages import ApiObject, PlaceReply, PlaceRequest, ReleaseRequest
 from topobus.controller.allocation.explanations import explain_nodes
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.values import GaveUp
@@ -21,7 +21,6 @@ from topobus.controller.claims import lifecycle
 from topobus.controller.claims.lifecycle import Attempt
 from topobus.controller.claims.reservations import (
     AllocationMode,
-    Consumer,
     consumers_of,
     is_bound,
     mode_of,
@@ -32,7 +31,8 @@ from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator, Member, member
-from topobus.controller.reconcilers.claim_users import ClaimUsers
+from topobus.controller.reconcilers.claim_users import ClaimUsers, consuming_pods, known_consumers
+from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.held_allocation import Holding, look_at_holding
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
@@ -40,7 +40,7 @@ from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError, HardwareError, PeerUnavailable
-from topobus.domain.outcome import Placement, Reason, Refusal
+from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner
 from topobus.kubernetes.api.objects import metadata_of, name_of, object_parts
 from topobus.kubernetes.api.resource import AllocationResult
@@ -98,6 +98,7 @@ class ClaimReconciler:
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
         self._slots = asyncio.Semaphore(settings.parallel_asks)
         self._is_due = False
+        self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
@@ -276,7 +277,7 @@ class ClaimReconciler:
         claim = stored.value
         number, known = lifecycle.number_of(claim), self._fenced.get(key)
         fenced = known[1] if known is not None and known[0] == number else frozenset()
-        for user in _pods_of(claim):
+        for user in consuming_pods(claim):
             pod_key = ObjectKey("pod", key.namespace, user.name)
             try:
                 entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
@@ -412,7 +413,9 @@ class ClaimReconciler:
         names = [granted_device.device for granted_device in attempt.allocation.devices.results]
         self._log.info("claim.allocated", claim=name_of(claim), node=attempt.node, devices=names, op_id=op_id)
         result = reply.result if reply is not None else None
-        await self._announce(claim, attempt.node, op_id, result, reply.ledger_sequence if reply is not None else 0)
+        sequence = reply.ledger_sequence if reply is not None else 0
+        owner = lifecycle.owner_of(claim)
+        await self._decisions.publish("allocate", owner, result, op_id=op_id, node=attempt.node, ledger_sequence=sequence)
 
     async def _place(self, claim: ApiObject, attempt: Attempt, op_id: str) -> PlaceReply | None:
         """Ask the node to hold the devices; None when none of them is the node's topology's to hold."""
@@ -452,7 +455,7 @@ class ClaimReconciler:
     async def _finish(self, key: ObjectKey, stored: Stored) -> None:
         """Let go of a claim that is to be deleted: first its devices, then the finalizer, then the object."""
         claim = stored.value
-        users = _users(claim)
+        users = tuple(str(consumer) for consumer in known_consumers(claim))
         if users:
             message = f"it is reserved for {', '.join(users)}: it goes when no pod uses it any more"
             await self._wait_for_release(key, stored, "InUse", message)
@@ -550,43 +553,11 @@ class ClaimReconciler:
             self._settled[key] = _Seen(written.revision, self._settled[key].supply)
         to_free = tuple(each_reason for each_reason in advice if each_reason.facts.get("change") == "free")
         refusal = Refusal(reasons=(*reasons, *(each_reason for each_reason in advice if each_reason not in to_free)), to_free=to_free)
-        await self._announce(claim, catalogue.CLUSTER, f"refuse-{metadata_of(claim).uid}-{written.revision}", refusal, 0)
-
-    async def _announce(self, claim: ApiObject, node: str, op_id: str, outcome: Placement | Refusal | None, sequence: int) -> None:
-        """Publish the decision; the claim itself is the truth, so an event that cannot be published is only logged."""
-        event = DecisionEvent(
-            id=op_id,
-            verb="allocate",
-            node=node,
-            op_id=op_id,
-            time=rfc3339(self._runtime.clock.now()),
-            owner=lifecycle.owner_of(claim),
-            outcome=outcome,
-            ledger_sequence=sequence,
-        )
-        try:
-            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
-        except PeerUnavailable as err:
-            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+        op_id = f"refuse-{metadata_of(claim).uid}-{written.revision}"
+        await self._decisions.publish("allocate", lifecycle.owner_of(claim), refusal, op_id=op_id)
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))
-
-
-def _users(claim: ApiObject) -> tuple[str, ...]:
-    """Name those who have reserved a claim; one that nobody can read is reserved for nobody."""
-    try:
-        return tuple(str(consumer) for consumer in consumers_of(claim))
-    except ContractError:
-        return ()
-
-
-def _pods_of(claim: ApiObject) -> tuple[Consumer, ...]:
-    """List the pods that have reserved a claim."""
-    try:
-        return tuple(user for user in consumers_of(claim) if user.resource == "pods")
-    except ContractError:
-        return ()
 
 
 def _nodes_of(allocation: AllocationResult | None) -> set[str]:

@@ -25,6 +25,7 @@ from topobus.controller.claims.lifecycle import (
 )
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
+from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.held_allocation import Holding
 from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
@@ -67,6 +68,7 @@ class Intents:
         claims: Informer,
         ledgers: NodeLedgers,
         chooser: NodeChooser,
+        decisions: DecisionPublisher,
         metrics: ControllerMetrics,
     ) -> None:
         self.refusals: RefusalBackoff[DeviceId] = RefusalBackoff(settings.retry_s)
@@ -81,6 +83,7 @@ class Intents:
         self._claims = claims
         self._ledgers = ledgers
         self._chooser = chooser
+        self._decisions = decisions
         self._metrics = metrics
         self._log = get_logger()
 
@@ -181,7 +184,8 @@ class Intents:
             written.append((claim, note, placement))
         # Not before: a bus that is slow must not keep a pod half served.
         for claim, note, placement in written:
-            await self._ledgers.announce(claim, note, placement)
+            owner = owner_of(claim)
+            await self._decisions.publish("allocate", owner, placement, op_id=f"allocate-{owner.uid}-{note.number}", node=note.node)
         return Progress.ON
 
     async def _bound_to(self, plan: PodPlan) -> str:

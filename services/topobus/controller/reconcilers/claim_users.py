@@ -5,15 +5,17 @@ Flows in: the world. Flows out: the users of a claim, and among them those that 
 
 from __future__ import annotations
 
-from topobus.controller.claims.reservations import is_bound
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.reservations import Consumer, consumers_of, is_bound
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_names
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.classic_handles import as_structured
 from topobus.kubernetes.api.objects import metadata_of, name_of
 
-__all__ = ["ClaimUsers"]
+__all__ = ["ClaimUsers", "consuming_pods", "known_consumers"]
 
 
 class ClaimUsers:
@@ -65,6 +67,19 @@ def is_waiting(pod: Stored) -> bool:
     """Say whether a pod is to be scheduled: it has no node yet and is not being deleted."""
     metadata = metadata_of(pod.value)
     return bool(metadata.uid) and not metadata.deletion_timestamp and not is_bound(pod.value)
+
+
+def known_consumers(claim: ApiObject) -> tuple[Consumer, ...]:
+    """List those who have reserved a claim, one of classic DRA too; a claim that nobody can read is reserved for nobody."""
+    try:
+        return consumers_of(as_structured(claim))
+    except ContractError:
+        return ()
+
+
+def consuming_pods(claim: ApiObject) -> tuple[Consumer, ...]:
+    """List the pods that have reserved a claim; a claim that nobody can read is reserved for nobody."""
+    return tuple(consumer for consumer in known_consumers(claim) if consumer.resource == "pods")
 
 
 def _names(pod: Stored) -> tuple[str, ...]:

@@ -10,15 +10,14 @@ from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject, ReleaseRequest
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims.reservations import (
-    Consumer,
     PodRef,
-    consumers_of,
     node_of_pod,
     without_finalizer,
     without_reservations,
 )
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
+from topobus.controller.reconcilers.claim_users import known_consumers
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
 from topobus.controller.scheduling.pod_alignment import own_request
 from topobus.controller.state.standalone_state import StandaloneState
@@ -107,7 +106,7 @@ class PodCleanup:
     async def drop_gone_users(self, key: ObjectKey, stored: Stored) -> bool:
         """Take pods out of a claim's reservedFor that were deleted past their finalizer: no such pod is stored, on a second look either."""
         gone: list[str] = []
-        for user in _users(stored.value):
+        for user in known_consumers(stored.value):
             pod_key = ObjectKey("pod", key.namespace, user.name)
             known = self._world.objects.get(pod_key)
             if user.resource != "pods" or (known is not None and metadata_of(known.value).uid == user.uid):
@@ -129,7 +128,7 @@ class PodCleanup:
         for key, stored in self._world.of_kind("resourceclaim").items():
             if key.namespace != who.namespace or is_classic(stored.value):
                 continue  # a classic claim's user is dropped once it is gone, for its driver is asked to take the claim back then
-            if any(user.uid == who.uid for user in _users(stored.value)):
+            if any(user.uid == who.uid for user in known_consumers(stored.value)):
                 found.append((key, stored))
         return sorted(found)
 
@@ -139,10 +138,3 @@ def _asks(pod: ApiObject) -> bool:
         return own_request(pod) is not None
     except ContractError:
         return False  # never placed, then
-
-
-def _users(claim: ApiObject) -> tuple[Consumer, ...]:
-    try:
-        return consumers_of(claim)
-    except ContractError:
-        return ()

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, DecisionEvent
+from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.tolerations import TaintRule
 from topobus.controller.allocation.values import DeviceId
 from topobus.controller.claims import lifecycle
@@ -22,14 +22,15 @@ from topobus.controller.claims.eviction import (
     reason_of,
     rule_condition,
 )
-from topobus.controller.claims.reservations import Consumer, consumers_of
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.classic.core import classic_lifecycle
 from topobus.controller.reconcilers.allocate_claims import ClaimReconciler
+from topobus.controller.reconcilers.claim_users import consuming_pods
+from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.classic_handles import as_structured
@@ -60,6 +61,7 @@ class Evictor:
         self._pen = ObjectWriter(runtime.bus, world)
         self._first_seen: dict[_Mark, datetime] = {}
         self._seen_before: dict[_Mark, datetime] = {}
+        self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
@@ -118,7 +120,7 @@ class Evictor:
         claim = stored.value
         if lifecycle.deallocation_of(claim) or claim.status.get("deallocationRequested") or metadata_of(claim).deletion_timestamp:
             return
-        users = _users(claim)
+        users = consuming_pods(claim)
         reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{user.name}" for user in users])
         await self._announce(claim, eviction, reason)
         for user in users:
@@ -151,19 +153,7 @@ class Evictor:
         number = classic_lifecycle.attempt_of(claim).number if is_classic(claim) else lifecycle.number_of(claim)
         op_id = f"evict-{metadata_of(claim).uid}-{number}"
         node = eviction.device.pool if eviction.device.pool in self._world.nodes() else catalogue.CLUSTER
-        event = DecisionEvent(
-            id=op_id,
-            verb="evict",
-            node=node,
-            op_id=op_id,
-            time=rfc3339(self._runtime.clock.now()),
-            owner=lifecycle.owner_of(claim),
-            outcome=Refusal(reasons=(reason,)),
-        )
-        try:
-            await self._runtime.bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
-        except PeerUnavailable as err:
-            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+        await self._decisions.publish("evict", lifecycle.owner_of(claim), Refusal(reasons=(reason,)), op_id=op_id, node=node)
 
     async def _tell_rule(
         self, key: Hashable, rule: TaintRule, pending: int, held: list[tuple[ObjectKey, Stored, AllocationResult]]
@@ -172,7 +162,9 @@ class Evictor:
         stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
         if stored is None or not isinstance(key, ObjectKey):
             return False
-        allocations = [(allocation, [f"{at.namespace}/{user.name}" for user in _users(claim.value)]) for at, claim, allocation in held]
+        allocations = [
+            (allocation, [f"{at.namespace}/{user.name}" for user in consuming_pods(claim.value)]) for at, claim, allocation in held
+        ]
         published = self._world.taints.count(rule)
         is_true, reason, message = rule_condition(rule, published=published, pending=pending, allocations=allocations)
         now = rfc3339(self._runtime.clock.now())
@@ -188,13 +180,6 @@ def _allocation(claim: ApiObject) -> AllocationResult | None:
         return lifecycle.status_of(as_structured(claim)).allocation
     except ContractError:
         return None  # told so by the keeper of claims
-
-
-def _users(claim: ApiObject) -> tuple[Consumer, ...]:
-    try:
-        return tuple(consumer for consumer in consumers_of(as_structured(claim)) if consumer.resource == "pods")
-    except ContractError:
-        return ()
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import ApiObject, DecisionEvent, PlaceRequest, ReleaseRequest
+from topobus.contracts.messages import ApiObject, PlaceRequest, ReleaseRequest
 from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.claims.lifecycle import devices_of, owner_of, placement_request
 from topobus.controller.config import ControllerSettings
@@ -21,7 +21,6 @@ from topobus.domain.errors import ConfigError, ContractError, HardwareError, Pee
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import Clock, rfc3339
 from topobus.runtime.logging import get_logger
 
 __all__ = ["NODE_FAILED", "NodeLedgers"]
@@ -35,8 +34,7 @@ T = TypeVar("T")
 class NodeLedgers:
     """Asks nodes."""
 
-    def __init__(self, settings: ControllerSettings, bus: Bus, clock: Clock, world: ClusterState) -> None:
-        self._clock = clock
+    def __init__(self, settings: ControllerSettings, bus: Bus, world: ClusterState) -> None:
         self._timeout_s = settings.ask_timeout_s
         self._bus = bus
         self._world = world
@@ -79,23 +77,6 @@ class NodeLedgers:
             ),
         )
         return reply.result if holding is Holding.NOT_DONE else holding
-
-    async def announce(self, claim: ApiObject, attempt: GateAttempt, outcome: Placement | None) -> None:
-        """Publish that a claim was allocated; the claim itself is the truth, so an event that cannot be published is only logged."""
-        op_id = f"allocate-{owner_of(claim).uid}-{attempt.number}"
-        event = DecisionEvent(
-            id=op_id,
-            verb="allocate",
-            node=attempt.node,
-            op_id=op_id,
-            time=rfc3339(self._clock.now()),
-            owner=owner_of(claim),
-            outcome=outcome,
-        )
-        try:
-            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=attempt.node)
-        except (PeerUnavailable, ContractError) as err:
-            get_logger().warning("decision.unpublished", op_id=op_id, error=str(err))
 
     async def release(self, claim: ApiObject, why: str) -> Refusal | None:
         """Have every node let go of what it holds for a claim; a node refuses while containers may be using the devices.

@@ -10,12 +10,13 @@ from __future__ import annotations
 from functools import partial
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import DecisionEvent, ReleaseRequest
+from topobus.contracts.messages import ReleaseRequest
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocator import Allocator
+from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases, UnderWay
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.inventory_slices import holders_from_ledger
@@ -25,7 +26,6 @@ from topobus.domain.ledger import Ledger
 from topobus.domain.outcome import Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind
 from topobus.kubernetes.api.objects import metadata_of
-from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
@@ -63,6 +63,7 @@ class OrphanedAllocations:
         self._foreign: set[str] = set()
         self._found: dict[str, dict[str, Owner]] = {}
         self._told: dict[str, str] = {}
+        self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
     def note(self, gone: Stored | None) -> None:
@@ -201,16 +202,5 @@ class OrphanedAllocations:
         self._log.warning("orphan.quarantined", owner=owner.key, node=node, why=why)
         op_id = f"quarantine-{owner.uid}-{code}"
         message = f"node {node}: {owner} was deleted by force, its devices are quarantined: {why}"
-        event = DecisionEvent(
-            id=op_id,
-            verb="quarantine",
-            node=node,
-            op_id=op_id,
-            time=rfc3339(self._runtime.clock.now()),
-            owner=owner,
-            outcome=Refusal(reasons=(Reason(code=code, message=message, facts={"node": node, "owner": owner.key}),)),
-        )
-        try:
-            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
-        except PeerUnavailable as err:
-            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+        refusal = Refusal(reasons=(Reason(code=code, message=message, facts={"node": node, "owner": owner.key}),))
+        await self._decisions.publish("quarantine", owner, refusal, op_id=op_id, node=node)

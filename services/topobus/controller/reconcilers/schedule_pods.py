@@ -13,7 +13,6 @@ from functools import partial
 import msgspec
 
 from topobus.contracts import catalogue
-from topobus.contracts.messages import DecisionEvent
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.reservations import (
@@ -35,6 +34,7 @@ from topobus.controller.reconcilers.allocator import Allocator
 from topobus.controller.reconcilers.binding_conditions import BindingConditions
 from topobus.controller.reconcilers.claim_users import ClaimUsers
 from topobus.controller.reconcilers.clean_up_pods import PodCleanup, own_request
+from topobus.controller.reconcilers.decision_publisher import DecisionPublisher
 from topobus.controller.reconcilers.ledger_releases import LedgerReleases
 from topobus.controller.reconcilers.node_filter import NodeFilter, is_held, refusal_of
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
@@ -53,7 +53,7 @@ from topobus.controller.scheduling.pod_alignment import with_claims
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.controller.store.object_writer import ObjectWriter
-from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.kubernetes.api.classic import is_classic
@@ -105,6 +105,7 @@ class PodScheduler:
         self._costly: CostlyWork[ObjectKey] = CostlyWork(settings.retry_s)
         self._passing: dict[ObjectKey, tuple[Hashable, float]] = {}
         self._nodes = NodeFilter(settings, runtime, world, finder, planner)
+        self._decisions = DecisionPublisher(runtime.bus, runtime.clock)
         self._log = get_logger()
 
     async def reconcile_all(self) -> bool:
@@ -405,19 +406,8 @@ class PodScheduler:
         self._log.info("pod.waiting", pod=name_of(stored.value), reason=reason, why=message)
         metadata = metadata_of(stored.value)
         op_id = f"schedule-{metadata.uid}-{written.revision}"
-        event = DecisionEvent(
-            id=op_id,
-            verb="schedule",
-            node=catalogue.CLUSTER,
-            op_id=op_id,
-            time=self._now(),
-            owner=Owner(kind=OwnerKind.POD, namespace=key.namespace, name=key.name, uid=metadata.uid),
-            outcome=Refusal(reasons=tuple(reasons)),
-        )
-        try:
-            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=catalogue.CLUSTER)
-        except PeerUnavailable as err:
-            self._log.warning("decision.unpublished", op_id=op_id, error=str(err))
+        owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=key.name, uid=metadata.uid)
+        await self._decisions.publish("schedule", owner, Refusal(reasons=tuple(reasons)), op_id=op_id)
 
     def _claim_keys(self, key: ObjectKey) -> dict[str, ObjectKey]:
         return {name: ObjectKey("resourceclaim", key.namespace, name) for name in self._consumers.claims(key)}

@@ -1,0 +1,56 @@
+"""Publishes what the controller decided: one event a decision, which users, `topobus explain` and dashboards follow.
+
+Flows in: a decision that an object already says. Flows out: a DecisionEvent; its id is the operation's, so that one that is published again is the same event. The object
+is the truth, so an event that cannot be published is logged, and the decision stands without it.
+"""
+
+from __future__ import annotations
+
+from topobus.contracts import catalogue
+from topobus.contracts.messages import DecisionEvent
+from topobus.domain.errors import ContractError, PeerUnavailable
+from topobus.domain.outcome import Placement, Refusal
+from topobus.domain.request import Owner
+from topobus.runtime.bus import Bus
+from topobus.runtime.clock import Clock, rfc3339
+from topobus.runtime.logging import get_logger
+
+__all__ = ["DecisionPublisher"]
+
+
+class DecisionPublisher:
+    """Publishes decision events."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+
+    async def publish(
+        self,
+        verb: str,
+        owner: Owner,
+        outcome: Placement | Refusal | None,
+        *,
+        op_id: str,
+        node: str = catalogue.CLUSTER,
+        ledger_sequence: int = 0,
+    ) -> None:
+        """Publish one decision of now.
+
+        Shapes: op_id — the same for the same decision, whoever makes it; ledger_sequence — the ledger's after the decision, 0 where no ledger has changed.
+        Errors: raises nothing but what is no failure of a peer or of the event itself.
+        """
+        event = DecisionEvent(
+            id=op_id,
+            verb=verb,
+            node=node,
+            op_id=op_id,
+            time=rfc3339(self._clock.now()),
+            owner=owner,
+            outcome=outcome,
+            ledger_sequence=ledger_sequence,
+        )
+        try:
+            await self._bus.publish(catalogue.DECISION, event, event_id=op_id, node=node)
+        except (PeerUnavailable, ContractError) as err:
+            get_logger().warning("decision.unpublished", op_id=op_id, error=str(err))
