@@ -16,26 +16,27 @@ from topobus.contracts.messages import HintsReply, HintsRequest
 from topobus.controller.service import serve
 from topobus.domain.silence import SilenceSettings
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
 from topobus.simulation.nats_server import NatsServer
+from topobus.testing.clock import ManualClock
 
 pytestmark = pytest.mark.integration
 
-QUICK = msgspec.structs.replace(SETTINGS, silence=SilenceSettings(every_s=0.05, timeout_s=0.2, gone_s=0.1, hung_s=0.2))
+# A length that nothing else waits for, so that the clock follows the looks alone.
+LOOKS = SilenceSettings(every_s=0.97)
 
 
 @pytest_asyncio.fixture
 async def watched(home: Home, nats_server: NatsServer) -> AsyncIterator[Home]:  # noqa: F811
-    """The demo node with a controller that finds silence quickly, and no device service."""
+    """The demo node with a controller, and no device service: time passes from look to look."""
+    clock = ManualClock()
     async with Bus.session(NatsSettings(url=nats_server.url), name="controller") as bus:
-        runtime = Runtime(
-            name="controller", node="central", bus=bus, clock=SystemClock(), readiness=Readiness(), registry=CollectorRegistry()
-        )
-        task = asyncio.create_task(serve(QUICK, runtime))
-        yield home
+        runtime = Runtime(name="controller", node="central", bus=bus, clock=clock, readiness=Readiness(), registry=CollectorRegistry())
+        task = asyncio.create_task(serve(msgspec.structs.replace(SETTINGS, silence=LOOKS), runtime))
+        async with clock.ticking(LOOKS.every_s):
+            yield home
         task.cancel()
         await asyncio.wait({task})
 

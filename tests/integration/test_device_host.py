@@ -32,7 +32,7 @@ from topobus.domain.pci import PciAddress
 from topobus.domain.request import Owner, OwnerKind
 from topobus.gpu.plugins.nvidia import NvidiaDriver
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
+from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
@@ -40,6 +40,7 @@ from topobus.simulation.machines import RecordedMachine, build
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.machine import read_machine
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.toy_driver import ToyDriver
 from topobus.testing.reading import Reader
 
@@ -50,6 +51,8 @@ _PROFILES = Path(__file__).parent.parent / "data" / "profiles"
 _OWNER = Owner(kind=OwnerKind.DEVICE_PLUGIN, name="topobus.dev/gpu", uid="u1")
 # Longer than anything here takes on a busy machine; a test that hangs fails with this.
 _LIMIT_S = 20.0
+_POLL_S = 0.05
+_TIMEOUT_S = 5.0
 
 
 class _Bench:
@@ -74,22 +77,23 @@ class _Bench:
         *drivers: ToyDriver | NvidiaDriver,
         skipped: tuple[SkippedPlugin, ...] = (),
         health: HealthSettings | None = None,
-        timeout_s: float = 5.0,
+        timeout_s: float = _TIMEOUT_S,
         readiness: Readiness | None = None,
+        clock: Clock | None = None,
     ) -> AsyncIterator[None]:
         """Run the gpu service with these drivers on a connection of its own."""
         settings = DeviceServiceSettings(
             node=_NODE,
             hardware=self.hardware,
             drivers=DriverSettings(timeout_s=timeout_s, first_wait_s=2.0),
-            health=health or HealthSettings(poll_s=0.05, hold_s=0.2),
+            health=health or HealthSettings(poll_s=_POLL_S, hold_s=0.2),
         )
         async with Bus.session(NatsSettings(url=self.url), name="gpu") as bus:
             runtime = Runtime(
                 name="gpu",
                 node=_NODE,
                 bus=bus,
-                clock=SystemClock(),
+                clock=clock or SystemClock(),
                 readiness=readiness or Readiness(),
                 registry=CollectorRegistry(),
             )
@@ -368,14 +372,20 @@ async def test_hung_driver_hurts_nobody_else_when_it_hangs(bench: _Bench) -> Non
     hung, well = ToyDriver("hung", count=1), ToyDriver("well", count=1)
     await bench.publish_machine()
 
-    async with bench.service(hung, well, timeout_s=0.3):
+    clock = ManualClock()
+    async with bench.service(hung, well, clock=clock):
         await bench.inventory(lambda inventory: set(_states(inventory).values()) == {HealthState.HEALTHY} and len(inventory.devices) == 2)
         hung.go.clear()
+        async with clock.ticking(_POLL_S):
+            await asyncio.to_thread(hung.held.wait)
+        await clock.asleep(_POLL_S)  # the other driver has looked: the limit of no call of its own comes now
+        clock.advance(_TIMEOUT_S)
         unknown = await bench.inventory(_is(HealthState.UNKNOWN, "hung-0"))
         well.faults = {"well-0": (Observation(dimension=Dimension.MEMORY, state=HealthState.UNHEALTHY, reason="ecc"),)}
-        both = await bench.inventory(_is(HealthState.UNHEALTHY, "well-0"))
-        hung.go.set()
-        back = await bench.inventory(_is(HealthState.HEALTHY, "hung-0"))
+        async with clock.ticking(_POLL_S):
+            both = await bench.inventory(_is(HealthState.UNHEALTHY, "well-0"))
+            hung.go.set()
+            back = await bench.inventory(_is(HealthState.HEALTHY, "hung-0"))
 
     assert _states(unknown) == {"hung-0": HealthState.UNKNOWN, "well-0": HealthState.HEALTHY}
     assert _states(both) == {"hung-0": HealthState.UNKNOWN, "well-0": HealthState.UNHEALTHY}

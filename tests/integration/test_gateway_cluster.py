@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from support.gateway_rig import Rig, make_rig
+from support.gateway_rig import SILENCE, Rig, make_rig
 from support.node_plane import NODE, claim, device
 from support.older_server import older_server
 from topobus.contracts.catalogue import PREPARE
@@ -19,12 +19,12 @@ from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
 from topobus.domain.idset import NodeSet
 from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.silence import SilenceSettings
 from topobus.gateway.config import ClusterSettings
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.testing.apiserver import ApiServerSimulator
+from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import ClaimReference, KubeletTimings
 
 pytestmark = pytest.mark.integration
@@ -156,7 +156,7 @@ async def test_devices_are_tainted_as_long_as_their_service_is_silent(
     rig: Rig, server: ApiServerSimulator, effect: Literal["NoSchedule", "NoExecute"]
 ) -> None:
     """Nothing new is scheduled on devices of whom nobody tells; a gateway that restarts meanwhile opens nothing, and the first answer does."""
-    quick = SilenceSettings(every_s=0.05, timeout_s=0.5, gone_s=0.2, hung_s=0.4)
+    clock = ManualClock()
     cluster = msgspec.structs.replace(rig.settings.cluster, silence_effect=effect)
     where = {"node": NODE, "device_class": "fpga"}
     driver = "fpga.topobus.dev"
@@ -165,17 +165,18 @@ async def test_devices_are_tainted_as_long_as_their_service_is_silent(
     async def never(_request: PrepareRequest) -> PrepareReply:
         raise AssertionError("a sign of life prepares nothing")
 
-    async with rig.gateway(silence=quick, cluster=cluster):
+    async with rig.gateway(silence=SILENCE, cluster=cluster, clock=clock), clock.ticking(SILENCE.every_s):
         await server.until(lambda: taints(server, driver) == {"fpga-0": [f"topobus.dev/health:{effect}"]}, what="a taint of silence")
         (first,) = shown(server)[driver][0]["taints"]
     before = len(writes(server))
-    async with rig.gateway(silence=msgspec.structs.replace(quick, hung_s=600.0), cluster=cluster):
+    async with rig.gateway(silence=SILENCE, cluster=cluster, clock=clock):
         await rig.readiness.until(lambda report: report.get("slices") == "ready")
         (second,) = shown(server)[driver][0]["taints"]
         unchanged = len(writes(server))
         async with Bus.session(NatsSettings(url=rig.url), name="fpga") as service:
             await service.answer(PREPARE, never, **where)
-            await server.until(lambda: taints(server, driver) == {"fpga-0": []}, what="no taint")
+            async with clock.ticking(SILENCE.every_s):
+                await server.until(lambda: taints(server, driver) == {"fpga-0": []}, what="no taint")
 
     assert first["value"] == "service-silent"
     assert second == first

@@ -9,15 +9,15 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from support.gateway_rig import Rig, make_rig
+from support.gateway_rig import SILENCE, Rig, make_rig
 from support.node_plane import NODE, device
 from topobus.contracts.catalogue import PREPARE
 from topobus.contracts.messages import PrepareReply, PrepareRequest
-from topobus.domain.silence import SilenceSettings
 from topobus.gateway.config import DeadlineSettings
 from topobus.runtime.bus import Bus
 from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
+from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import (
     Admission,
     Container,
@@ -84,14 +84,14 @@ async def test_pre_start_ends_by_its_own_deadline_when_a_driver_hangs(rig: Rig) 
 async def test_allocate_is_refused_at_once_when_a_service_is_known_to_be_silent(rig: Rig) -> None:
     """Kubelet admits one pod after the other, so none of them waits for what will not come; nothing is written, a neighbour goes on."""
     await rig.plane.show("fpga", device("fpga-0", 0))
-    quick = SilenceSettings(every_s=0.05, timeout_s=0.5, gone_s=0.2, hung_s=5.0)
+    clock = ManualClock()
     patient = msgspec.structs.replace(rig.settings.deadlines, adopt_s=600.0, prepare_s=600.0, allocate_s=600.0)
     where = {"node": NODE, "device_class": "fpga"}
 
     async def never(_request: PrepareRequest) -> PrepareReply:
         raise AssertionError("a sign of life prepares nothing")
 
-    async with rig.gateway(silence=quick, deadlines=patient):
+    async with rig.gateway(silence=SILENCE, deadlines=patient, clock=clock), clock.ticking(SILENCE.every_s):
         async with Bus.session(NatsSettings(url=rig.url), name="fpga") as service:
             await service.answer(PREPARE, never, **where)
             await rig.kubelet.wait_for_health("fpga.topobus.dev", NODE, "fpga-0", "Healthy")

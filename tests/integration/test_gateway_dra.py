@@ -20,7 +20,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from support.gateway_rig import Rig, make_rig
+from support.gateway_rig import SILENCE, Rig, make_rig
 from support.node_plane import NODE, claim, device, no
 from topobus.contracts.catalogue import PREPARE, RELEASE
 from topobus.contracts.messages import PrepareReply, PrepareRequest, ReleaseRequest
@@ -29,7 +29,6 @@ from topobus.devicekit.cdi import parse
 from topobus.domain.errors import ConfigError
 from topobus.domain.health import HealthState
 from topobus.domain.request import Owner, OwnerKind
-from topobus.domain.silence import SilenceSettings
 from topobus.gateway import boot
 from topobus.kubeletpb.dra.v1beta1 import api_pb2 as dra_beta
 from topobus.kubeletpb.dra.v1beta1 import api_pb2_grpc as dra_beta_rpc
@@ -40,6 +39,7 @@ from topobus.runtime.config import NatsSettings
 from topobus.simulation.nats_server import NatsServer
 from topobus.sysfs.boot import BOOT_ID_FILE
 from topobus.sysfs.tree import HardwareSettings, Tree
+from topobus.testing.clock import ManualClock
 from topobus.testing.kubelet import (
     Admission,
     ClaimReference,
@@ -507,13 +507,13 @@ async def test_gateway_streams_health_when_a_device_gets_sick_and_recovers(rig: 
 async def test_gateway_calls_devices_unknown_when_their_service_is_silent(rig: Rig) -> None:
     """Kubelet sees Unknown with the reason at the DRA door, Healthy again with the first answer, and never a change in the device plugin's list."""
     await rig.plane.show("fpga", device("fpga-0", 0))
-    quick = SilenceSettings(every_s=0.05, timeout_s=0.5, gone_s=0.2, hung_s=5.0)
+    clock = ManualClock()
     where = {"node": NODE, "device_class": "fpga"}
 
     async def never(_request: PrepareRequest) -> PrepareReply:
         raise AssertionError("a sign of life prepares nothing")
 
-    async with rig.kubelet, rig.gateway(silence=quick):
+    async with rig.kubelet, rig.gateway(silence=SILENCE, clock=clock), clock.ticking(SILENCE.every_s):
         async with Bus.session(NatsSettings(url=rig.url), name="fpga") as service:
             await service.answer(PREPARE, never, **where)
             await rig.kubelet.wait_for_health("fpga.topobus.dev", NODE, "fpga-0", "Healthy")
@@ -531,12 +531,14 @@ async def test_gateway_calls_devices_unknown_when_their_service_is_silent(rig: R
 
 async def test_gateway_repeats_health_without_news_when_time_passes(rig: Rig) -> None:
     """Kubelet turns silence into Unknown after 30 s, so the same list comes again well before; v1 is served as v1alpha1 is."""
-    fast = msgspec.structs.replace(rig.settings.deadlines, health_refresh_s=0.1)
-    async with rig.kubelet, rig.gateway(deadlines=fast):
+    clock = ManualClock()
+    async with rig.kubelet, rig.gateway(clock=clock):
         await rig.kubelet.wait_for_driver(DRIVER)
-        async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel, asyncio.timeout(10):
+        async with grpc.aio.insecure_channel(f"unix:{service_socket(rig)}") as channel:
             stream = aiter(health_rpc.DRAResourceHealthStub(channel).NodeWatchResources(health.NodeWatchResourcesRequest()))
-            first, second = await anext(stream), await anext(stream)
+            first = await anext(stream)
+            async with clock.ticking(rig.settings.deadlines.health_refresh_s):
+                second = await anext(stream)
 
     assert [device_health.device.device_name for device_health in first.devices] == ["gpu-0", "gpu-1"]
     assert [device_health.health for device_health in second.devices] == [health.HEALTHY, health.HEALTHY]

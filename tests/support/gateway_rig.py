@@ -19,12 +19,13 @@ from support.secured_nats import SecuredNats
 from topobus.contracts.catalogue import PODS
 from topobus.contracts.messages import PodsReply, PodsRequest
 from topobus.domain.idset import NodeSet
+from topobus.domain.silence import SilenceSettings
 from topobus.gateway.config import DeadlineSettings, GatewaySettings, KubeletSettings
 from topobus.gateway.core.edit_limits import EditRights
 from topobus.gateway.node_state import Broadcast
 from topobus.gateway.service import serve
 from topobus.runtime.bus import Bus
-from topobus.runtime.clock import SystemClock
+from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.config import NatsSettings
 from topobus.runtime.readiness import Readiness
 from topobus.runtime.service import Runtime
@@ -42,6 +43,10 @@ DEADLINES = DeadlineSettings(
     kubelet_grace_s=0.0,
     claim_retry_s=0.3,
 )
+
+
+SILENCE = SilenceSettings(every_s=0.97)
+"""For a test that moves the clock from look to look: a length that nothing else waits for, so that `ManualClock.ticking` follows the looks alone."""
 
 
 class WatchedReadiness(Readiness):
@@ -91,13 +96,13 @@ class Rig:
             return await bus.ask(PODS, PodsRequest(**request), node=NODE)
 
     @asynccontextmanager
-    async def gateway(self, **changes: object) -> AsyncIterator[asyncio.Task[None]]:
-        """Run a gateway for the length of a block, on a connection of its own."""
+    async def gateway(self, *, clock: Clock | None = None, **changes: object) -> AsyncIterator[asyncio.Task[None]]:
+        """Run a gateway for the length of a block, on a connection of its own; `changes` are settings."""
         settings = msgspec.structs.replace(self.settings, **changes)
         self.readiness = WatchedReadiness()
         async with Bus.session(self.nats, name="gateway") as bus:
             runtime = Runtime(
-                name="gateway", node=NODE, bus=bus, clock=SystemClock(), readiness=self.readiness, registry=CollectorRegistry()
+                name="gateway", node=NODE, bus=bus, clock=clock or SystemClock(), readiness=self.readiness, registry=CollectorRegistry()
             )
             task = asyncio.create_task(serve(settings, runtime))
             try:

@@ -302,6 +302,7 @@ class _Gateway:
             variables=self._variables,
             deadlines=self._settings.deadlines,
             is_awaited=lambda: self._is_awaited,
+            clock=self._runtime.clock,
             before_start=self._foreign.before_start(offer.device_class) if self._foreign is not None and is_foreign else None,
             is_from_end=self._settings.offers_dra(offer.device_class, offer.pool),
         )

@@ -83,7 +83,9 @@ class _DeviceHost:
         self._tree = Tree(settings.hardware, is_revisited=True)
         self._skipped = registry.skipped
         self._ignored = registry.ignored
-        self._drivers = {driver.name: IsolatedDriver(driver, timeout_s=settings.drivers.timeout_s) for driver in registry.drivers}
+        self._drivers = {
+            driver.name: IsolatedDriver(driver, timeout_s=settings.drivers.timeout_s, clock=runtime.clock) for driver in registry.drivers
+        }
         self._views: dict[str, DriverView] = {name: DriverView() for name in self._drivers}
         self._machine: Machine | None = None
         self._machine_changes = asyncio.Condition()

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 
 from topobus.devicekit.driver import DeviceDriver
 from topobus.domain.errors import HardwareError
+from topobus.runtime.clock import Clock, SystemClock
 
 __all__ = ["DriverFailed", "DriverHung", "IsolatedDriver"]
 
@@ -33,7 +34,8 @@ class DriverHung(HardwareError):
 class IsolatedDriver:
     """A driver whose every call is bounded."""
 
-    def __init__(self, driver: DeviceDriver, *, timeout_s: float) -> None:
+    def __init__(self, driver: DeviceDriver, *, timeout_s: float, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self.driver = driver
         self.name = driver.name
         self._timeout_s = timeout_s
@@ -54,9 +56,8 @@ class IsolatedDriver:
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            async with asyncio.timeout(limit_s):
-                async with self._lock:
-                    return await self._run(verb, function)
+            async with self._clock.timeout(limit_s), self._lock:
+                return await self._run(verb, function)
         except TimeoutError as err:
             raise DriverHung(
                 f"driver {self.name}: {verb} did not come back within {limit_s:g} s",

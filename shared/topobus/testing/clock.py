@@ -37,6 +37,9 @@ class ManualClock:
         self._elapsed_s = 0.0
         self._alarms: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
+        self._lengths: dict[int, float] = {}
+        """How long each alarm's owner asked to wait, by the alarm's number."""
+        self._expected: list[tuple[float, asyncio.Future[None]]] = []
 
     def now(self) -> datetime:
         """Give the moment the test has set."""
@@ -52,7 +55,8 @@ class ManualClock:
             raise ValueError(f"time does not go back: got {seconds} s")
         until_s = self._elapsed_s + seconds
         while self._alarms and self._alarms[0][0] <= until_s:
-            self._elapsed_s, _, ring = heapq.heappop(self._alarms)
+            self._elapsed_s, number, ring = heapq.heappop(self._alarms)
+            self._lengths.pop(number, None)
             ring()
         self._elapsed_s = until_s
 
@@ -76,6 +80,30 @@ class ManualClock:
             with self._alarm(max(0.0, seconds), lambda: limit.reschedule(loop.time())):
                 yield limit
 
+    async def asleep(self, seconds: float) -> None:
+        """Return when somebody waits on this clock who asked for exactly so many seconds: from then on the test's next `advance` reaches them."""
+        if seconds in self._lengths.values():
+            return
+        expected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._expected.append((seconds, expected))
+        await expected
+
+    @asynccontextmanager
+    async def ticking(self, seconds: float) -> AsyncIterator[None]:
+        """Let time pass in steps of so many seconds inside the block, each as soon as somebody waits who asked for exactly that: no step while they all work."""
+
+        async def tick() -> None:
+            while True:
+                await self.asleep(seconds)
+                self.advance(seconds)
+                await asyncio.sleep(0)
+
+        ticks = asyncio.create_task(tick())
+        try:
+            yield
+        finally:
+            ticks.cancel()
+
     @property
     def waiting(self) -> int:
         """Count who waits on this clock: a test that advances before they do moves nobody."""
@@ -83,11 +111,18 @@ class ManualClock:
 
     @contextmanager
     def _alarm(self, seconds: float, ring: Callable[[], None]) -> Iterator[None]:
-        alarm = (self._elapsed_s + seconds, next(self._numbers), ring)
+        number = next(self._numbers)
+        alarm = (self._elapsed_s + seconds, number, ring)
         heapq.heappush(self._alarms, alarm)
+        self._lengths[number] = seconds
+        for length, expected in self._expected:
+            if length == seconds and not expected.done():
+                expected.set_result(None)
+        self._expected = [(length, expected) for length, expected in self._expected if not expected.done()]
         try:
             yield
         finally:
+            self._lengths.pop(number, None)
             if alarm in self._alarms:
                 self._alarms.remove(alarm)
                 heapq.heapify(self._alarms)

@@ -10,11 +10,15 @@ import pytest
 
 from topobus.devicekit.isolation import DriverFailed, DriverHung, IsolatedDriver
 from topobus.domain.errors import HardwareError
+from topobus.testing.clock import ManualClock
 from topobus.testing.drivers.toy_driver import ToyDriver
 
+_TIMEOUT_S = 5.0
 
-def _isolated(timeout_s: float = 5.0) -> IsolatedDriver:
-    return IsolatedDriver(ToyDriver(), timeout_s=timeout_s)
+
+def _isolated(clock: ManualClock | None = None) -> IsolatedDriver:
+    """Give a driver whose limit comes when the test moves its clock, and else never."""
+    return IsolatedDriver(ToyDriver(), timeout_s=_TIMEOUT_S, clock=clock or ManualClock())
 
 
 async def test_call_gives_the_result_when_the_driver_answers() -> None:
@@ -38,23 +42,28 @@ async def test_call_raises_driver_failed_when_the_driver_raises(error: BaseExcep
 
 async def test_call_gives_up_when_the_driver_hangs_and_recovers_when_it_returns() -> None:
     """A hung call is given up after the limit; while it hangs no second one starts; when it returns the driver serves again."""
-    isolated = _isolated(0.05)
+    clock = ManualClock()
+    isolated = _isolated(clock)
     hang, started = threading.Event(), threading.Event()
 
     def wait() -> None:
         started.set()
-        hang.wait(10)
+        hang.wait()
 
+    calling = asyncio.create_task(isolated.call("discover", wait))
+    await asyncio.to_thread(started.wait)
+    clock.advance(_TIMEOUT_S - 0.001)
+    done, _ = await asyncio.wait({calling}, timeout=0)
+    clock.advance(0.001)
     with pytest.raises(DriverHung, match="did not come back"):
-        await isolated.call("discover", wait)
+        await calling
     with pytest.raises(DriverHung, match="earlier call"):
         await isolated.call("discover", lambda: 1)
-    assert started.is_set()
     hang.set()
-    async with asyncio.timeout(5):
-        while isolated.is_hung:  # noqa: ASYNC110  (the call ends in its thread, which tells nobody)
-            await asyncio.sleep(0.001)
+    while isolated.is_hung:  # noqa: ASYNC110  (the call ends in its thread, which tells nobody)
+        await asyncio.sleep(0)
 
+    assert done == set()
     assert await isolated.call("discover", lambda: 1) == 1
 
 

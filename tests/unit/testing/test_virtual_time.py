@@ -184,3 +184,22 @@ async def test_loop_clock_stamps_are_the_same_in_every_run() -> None:
 
     assert clock.now() == datetime(2026, 1, 1, 0, 0, 2, tzinfo=UTC)
     assert await asyncio.to_thread(clock.monotonic) == 2.0
+
+
+async def test_manual_clock_ticks_only_when_somebody_waits_for_that_length() -> None:
+    """A sleeper of another length sets no pace, and each step comes after the work of the step before it."""
+    clock, looks = ManualClock(), []
+
+    async def look() -> None:
+        while True:
+            await clock.sleep(0.97)
+            looks.append(clock.monotonic())
+            await asyncio.to_thread(lambda: None)  # real work, in which time stands still
+
+    looking, other = asyncio.create_task(look()), asyncio.create_task(clock.sleep(2.0))
+    async with clock.ticking(0.97):
+        await other
+    looking.cancel()
+    await asyncio.gather(looking, return_exceptions=True)
+
+    assert looks[:2] == [pytest.approx(0.97), pytest.approx(1.94)]

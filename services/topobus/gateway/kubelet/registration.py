@@ -32,6 +32,7 @@ from topobus.gateway.kubelet.sockets import (
 from topobus.gateway.node_state import NodeState, Offer
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2 as pb
 from topobus.kubeletpb.deviceplugin.v1beta1 import api_pb2_grpc as rpc
+from topobus.runtime.clock import Clock, SystemClock
 from topobus.runtime.logging import get_logger
 
 __all__ = ["KUBELET_SOCKET", "PluginRegistrar", "short_name", "socket_pattern"]
@@ -75,6 +76,7 @@ class PluginRegistrar:
         before_start: BeforeStart | None = None,
         is_from_end: bool = False,
         is_awaited: Callable[[], bool] = lambda: False,
+        clock: Clock | None = None,
     ) -> None:
         self.resource = offer.resource
         self.status = "waiting for kubelet"
@@ -90,6 +92,7 @@ class PluginRegistrar:
         self._before_start = before_start
         self._is_from_end = is_from_end
         self._is_awaited = is_awaited
+        self._clock = clock or SystemClock()
         # A name of this process's own: a socket of an earlier one may still be in kubelet's hands.
         self._token = uuid.uuid4().hex[:8]
         self._turn = 0
@@ -162,7 +165,7 @@ class PluginRegistrar:
 
     async def _wait_for_first_list(self, plugin: DevicePlugin) -> bool:
         try:
-            async with asyncio.timeout(self._deadlines.first_list_s):
+            async with self._clock.timeout(self._deadlines.first_list_s):
                 while not plugin.streams_seen:
                     await plugin.streams_changed.ticket().wait()
         except TimeoutError:
@@ -203,7 +206,7 @@ class PluginRegistrar:
     async def _hand_over(self, plugin: DevicePlugin) -> None:
         """Leave the list up until kubelet has taken the next gateway's: without a list every device would be unhealthy for a moment."""
         try:
-            async with asyncio.timeout(_HAND_OVER_S):
+            async with self._clock.timeout(_HAND_OVER_S):
                 while plugin.open_streams:
                     await plugin.streams_changed.ticket().wait()
         except TimeoutError:

@@ -32,6 +32,8 @@ class ToyDriver:
         self.go = threading.Event()
         """Cleared: every call hangs until it is set."""
         self.go.set()
+        self.held = threading.Event()
+        """Set as soon as a call hangs."""
         self.prepared: list[tuple[str, ...]] = []
         self.config: dict[str, tuple[dict[str, Any], ...]] = {}
         """What each device was configured with when it was last prepared."""
@@ -62,6 +64,8 @@ class ToyDriver:
         self.unprepared.append(tuple(device.name for device in devices))
 
     def _enter(self) -> None:
+        if not self.go.is_set():
+            self.held.set()
         self.go.wait()
         if self.error is not None:
             raise self.error
