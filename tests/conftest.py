@@ -10,11 +10,15 @@ import structlog
 from _pytest.terminal import TerminalReporter
 from hypothesis import settings
 
+from support.blocking import BlockingCalls
 from topobus.testing.clock import VirtualTimeLoop
 
 # No test times anything: Hypothesis fails an example that takes more than 200 ms by itself, which a busy machine makes of any.
 settings.register_profile("topobus", deadline=None)
 settings.load_profile("topobus")
+
+_BLOCKING = BlockingCalls()
+_BLOCKING.start()
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +30,18 @@ def own_log_configuration() -> Iterator[None]:
     finally:
         structlog.configure(**before)
         structlog.contextvars.clear_contextvars()
+
+
+@pytest.fixture(autouse=True)
+def no_blocking_calls() -> Iterator[None]:
+    """Fail a test in which service code blocked the event loop: every other caller of that service waited meanwhile."""
+    _BLOCKING.take()
+    yield
+    if calls := _BLOCKING.take():
+        pytest.fail(
+            "service code blocks the event loop; give it to asyncio.to_thread, or to _ALLOWED in support/blocking.py with its reason:\n"
+            + "\n".join(calls)
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

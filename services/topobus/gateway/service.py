@@ -142,7 +142,7 @@ class _Gateway:
         work = await self._begin() if self._turn.try_begin() else None
         if work is None:
             # What could not be taken over must be known before we are ready: a roll-over then ends the gateway that works.
-            Checkpoint.load(Path(self._settings.checkpoint_path))
+            await asyncio.to_thread(Checkpoint.load, Path(self._settings.checkpoint_path))
         # What kubelet's lists come from ends last, after the lock was let go: see `lock`.
         async with asyncio.TaskGroup() as lists:
             try:
@@ -164,9 +164,11 @@ class _Gateway:
         Errors: raises ConfigError when it cannot be used.
         """
         settings = self._settings
-        checkpoint = Checkpoint.load(Path(settings.checkpoint_path))
+        path = Path(settings.checkpoint_path)
+        # In threads: when the turn comes from another gateway, kubelet is served already.
+        checkpoint = await asyncio.to_thread(Checkpoint.load, path)
         # Beside the checkpoint: what must survive a reboot.
-        given = AllocationRecord.open(Path(settings.checkpoint_path).with_name("given.json"), self._state.is_holder)
+        given = await asyncio.to_thread(AllocationRecord.open, path.with_name("given.json"), self._state.is_holder)
         reader: ClaimReader = BusClaims(self._runtime.bus)
         settler: LedgerRelease | None = None
         if self._cluster is not None:
@@ -180,7 +182,7 @@ class _Gateway:
             cdi_dir=Path(settings.cdi_dir),
             deadlines=settings.deadlines,
             settler=settler,
-            boot_id=boot_id(),
+            boot_id=await asyncio.to_thread(boot_id),
             tell_cdi=lambda why: self._readiness.set("cdi", is_ready=True, why=why),
         )
         await preparer.restore(is_offered=settings.offers_any_dra)
@@ -188,7 +190,7 @@ class _Gateway:
         self._checkpoint = checkpoint
         self._desk.open(preparer)
         reader_of_pods = PodResourcesReader(Path(settings.pod_resources_socket), self._runtime.node, self._resources)
-        pods = PodLook(reader_of_pods, self._state, checkpoint, folders_of(settings))
+        pods = PodLook(reader_of_pods, self._state, checkpoint, await asyncio.to_thread(folders_of, settings))
         self._work = _Work(preparer, settler, pods, given)
         return self._work
 

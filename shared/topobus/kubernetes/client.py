@@ -67,6 +67,7 @@ class KubernetesClient:
         self._settings = settings
         self._access = access
         self._retired: list[httpx2.AsyncClient] = []
+        self._renewing = asyncio.Lock()
         self._not_before = 0.0
         """The event loop's time up to which the server wants to be left alone."""
 
@@ -129,7 +130,7 @@ class KubernetesClient:
         }
         timeout = httpx2.Timeout(self._settings.call_s, read=_SILENCE_S)
         await self._wait()
-        await self._renew()
+        await self._renew(self._access)
         access = self._access
         try:
             async with access.client.stream("GET", path, params=asked, timeout=timeout, extensions=access.extensions) as answer:
@@ -155,13 +156,14 @@ class KubernetesClient:
 
     async def _send(self, method: str, path: str, params: Mapping[str, str] | None, body: object) -> httpx2.Response:
         """Send, and once more when it failed because our token or certificates have been replaced."""
+        used = self._access
         try:
             answer = await self._request(method, path, params, body)
         except (httpx2.TransportError, KubeConfigError, OSError):
-            if not await self._renew():
+            if not await self._renew(used):
                 raise
         else:
-            if answer.status_code != _UNAUTHORIZED or not await self._renew():
+            if answer.status_code != _UNAUTHORIZED or not await self._renew(used):
                 return answer
         return await self._request(method, path, params, body)
 
@@ -171,23 +173,27 @@ class KubernetesClient:
         access = self._access
         return await access.client.request(method, path, params=params, content=content, headers=headers, extensions=access.extensions)
 
-    async def _renew(self) -> bool:
-        """Read the configuration again if its files are others by now; False when they are not, or cannot be used yet."""
-        if not self._access.is_outdated:
-            return False
-        try:
-            fresh = Access.read(self._settings)
-        except ConfigError as err:
-            # Half written, perhaps: the next trouble looks again.
-            get_logger().warning("cluster.renew-failed", error=str(err))
-            return False
-        old, self._access = self._access, fresh
-        get_logger().info("cluster.renewed", server=fresh.server)
-        # Calls may be under way with the former one; the one before it has had its time.
-        self._retired.append(old.client)
-        while len(self._retired) > 1:
-            await self._retired.pop(0).aclose()
-        return True
+    async def _renew(self, used: Access) -> bool:
+        """Read the configuration again if its files are others than those of `used`; False when they are not, or cannot be used yet."""
+        async with self._renewing:
+            if self._access is not used:
+                return True  # another call was faster
+            if not used.is_outdated:
+                return False
+            try:
+                # In a thread: certificates and the TLS context take tens of milliseconds.
+                fresh = await asyncio.to_thread(Access.read, self._settings)
+            except ConfigError as err:
+                # Half written, perhaps: the next trouble looks again.
+                get_logger().warning("cluster.renew-failed", error=str(err))
+                return False
+            self._access = fresh
+            get_logger().info("cluster.renewed", server=fresh.server)
+            # Calls may be under way with the former one; the one before it has had its time.
+            self._retired.append(used.client)
+            while len(self._retired) > 1:
+                await self._retired.pop(0).aclose()
+            return True
 
 
 def object_path(api_version: str, plural: str, *, namespace: str = "", name: str = "", part: str = "") -> str:

@@ -26,7 +26,7 @@ from topobus.runtime.backoff import full_jitter
 from topobus.runtime.client import GatedClient
 from topobus.runtime.clock import Clock
 from topobus.runtime.config import NatsSettings
-from topobus.runtime.endpoint import read_secret, read_url, tls_context, why_tls
+from topobus.runtime.endpoint import read_files, read_url, why_tls
 from topobus.runtime.failures import NobodyThere
 from topobus.runtime.logging import get_logger
 from topobus.runtime.metrics import BusMetrics
@@ -302,10 +302,7 @@ class Connection:
             self._asides.note(err, is_current=client is self._client)
 
         settings = self.settings
-        password = read_secret(settings.password_file, "nats.password_file") if settings.password_file else None
-        if settings.credentials_file:
-            # nats-py would retry an unreadable file for ever as if the network were down.
-            read_secret(settings.credentials_file, "nats.credentials_file")
+        password, tls = await asyncio.to_thread(read_files, settings)
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S * 3):
                 await client.connect(
@@ -323,7 +320,7 @@ class Connection:
                     user=settings.user or None,
                     password=password,
                     user_credentials=settings.credentials_file or None,
-                    tls=tls_context(settings),
+                    tls=tls,
                     closed_cb=on_closed,
                     error_cb=on_error,
                 )

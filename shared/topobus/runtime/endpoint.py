@@ -12,7 +12,7 @@ from topobus.domain.errors import ConfigError
 if TYPE_CHECKING:
     from topobus.runtime.config import NatsSettings
 
-__all__ = ["check_files", "read_secret", "read_url", "tls_context", "why_tls"]
+__all__ = ["read_files", "read_secret", "read_url", "tls_context", "why_tls"]
 
 
 def read_url(text: str) -> tuple[list[str], str]:
@@ -45,15 +45,16 @@ def read_secret(path: str, key: str) -> str:
         raise ConfigError(f"{key}: {path} is no text", next_step="mount the secret as it was given, not packed", key=key) from err
 
 
-def check_files(settings: NatsSettings) -> None:
-    """Read every file that the connection will need, without connecting.
+def read_files(settings: NatsSettings) -> tuple[str | None, ssl.SSLContext | None]:
+    """Read every file that a connection needs: gives the password, and whom to trust. Anew for each connection: a mounted secret is replaced while we run.
 
     Errors: raises ConfigError that names the key.
     """
-    for key, path in (("nats.password_file", settings.password_file), ("nats.credentials_file", settings.credentials_file)):
-        if path:
-            read_secret(path, key)
-    tls_context(settings)
+    password = read_secret(settings.password_file, "nats.password_file") if settings.password_file else None
+    if settings.credentials_file:
+        # nats-py would retry an unreadable file for ever as if the network were down.
+        read_secret(settings.credentials_file, "nats.credentials_file")
+    return password, tls_context(settings)
 
 
 def tls_context(settings: NatsSettings) -> ssl.SSLContext | None:

@@ -280,7 +280,7 @@ class Supervisor:
 
     async def _copy_log(self, process: asyncio.subprocess.Process, status: ProgramStatus) -> None:
         assert process.stdout is not None
-        with (self._logs / f"{status.name}.log").open("ab") as log:
+        with await asyncio.to_thread((self._logs / f"{status.name}.log").open, "ab") as log:
             while True:
                 try:
                     line = await process.stdout.readline()

@@ -113,7 +113,7 @@ async def serving(path: Path, add: Callable[[grpc.aio.Server], None]) -> AsyncIt
     server = grpc.aio.server(interceptors=[MalformedCalls()])
     add(server)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
         server.add_insecure_port(f"unix:{path}")
         await server.start()
         mine = identity(path)
