@@ -20,8 +20,8 @@ from topobus.contracts.messages import ApiObject, PlanRequest
 from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.reconcilers.held_allocation import Holding
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
+from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import read_object
-from topobus.controller.state.cluster_state import ClusterState
 from topobus.domain.device import Inventory, driver_name
 from topobus.domain.errors import PeerUnavailable
 from topobus.domain.machine import Machine
@@ -288,7 +288,7 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
 ) -> None:
     """What an older attempt left at the node goes; what another replica got there by a newer one stays, also when it comes after the second look."""
     first, second, third = [device.name for device in recorded[1][0].devices[:3]]
-    world = ClusterState()
+    world = ApiServerState()
     ledgers = NodeLedgers(rig.home.settings, rig.bus, world)
     await _place(ledgers, rig, 1, first)
     rig.topology.refuse_next = 1
@@ -296,7 +296,7 @@ async def test_stale_holding_is_let_go_only_while_the_attempt_is_the_newest(
     async def is_newest() -> bool:
         if who == "overtaken-late":
             # Between our second look and our release: another replica lets go of the old one and places the next.
-            world.put_ledger(NODE, rig.topology.ledger)
+            world.put_ledger(rig.topology.ledger)
             await ledgers.release(_stored_claim(), "before-3")
             await _place(ledgers, rig, 3, third)
         return who != "overtaken"

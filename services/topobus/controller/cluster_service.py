@@ -29,8 +29,7 @@ from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.reconcilers.open_gates import GatedPodReconciler
-from topobus.controller.state.cluster_state import ClusterState
-from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.store.api import (
     CLAIMS,
     WATCHED,
@@ -73,7 +72,7 @@ async def serve_cluster(settings: ControllerSettings, runtime: Runtime) -> None:
 class _Copy:
     """Takes in what informers bring."""
 
-    def __init__(self, world: ClusterState) -> None:
+    def __init__(self, world: ApiServerState) -> None:
         self._world = world
 
     def put(self, kind: Kind, version: str, plain: Plain) -> None:
@@ -89,8 +88,7 @@ class ClusterController:
     def __init__(self, settings: ControllerSettings, runtime: Runtime, api: Api) -> None:
         self._settings = settings
         self._runtime = runtime
-        self._world = ClusterState()
-        self._nodes = StandaloneState()
+        self._world = ApiServerState()
         self._changed = asyncio.Event()
         self._missing = set(_BUS_PARTS)
         self._is_ready = False
@@ -127,7 +125,7 @@ class ClusterController:
         self._housekeeper = ClaimHousekeeping(
             api, runtime.clock, self._world, writer, events, metrics, is_own=cluster.housekeeping == "own"
         )
-        self._planner = Planner(settings, runtime, self._nodes, metrics)
+        self._planner = Planner(settings, runtime, self._world, metrics)
         for part in (*_BUS_PARTS, "cluster"):
             runtime.readiness.set(part, is_ready=False, why="no snapshot yet")
 
@@ -161,38 +159,30 @@ class ClusterController:
 
     def _on_machine(self, change: Change[Machine]) -> None:
         if change.kind is ChangeKind.RESET:
-            self._world.machines.clear()
-            self._nodes.forget_machines()
+            self._world.forget_machines()
         elif change.kind is ChangeKind.DELETE:
-            self._world.machines.pop(change.parts["node"], None)
-            self._nodes.drop_machine(change.parts["node"])
+            self._world.drop_machine(change.parts["node"])
         elif change.value is not None:
             _check_place(change, node=change.value.node)
-            self._world.machines[change.value.node] = change.value
-            self._nodes.put_machine(change.value)
+            self._world.put_machine(change.value)
 
     def _on_inventory(self, change: Change[Inventory]) -> None:
         if change.kind is ChangeKind.RESET:
-            for node, device_class in tuple(self._world.inventories):
-                self._world.put_inventory(node, device_class, None)
+            self._world.forget_inventories()
         elif change.kind is ChangeKind.DELETE:
-            self._world.put_inventory(change.parts["node"], change.parts["device_class"], None)
+            self._world.drop_inventory(change.parts["node"], change.parts["device_class"])
         elif change.value is not None:
             _check_place(change, node=change.value.node, device_class=change.value.device_class)
-            self._world.put_inventory(change.value.node, change.value.device_class, change.value)
+            self._world.put_inventory(change.value)
 
     def _on_ledger(self, change: Change[Ledger]) -> None:
         if change.kind is ChangeKind.RESET:
-            for node in tuple(self._world.ledgers):
-                self._world.put_ledger(node, None)
-            self._nodes.forget_ledgers()
+            self._world.forget_ledgers()
         elif change.kind is ChangeKind.DELETE:
-            self._world.put_ledger(change.parts["node"], None)
-            self._nodes.drop_ledger(change.parts["node"])
+            self._world.drop_ledger(change.parts["node"])
         elif change.value is not None:
             _check_place(change, node=change.value.node)
-            self._world.put_ledger(change.value.node, change.value)
-            self._nodes.put_ledger(change.value)
+            self._world.put_ledger(change.value)
 
     def _on_alignment(self, change: Change[NodeAlignment]) -> None:
         # A reset changes nothing: what nodes publish again is what they published before.
@@ -258,7 +248,9 @@ class ClusterController:
             self._metrics.objects.labels(kind.name).set(self._world.count(kind.name))
         if not waiting and not self._is_ready:
             self._is_ready = True
-            get_logger().info("controller.ready", nodes=len(self._world.nodes), claims=len(self._world.claims), pods=len(self._world.pods))
+            get_logger().info(
+                "controller.ready", nodes=len(self._world.node_facts), claims=len(self._world.claims), pods=len(self._world.pods)
+            )
 
     async def _plan(self, request: PlanRequest) -> PlanReply:
         if self._missing:

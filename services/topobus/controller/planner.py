@@ -14,7 +14,7 @@ from topobus.contracts.messages import NodeAnswer, PlaceReply, PlaceRequest, Pla
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.scheduling.rank import holding_nodes, rank_nodes
-from topobus.controller.state.standalone_state import StandaloneState
+from topobus.controller.state.node_state import NodeState
 from topobus.domain.errors import PeerUnavailable, TopobusError
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import PodRequest
@@ -33,7 +33,7 @@ _MAX_ERROR = 500
 class Planner:
     """Answers PLAN."""
 
-    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: StandaloneState, metrics: ControllerMetrics) -> None:
+    def __init__(self, settings: ControllerSettings, runtime: Runtime, world: NodeState, metrics: ControllerMetrics) -> None:
         self._settings = settings
         self._bus = runtime.bus
         self._world = world

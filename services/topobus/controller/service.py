@@ -163,8 +163,7 @@ class _Controller:
 
     async def _on_inventory(self, change: Change[Inventory]) -> None:
         if change.kind is ChangeKind.RESET:
-            for node, device_class in tuple(self._world.inventories):
-                self._world.drop_inventory(node, device_class)
+            self._world.forget_inventories()
         elif change.kind is ChangeKind.DELETE:
             self._world.drop_inventory(change.parts["node"], change.parts["device_class"])
         elif change.value is not None:

@@ -19,8 +19,8 @@ from topobus.controller.scheduling.node_fit import (
     why_not,
 )
 from topobus.controller.scheduling.node_resources import NodeResources, requests_of
+from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import downgraded_claim, read_object
-from topobus.controller.state.cluster_state import ClusterState
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
 from topobus.domain.quantity import Quantity
@@ -271,7 +271,7 @@ def test_condition_is_not_written_again_when_it_says_the_same() -> None:
 
 def test_world_counts_intents_and_allocations_as_taken() -> None:
     """A device that is about to be somebody's is nobody else's; late news of an older version changes nothing."""
-    world = ClusterState()
+    world = ApiServerState()
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}, {"name": "d1"}]}
     world.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
@@ -280,7 +280,7 @@ def test_world_counts_intents_and_allocations_as_taken() -> None:
     world.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
     world.put("ResourceClaim", "v1", plain_claim("a", 2))
 
-    taken = world.supply.usage_for("n1", [], {}).holders
+    taken = world.stock.usage_for("n1", [], {}).holders
     assert sorted(device_id.device for device_id in taken) == ["d0", "d1"]
     assert world.book.later_intents(2) == {"uid-a"}
     assert world.book.later_intents(3) == frozenset()
@@ -288,7 +288,7 @@ def test_world_counts_intents_and_allocations_as_taken() -> None:
 
 def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() -> None:
     """After somebody took an allocation back the note counts until it is withdrawn, for another replica may act on it; the node is to be told."""
-    world = ClusterState()
+    world = ApiServerState()
     pool = {"name": "n1", "generation": 1, "resourceSliceCount": 1}
     spec = {"driver": "gpu.example.com", "nodeName": "n1", "pool": pool, "devices": [{"name": "d0"}]}
     world.put("Node", "v1", {"metadata": {"name": "n1", "resourceVersion": "1"}})
@@ -297,15 +297,15 @@ def test_world_tells_a_note_from_an_intent_when_the_allocation_was_taken_back() 
     world.put("ResourceClaim", "v1", plain_claim("a", 4, note=note(1, "d0")))
 
     assert world.is_taken_back(("default", "a"))
-    assert [device_id.device for device_id in world.supply.usage_for("n1", [], {}).holders] == ["d0"]
+    assert [device_id.device for device_id in world.stock.usage_for("n1", [], {}).holders] == ["d0"]
     world.put("ResourceClaim", "v1", plain_claim("a", 5))
-    assert world.supply.usage_for("n1", [], {}).holders == {}
+    assert world.stock.usage_for("n1", [], {}).holders == {}
     assert list(world.let_go) == [("default", "a")]
 
 
 def test_world_finds_devices_that_two_claims_have() -> None:
     """Two claims with one whole device are a double allocation; a share or an administrator's look is none."""
-    world = ClusterState()
+    world = ApiServerState()
     world.put("ResourceClaim", "v1", plain_claim("a", 3, devices=("d0", "d1")))
     world.put("ResourceClaim", "v1", plain_claim("b", 4, devices=("d1",)))
     looking = plain_claim("c", 5, devices=("d0",))

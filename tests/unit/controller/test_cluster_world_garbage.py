@@ -10,16 +10,16 @@ import pytest
 from support.cluster_home import CLASS, claim, node, slice_of
 from support.cluster_poison import WHOLE, poison
 from topobus.controller.allocation.values import DeviceId, Mode
+from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.cluster_objects import read_object
-from topobus.controller.state.cluster_state import ClusterState
 from topobus.domain.errors import ContractError
 
 GPU = DeviceId(CLASS, "n1", "n1-gpu-0")
 
 
-def _world() -> ClusterState:
+def _world() -> ApiServerState:
     """A node with two devices."""
-    world = ClusterState()
+    world = ApiServerState()
     for plain in (node("n1"), slice_of("n1", 2)):
         world.put(str(plain["kind"]), "v1", plain)
     return world
@@ -32,7 +32,7 @@ def _holding(name: str = "holder") -> dict[str, Any]:
     return held
 
 
-def _holders(world: ClusterState) -> dict[DeviceId, str]:
+def _holders(world: ApiServerState) -> dict[DeviceId, str]:
     """Say who holds what on the node, as another claim sees it."""
     other = read_object("ResourceClaim", "v1", claim("other", uid="o"))
     assert other is not None

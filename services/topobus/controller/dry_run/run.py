@@ -1,7 +1,7 @@
 """A dry run: where claims would be allocated among these nodes, slices and classes, or why not, with nothing written anywhere.
 
 Flows in: a Situation (objects as they were listed, from a file, a running system or a cluster). Flows out: one answer a claim or pod. The copies are the controller's own
-`World`, and so are the checks of admission, the maker of the search's input, the search, the limits and the order of nodes: what is answered here is what the
+`StandaloneState`, and so are the checks of admission, the maker of the search's input, the search, the limits and the order of nodes: what is answered here is what the
 controller would do with the same objects. What was answered yes is stored in the copies for those after it. Not known here is what the controller
 remembers (nodes that refused a moment ago, quarantine).
 """
@@ -28,6 +28,7 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
+from topobus.controller.claims.claim_admission import Wanted, objection_to_claims, objection_to_results
 from topobus.controller.claims.extended_resources import claim_of_pod, extended_claim, with_extended_status
 from topobus.controller.claims.lifecycle import devices_of, owner_of
 from topobus.controller.claims.stored import ObjectKey, Stored
@@ -42,8 +43,6 @@ from topobus.controller.scheduling.decisions import (
 )
 from topobus.controller.scheduling.node_fit import node_facts, read_placing, why_not
 from topobus.controller.scheduling.pod_alignment import own_request, wished_request, with_claims
-from topobus.controller.state.allocation_input import Wanted, objection_to_claims, objection_to_results
-from topobus.controller.state.cluster_state import unreserved
 from topobus.controller.state.inventory_slices import built_in_class
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.alignment.planning.node_view import with_devices
@@ -418,9 +417,7 @@ def _uid(pod: ApiObject) -> str:
 
 def _put(world: StandaloneState, api_object: ApiObject) -> str:
     """Take an object into the copies; says what is wrong with one that nobody can read, which counts as absent."""
-    if api_object.kind == "ResourceSlice":
-        api_object = _shown(api_object)
-    elif api_object.kind == "ResourceClaim" and not api_object.metadata.get("uid"):
+    if api_object.kind == "ResourceClaim" and not api_object.metadata.get("uid"):
         # Out of a manifest that nobody has applied yet.
         api_object = msgspec.structs.replace(api_object, metadata={**api_object.metadata, "uid": _uid(api_object)})
     try:
@@ -428,18 +425,6 @@ def _put(world: StandaloneState, api_object: ApiObject) -> str:
     except ContractError as err:
         return err.message
     return ""
-
-
-def _shown(api_object: ApiObject) -> ApiObject:
-    """Show a slice without the taint that keeps kube-scheduler away from what is the controller's to allocate."""
-    try:
-        spec = read_as(api_object.spec, SliceSpec, where=name_of(api_object))
-    except ContractError:
-        return api_object
-    devices = tuple(map(unreserved, spec.devices))
-    if devices == spec.devices:
-        return api_object
-    return msgspec.structs.replace(api_object, spec=msgspec.to_builtins(msgspec.structs.replace(spec, devices=devices)))
 
 
 def _is_readable_slice(resource_slice: ApiObject) -> bool:

@@ -30,7 +30,7 @@ from topobus.controller.reconcilers.held_allocation import Holding
 from topobus.controller.reconcilers.node_choice import NodeChooser
 from topobus.controller.reconcilers.node_ledgers import NODE_FAILED, NodeLedgers
 from topobus.controller.scheduling.decisions import NodeFit, PodClaim, PodPlan
-from topobus.controller.state.cluster_state import ClusterState, Key
+from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.store.api import CLAIMS, PODS
 from topobus.controller.store.api_server_writer import ApiServerWriter
@@ -63,7 +63,7 @@ class Intents:
         self,
         settings: ControllerSettings,
         clock: Clock,
-        world: ClusterState,
+        world: ApiServerState,
         writer: ApiServerWriter,
         claims: Informer,
         ledgers: NodeLedgers,
@@ -258,7 +258,7 @@ class Intents:
         self._metrics.decisions.labels("refused-by-node").inc()
         self._log.info("claim.refused", pod=str(plan.pod), node=note.node, why=why)
         is_all = any(reason.code in ("policy-forbidden", "node-silent", NODE_FAILED) for reason in refusal.reasons)
-        table = self._world.supply.table_of(note.node)
+        table = self._world.stock.table_of(note.node)
         device_ids = [candidate.id for candidate in table.candidates if self._world.is_topobus_device(note.node, candidate.id)]
         refused = device_ids if is_all else devices_of(note.allocation, note.node)
         self.refusals.remember(plan.pod.uid, refused, why, now_s=self._clock.monotonic())

@@ -24,13 +24,13 @@ from topobus.controller.allocation.values import (
     Outcome,
 )
 from topobus.controller.claims import lifecycle
+from topobus.controller.claims.claim_admission import objection_to_claims, objection_to_results
 from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.allocation_runner import CHEAP_STEPS, AllocationRunner
 from topobus.controller.scheduling.aligned_allocation import AlignedClaims, read_wishes
-from topobus.controller.state.allocation_input import objection_to_claims, objection_to_results
 from topobus.controller.state.refusal_backoff import RefusalBackoff
 from topobus.controller.state.result_cache import RequestShape, ResultCache
 from topobus.controller.state.standalone_state import StandaloneState

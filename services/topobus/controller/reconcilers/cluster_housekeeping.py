@@ -28,8 +28,8 @@ from topobus.controller.claims.templates import claim_from_template, owner_pod_u
 from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
+from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.cluster_objects import downgraded_claim
-from topobus.controller.state.cluster_state import ClusterState, Key
 from topobus.controller.store.api import (
     CLAIMS,
     PODS,
@@ -56,7 +56,7 @@ class ClaimHousekeeping:
         self,
         api: Api,
         clock: Clock,
-        world: ClusterState,
+        world: ApiServerState,
         writer: ApiServerWriter,
         events: EventRecorder,
         metrics: ControllerMetrics,

@@ -25,7 +25,7 @@ from topobus.controller.metrics import ControllerMetrics
 from topobus.controller.reconcilers.cluster_events import EventRecorder
 from topobus.controller.reconcilers.node_ledgers import NodeLedgers
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
-from topobus.controller.state.cluster_state import ClusterState, Key
+from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.api import PODS
 from topobus.controller.store.api_server_writer import ApiServerWriter
 from topobus.domain.outcome import Reason
@@ -53,7 +53,7 @@ class Deallocations:
         self,
         settings: ControllerSettings,
         clock: Clock,
-        world: ClusterState,
+        world: ApiServerState,
         writer: ApiServerWriter,
         ledgers: NodeLedgers,
         events: EventRecorder,

@@ -23,6 +23,7 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
+from topobus.controller.claims.claim_admission import objection_to_results
 from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.stored import ObjectKey
 from topobus.controller.config import ControllerSettings
@@ -47,8 +48,7 @@ from topobus.controller.scheduling.node_fit import (
 from topobus.controller.scheduling.node_resources import requests_of
 from topobus.controller.scheduling.pod_alignment import wished_request
 from topobus.controller.scheduling.score import rank, score_node
-from topobus.controller.state.allocation_input import objection_to_results
-from topobus.controller.state.cluster_state import ClusterState
+from topobus.controller.state.api_server_state import ApiServerState
 from topobus.controller.state.result_cache import RequestShape, ResultCache
 from topobus.domain.errors import ContractError, InvariantError, PeerUnavailable, TopobusError
 from topobus.domain.outcome import Reason
@@ -77,7 +77,7 @@ class NodeChooser:
     def __init__(
         self,
         settings: ControllerSettings,
-        world: ClusterState,
+        world: ApiServerState,
         searcher: AllocationRunner,
         compiler: SelectorCompiler,
         metrics: ControllerMetrics,
@@ -88,7 +88,7 @@ class NodeChooser:
         self._failed: dict[str, str] = {}
         self._world = world
         self._searcher = searcher
-        self._judgements = ResultCache(world.supply, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
+        self._judgements = ResultCache(world.stock, lambda: world.node_names, lambda: world.classes, compiler, settings.mode)
 
     async def choose(
         self,
@@ -121,7 +121,7 @@ class NodeChooser:
         spent = 0
         for name, is_open in chain(self._in_order(placing, question), _late(crowded)):
             try:
-                at = self._world.nodes.get(name)
+                at = self._world.node_facts.get(name)
                 if at is None or self._at_first_sight(placing, plan, at, refused) is not None:
                     continue
                 if name not in crowded and not self._world.room.fits(name, asked):
@@ -165,7 +165,7 @@ class NodeChooser:
 
         Shapes: result — one a pending claim, of the chosen devices, perhaps in another order; None when they may not be had; GaveUp when a cheap search does not tell.
         """
-        if node not in self._world.nodes:
+        if node not in self._world.node_facts:
             return None
         given = self._input(node, plan, {}, ignoring=later)
         others = {candidate.id: "not chosen" for pool in given.pools or () for candidate in pool.candidates if candidate.id not in devices}
@@ -177,14 +177,14 @@ class NodeChooser:
         return not excluded and all(
             pod_claim.wishes is None
             and not has_heavy_selector(pod_claim.spec, self._compiler)
-            and self._world.supply.is_new(ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), owner_of(pod_claim.object))
+            and self._world.stock.is_new(ObjectKey("resourceclaim", plan.pod.namespace, pod_claim.name), owner_of(pod_claim.object))
             for pod_claim in plan.pending
         )
 
     def _in_order(self, placing: Placing, question: RequestShape | None) -> Iterable[tuple[str, bool]]:
         """List the nodes to try, with whether one that does not fit may be closed to the like of these claims."""
         if has_preferences(placing):
-            nodes = sorted(self._world.nodes.values(), key=lambda at: (-preference_of(placing, at.node), at.node.name))
+            nodes = sorted(self._world.node_facts.values(), key=lambda at: (-preference_of(placing, at.node), at.node.name))
             return ((at.node.name, False) for at in nodes)
         if question is None:
             return ((name, False) for name in self._world.node_names)
@@ -235,7 +235,7 @@ class NodeChooser:
         unfit: list[NodeMiss] = []
         searched: list[NodeMiss] = []
         for name in self._world.node_names:
-            missed = self._at_first_sight(placing, plan, self._world.nodes[name], refused)
+            missed = self._at_first_sight(placing, plan, self._world.node_facts[name], refused)
             if missed is not None:
                 unfit.append(missed)
             elif len(searched) < SHOWN_NODES:

@@ -16,7 +16,7 @@ from topobus.controller.claims.gated_claims import GateAttempt
 from topobus.controller.claims.lifecycle import devices_of, owner_of, placement_request
 from topobus.controller.config import ControllerSettings
 from topobus.controller.reconcilers.held_allocation import Holding, look_at_holding
-from topobus.controller.state.cluster_state import ClusterState
+from topobus.controller.state.api_server_state import ApiServerState
 from topobus.domain.errors import ConfigError, ContractError, HardwareError, PeerUnavailable
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner
@@ -34,7 +34,7 @@ T = TypeVar("T")
 class NodeLedgers:
     """Asks nodes."""
 
-    def __init__(self, settings: ControllerSettings, bus: Bus, world: ClusterState) -> None:
+    def __init__(self, settings: ControllerSettings, bus: Bus, world: ApiServerState) -> None:
         self._timeout_s = settings.ask_timeout_s
         self._bus = bus
         self._world = world
@@ -87,7 +87,7 @@ class NodeLedgers:
         owner = owner_of(claim)
         trouble: PeerUnavailable | None = None
         refused: Refusal | None = None
-        for node in self._world.supply.nodes_holding(owner.key):
+        for node in self._world.stock.nodes_holding(owner.key):
             ledger = self._world.ledgers.get(node)
             held = ledger.allocations.get(owner.key) if ledger is not None else None
             if ledger is None or held is None:

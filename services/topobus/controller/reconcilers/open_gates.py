@@ -35,7 +35,7 @@ from topobus.controller.scheduling.decisions import (
     post_filter,
     pre_filter,
 )
-from topobus.controller.state.cluster_state import ClusterState, Key
+from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.state.costly_work import CostlyWork
 from topobus.controller.store.api_server_writer import ApiServerWriter
 from topobus.domain.errors import ContractError, HardwareError, InvariantError, PeerUnavailable
@@ -86,7 +86,7 @@ class GatedPodReconciler:
         self,
         settings: ControllerSettings,
         clock: Clock,
-        world: ClusterState,
+        world: ApiServerState,
         writer: ApiServerWriter,
         intents: Intents,
         chooser: NodeChooser,
@@ -171,8 +171,8 @@ class GatedPodReconciler:
 
     def _freedoms(self) -> Hashable:
         """Name what a search reads and may be freed: while it is the same, the search finds the same."""
-        supply = self._world.supply
-        return len(self._world.classes), tuple([(node, supply.freedom_of(node)) for node in self._world.node_names])
+        stock = self._world.stock
+        return len(self._world.classes), tuple([(node, stock.freedom_of(node)) for node in self._world.node_names])
 
     def _wait(self, key: Key) -> None:
         """Look at a pod again after a while, or when something about it changes."""
@@ -200,7 +200,7 @@ class GatedPodReconciler:
         pod = self._world.pods[key]
         claims = [self._world.claims.get(claim) for claim in self._world.claims_of(key)]
         versions = tuple((_uid(claim), version_of(claim)) for claim in claims if claim is not None)
-        return _Seen(version_of(pod), versions, (self._world.supply.count, len(self._world.classes)))
+        return _Seen(version_of(pod), versions, (self._world.supply, len(self._world.classes)))
 
     async def _work(self, key: Key) -> None:
         """Bring one pod as far as it goes now with short searches."""

@@ -1,445 +1,192 @@
-"""What the controller knows of a cluster: nodes, pods, classes, slices, claims and taint rules from the API server, and from NATS what nodes say that run Topobus.
+"""What is known of the cluster, and the one maker of a search's input: what an allocation of claims on one node depends on, whoever keeps the objects.
 
-Flows in: plain objects as informers bring them, ledgers as the bus does. Flows out: the input of an allocation for a node. Devices are those of ResourceSlices, whoever
-publishes them; who holds them is what claims say, and where a node has a ledger, what that says as well. It reads and writes nothing; the one mutable thing in it is
-the copy itself, owned by the shell's one loop.
+Flows in: what nodes say (`NodeState`), classes, slices, taint rules and claims. Flows out: the input of an allocation for a node. Where the objects come from is the
+home's own: `StandaloneState` makes slices of inventories, `ApiServerState` takes those that gateways publish; a dry run is the former, filled from a Situation.
+It reads and writes nothing; the one mutable thing in it is the copy itself, owned by the shell's one loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 from msgspec import structs
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.allocation.tolerations import TaintRule
-from topobus.controller.allocation.values import (
-    AllocationInput,
-    DeviceId,
-    Mode,
-    Node,
-    Slice,
-)
-from topobus.controller.claims.gate import version_of
+from topobus.controller.allocation.values import AllocationInput, ClaimToAllocate, DeviceId, Mode, Node, Slice, node_of
+from topobus.controller.claims.claim_admission import Wanted
 from topobus.controller.claims.gated_claims import RESERVED_TAINT
-from topobus.controller.claims.lifecycle import owner_of, status_of
-from topobus.controller.claims.reservations import claim_uses
-from topobus.controller.claims.stored import ObjectKey
-from topobus.controller.scheduling.node_fit import NodeFacts, node_facts
-from topobus.controller.scheduling.node_resources import NodeResources
-from topobus.controller.state.allocation_input import allocation_input
-from topobus.controller.state.cluster_objects import read_object
+from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.state.free_devices import FreeDevices
-from topobus.controller.state.gated_pods_index import GatedPodsIndex
-from topobus.controller.state.slice_origin import only_known_devices, why_foreign
-from topobus.controller.state.taint_index import read_rule, tainted
-from topobus.domain.alignment.planning.node_view import aligned_view
-from topobus.domain.device import Device, Inventory, class_of_driver
+from topobus.controller.state.node_state import NodeState
+from topobus.controller.state.slice_index import Origin
+from topobus.controller.state.taint_index import TaintIndex
+from topobus.domain.device import Inventory
 from topobus.domain.errors import ContractError
 from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
-from topobus.domain.view import NodeAlignment, NodeView
+from topobus.domain.view import NodeAlignment
 from topobus.kubernetes.api import limits
-from topobus.kubernetes.api.objects import metadata_of, name_of
-from topobus.kubernetes.api.resource import (
-    ClaimSpec,
-    DeviceClassSpec,
-    SliceDevice,
-    SliceSpec,
-)
+from topobus.kubernetes.api.objects import name_of
+from topobus.kubernetes.api.resource import DeviceClassSpec, SliceDevice, SliceSpec
 from topobus.kubernetes.api.shape import Problem, read_as
 
-__all__ = ["ClusterState", "Key", "unreserved"]
-
-Key = tuple[str, str]
-"""Namespace (empty for a kind of the whole cluster) and name."""
+__all__ = ["ClusterState", "read_class", "read_slice"]
 
 
-class ClusterState:
-    """All copies. `supply` grows with every change that may let a waiting pod fit."""
+class ClusterState(NodeState):
+    """What both homes keep; what is free where is its `stock`. `class_epoch` grows with every change of the classes."""
 
     def __init__(self) -> None:
-        self.nodes: dict[str, NodeFacts] = {}
-        self.node_names: tuple[str, ...] = ()
-        """All nodes, by name; the same tuple as long as they are the same."""
-        self.pods: dict[Key, ApiObject] = {}
-        self.claims: dict[Key, ApiObject] = {}
-        self.templates: dict[Key, ApiObject] = {}
-        self.classes: dict[str, DeviceClassSpec] = {}
-        self.machines: dict[str, Machine] = {}
-        self.inventories: dict[tuple[str, str], Inventory] = {}
-        self.ledgers: dict[str, Ledger] = {}
-        self.alignments: dict[str, NodeAlignment] = {}
-        self.supply = FreeDevices(self._describe)
-        self.room = NodeResources()
-        self.let_go: dict[Key, ApiObject] = {}
-        """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
-        self.foreign: dict[str, str] = {}
-        """Slices that name a driver of ours and are not of its node, with the reason: they do not count."""
-        self.node_objects: dict[str, ApiObject] = {}
-        """Nodes as stored: whose slices are whose, and whom to tell."""
-        self._slices: dict[str, Slice] = {}
-        self._owners: dict[str, tuple[dict[str, Any], ...]] = {}
-        self._of_node: dict[str, set[str]] = {}
-        """Node to the slices of our drivers that are of a pool of its name."""
-        self._rules: dict[str, TaintRule] = {}
-        self._devices: dict[Key, frozenset[DeviceId]] = {}
-        self._holders: dict[DeviceId, set[Key]] = {}
-        self.book = GatedPodsIndex()
-        self._doubles: set[DeviceId] = set()
-        self._taken: dict[str, int] = {}
-        self._uses: dict[Key, tuple[Key, ...]] = {}
-        self._unreadable: dict[Key, ApiObject] = {}
-        """Claims that nobody can read now, as they were before: nobody works on them, and what they held stays held."""
+        super().__init__()
+        self.stock = FreeDevices(self.describe)
+        self.taints = TaintIndex()
+        self.class_epoch = 0
+        self._classes: dict[str, DeviceClassSpec] = {}
 
-    def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
-        """Take in an object of the API server; one that is older than what is known is late news and left out.
+    @property
+    def supply(self) -> int:
+        """A count that grows with every change that may let a waiting claim fit."""
+        return self.stock.count
 
-        Errors: raises ContractError for one that nobody can read; it counts as absent then, but what a claim holds stays held.
-        """
-        key = _key_of(plain)
-        try:
-            api_object = read_object(kind, version, plain)
-            if kind == "Pod":
-                self.room.put_pod(key, plain)
-            elif kind == "Node":
-                self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
-            if api_object is None:
-                self._drop_pod(key)
-                return
-            match kind:
-                case "Node":
-                    self._put_node(api_object)
-                case "Pod":
-                    self.put_pod(key, api_object)
-                case "ResourceClaim":
-                    self.put_claim(key, api_object)
-                case "ResourceClaimTemplate":
-                    self.templates[key] = api_object
-                case "DeviceClass":
-                    spec = read_as(api_object.spec, DeviceClassSpec, where=name_of(api_object))
-                    _refuse(limits.check_class(spec), api_object)
-                    self.classes[key[1]] = spec
-                    self.supply.free(None)
-                case "ResourceSlice":
-                    spec_of_slice = read_as(api_object.spec, SliceSpec, where=name_of(api_object))
-                    # One wrong amount in a slice would end every search that meets it.
-                    _refuse(limits.check_slice(spec_of_slice), api_object)
-                    self._file_slice(key[1], Slice(key[1], spec_of_slice), metadata_of(api_object).owner_references)
-                    self._show(key[1])
-                case "DeviceTaintRule":
-                    self._rules[key[1]] = read_rule(api_object)
-                    self._show_all()
-        except Exception:
-            # Whatever it is, it is raised again: the boundary of the informer tells of it. Only what stands here has to be taken back.
-            if kind == "ResourceClaim":
-                self._put_unreadable_claim(key, plain)
-            else:
-                self.drop(kind, key)
-            raise
+    @property
+    def classes(self) -> Mapping[str, DeviceClassSpec]:
+        """All classes."""
+        return self._classes
 
-    def drop(self, kind: str, key: Key) -> None:
-        """Forget an object; one that is not known is no error."""
-        match kind:
-            case "Node":
-                self.room.drop_node(key[1])
-                self.node_objects.pop(key[1], None)
-                if self.nodes.pop(key[1], None) is not None:
-                    self.node_names = tuple(sorted(self.nodes))
-                    self.supply.outdate(key[1])
-            case "Pod":
-                self.room.put_pod(key, None)
-                self._drop_pod(key)
-            case "ResourceClaim":
-                gone = self.claims.pop(key, None) or self._unreadable.pop(key, None)
-                if gone is not None:
-                    self._note_loss(key, gone, None)
-                    self._taken.pop(owner_of(gone).uid, None)
-                    self._hold(key, None)
-            case "ResourceClaimTemplate":
-                self.templates.pop(key, None)
-            case "DeviceClass":
-                self.classes.pop(key[1], None)
-            case "ResourceSlice":
-                if key[1] in self._slices:
-                    self._file_slice(key[1], None, ())
-                    self.supply.put_slices((1, key[1]), ())
-            case "DeviceTaintRule":
-                if self._rules.pop(key[1], None) is not None:
-                    self._show_all()
+    def freedom_of(self, node: str) -> Hashable:
+        """Tell states of a node apart between which something may have become free; while it is the same, what did not fit does not fit."""
+        return self.stock.freedom_of(node)
 
-    def _drop_pod(self, key: Key) -> None:
-        self.pods.pop(key, None)
-        self._uses.pop(key, None)
-        self.book.put_pod(key, None)
-
-    def put_pod(self, key: Key, pod: ApiObject) -> None:
-        """Take in a pod."""
-        api_object = self.pods.get(key)
-        if api_object is not None and _is_older(pod, api_object):
-            return
-        uses = tuple((key[0], claim_use.claim) for claim_use in claim_uses(pod) if claim_use.claim)
-        self.pods[key] = pod
-        self._uses[key] = uses
-        self.book.put_pod(key, pod)
-
-    def put_claim(self, key: Key, claim: ApiObject) -> None:
-        """Take in a claim."""
-        status_of(claim)
-        api_object = self.claims.get(key) or self._unreadable.get(key)
-        if api_object is not None:
-            if _is_older(claim, api_object):
-                return
-            self._note_loss(key, api_object, claim)
-        self._unreadable.pop(key, None)
-        self.claims[key] = claim
-        self._hold(key, claim)
-
-    def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
-        """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
-        api_object = self.claims.pop(key, None) or self._unreadable.get(key)
-        if api_object is None:
-            api_object = _salvaged(key, plain)
-            self._hold(key, api_object)
-        self._unreadable[key] = api_object
-
-    def count(self, kind: str) -> int:
-        """Say how many objects of a kind are kept."""
-        kept: dict[str, Mapping[Any, object]] = {
-            "Node": self.nodes,
-            "Pod": self.pods,
-            "ResourceClaim": self.claims,
-            "ResourceClaimTemplate": self.templates,
-            "DeviceClass": self.classes,
-            "ResourceSlice": self._slices,
-            "DeviceTaintRule": self._rules,
-        }
-        return len(kept.get(kind, {}))
-
-    def pool_of(self, name: str) -> str:
-        """Name the pool of a slice; empty when it is not known."""
-        published = self._slices.get(name)
-        return published.spec.pool.name if published is not None else ""
-
-    def claims_of(self, pod: Key) -> tuple[Key, ...]:
-        """List the claims that a pod names, or that were made for it."""
-        return self._uses.get(pod, ())
-
-    def is_taken_back(self, key: Key) -> bool:
-        """Say whether somebody took back the allocation that a claim's note tells of: the note is history then, no intent."""
-        claim, note = self.claims.get(key), self.book.note(key)
-        return claim is not None and note is not None and self._taken.get(owner_of(claim).uid) == note.number
-
-    def is_topobus_device(self, node: str, device: DeviceId) -> bool:
-        """Say whether a node's own ledger has the last word on a device."""
-        return device.pool == node and class_of_driver(device.driver) is not None
-
-    def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
-        """List devices that two claims or more have been given whole: two writers allocated at one moment."""
-        return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
-
-    def view_of(self, node: str) -> NodeView | None:
-        """Show a node that runs Topobus as an alignment sees it; None when it has published no machine."""
-        machine = self.machines.get(node)
-        if machine is None:
-            return None
-        inventories = {device_class: inventory for (there, device_class), inventory in self.inventories.items() if there == node}
-        return aligned_view(machine, inventories, self.ledgers.get(node), self.alignments.get(node, NodeAlignment(node=node)))
-
-    def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
-        """Take in how a node aligns, or that it does not say so any more."""
-        if self.alignments.get(node) == alignment:
-            return
-        self.alignments[node] = alignment or NodeAlignment(node=node)
-        self.supply.free(node)
-
-    def put_ledger(self, node: str, ledger: Ledger | None) -> None:
-        """Take in a node's ledger, or that it has none any more."""
-        if ledger is None:
-            self.ledgers.pop(node, None)
-        else:
-            self.ledgers[node] = ledger
-        self.supply.put_ledger(node, ledger)
-
-    def put_inventory(self, node: str, device_class: str, inventory: Inventory | None) -> None:
-        """Take in what a node that runs Topobus says of its devices; what may be allocated is what its ResourceSlices show."""
-        before = self._device_names(node, device_class)
-        if inventory is None:
-            self.inventories.pop((node, device_class), None)
-        else:
-            self.inventories[node, device_class] = inventory
-        if self._device_names(node, device_class) != before:
-            self._show_of_node(node)
-        if device_class == "cpu":
-            self.supply.put_cpus(node, inventory.devices if inventory is not None else ())
-
-    def cpu_devices(self, node: str) -> tuple[Device, ...]:
-        """List a node's CPUs as devices."""
-        cpus = self.inventories.get((node, "cpu"))
-        return cpus.devices if cpus is not None else ()
+    def describe(self, node: str) -> Node:
+        """Show a node as node selectors see it."""
+        return node_of(node)
 
     def input_for(
         self,
         node: str,
-        wanted: Sequence[tuple[ApiObject, ClaimSpec]],
+        wanted: Sequence[Wanted],
         *,
-        mode: Mode,
+        mode: Mode = Mode.CORRECTED,
         excluded: Mapping[DeviceId, str] | None = None,
         ignoring: Collection[str] = (),
     ) -> AllocationInput:
         """Collect what an allocation of these claims on one node depends on.
 
-        Shapes: excluded — devices that they must not get now, and why; ignoring — uids of claims whose intents count for nothing here.
+        Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get now, and why; ignoring — uids of claims whose intents count for
+                nothing here.
         """
-        return allocation_input(
-            self.nodes[node].node, wanted, classes=self.classes, supply=self.supply, mode=mode, excluded=excluded, ignoring=ignoring
+        owners = [owner_of(claim) for claim, _ in wanted]
+        return AllocationInput(
+            node=self.describe(node),
+            claims=tuple(
+                ClaimToAllocate(f"{owner.namespace}/{owner.name}", spec, len(owners) > 1)
+                for owner, (_, spec) in zip(owners, wanted, strict=True)
+            ),
+            classes=self.classes,
+            pools=self.stock.table_of(node).pools,
+            usage=self.stock.usage_for(node, owners, excluded or {}, ignoring=ignoring),
+            mode=mode,
         )
 
-    def _describe(self, name: str) -> Node:
-        node = self.nodes.get(name)
-        return node.node if node is not None else Node(name)
+    def devices_of(self, node: str) -> tuple[DeviceId, ...]:
+        """List the devices that a node publishes itself."""
+        return tuple(candidate.id for pool in self.stock.table_of(node).pools if pool.id.pool == node for candidate in pool.candidates)
 
-    def _put_node(self, node: ApiObject) -> None:
-        facts = node_facts(node)
-        known_node = self.nodes.get(facts.node.name)
-        if known_node != facts:
-            self.nodes[facts.node.name] = facts
-            if known_node is None:
-                self.node_names = tuple(sorted(self.nodes))
-            self.supply.outdate(facts.node.name)
-        before = self.node_objects.get(facts.node.name)
-        self.node_objects[facts.node.name] = node
-        if before is None or metadata_of(before).uid != metadata_of(node).uid:
-            self._show_of_node(facts.node.name)
+    def put_machine(self, machine: Machine) -> None:
+        """Take in a machine."""
+        is_new = machine.node not in self.machines
+        super().put_machine(machine)
+        if is_new:
+            self.stock.free(machine.node)
 
-    def _file_slice(self, name: str, published: Slice | None, owners: tuple[dict[str, Any], ...]) -> None:
-        """Remember a slice, or (None) forget it."""
-        before = self._slices.pop(name, None)
-        self._owners.pop(name, None)
-        self.foreign.pop(name, None)
-        if before is not None:
-            self._of_node.get(before.spec.pool.name, set()).discard(name)
-        if published is None:
-            return
-        self._slices[name], self._owners[name] = published, owners
-        if class_of_driver(published.spec.driver) is not None:
-            self._of_node.setdefault(published.spec.pool.name, set()).add(name)
+    def put_inventory(self, inventory: Inventory) -> None:
+        """Take in an inventory."""
+        super().put_inventory(inventory)
+        if inventory.device_class == "cpu":
+            self.stock.put_cpus(inventory.node, inventory.devices)
 
-    def _show_of_node(self, node: str) -> None:
-        """Judge a node's slices of our drivers anew: what the node says of itself is another now."""
-        for name in sorted(self._of_node.get(node, ())):
-            self._show(name)
+    def drop_inventory(self, node: str, device_class: str) -> None:
+        """Forget an inventory."""
+        super().drop_inventory(node, device_class)
+        if device_class == "cpu":
+            self.stock.put_cpus(node, ())
 
-    def _show_all(self) -> None:
-        for name in sorted(self._slices):
-            self._show(name)
+    def put_ledger(self, ledger: Ledger) -> None:
+        """Take in a ledger."""
+        super().put_ledger(ledger)
+        self.stock.put_ledger(ledger.node, ledger)
 
-    def _show(self, name: str) -> None:
-        """Give a slice to the supply as we see it, unless it only claims to be of a driver of ours."""
-        spec = self._slices[name].spec
-        node = self.node_objects.get(spec.pool.name)
-        inventory = self._device_names(spec.pool.name, class_of_driver(spec.driver) or "")
-        uid = metadata_of(node).uid if node is not None else None
-        why = why_foreign(spec, self._owners[name], node_uid=uid, inventory=inventory)
-        if why:
-            self.foreign[name] = why
-            self.supply.put_slices((1, name), ())
-            return
-        self.foreign.pop(name, None)
-        self.supply.put_slices((1, name), (self._shown(Slice(name, only_known_devices(spec, inventory))),))
+    def drop_ledger(self, node: str) -> None:
+        """Forget a ledger."""
+        super().drop_ledger(node)
+        self.stock.put_ledger(node, None)
 
-    def _device_names(self, node: str, device_class: str) -> frozenset[str] | None:
-        inventory = self.inventories.get((node, device_class))
-        return frozenset([device.name for device in inventory.devices]) if inventory is not None else None
+    def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
+        """Take in how a node aligns, or that it does not say so any more."""
+        if self.alignments.get(node) != alignment:
+            super().put_alignment(node, alignment)
+            self.stock.free(node)
 
-    def _shown(self, resource_slice: Slice) -> Slice:
-        """Show a slice as we see it: with the taints of rules, and without the one that only keeps kube-scheduler away."""
-        (shown,) = tainted((resource_slice,), [rule for _, rule in sorted(self._rules.items())])
-        devices = tuple(unreserved(device) for device in shown.spec.devices)
-        return Slice(resource_slice.name, structs.replace(shown.spec, devices=devices)) if devices != shown.spec.devices else shown
+    def _put_class(self, name: str, device_class: DeviceClassSpec | None) -> None:
+        """Take in a class, or None for one that is gone."""
+        self._classes.pop(name, None)
+        if device_class is not None:
+            self._classes[name] = device_class
+        self.class_epoch += 1
+        self.stock.free(None)
 
-    def _hold(self, key: Key, claim: ApiObject | None) -> None:
-        """Remember what a claim holds, allocated or about to be.
+    def _put_slices(self, origin: Origin, slices: tuple[Slice, ...]) -> None:
+        """Take in all slices of an origin; none takes them out."""
+        self.stock.put_slices(origin, _unreserved(self.taints.put(origin, slices)))
 
-        A note counts until it is withdrawn, also one that tells of the past: another replica that did not see the loss may take it for an intent.
-        """
-        self.book.put_claim(key, claim)
-        self.supply.put_claim(ObjectKey("resourceclaim", *key), claim)
-        before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
-        if after:
-            self._devices[key] = after
-        for device in before - after:
-            self._holders[device].discard(key)
-            if not self._holders[device]:
-                del self._holders[device]
-        for device in after:
-            self._holders.setdefault(device, set()).add(key)
-        for device in before ^ after:
-            if len(self._holders.get(device, ())) > 1:
-                self._doubles.add(device)
-            else:
-                self._doubles.discard(device)
-
-    def _note_loss(self, key: Key, before: ApiObject, after: ApiObject | None) -> None:
-        """Notice that somebody took an allocation of ours back: the note that stays tells of the past from now on."""
-        note, uid = self.book.note(key), owner_of(before).uid
-        keeps = after is not None and owner_of(after).uid == uid and bool(after.status.get("allocation"))
-        if note is not None and before.status.get("allocation") and not keeps:
-            self._taken[uid] = note.number
-            self.let_go[key] = before
+    def _put_rule(self, key: Hashable, rule: TaintRule | None) -> None:
+        """Take in a taint rule, or None for one that is gone."""
+        for origin, slices in self.taints.put_rule(key, rule).items():
+            self.stock.put_slices(origin, _unreserved(slices))
 
 
-def _key_of(plain: Mapping[str, Any]) -> Key:
-    metadata = plain.get("metadata")
-    found = metadata if isinstance(metadata, Mapping) else {}
-    return str(found.get("namespace") or ""), str(found.get("name") or "")
+def read_class(api_object: ApiObject) -> DeviceClassSpec:
+    """Read and check a stored class.
+
+    Errors: raises ContractError.
+    """
+    spec = read_as(api_object.spec, DeviceClassSpec, where=name_of(api_object))
+    _refuse(limits.check_class(spec), api_object)
+    return spec
 
 
-def _salvaged(key: Key, plain: Mapping[str, Any]) -> ApiObject:
-    """Make a claim of what can be made out of one that nobody can read: its name, and the devices that its status names."""
-    metadata, status = plain.get("metadata"), plain.get("status")
-    uid = metadata.get("uid") if isinstance(metadata, Mapping) else ""
-    allocation = status.get("allocation") if isinstance(status, Mapping) else None
-    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
-    results = devices.get("results") if isinstance(devices, Mapping) else None
-    named = [
-        {"request": "unknown", **{field: result[field] for field in ("driver", "pool", "device")}}
-        for result in (results if isinstance(results, list) else ())
-        if isinstance(result, Mapping) and all(isinstance(result.get(field), str) for field in ("driver", "pool", "device"))
-    ]
-    kept = {"allocation": {"devices": {"results": named}}} if named else {}
-    identity = {"namespace": key[0], "name": key[1], "uid": uid if isinstance(uid, str) else ""}
-    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=identity, spec={}, status=kept)
+def read_slice(api_object: ApiObject) -> SliceSpec:
+    """Read and check a stored slice: one wrong amount in it would end every search that meets it.
 
-
-def _is_older(api_object: ApiObject, known_api_object: ApiObject) -> bool:
-    """Say whether this is late news of the same object."""
-    return api_object.metadata.get("uid") == known_api_object.metadata.get("uid") and version_of(api_object) < version_of(known_api_object)
-
-
-def unreserved(device: SliceDevice) -> SliceDevice:
-    """Show a device without the taint that only keeps kube-scheduler away from what is ours to allocate."""
-    taints = tuple(taint for taint in device.taints if taint.key != RESERVED_TAINT or taint.effect != "NoSchedule")
-    return structs.replace(device, taints=taints) if taints != device.taints else device
-
-
-def _devices_of(claim: ApiObject | None) -> frozenset[DeviceId]:
-    """List the devices that a claim's status gives it whole."""
-    if claim is None or not claim.status.get("allocation"):
-        return frozenset()
-    try:
-        allocation = status_of(claim).allocation
-    except ContractError:
-        return frozenset()
-    results = allocation.devices.results if allocation is not None else ()
-    return frozenset(
-        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
-        for granted_device in results
-        if not granted_device.admin_access and granted_device.share_id is None
-    )
+    Errors: raises ContractError.
+    """
+    spec = read_as(api_object.spec, SliceSpec, where=name_of(api_object))
+    _refuse(limits.check_slice(spec), api_object)
+    return spec
 
 
 def _refuse(problems: Sequence[Problem], api_object: ApiObject) -> None:
     if problems:
         raise ContractError(f"{name_of(api_object)}: " + "; ".join(str(problem) for problem in problems))
+
+
+def _unreserved(slices: tuple[Slice, ...]) -> tuple[Slice, ...]:
+    """Show slices without the taint that only keeps kube-scheduler away from what is ours to allocate; those without it stay the same objects."""
+    return tuple(map(_without_reserved_taint, slices))
+
+
+def _without_reserved_taint(resource_slice: Slice) -> Slice:
+    if not any(map(_is_reserved, resource_slice.spec.devices)):
+        return resource_slice
+    devices = tuple(
+        structs.replace(
+            device, taints=tuple(taint for taint in device.taints if taint.key != RESERVED_TAINT or taint.effect != "NoSchedule")
+        )
+        for device in resource_slice.spec.devices
+    )
+    return Slice(resource_slice.name, structs.replace(resource_slice.spec, devices=devices))
+
+
+def _is_reserved(device: SliceDevice) -> bool:
+    return any(taint.key == RESERVED_TAINT and taint.effect == "NoSchedule" for taint in device.taints)

@@ -1,20 +1,16 @@
-"""What the controller knows: copies of all machines, inventories, ledgers and objects, and what an allocation needs of them.
+"""What the stand-alone home keeps beside `ClusterState`: the objects of the store, who uses which claim, and slices and classes made of inventories.
 
-Flows in: values as the watches bring them. Flows out: the nodes to try for a claim and the input for each. It reads and writes nothing; the one mutable thing
+Flows in: values as the watches bring them. Flows out: the nodes to try for a claim. It reads and writes nothing; the one mutable thing
 in it is the copy itself, owned by the shell's one loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from topobus.contracts.catalogue import CLUSTER
 from topobus.contracts.messages import ApiObject
-from topobus.controller.allocation.tolerations import TaintRule
 from topobus.controller.allocation.values import (
-    AllocationInput,
-    DeviceId,
-    Mode,
     Node,
     Slice,
     node_of,
@@ -23,25 +19,18 @@ from topobus.controller.claims.extended_resources import ClassName
 from topobus.controller.claims.lifecycle import allocation_of, owner_of
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import claim_names
-from topobus.controller.state.allocation_input import allocation_input
-from topobus.controller.state.free_devices import FreeDevices
+from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
 from topobus.controller.state.inventory_slices import built_in_class, slices_from_inventory
-from topobus.controller.state.slice_index import Origin
-from topobus.controller.state.taint_index import TaintIndex, read_rule, silenced
-from topobus.domain.alignment.planning.node_view import aligned_view
-from topobus.domain.device import Device, Inventory, class_of_driver, driver_name
+from topobus.controller.state.taint_index import read_rule, silenced
+from topobus.domain.device import Inventory, class_of_driver, driver_name
 from topobus.domain.errors import ContractError
-from topobus.domain.ledger import Ledger
 from topobus.domain.machine import Machine
 from topobus.domain.silence import unheard
 from topobus.domain.strays import without_strays
-from topobus.domain.view import NodeAlignment, NodeView
-from topobus.kubernetes.api import limits
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import NODE_ANNOTATION, metadata_of, name_of
-from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec, SliceSpec
-from topobus.kubernetes.api.shape import Problem, read_as
+from topobus.kubernetes.api.objects import NODE_ANNOTATION, metadata_of
+from topobus.kubernetes.api.resource import DeviceClassSpec
 
 __all__ = ["StandaloneState"]
 
@@ -49,107 +38,60 @@ __all__ = ["StandaloneState"]
 _OWN_KINDS = ("pod", "resourceclaim", "podschedulingcontext")
 
 
-class StandaloneState:
-    """All copies; what is free where is its `stock`. `class_epoch` grows with every change of the classes."""
+class StandaloneState(ClusterState):
+    """All copies of the stand-alone home: objects by their place in the store, and slices made of inventories."""
 
     def __init__(self) -> None:
-        self.machines: dict[str, Machine] = {}
-        self.inventories: dict[tuple[str, str], Inventory] = {}
-        self.ledgers: dict[str, Ledger] = {}
-        self.alignments: dict[str, NodeAlignment] = {}
-        self.objects: dict[ObjectKey, Stored] = {}
+        super().__init__()
         self._described: dict[str, Node] = {}
-        self.stock = FreeDevices(self.describe)
-        self.taints = TaintIndex()
-        self.class_epoch = 0
+        self.objects: dict[ObjectKey, Stored] = {}
         self.shared_epoch = 0
         """Grows with every change of an object that others refer to: classes, templates, slices, rules, parameters, nodes; not of claims and pods."""
-        self._classes: dict[str, DeviceClassSpec] = {}
         self._built_in: dict[str, DeviceClassSpec] = {}
         self._all_classes: tuple[int, dict[str, DeviceClassSpec]] | None = None
-        self._inventories_of: dict[str, dict[str, Inventory]] = {}
-        self._nodes: tuple[str, ...] | None = None
         self._of_kind: dict[str, dict[ObjectKey, Stored]] = {}
         self._classic: set[ObjectKey] = set()
         self._claims_of: dict[ObjectKey, tuple[str, ...]] = {}
         self._users: dict[tuple[str, str], set[ObjectKey]] = {}
-        self._silent: dict[tuple[str, str], str] = {}
-
-    @property
-    def supply(self) -> int:
-        """A count that grows with every change that may let a waiting claim fit."""
-        return self.stock.count
-
-    def freedom_of(self, node: str) -> Hashable:
-        """Tell states of a node apart between which something may have become free; while it is the same, what did not fit does not fit."""
-        return self.stock.freedom_of(node)
 
     def put_machine(self, machine: Machine) -> None:
         """Take in a machine."""
         before = self.machines.get(machine.node)
-        if before is None:
-            self._nodes = None
-            self.stock.free(machine.node)
-        self.machines[machine.node] = machine
+        super().put_machine(machine)
         if before is None or before.node_set != machine.node_set:
             # Devices on nodes that the machine lacked, or lacks from now on.
-            for inventory in self._inventories_of.get(machine.node, {}).values():
-                self._publish(inventory)
-
-    def drop_machine(self, node: str) -> None:
-        """Forget a machine."""
-        self._nodes = None
-        self.machines.pop(node, None)
-
-    def forget_machines(self) -> None:
-        """Forget all machines: the store was lost, a new snapshot follows."""
-        self._nodes = None
-        self.machines.clear()
+            for device_class in self.classes_on(machine.node):
+                self._publish(self.inventories[machine.node, device_class])
 
     def put_inventory(self, inventory: Inventory) -> None:
-        """Take in an inventory."""
-        node, device_class = inventory.node, inventory.device_class
-        if node not in self._inventories_of:
-            self._nodes = None
-        self.inventories[node, device_class] = inventory
-        self._inventories_of.setdefault(node, {})[device_class] = inventory
-        if device_class == "cpu":
-            self.stock.put_cpus(node, inventory.devices)
+        """Take in an inventory, and offer its devices."""
+        super().put_inventory(inventory)
         self._publish(inventory)
-        name = driver_name(device_class)
+        name = driver_name(inventory.device_class)
         if name not in self._built_in:
             self._built_in[name] = built_in_class(name)
             self.class_epoch += 1
 
     def drop_inventory(self, node: str, device_class: str) -> None:
         """Forget an inventory."""
-        self.inventories.pop((node, device_class), None)
-        self._inventories_of.get(node, {}).pop(device_class, None)
-        if not self._inventories_of.get(node, True):
-            del self._inventories_of[node]
-        self._nodes = None
-        if device_class == "cpu":
-            self.stock.put_cpus(node, ())
+        super().drop_inventory(node, device_class)
         self._put_slices((0, (node, device_class)), ())
         name = driver_name(device_class)
-        if name in self._built_in and not any(one == device_class for _, one in self.inventories):
+        if name in self._built_in and not any(other_class == device_class for _, other_class in self.inventories):
             del self._built_in[name]
             self.class_epoch += 1
 
-    def classes_on(self, node: str) -> tuple[str, ...]:
-        """List the classes whose inventories a node published."""
-        return tuple(self._inventories_of.get(node, ()))
-
     def note_silence(self, silent: Mapping[tuple[str, str], str]) -> None:
         """Learn which services do not answer, by node and class, and since when: their devices are Unknown, and are not allocated."""
-        before, self._silent = self._silent, dict(silent)
-        for place in sorted(before.keys() ^ self._silent.keys()):
+        before = self.silent
+        super().note_silence(silent)
+        for place in sorted(before.keys() ^ self.silent.keys()):
             if place in self.inventories:
                 self._publish(self.inventories[place])
 
     def _publish(self, inventory: Inventory) -> None:
         place = (inventory.node, inventory.device_class)
-        since = self._silent.get(place)
+        since = self.silent.get(place)
         machine = self.machines.get(inventory.node)
         if machine is not None:
             inventory = without_strays(inventory, machine)
@@ -157,28 +99,6 @@ class StandaloneState:
             slices_from_inventory(inventory) if since is None else silenced(slices_from_inventory(unheard(inventory, since=since)), since)
         )
         self._put_slices((0, place), slices)
-
-    def _put_slices(self, origin: Origin, slices: tuple[Slice, ...]) -> None:
-        self.stock.put_slices(origin, self.taints.put(origin, slices))
-
-    def _put_rule(self, key: ObjectKey, rule: TaintRule | None) -> None:
-        for origin, slices in self.taints.put_rule(key, rule).items():
-            self.stock.put_slices(origin, slices)
-
-    def put_ledger(self, ledger: Ledger) -> None:
-        """Take in a ledger."""
-        self.ledgers[ledger.node] = ledger
-        self.stock.put_ledger(ledger.node, ledger)
-
-    def drop_ledger(self, node: str) -> None:
-        """Forget a ledger."""
-        self.ledgers.pop(node, None)
-        self.stock.put_ledger(node, None)
-
-    def forget_ledgers(self) -> None:
-        """Forget all ledgers: the store was lost, a new snapshot follows."""
-        for node in tuple(self.ledgers):
-            self.drop_ledger(node)
 
     def put_object(self, key: ObjectKey, stored: Stored) -> None:
         """Take in an object.
@@ -199,16 +119,10 @@ class StandaloneState:
             self._put_pod(key, stored.value)
         elif key.kind == "node":
             self._relabel(key.name)
-        where = name_of(stored.value)
         if key.kind == "deviceclass":
-            device_class = read_as(stored.value.spec, DeviceClassSpec, where=where)
-            _refuse(limits.check_class(device_class), where)
-            self._classes[key.name] = device_class
+            self._put_class(key.name, read_class(stored.value))
         elif key.kind == "resourceslice":
-            spec = read_as(stored.value.spec, SliceSpec, where=where)
-            # One wrong amount in a slice would end every search that meets it.
-            _refuse(limits.check_slice(spec), where)
-            self._put_slices((1, key), (Slice(key.name, spec),))
+            self._put_slices((1, key), (Slice(key.name, read_slice(stored.value)),))
         elif key.kind == "devicetaintrule":
             try:
                 rule = read_rule(stored.value)
@@ -220,9 +134,7 @@ class StandaloneState:
     def _forget_kind(self, key: ObjectKey) -> None:
         """Forget what was made of a class or slice."""
         if key.kind == "deviceclass":
-            self._classes.pop(key.name, None)
-            self.class_epoch += 1
-            self.stock.free(None)
+            self._put_class(key.name, None)
         elif key.kind == "resourceslice":
             self._put_slices((1, key), ())
         elif key.kind in ("resourceclass", "namespace") or key.kind.endswith("parameters"):
@@ -320,54 +232,8 @@ class StandaloneState:
                 return min(nodes)
         return None
 
-    def nodes(self) -> tuple[str, ...]:
-        """List all nodes that published a machine or an inventory, by name."""
-        if self._nodes is None:
-            self._nodes = tuple(sorted(self.machines.keys() | self._inventories_of.keys()))
-        return self._nodes
-
-    def put_alignment(self, node: str, alignment: NodeAlignment | None) -> None:
-        """Take in how a node aligns, or that it does not say so any more."""
-        if self.alignments.get(node) == alignment:
-            return
-        self.alignments[node] = alignment or NodeAlignment(node=node)
-        self.stock.free(node)
-
-    def view_of(self, node: str) -> NodeView | None:
-        """Show a node as a plan sees it; None when it has published no machine. A node that does not say how it aligns has kubelet's defaults."""
-        machine = self.machines.get(node)
-        if machine is None:
-            return None
-        silent = {device_class: since for (there, device_class), since in self._silent.items() if there == node}
-        inventories = {name: without_strays(inventory, machine) for name, inventory in self._inventories_of.get(node, {}).items()}
-        asked = self.alignments.get(node, NodeAlignment(node=node))
-        return aligned_view(machine, inventories, self.ledgers.get(node), asked, unheard_classes=silent)
-
-    def devices_of(self, node: str) -> tuple[DeviceId, ...]:
-        """List the devices that a node publishes itself."""
-        return tuple(candidate.id for pool in self.stock.table_of(node).pools if pool.id.pool == node for candidate in pool.candidates)
-
-    def cpu_devices(self, node: str) -> tuple[Device, ...]:
-        """List a node's CPUs as devices."""
-        cpus = self.inventories.get((node, "cpu"))
-        return cpus.devices if cpus is not None else ()
-
-    def input_for(
-        self,
-        node: str,
-        wanted: Sequence[tuple[ApiObject, ClaimSpec]],
-        *,
-        mode: Mode = Mode.CORRECTED,
-        excluded: Mapping[DeviceId, str] | None = None,
-    ) -> AllocationInput:
-        """Collect what an allocation of these claims on one node depends on.
-
-        Shapes: wanted — one claim, or several of one pod; excluded — devices that they must not get now, and why.
-        """
-        return allocation_input(self.describe(node), wanted, classes=self.classes, supply=self.stock, mode=mode, excluded=excluded)
-
     @property
-    def classes(self) -> dict[str, DeviceClassSpec]:
+    def classes(self) -> Mapping[str, DeviceClassSpec]:
         """All classes: one for each driver of ours, and those stored, which win."""
         if self._all_classes is None or self._all_classes[0] != self.class_epoch:
             self._all_classes = self.class_epoch, self._built_in | self._classes
@@ -409,8 +275,3 @@ class StandaloneState:
 
 def _by_age(found: Iterable[tuple[ObjectKey, Stored]]) -> tuple[tuple[ObjectKey, Stored], ...]:
     return tuple(sorted(found, key=lambda item: (str(item[1].value.metadata.get("creationTimestamp") or ""), item[0])))
-
-
-def _refuse(problems: list[Problem], where: str) -> None:
-    if problems:
-        raise ContractError(f"{where}: " + "; ".join(str(problem) for problem in problems))

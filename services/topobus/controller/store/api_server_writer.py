@@ -11,7 +11,7 @@ from typing import Any
 
 from topobus.contracts.messages import ApiObject
 from topobus.controller.cluster_metrics import ClusterMetrics
-from topobus.controller.state.cluster_state import ClusterState, Key
+from topobus.controller.state.api_server_state import ApiServerState, Key
 from topobus.controller.store.api import (
     CLAIMS,
     PODS,
@@ -28,7 +28,7 @@ __all__ = ["ApiServerWriter"]
 class ApiServerWriter:
     """Writes claims and pods."""
 
-    def __init__(self, api: Api, world: ClusterState, metrics: ClusterMetrics) -> None:
+    def __init__(self, api: Api, world: ApiServerState, metrics: ClusterMetrics) -> None:
         self._api = api
         self._world = world
         self._metrics = metrics

@@ -1,0 +1,349 @@
+"""What the cluster home keeps beside `ClusterState`: nodes, pods, claims and templates of the API server, whose slices count, and who lost an allocation.
+
+Flows in: plain objects as informers bring them. Devices are those of ResourceSlices, whoever publishes them; who holds them is what claims say, and where a node has a
+ledger, what that says as well. It reads and writes nothing; the one mutable thing in it is the copy itself, owned by the shell's one loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.allocation.values import (
+    DeviceId,
+    Node,
+    Slice,
+)
+from topobus.controller.claims.gate import version_of
+from topobus.controller.claims.lifecycle import owner_of, status_of
+from topobus.controller.claims.reservations import claim_uses
+from topobus.controller.claims.stored import ObjectKey
+from topobus.controller.scheduling.node_fit import NodeFacts, node_facts
+from topobus.controller.scheduling.node_resources import NodeResources
+from topobus.controller.state.cluster_objects import read_object
+from topobus.controller.state.cluster_state import ClusterState, read_class, read_slice
+from topobus.controller.state.gated_pods_index import GatedPodsIndex
+from topobus.controller.state.slice_origin import only_known_devices, why_foreign
+from topobus.controller.state.taint_index import read_rule
+from topobus.domain.device import Inventory, class_of_driver
+from topobus.domain.errors import ContractError
+from topobus.kubernetes.api.objects import metadata_of
+
+__all__ = ["ApiServerState", "Key"]
+
+Key = tuple[str, str]
+"""Namespace (empty for a kind of the whole cluster) and name."""
+
+
+class ApiServerState(ClusterState):
+    """All copies of the cluster home."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node_facts: dict[str, NodeFacts] = {}
+        self.node_names: tuple[str, ...] = ()
+        """All nodes, by name; the same tuple as long as they are the same."""
+        self.pods: dict[Key, ApiObject] = {}
+        self.claims: dict[Key, ApiObject] = {}
+        self.templates: dict[Key, ApiObject] = {}
+        self.room = NodeResources()
+        self.let_go: dict[Key, ApiObject] = {}
+        """Claims as they were when they lost an allocation of ours: their nodes' ledgers are to hear of it."""
+        self.foreign: dict[str, str] = {}
+        """Slices that name a driver of ours and are not of its node, with the reason: they do not count."""
+        self.node_objects: dict[str, ApiObject] = {}
+        """Nodes as stored: whose slices are whose, and whom to tell."""
+        self._slices: dict[str, Slice] = {}
+        self._owners: dict[str, tuple[dict[str, Any], ...]] = {}
+        self._of_node: dict[str, set[str]] = {}
+        """Node to the slices of our drivers that are of a pool of its name."""
+        self._devices: dict[Key, frozenset[DeviceId]] = {}
+        self._holders: dict[DeviceId, set[Key]] = {}
+        self.book = GatedPodsIndex()
+        self._doubles: set[DeviceId] = set()
+        self._taken: dict[str, int] = {}
+        self._uses: dict[Key, tuple[Key, ...]] = {}
+        self._unreadable: dict[Key, ApiObject] = {}
+        """Claims that nobody can read now, as they were before: nobody works on them, and what they held stays held."""
+
+    def put(self, kind: str, version: str, plain: Mapping[str, Any]) -> None:
+        """Take in an object of the API server; one that is older than what is known is late news and left out.
+
+        Errors: raises ContractError for one that nobody can read; it counts as absent then, but what a claim holds stays held.
+        """
+        key = _key_of(plain)
+        try:
+            api_object = read_object(kind, version, plain)
+            if kind == "Pod":
+                self.room.put_pod(key, plain)
+            elif kind == "Node":
+                self.room.put_node(key[1], (plain.get("status") or {}).get("allocatable"))
+            if api_object is None:
+                self._drop_pod(key)
+                return
+            match kind:
+                case "Node":
+                    self._put_node(api_object)
+                case "Pod":
+                    self.put_pod(key, api_object)
+                case "ResourceClaim":
+                    self.put_claim(key, api_object)
+                case "ResourceClaimTemplate":
+                    self.templates[key] = api_object
+                case "DeviceClass":
+                    self._put_class(key[1], read_class(api_object))
+                case "ResourceSlice":
+                    self._file_slice(key[1], Slice(key[1], read_slice(api_object)), metadata_of(api_object).owner_references)
+                    self._show(key[1])
+                case "DeviceTaintRule":
+                    self._put_rule(key[1], read_rule(api_object))
+        except Exception:
+            # Whatever it is, it is raised again: the boundary of the informer tells of it. Only what stands here has to be taken back.
+            if kind == "ResourceClaim":
+                self._put_unreadable_claim(key, plain)
+            else:
+                self.drop(kind, key)
+            raise
+
+    def drop(self, kind: str, key: Key) -> None:
+        """Forget an object; one that is not known is no error."""
+        match kind:
+            case "Node":
+                self.room.drop_node(key[1])
+                self.node_objects.pop(key[1], None)
+                if self.node_facts.pop(key[1], None) is not None:
+                    self.node_names = tuple(sorted(self.node_facts))
+                    self.stock.outdate(key[1])
+            case "Pod":
+                self.room.put_pod(key, None)
+                self._drop_pod(key)
+            case "ResourceClaim":
+                gone = self.claims.pop(key, None) or self._unreadable.pop(key, None)
+                if gone is not None:
+                    self._note_loss(key, gone, None)
+                    self._taken.pop(owner_of(gone).uid, None)
+                    self._hold(key, None)
+            case "ResourceClaimTemplate":
+                self.templates.pop(key, None)
+            case "DeviceClass":
+                if key[1] in self.classes:
+                    self._put_class(key[1], None)
+            case "ResourceSlice":
+                if key[1] in self._slices:
+                    self._file_slice(key[1], None, ())
+                    self._put_slices((1, key[1]), ())
+            case "DeviceTaintRule":
+                self._put_rule(key[1], None)
+
+    def _drop_pod(self, key: Key) -> None:
+        self.pods.pop(key, None)
+        self._uses.pop(key, None)
+        self.book.put_pod(key, None)
+
+    def put_pod(self, key: Key, pod: ApiObject) -> None:
+        """Take in a pod."""
+        api_object = self.pods.get(key)
+        if api_object is not None and _is_older(pod, api_object):
+            return
+        uses = tuple((key[0], claim_use.claim) for claim_use in claim_uses(pod) if claim_use.claim)
+        self.pods[key] = pod
+        self._uses[key] = uses
+        self.book.put_pod(key, pod)
+
+    def put_claim(self, key: Key, claim: ApiObject) -> None:
+        """Take in a claim."""
+        status_of(claim)
+        api_object = self.claims.get(key) or self._unreadable.get(key)
+        if api_object is not None:
+            if _is_older(claim, api_object):
+                return
+            self._note_loss(key, api_object, claim)
+        self._unreadable.pop(key, None)
+        self.claims[key] = claim
+        self._hold(key, claim)
+
+    def _put_unreadable_claim(self, key: Key, plain: Mapping[str, Any]) -> None:
+        """Leave a claim alone that nobody can read: what it held, or seems to hold now, is given to nobody else and released nowhere."""
+        api_object = self.claims.pop(key, None) or self._unreadable.get(key)
+        if api_object is None:
+            api_object = _salvaged(key, plain)
+            self._hold(key, api_object)
+        self._unreadable[key] = api_object
+
+    def count(self, kind: str) -> int:
+        """Say how many objects of a kind are kept."""
+        kept: dict[str, Mapping[Any, object]] = {
+            "Node": self.node_facts,
+            "Pod": self.pods,
+            "ResourceClaim": self.claims,
+            "ResourceClaimTemplate": self.templates,
+            "DeviceClass": self.classes,
+            "ResourceSlice": self._slices,
+            "DeviceTaintRule": {str(key): rule for key, rule in self.taints.rules.items()},
+        }
+        return len(kept.get(kind, {}))
+
+    def pool_of(self, name: str) -> str:
+        """Name the pool of a slice; empty when it is not known."""
+        published = self._slices.get(name)
+        return published.spec.pool.name if published is not None else ""
+
+    def claims_of(self, pod: Key) -> tuple[Key, ...]:
+        """List the claims that a pod names, or that were made for it."""
+        return self._uses.get(pod, ())
+
+    def is_taken_back(self, key: Key) -> bool:
+        """Say whether somebody took back the allocation that a claim's note tells of: the note is history then, no intent."""
+        claim, note = self.claims.get(key), self.book.note(key)
+        return claim is not None and note is not None and self._taken.get(owner_of(claim).uid) == note.number
+
+    def is_topobus_device(self, node: str, device: DeviceId) -> bool:
+        """Say whether a node's own ledger has the last word on a device."""
+        return device.pool == node and class_of_driver(device.driver) is not None
+
+    def doubles(self) -> tuple[tuple[DeviceId, tuple[Key, ...]], ...]:
+        """List devices that two claims or more have been given whole: two writers allocated at one moment."""
+        return tuple((device, tuple(sorted(self._holders[device]))) for device in sorted(self._doubles))
+
+    def put_inventory(self, inventory: Inventory) -> None:
+        """Take in what a node that runs Topobus says of its devices; what may be allocated is what its ResourceSlices show."""
+        before = self._device_names(inventory.node, inventory.device_class)
+        super().put_inventory(inventory)
+        if self._device_names(inventory.node, inventory.device_class) != before:
+            self._show_of_node(inventory.node)
+
+    def drop_inventory(self, node: str, device_class: str) -> None:
+        """Forget an inventory."""
+        was_known = (node, device_class) in self.inventories
+        super().drop_inventory(node, device_class)
+        if was_known:
+            self._show_of_node(node)
+
+    def describe(self, node: str) -> Node:
+        """Show a node as node selectors see it; one that the API server has not told of has no labels."""
+        facts = self.node_facts.get(node)
+        return facts.node if facts is not None else Node(node)
+
+    def _put_node(self, node: ApiObject) -> None:
+        facts = node_facts(node)
+        known_node = self.node_facts.get(facts.node.name)
+        if known_node != facts:
+            self.node_facts[facts.node.name] = facts
+            if known_node is None:
+                self.node_names = tuple(sorted(self.node_facts))
+            self.stock.outdate(facts.node.name)
+        before = self.node_objects.get(facts.node.name)
+        self.node_objects[facts.node.name] = node
+        if before is None or metadata_of(before).uid != metadata_of(node).uid:
+            self._show_of_node(facts.node.name)
+
+    def _file_slice(self, name: str, published: Slice | None, owners: tuple[dict[str, Any], ...]) -> None:
+        """Remember a slice, or (None) forget it."""
+        before = self._slices.pop(name, None)
+        self._owners.pop(name, None)
+        self.foreign.pop(name, None)
+        if before is not None:
+            self._of_node.get(before.spec.pool.name, set()).discard(name)
+        if published is None:
+            return
+        self._slices[name], self._owners[name] = published, owners
+        if class_of_driver(published.spec.driver) is not None:
+            self._of_node.setdefault(published.spec.pool.name, set()).add(name)
+
+    def _show_of_node(self, node: str) -> None:
+        """Judge a node's slices of our drivers anew: what the node says of itself is another now."""
+        for name in sorted(self._of_node.get(node, ())):
+            self._show(name)
+
+    def _show(self, name: str) -> None:
+        """Give a slice to the supply as we see it, unless it only claims to be of a driver of ours."""
+        spec = self._slices[name].spec
+        node = self.node_objects.get(spec.pool.name)
+        inventory = self._device_names(spec.pool.name, class_of_driver(spec.driver) or "")
+        uid = metadata_of(node).uid if node is not None else None
+        why = why_foreign(spec, self._owners[name], node_uid=uid, inventory=inventory)
+        if why:
+            self.foreign[name] = why
+            self._put_slices((1, name), ())
+            return
+        self.foreign.pop(name, None)
+        self._put_slices((1, name), (Slice(name, only_known_devices(spec, inventory)),))
+
+    def _device_names(self, node: str, device_class: str) -> frozenset[str] | None:
+        inventory = self.inventories.get((node, device_class))
+        return frozenset([device.name for device in inventory.devices]) if inventory is not None else None
+
+    def _hold(self, key: Key, claim: ApiObject | None) -> None:
+        """Remember what a claim holds, allocated or about to be.
+
+        A note counts until it is withdrawn, also one that tells of the past: another replica that did not see the loss may take it for an intent.
+        """
+        self.book.put_claim(key, claim)
+        self.stock.put_claim(ObjectKey("resourceclaim", *key), claim)
+        before, after = self._devices.pop(key, frozenset()), _devices_of(claim)
+        if after:
+            self._devices[key] = after
+        for device in before - after:
+            self._holders[device].discard(key)
+            if not self._holders[device]:
+                del self._holders[device]
+        for device in after:
+            self._holders.setdefault(device, set()).add(key)
+        for device in before ^ after:
+            if len(self._holders.get(device, ())) > 1:
+                self._doubles.add(device)
+            else:
+                self._doubles.discard(device)
+
+    def _note_loss(self, key: Key, before: ApiObject, after: ApiObject | None) -> None:
+        """Notice that somebody took an allocation of ours back: the note that stays tells of the past from now on."""
+        note, uid = self.book.note(key), owner_of(before).uid
+        keeps = after is not None and owner_of(after).uid == uid and bool(after.status.get("allocation"))
+        if note is not None and before.status.get("allocation") and not keeps:
+            self._taken[uid] = note.number
+            self.let_go[key] = before
+
+
+def _key_of(plain: Mapping[str, Any]) -> Key:
+    metadata = plain.get("metadata")
+    found = metadata if isinstance(metadata, Mapping) else {}
+    return str(found.get("namespace") or ""), str(found.get("name") or "")
+
+
+def _salvaged(key: Key, plain: Mapping[str, Any]) -> ApiObject:
+    """Make a claim of what can be made out of one that nobody can read: its name, and the devices that its status names."""
+    metadata, status = plain.get("metadata"), plain.get("status")
+    uid = metadata.get("uid") if isinstance(metadata, Mapping) else ""
+    allocation = status.get("allocation") if isinstance(status, Mapping) else None
+    devices = allocation.get("devices") if isinstance(allocation, Mapping) else None
+    results = devices.get("results") if isinstance(devices, Mapping) else None
+    named = [
+        {"request": "unknown", **{field: result[field] for field in ("driver", "pool", "device")}}
+        for result in (results if isinstance(results, list) else ())
+        if isinstance(result, Mapping) and all(isinstance(result.get(field), str) for field in ("driver", "pool", "device"))
+    ]
+    kept = {"allocation": {"devices": {"results": named}}} if named else {}
+    identity = {"namespace": key[0], "name": key[1], "uid": uid if isinstance(uid, str) else ""}
+    return ApiObject(api_version="resource.k8s.io/v1", kind="ResourceClaim", metadata=identity, spec={}, status=kept)
+
+
+def _is_older(api_object: ApiObject, known_api_object: ApiObject) -> bool:
+    """Say whether this is late news of the same object."""
+    return api_object.metadata.get("uid") == known_api_object.metadata.get("uid") and version_of(api_object) < version_of(known_api_object)
+
+
+def _devices_of(claim: ApiObject | None) -> frozenset[DeviceId]:
+    """List the devices that a claim's status gives it whole."""
+    if claim is None or not claim.status.get("allocation"):
+        return frozenset()
+    try:
+        allocation = status_of(claim).allocation
+    except ContractError:
+        return frozenset()
+    results = allocation.devices.results if allocation is not None else ()
+    return frozenset(
+        DeviceId(granted_device.driver, granted_device.pool, granted_device.device)
+        for granted_device in results
+        if not granted_device.admin_access and granted_device.share_id is None
+    )
