@@ -99,7 +99,10 @@ def codes_in_source() -> dict[str, set[str]]:
                 parameters = [arg.arg for arg in (*inner.args.posonlyargs, *inner.args.args)]
                 if isinstance(value, ast.Name) and value.id in (*parameters, *(arg.arg for arg in inner.args.kwonlyargs)):
                     place = parameters.index(value.id) if value.id in parameters else -1
-                    makers[inner.name, path] = (place - (parameters[:1] == ["self"]) if place >= 0 else -1, value.id)
+                    # A public method is called wherever its object goes, a function of the module and a private method only here.
+                    is_method = parameters[:1] == ["self"]
+                    home_of_helper = None if is_method and not inner.name.startswith("_") else path
+                    makers[inner.name, home_of_helper] = (place - is_method if place >= 0 else -1, value.id)
                     continue
                 expressions = assignments(inner)
                 for text in texts(value, expressions):

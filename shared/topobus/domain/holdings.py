@@ -45,13 +45,13 @@ def holding_of(devices: Mapping[str, Iterable[str]], shared: Mapping[str, Iterab
 
 def common(allocation: Allocation, wanted: Holding) -> tuple[str, ...]:
     """Names of what an allocation holds and a holding wants, too, without those of which both have no more than a share."""
-    found: set[str] = set()
+    common_names: set[str] = set()
     for holding in allocation.holdings:
         for device_class, names in holding.devices.items():
             both_share = set(holding.shared.get(device_class, ())) & set(wanted.shared.get(device_class, ()))
-            found |= set(names) & set(wanted.devices.get(device_class, ())) - both_share
-        found |= {cpu_name(cpu) for cpu in holding.cpus & wanted.cpus}
-    return tuple(sorted(found))
+            common_names |= set(names) & set(wanted.devices.get(device_class, ())) - both_share
+        common_names |= {cpu_name(cpu) for cpu in holding.cpus & wanted.cpus}
+    return tuple(sorted(common_names))
 
 
 def missing(allocation: Allocation | None, wanted: Holding) -> tuple[str, ...]:
@@ -96,12 +96,13 @@ def meets(allocation: Allocation, wanted: Holding) -> bool:
 
 def names_of(allocation: Allocation) -> dict[str, tuple[str, ...]]:
     """List all that an allocation holds, by class and sorted; CPUs by their numbers."""
-    found: dict[str, set[str]] = {}
+    devices: dict[str, set[str]] = {}
     for holding in allocation.holdings:
         for device_class, names in holding.devices.items():
-            found.setdefault(device_class, set()).update(names)
+            devices.setdefault(device_class, set()).update(names)
         if holding.cpus:
-            found.setdefault(CPU_CLASS, set()).update(cpu_name(cpu) for cpu in holding.cpus)
+            devices.setdefault(CPU_CLASS, set()).update(cpu_name(cpu) for cpu in holding.cpus)
     return {
-        device_class: tuple(sorted(names, key=lambda name: (cpu_of_name(name) or 0, name))) for device_class, names in sorted(found.items())
+        device_class: tuple(sorted(names, key=lambda name: (cpu_of_name(name) or 0, name)))
+        for device_class, names in sorted(devices.items())
     }

@@ -61,9 +61,9 @@ class IdSet:
     @classmethod
     def _wrap(cls, bits: int) -> Self:
         """Wrap what is known to be within bounds: alignment makes millions of these."""
-        made = cls.__new__(cls)
-        object.__setattr__(made, "bits", bits)
-        return made
+        ids = cls.__new__(cls)
+        object.__setattr__(ids, "bits", bits)
+        return ids
 
     @classmethod
     def of(cls, ids: Iterable[int]) -> Self:
@@ -119,8 +119,8 @@ class IdSet:
     def __iter__(self) -> Iterator[int]:
         return ids_of_bits(self.bits)
 
-    def __contains__(self, one: object) -> bool:
-        return isinstance(one, int) and one >= 0 and bool(self.bits >> one & 1)
+    def __contains__(self, node_id: object) -> bool:
+        return isinstance(node_id, int) and node_id >= 0 and bool(self.bits >> node_id & 1)
 
     def __or__(self, other: Self) -> Self:
         return self._wrap(self.bits | other.bits)

@@ -172,15 +172,15 @@ def _value(device: Device, field: str) -> AttributeValue | None:
 
 
 def _check_field(field: str) -> None:
-    known = [*_TEXTS, *_NUMBERS]
+    fields = [*_TEXTS, *_NUMBERS]
     table, dot, key = field.partition(".")
-    if field in known or (table in _TABLES and dot and key):
+    if field in fields or (table in _TABLES and dot and key):
         return
     tables = [f"{each_table}.NAME" for each_table in _TABLES]
-    near = get_close_matches(field, known, n=1)
+    near = get_close_matches(field, fields, n=1)
     if not near and get_close_matches(table, _TABLES, n=1):
         near = [f"{get_close_matches(table, _TABLES, n=1)[0]}.{key or 'NAME'}"]
-    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(known))}, {', '.join(tables)}"
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(sorted(fields))}, {', '.join(tables)}"
     raise ValueError(f"there is no field {field!r}: {hint}")
 
 

@@ -212,7 +212,7 @@ def _places(view: NodeView, wishes: AlignmentRequest | None, specs: Sequence[Cla
     """List where to look, the most local first; None is the whole node."""
     localities = _localities(wishes) if wishes is not None else ()
     room = NodeAvailability(view)
-    return [domain for tier in tiers(room.places(), _want(view, specs), localities) for domain in tier]
+    return [domain for tier in tiers(room.locality(), _want(view, specs), localities) for domain in tier]
 
 
 def _localities(wishes: AlignmentRequest) -> tuple[Locality, ...]:

@@ -32,8 +32,8 @@ def contradiction(options: CpuOptions) -> str:
         ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_cores"),
         ("prefer_align_cpus_by_uncorecache", "distribute_cpus_across_numa"),
     )
-    found = (f"{first} and {second}" for first, second in pairs if getattr(options, first) and getattr(options, second))
-    return next(found, "").replace("_", "-")
+    clashes = (f"{first} and {second}" for first, second in pairs if getattr(options, first) and getattr(options, second))
+    return next(clashes, "").replace("_", "-")
 
 
 def assign_cpus(topology: CpuTopology, usable: CpuSet, count: int, nodes: NodeSet | None, options: CpuOptions = _PLAIN) -> CpuSet | None:
@@ -146,11 +146,11 @@ class _Taking:
         by_numa, by_socket = self.topology.by_numa, self.topology.by_socket
         if not self._numa_is_above():
             return self._sorted(by_socket, self.free)
-        found = [
+        sockets = [
             socket for node in self.sorted_numa_nodes() for socket in self._sorted(by_socket, self.free & by_numa[node], count_in=self.free)
         ]
         # CPUs that tell no NUMA node are in none of the nodes above; kubelet knows no such CPU.
-        return [*found, *(one for one in self._sorted(by_socket, self.free) if one not in set(found))]
+        return [*sockets, *(socket for socket in self._sorted(by_socket, self.free) if socket not in set(sockets))]
 
     def _sorted_cores(self) -> Iterator[int]:
         by_core = self.topology.by_core
@@ -194,7 +194,7 @@ class _Taking:
 
     def _sorted_l3(self) -> list[int]:
         by_l3, by_numa = self.topology.by_l3, self.topology.by_numa
-        return [one for node in self.sorted_numa_nodes() for one in self._sorted(by_l3, self.free & by_numa[node], count_in=self.free)]
+        return [group for node in self.sorted_numa_nodes() for group in self._sorted(by_l3, self.free & by_numa[node], count_in=self.free)]
 
     def _take_l3_groups(self) -> None:
         for group in self._sorted_l3():

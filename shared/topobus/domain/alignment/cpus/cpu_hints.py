@@ -1,7 +1,7 @@
 """Hints for exclusive CPUs by kubelet's rules: on which NUMA nodes could so many CPUs be had?
 
 Flows in: what exists, what is free, what may be reused, how much is wanted. Flows out: the rule (a `HintRule`) that the merge works on, or the list that
-kubelet would make, in kubelet's order (by width, then by node ids). None is "no opinion"; an empty family or tuple is "cannot be satisfied". Preferred
+kubelet would make, in kubelet's order (by width, then by node ids). None is "no opinion"; an empty rule or tuple is "cannot be satisfied". Preferred
 are the masks as narrow as the *whole* capacity allows, busy CPUs included, as in kubelet: on a busy node nothing may be preferred.
 Source: kubelet 1.36 cm/cpumanager/policy_static.go.
 
@@ -54,8 +54,8 @@ def cpu_rule(
         # A reusable CPU outside every node (it went offline) is in no mask, so kubelet drops them all.
         musts.append(0)
     by_socket: dict[int, int] = {}
-    for node, found in (sockets or {}).items():
-        for socket in found:
+    for node, sockets_of_node in (sockets or {}).items():
+        for socket in sockets_of_node:
             by_socket[socket] = by_socket.get(socket, 0) | 1 << node
     return HintRule(
         units=tuple(units),
@@ -79,5 +79,5 @@ def cpu_hints(
     >>> cpu_hints({0: CpuSet(0, 1), 1: CpuSet(2, 3)}, CpuSet(1, 2, 3), 2)
     (Hint(nodes=NodeSet(1), preferred=True), Hint(nodes=NodeSet(0, 1), preferred=False))
     """
-    family = cpu_rule(cpus_by_node, available, request, reusable=reusable, sockets=sockets)
-    return None if family is None else list_hints(family)
+    rule = cpu_rule(cpus_by_node, available, request, reusable=reusable, sockets=sockets)
+    return None if rule is None else list_hints(rule)

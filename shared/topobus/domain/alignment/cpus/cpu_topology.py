@@ -46,22 +46,22 @@ class CpuTopology:
     @classmethod
     def of_cores(cls, cores: Iterable[CoreView]) -> Self:
         """Lay out the cores of a view. Without a socket all is one socket; without an L3 the socket is the group, under an id of its own."""
-        made = cls(())
+        topology = cls(())
         for core in cores:
             socket = core.socket if core.socket is not None else 0
-            made._add(core.cpus.bits, core.cpus.lowest, socket, core.numa_node, core.l3 if core.l3 is not None else -1 - socket)
-        made.count = made.all_bits.bit_count()
-        return made
+            topology._add(core.cpus.bits, core.cpus.lowest, socket, core.numa_node, core.l3 if core.l3 is not None else -1 - socket)
+        topology.count = topology.all_bits.bit_count()
+        return topology
 
     def mirrored(self) -> CpuTopology:
         """Turn all ids round, so that whoever prefers the smallest takes the largest; `mirrored_cpus` leads there and back."""
-        made = CpuTopology(())
-        made.all_bits, made.count = self._mirror(self.all_bits), self.count
-        made.by_core, made.by_l3, made.by_numa, made.by_socket = (
+        mirrored = CpuTopology(())
+        mirrored.all_bits, mirrored.count = self._mirror(self.all_bits), self.count
+        mirrored.by_core, mirrored.by_l3, mirrored.by_numa, mirrored.by_socket = (
             {-unit: self._mirror(bits) for unit, bits in units.items()}
             for units in (self.by_core, self.by_l3, self.by_numa, self.by_socket)
         )
-        return made
+        return mirrored
 
     def mirrored_cpus(self, cpus: CpuSet) -> CpuSet:
         """Turn the ids of CPUs round: the lowest one of the machine's range becomes the highest."""

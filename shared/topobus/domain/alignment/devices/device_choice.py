@@ -75,7 +75,7 @@ def choose_devices(
     count: int,
     *,
     must_include: Sequence[Device] = (),
-    company: Sequence[Neighbours] = (),
+    neighbours: Sequence[Neighbours] = (),
     free: Sequence[Device] = (),
     is_from_end: bool = False,
 ) -> Choice:
@@ -90,10 +90,10 @@ def choose_devices(
     count = max(len(musts), min(count, len(pool)))
     links = Links(pool)
     if count == len(pool) or count == 0:
-        return _report(pool[:count] if count else [], sites, company, links)
+        return _report(pool[:count] if count else [], sites, neighbours, links)
     order = {name: place for place, name in enumerate(sorted((device.name for device in pool), reverse=is_from_end))}
     groups = form_groups(pool, musts, sites, links, order)
-    return _Search(groups, sites, count, company, free or pool, links, order, is_order_first=is_from_end and count == 1).run()
+    return _Search(groups, sites, count, neighbours, free or pool, links, order, is_order_first=is_from_end and count == 1).run()
 
 
 class _Search:
@@ -104,7 +104,7 @@ class _Search:
         groups: Sequence[Group],
         sites: Mapping[str, Site],
         count: int,
-        company: Sequence[Neighbours],
+        neighbours: Sequence[Neighbours],
         free: Sequence[Device],
         links: Links,
         order: Mapping[str, int],
@@ -116,12 +116,12 @@ class _Search:
         self.groups = groups
         self.sites = sites
         self.count = count
-        self.company = company
+        self.neighbours = neighbours
         self.all_links = links
-        self.links_first = not links.is_empty or not company
+        self.links_first = not links.is_empty or not neighbours
         self.reach = [[self._reach(group, other) for other in groups] for group in groups]
         counted = Counter(sites[device.name] for device in free)
-        self.twin = interchangeable(groups, self.reach, company, counted)
+        self.twin = interchangeable(groups, self.reach, neighbours, counted)
         self.damage = _Damage(groups, counted)
         self.room = [0] * (len(groups) + 1)
         self.owed = [0] * (len(groups) + 1)
@@ -141,7 +141,7 @@ class _Search:
         """Search and report."""
         self._walk(0, self.count, [], 0, 0, 0.0, [0.0] * len(self.groups))
         chosen = [device for group, count in zip(self.groups, self.best_counts, strict=True) for device in group.devices[:count]]
-        report = _report(chosen, self.sites, self.company, self.all_links)
+        report = _report(chosen, self.sites, self.neighbours, self.all_links)
         return Choice(
             names=report.names,
             bottleneck=report.bottleneck,
@@ -194,7 +194,7 @@ class _Search:
             return True
         # With links at best equal the damage decides, and damage only grows on the way down.
         return (
-            not self.company
+            not self.neighbours
             and not self.is_order_first
             and reachable <= best_bandwidth * (1 + 1e-9)
             and self.damage.of(counts) > self.best_damage
@@ -211,7 +211,7 @@ class _Search:
         self.budget -= 1
         if self.links_first and self.best_links is not None and (degraded, rank, -bandwidth) > (*self.best_links[:2], -self.best_links[2]):
             return
-        closeness = _closeness(self._taken(counts), self.company)
+        closeness = _closeness(self._taken(counts), self.neighbours)
         head = (degraded, rank, -bandwidth, closeness) if self.links_first else (degraded, closeness, rank, -bandwidth)
         damage = self.damage.of(counts)
         # A single device's place in the order tells all apart, so the damage after it never decides.
@@ -242,8 +242,8 @@ class _Bound:
             return 0.0
         worth: list[float] = []
         for group in range(place, len(self.sizes)):
-            one = gains[group] + self._best_links(place, group, left - 1) / 2
-            worth += [one] * min(self.sizes[group], left)
+            rank = gains[group] + self._best_links(place, group, left - 1) / 2
+            worth += [rank] * min(self.sizes[group], left)
         worth.sort(reverse=True)
         # A hair above the sum: bandwidths are floats, and adding them in another order must not cut a tie.
         return sum(worth[:left]) * (1 + 1e-12)
@@ -258,8 +258,8 @@ class _Bound:
                 row += [self._reach[group][other].bandwidth_gbps] * (self.sizes[other] - (other == group))
             row.sort(reverse=True)
             sums = [0.0]
-            for one in row:
-                sums.append(sums[-1] + one)
+            for amount in row:
+                sums.append(sums[-1] + amount)
             self._rows[key] = sums
         return sums[min(count, len(sums) - 1)]
 
@@ -293,24 +293,24 @@ class _Damage:
                 if count and homes[place] >= 0:
                     taken[homes[place]] += count
             # A must that is held already is not among the free: it loses nothing more.
-            found = [losses[room][min(count, len(losses[room]) - 1)] for room, count in enumerate(taken) if count]
-            rows.append(tuple(map(sum, zip(*found, strict=True))) if found else (0,) * len(_LATER_SIZES))
+            rows_left = [losses[room][min(count, len(losses[room]) - 1)] for room, count in enumerate(taken) if count]
+            rows.append(tuple(map(sum, zip(*rows_left, strict=True))) if rows_left else (0,) * len(_LATER_SIZES))
         return tuple(row[size] for size in range(len(_LATER_SIZES)) for row in rows)
 
 
-def _closeness(taken: Mapping[Site, int], company: Sequence[Neighbours]) -> tuple[int, ...]:
+def _closeness(taken: Mapping[Site, int], neighbours: Sequence[Neighbours]) -> tuple[int, ...]:
     """Fewer far pairs first: counts of pairs by rank, the farthest first, over all other classes; pairs that cannot be made are no one's fault."""
-    if not company:
+    if not neighbours:
         return ()
     total = [0] * FARTHEST
-    mine = sum(taken.values())
-    for other in company:
-        for rank, pairs in enumerate(matching(taken, other.sites, min(mine, other.count))):
+    count = sum(taken.values())
+    for other in neighbours:
+        for rank, pairs in enumerate(matching(taken, other.sites, min(count, other.count))):
             total[rank] += pairs
     return tuple(reversed(total))
 
 
-def _report(chosen: Sequence[Device], sites: Mapping[str, Site], company: Sequence[Neighbours], links: Links) -> Choice:
+def _report(chosen: Sequence[Device], sites: Mapping[str, Site], neighbours: Sequence[Neighbours], links: Links) -> Choice:
     rank = -1
     bandwidth = 0.0
     for place, device in enumerate(chosen):
@@ -323,5 +323,5 @@ def _report(chosen: Sequence[Device], sites: Mapping[str, Site], company: Sequen
         names=tuple(sorted(device.name for device in chosen)),
         bottleneck=LINK_CLASSES[rank] if rank >= 0 else None,
         bandwidth_gbps=bandwidth,
-        pairs=tuple(reversed(_closeness(taken, company))),
+        pairs=tuple(reversed(_closeness(taken, neighbours))),
     )

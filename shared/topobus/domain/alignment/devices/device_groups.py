@@ -116,10 +116,10 @@ def _are_linked_alike(links: Links, group: Sequence[Device], device: Device) -> 
 
 
 def interchangeable(
-    groups: Sequence[Group], reach: Sequence[Sequence[Reach]], company: Sequence[Neighbours], free: Mapping[Site, int]
+    groups: Sequence[Group], reach: Sequence[Sequence[Reach]], neighbours: Sequence[Neighbours], free: Mapping[Site, int]
 ) -> list[int]:
     """For each group the latest earlier group that it could change places with, or -1."""
-    looks = [_look(group, company, free) for group in groups]
+    looks = [_look(group, neighbours, free) for group in groups]
     before: list[int] = []
     for place, row in enumerate(reach):
         twin = next(
@@ -136,12 +136,12 @@ def interchangeable(
     return before
 
 
-def _look(group: Group, company: Sequence[Neighbours], free: Mapping[Site, int]) -> tuple[object, ...]:
+def _look(group: Group, neighbours: Sequence[Neighbours], free: Mapping[Site, int]) -> tuple[object, ...]:
     """What a group's neighbourhood looks like from outside, names and addresses aside."""
     site = group.site
     levels: list[int] = []
-    for sites in (free, *(neighbours.sites for neighbours in company)):
+    for sites in (free, *(neighbours.sites for neighbours in neighbours)):
         for key in ("switch", "root", "parent"):
-            mine = getattr(site, key)
-            levels.append(sum(count for other, count in sites.items() if getattr(other, key) == mine) if mine else -1)
+            place = getattr(site, key)
+            levels.append(sum(count for other, count in sites.items() if getattr(other, key) == place) if place else -1)
     return (len(group.devices), group.musts, group.is_degraded, site.numa, site.sockets, tuple(levels))

@@ -1,7 +1,7 @@
 """Hints for devices by kubelet's rules: on which NUMA nodes could so many devices of one class be had?
 
 Flows in: what exists, what is free, what may be reused, how much is wanted. Flows out: the rule (a `HintRule`) that the merge works on, or the list that
-kubelet would make, in kubelet's order (by width, then by node ids). None is "no opinion"; an empty family or tuple is "cannot be satisfied". Preferred
+kubelet would make, in kubelet's order (by width, then by node ids). None is "no opinion"; an empty rule or tuple is "cannot be satisfied". Preferred
 are the masks as narrow as the *whole* capacity allows, busy and sick devices included, as in kubelet: on a busy node nothing may be preferred.
 Source: kubelet 1.36 cm/devicemanager/topology_hints.go.
 
@@ -73,5 +73,5 @@ def device_hints(
     kubelet: KubeletVersion = KubeletVersion.V1_36,
 ) -> tuple[Hint, ...] | None:
     """Give the hints for `count` devices of one class as kubelet lists them; see `device_rule`."""
-    family = device_rule(devices, available, count, nodes, reusable=reusable, kubelet=kubelet)
-    return None if family is None else list_hints(family)
+    rule = device_rule(devices, available, count, nodes, reusable=reusable, kubelet=kubelet)
+    return None if rule is None else list_hints(rule)

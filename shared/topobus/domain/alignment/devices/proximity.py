@@ -99,7 +99,7 @@ def site_rank(first: Site, second: Site) -> int:
     return _SOCKET if first.sockets & second.sockets else FARTHEST
 
 
-def matching(ours: Mapping[Site, int], theirs: Mapping[Site, int], pairs: int) -> tuple[int, ...]:
+def matching(counts: Mapping[Site, int], others: Mapping[Site, int], pairs: int) -> tuple[int, ...]:
     """Pair devices of two classes off, as close as possible; return how many pairs are made at each rank from switch to farthest.
 
     Places nest (switch in root in NUMA node in socket), so pairing at the closest level first is optimal.
@@ -108,8 +108,8 @@ def matching(ours: Mapping[Site, int], theirs: Mapping[Site, int], pairs: int) -
     >>> matching({here: 2}, {here: 1, there: 1}, 2)
     (1, 0, 1, 0, 0)
     """
-    left, right = dict(ours), dict(theirs)
-    made: list[int] = []
+    left, right = dict(counts), dict(others)
+    pairs_by_rank: list[int] = []
     wanted = pairs
     for level in (_SWITCH, _ROOT, _NUMA, _SOCKET):
         count = 0
@@ -121,10 +121,10 @@ def matching(ours: Mapping[Site, int], theirs: Mapping[Site, int], pairs: int) -
                     left[site] -= moved
                     right[peer] -= moved
                     count += moved
-        made.append(count)
+        pairs_by_rank.append(count)
         wanted -= count
-    made.append(min(wanted, sum(left.values()), sum(right.values())))
-    return tuple(made)
+    pairs_by_rank.append(min(wanted, sum(left.values()), sum(right.values())))
+    return tuple(pairs_by_rank)
 
 
 def _by_key(sites: Mapping[Site, int], level: int) -> dict[str | int, list[Site]]:
@@ -142,13 +142,13 @@ def _meets(first: str | int, second: str | int) -> bool:
     return bool(first) and first == second
 
 
-def pairs_by_switch(ours: Sequence[tuple[str, Site]], theirs: Sequence[tuple[str, Site]]) -> tuple[tuple[str, str, str], ...]:
+def pairs_by_switch(devices: Sequence[tuple[str, Site]], others: Sequence[tuple[str, Site]]) -> tuple[tuple[str, str, str], ...]:
     """List (our device, their device, switch) for pairs under the same switch, each device in at most one pair, by name."""
-    free = list(theirs)
-    found: list[tuple[str, str, str]] = []
-    for name, site in ours:
-        peer = next((one for one in free if site.switch and one[1].switch == site.switch), None)
+    free = list(others)
+    pairs: list[tuple[str, str, str]] = []
+    for name, site in devices:
+        peer = next((other for other in free if site.switch and other[1].switch == site.switch), None)
         if peer is not None:
             free.remove(peer)
-            found.append((name, peer[0], site.switch))
-    return tuple(found)
+            pairs.append((name, peer[0], site.switch))
+    return tuple(pairs)

@@ -1,6 +1,6 @@
 """The memory of a node during one plan: hints out of it, blocks taken from it, and what init containers leave for reuse.
 
-Immutable: taking gives the blocks and the room afterwards, so a search may fork as often as it likes.
+Immutable: taking gives the blocks and what is available afterwards, so a search may fork as often as it likes.
 Source: kubelet 1.36 cm/memorymanager/policy_static.go.
 """
 
@@ -48,14 +48,14 @@ class AvailableMemory(Struct, frozen=True, kw_only=True):
         """Take memory inside the affinity; what an init container takes may be taken again by what comes after it."""
         if not self.allocatable or not wanted:
             return (), self
-        made = allocate_memory(memory_nodes(self.allocatable, self.blocks), wanted, hint, reusable=self.reusable)
-        if isinstance(made, Reason):
-            return made
-        return made, structs.replace(self, blocks=(*self.blocks, *made), reusable=self._left(made, wanted, kind))
+        blocks = allocate_memory(memory_nodes(self.allocatable, self.blocks), wanted, hint, reusable=self.reusable)
+        if isinstance(blocks, Reason):
+            return blocks
+        return blocks, structs.replace(self, blocks=(*self.blocks, *blocks), reusable=self._left(blocks, wanted, kind))
 
-    def _left(self, made: Iterable[MemoryBlock], wanted: Mapping[str, int], kind: ContainerKind) -> dict[NodeSet, dict[str, int]]:
+    def _left(self, blocks: Iterable[MemoryBlock], wanted: Mapping[str, int], kind: ContainerKind) -> dict[NodeSet, dict[str, int]]:
         left = {nodes: dict(kinds) for nodes, kinds in self.reusable.items()}
-        for block in made:
+        for block in blocks:
             kinds = left.setdefault(block.nodes, {})
             have = kinds.get(block.kind, 0)
             if kind is ContainerKind.INIT:

@@ -89,7 +89,7 @@ def allocate_memory(
         chosen = wider
     mask = chosen.nodes if chosen.nodes is not None else NodeSet()
     by_id = {node.id: node for node in nodes}
-    if len(mask) > 1 and any(by_id[one].assignments and by_id[one].group != mask for one in mask):
+    if len(mask) > 1 and any(by_id[node].assignments and by_id[node].group != mask for node in mask):
         return _reason("memory-group", f"NUMA nodes {mask} serve other groups already", request, chosen)
     return tuple(_fill(by_id, mask, kind, wanted, (reusable or {}).get(mask, {}).get(kind, 0)) for kind, wanted in sorted(request.items()))
 
@@ -106,11 +106,11 @@ def _fill(by_id: Mapping[int, MemoryNode], mask: NodeSet, kind: str, wanted: int
     """Take from the mask's nodes in ascending order of id; what is reused is not taken again."""
     left = max(0, wanted - reused)
     shares: list[tuple[int, int]] = []
-    for one in mask:
-        amount = by_id[one].amounts.get(kind)
+    for node in mask:
+        amount = by_id[node].amounts.get(kind)
         taken = min(left, amount.free) if amount is not None else 0
         if taken:
-            shares.append((one, taken))
+            shares.append((node, taken))
             left -= taken
     return MemoryBlock(kind=kind, nodes=mask, shares=tuple(shares))
 

@@ -32,7 +32,7 @@ def join_claims(view: NodeView, request: PodRequest) -> tuple[NodeView, PodReque
     joined = tuple(
         _with_devices(container_request, view, owners.get(container_request.name, [])) for container_request in request.containers
     )
-    keys = frozenset(key for found in owners.values() for key in found)
+    keys = frozenset(key for owner_keys in owners.values() for key in owner_keys)
     return without_owners(view, keys), structs.replace(request, containers=joined, claims=())
 
 
@@ -49,8 +49,8 @@ def leave_claims(view: NodeView, request: PodRequest, placement: Placement) -> P
 def with_claim_held(view: NodeView, owner_key: str, devices: dict[str, tuple[str, ...]], cpus: CpuSet) -> NodeView:
     """The same node when a claim holds these devices, too: what will be once it is allocated."""
     held = {name: dict(owners) for name, owners in view.held_devices.items()}
-    for name, found in devices.items():
-        held.setdefault(name, {}).update(dict.fromkeys(found, owner_key))
+    for name, names in devices.items():
+        held.setdefault(name, {}).update(dict.fromkeys(names, owner_key))
     held_cpus = view.held_cpus | ({owner_key: view.held_cpus.get(owner_key, CpuSet()) | cpus} if cpus else {})
     return structs.replace(view, held_devices=held, held_cpus=held_cpus)
 
@@ -74,5 +74,5 @@ def _with_devices(container_request: ContainerRequest, view: NodeView, owners: l
 
 
 def _without_devices(container: ContainerPlacement, cpus: CpuSet, devices: set[tuple[str, str]]) -> ContainerPlacement:
-    left = {name: tuple(device for device in found if (name, device) not in devices) for name, found in container.devices.items()}
-    return structs.replace(container, cpus=container.cpus - cpus, devices={name: found for name, found in left.items() if found})
+    left = {name: tuple(device for device in names if (name, device) not in devices) for name, names in container.devices.items()}
+    return structs.replace(container, cpus=container.cpus - cpus, devices={name: names for name, names in left.items() if names})

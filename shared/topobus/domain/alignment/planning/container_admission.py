@@ -1,6 +1,6 @@
 """Admit one container (or a pod's totals) into what is free: hints, their merge by the policy, and what is taken, with the reasons for each.
 
-Flows in: the room that is left, a want, the policy. Flows out: an `Aligned` and then a ContainerPlacement, or the Conflict that says why not.
+Flows in: what is available, a demand, the policy. Flows out: an `Aligned` and then a ContainerPlacement, or the Conflict that says why not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from topobus.domain.alignment.devices.proximity import pairs_by_switch
 from topobus.domain.alignment.merge.dispatch import Merged, merge_hints
+from topobus.domain.alignment.planning.demand_faults import demand_faults
 from topobus.domain.alignment.planning.demands import ContainerDemand
 from topobus.domain.alignment.planning.node_availability import NodeAvailability
 from topobus.domain.alignment.planning.node_view import CPU_CLASS
@@ -40,51 +41,51 @@ class Aligned:
         return self._records
 
 
-def align(room: NodeAvailability, want: ContainerDemand, policy: Policy, *, is_pod: bool) -> Aligned | Conflict:
-    """Merge what all resources of a want say about NUMA nodes, or say why it cannot be had."""
-    faults = room.faults(want)
+def align(available: NodeAvailability, demand: ContainerDemand, policy: Policy, *, is_pod: bool) -> Aligned | Conflict:
+    """Merge what all resources of a demand say about NUMA nodes, or say why it cannot be met."""
+    faults = demand_faults(available, demand)
     if faults:
-        return Conflict(want=want, reasons=tuple(faults))
-    lists = [] if policy is Policy.NONE else room.hint_lists(want, is_pod=is_pod)
-    options = room.view.options
+        return Conflict(demand=demand, reasons=tuple(faults))
+    lists = [] if policy is Policy.NONE else available.hint_lists(demand, is_pod=is_pod)
+    options = available.view.options
     merged = merge_hints(
         [resource_hints.opinion for resource_hints in lists],
-        room.view.numa_nodes,
+        available.view.numa_nodes,
         policy,
-        distances=room.view.distances,
+        distances=available.view.distances,
         prefer_closest=options.prefer_closest_numa_nodes,
     )
     if not merged.is_admitted:
-        return Conflict(want=want, lists=tuple(lists), merged=merged, policy=policy, room=room)
+        return Conflict(demand=demand, lists=tuple(lists), merged=merged, policy=policy, available=available)
     return Aligned(lists, merged, policy)
 
 
-def fill(room: NodeAvailability, want: ContainerDemand, aligned: Aligned) -> ContainerPlacement | Conflict:
-    """Take what a container wants, inside the alignment first. Updates the room."""
-    faults = room.faults(want)
+def fill(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned) -> ContainerPlacement | Conflict:
+    """Take what a container demands, inside the alignment first. Updates what is available."""
+    faults = demand_faults(available, demand)
     if faults:
-        return Conflict(want=want, reasons=tuple(faults))
+        return Conflict(demand=demand, reasons=tuple(faults))
     hint = aligned.merged.hint
-    taken = room.take(want, hint)
+    taken = available.take(demand, hint)
     if isinstance(taken, list):
-        return Conflict(want=want, reasons=tuple(taken))
+        return Conflict(demand=demand, reasons=tuple(taken))
     return ContainerPlacement(
-        name=want.name,
+        name=demand.name,
         alignment=hint,
         cpus=taken.cpus,
         numa_nodes=taken.numa_nodes,
         devices=taken.devices,
         memory=taken.memory,
         hints=aligned.records,
-        reasons=tuple(_why(room, want, aligned, taken)),
+        reasons=tuple(_why(available, demand, aligned, taken)),
     )
 
 
-def _why(room: NodeAvailability, want: ContainerDemand, aligned: Aligned, taken: ContainerAllocation) -> list[Reason]:
-    reasons = [_why_aligned(room, aligned)]
+def _why(available: NodeAvailability, demand: ContainerDemand, aligned: Aligned, taken: ContainerAllocation) -> list[Reason]:
+    reasons = [_why_aligned(available, aligned)]
     if taken.cpus:
-        cores = sum(1 for core in room.view.cores if core.cpus <= taken.cpus)
-        nodes = room.topology.nodes_of(taken.cpus)
+        cores = sum(1 for core in available.view.cores if core.cpus <= taken.cpus)
+        nodes = available.topology.nodes_of(taken.cpus)
         reasons.append(
             Reason(
                 code="cpus-taken",
@@ -127,20 +128,20 @@ def _why(room: NodeAvailability, want: ContainerDemand, aligned: Aligned, taken:
         )
         for device_class, names in sorted(taken.outside.items())
     ]
-    reasons += _why_near(room, taken)
+    reasons += _why_near(available, taken)
     reasons += [
         Reason(
             code="no-opinion",
             message=f"{device.device_class}: its service has hints of its own and did not answer in time; it was left out of the merge",
             facts={"resource": device.device_class},
         )
-        for device in want.devices
-        if device.device_class in room.view.silent_classes
+        for device in demand.devices
+        if device.device_class in available.view.silent_classes
     ]
     return reasons
 
 
-def _why_aligned(room: NodeAvailability, aligned: Aligned) -> Reason:
+def _why_aligned(available: NodeAvailability, aligned: Aligned) -> Reason:
     hint, merged = aligned.merged.hint, aligned.merged
     decider = _decider(aligned)
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
@@ -163,7 +164,7 @@ def _why_aligned(room: NodeAvailability, aligned: Aligned) -> Reason:
         facts["is_exact"] = False
     tie = ""
     if merged.tied:
-        by = "distance, then lowest ids" if room.view.options.prefer_closest_numa_nodes else "lowest ids"
+        by = "distance, then lowest ids" if available.view.options.prefer_closest_numa_nodes else "lowest ids"
         facts["tie_break"] = by
         tie = f"; NUMA node {' and '.join(str(node_set) for node_set in merged.tied)} would do as well and lost by {by}"
     return Reason(code="aligned", message=f"all resources prefer NUMA node {hint.nodes}, {decider} decides{tie}", facts=facts)
@@ -180,21 +181,21 @@ def _decider(aligned: Aligned) -> str:
     return min(sizes)[1] if sizes else ""
 
 
-def _why_near(room: NodeAvailability, taken: ContainerAllocation) -> list[Reason]:
+def _why_near(available: NodeAvailability, taken: ContainerAllocation) -> list[Reason]:
     """Name the devices of different classes that share a PCIe switch."""
     reasons: list[Reason] = []
     classes = [name for name in taken.devices if taken.devices[name]]
     for place, device_class in enumerate(classes):
         for other in classes[place + 1 :]:
-            ours = [(name, room.sites(device_class)[name]) for name in taken.devices[device_class]]
-            theirs = [(name, room.sites(other)[name]) for name in taken.devices[other]]
-            pairs = pairs_by_switch(ours, theirs)
+            devices = [(name, available.sites(device_class)[name]) for name in taken.devices[device_class]]
+            others = [(name, available.sites(other)[name]) for name in taken.devices[other]]
+            pairs = pairs_by_switch(devices, others)
             if pairs:
-                listed = tuple(f"{mine} and {peer} under {switch}" for mine, peer, switch in pairs)
+                listed = tuple(f"{device} and {peer} under {switch}" for device, peer, switch in pairs)
                 reasons.append(
                     Reason(
                         code="same-switch",
-                        message=f"{len(pairs)} of {len(theirs)} {other} share a PCIe switch with a {device_class}: {'; '.join(listed)}",
+                        message=f"{len(pairs)} of {len(others)} {other} share a PCIe switch with a {device_class}: {'; '.join(listed)}",
                         facts={"resource": device_class, "other": other, "pairs": listed, "count": len(pairs)},
                     )
                 )

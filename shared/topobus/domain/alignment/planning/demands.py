@@ -1,4 +1,4 @@
-"""What a pod wants, checked and put in the order in which kubelet admits containers.
+"""What a pod demands, checked and put in the order in which kubelet admits containers.
 
 Flows in: the request as it came. Flows out: one `ContainerDemand` a container, or a Refusal that names every fault. Nothing about the node is looked at here.
 Source: kubelet's order (init containers and sidecars as listed, then app containers); pod totals as in k8s.io/component-helpers/resource PodLimits.
@@ -41,7 +41,7 @@ class DeviceDemand(Struct, frozen=True, kw_only=True):
 
 
 class ContainerDemand(Struct, frozen=True, kw_only=True):
-    """One container's wants, in the order of admission."""
+    """What one container asks for (or, without a name, a pod in total), in the order of admission."""
 
     name: str
     place: int
@@ -59,6 +59,11 @@ class ContainerDemand(Struct, frozen=True, kw_only=True):
         """What is wanted of a class; zero when nothing is."""
         return next((device for device in self.devices if device.device_class == device_class), DeviceDemand(device_class=device_class))
 
+    def unmet(self, code: str, message: str, resource: str, **facts: str | int) -> Reason:
+        """Make the reason why this cannot be had; the message says whose demand it is."""
+        who = f"container {self.name!r}" if self.name else "the pod"
+        return Reason(code=code, message=f"{who}: {message}", facts={"container": self.name, "resource": resource, **facts})
+
 
 def read_demands(request: PodRequest) -> tuple[ContainerDemand, ...] | Refusal:
     """Check a request and order its containers: init containers and sidecars first, then app containers."""
@@ -70,39 +75,39 @@ def read_demands(request: PodRequest) -> tuple[ContainerDemand, ...] | Refusal:
         Reason(code="duplicate-container", message=f"the request names container {name!r} more than once", facts={"container": name})
         for name in sorted({name for name in names if names.count(name) > 1})
     ]
-    wants = [_read(container, place, faults) for place, container in enumerate(request.containers)]
+    demands = [_read(container, place, faults) for place, container in enumerate(request.containers)]
     if faults:
         return Refusal(reasons=tuple(faults))
-    return tuple(sorted(wants, key=lambda want: (want.kind is ContainerKind.APP, want.place)))
+    return tuple(sorted(demands, key=lambda demand: (demand.kind is ContainerKind.APP, demand.place)))
 
 
-def pod_total(wants: Sequence[ContainerDemand]) -> ContainerDemand:
+def pod_total(demands: Sequence[ContainerDemand]) -> ContainerDemand:
     """Add up a pod: what its init phase needs at its peak, or what runs side by side afterwards, whichever is more."""
-    classes = sorted({device.device_class for want in wants for device in want.devices})
+    classes = sorted({device.device_class for demand in demands for device in demand.devices})
     devices = []
     for device_class in classes:
-        names = sorted({name for want in wants for name in want.of_class(device_class).names})
-        most = _peak(wants, [want.of_class(device_class).any_count for want in wants])
+        names = sorted({name for demand in demands for name in demand.of_class(device_class).names})
+        most = _peak(demands, [demand.of_class(device_class).any_count for demand in demands])
         devices.append(DeviceDemand(device_class=device_class, any_count=most, names=tuple(names)))
     named = CpuSet()
-    for want in wants:
-        named |= want.named_cpus
-    kinds = sorted({kind for want in wants for kind in want.memory})
+    for demand in demands:
+        named |= demand.named_cpus
+    kinds = sorted({kind for demand in demands for kind in demand.memory})
     return ContainerDemand(
         name="",
         place=0,
         kind=ContainerKind.APP,
-        cpus=_peak(wants, [want.cpus for want in wants]),
+        cpus=_peak(demands, [demand.cpus for demand in demands]),
         named_cpus=named,
         devices=tuple(devices),
-        memory={kind: _peak(wants, [want.memory.get(kind, 0) for want in wants]) for kind in kinds},
+        memory={kind: _peak(demands, [demand.memory.get(kind, 0) for demand in demands]) for kind in kinds},
     )
 
 
-def _peak(wants: Sequence[ContainerDemand], amounts: Sequence[int]) -> int:
+def _peak(demands: Sequence[ContainerDemand], amounts: Sequence[int]) -> int:
     staying, peak = 0, 0
-    for want, amount in zip(wants, amounts, strict=True):
-        if want.kind is ContainerKind.INIT:
+    for demand, amount in zip(demands, amounts, strict=True):
+        if demand.kind is ContainerKind.INIT:
             peak = max(peak, staying + amount)
         else:
             staying += amount
@@ -137,19 +142,19 @@ def _read(container: ContainerRequest, place: int, faults: list[Reason]) -> Cont
         elif device.is_shared and not device.names:
             fault("shared-needs-names", f"asks to share {device.device_class} without naming devices", **wanted)
         elif device.device_class == CPU_CLASS:
-            found = [cpu_of_name(name) for name in device.names]
-            for name, cpu in zip(device.names, found, strict=True):
+            cpu_ids = [cpu_of_name(name) for name in device.names]
+            for name, cpu in zip(device.names, cpu_ids, strict=True):
                 if cpu is None:
                     fault("unknown-device", f"there is no CPU device named {name!r}, wanted cpu-<id>", resource=CPU_CLASS, device=name)
             if not device.is_shared:
-                named_cpus += [cpu for cpu in found if cpu is not None]
+                named_cpus += [cpu for cpu in cpu_ids if cpu is not None]
                 cpus += 0 if device.names else device.count
         else:
             counts[device.device_class] = counts.get(device.device_class, 0) + (0 if device.names else device.count)
             (shared if device.is_shared else names).setdefault(device.device_class, []).extend(device.names)
     both = {device_class: [*names.get(device_class, ()), *dict.fromkeys(listed)] for device_class, listed in shared.items()}
     for device_class, listed in (*{**names, **both}.items(), (CPU_CLASS, [str(cpu) for cpu in named_cpus])):
-        for name in sorted({one for one in listed if listed.count(one) > 1}):
+        for name in sorted({name for name in listed if listed.count(name) > 1}):
             fault("duplicate-device", f"names {device_class} {name} more than once", resource=device_class, device=name)
     return ContainerDemand(
         name=container.name,

@@ -1,6 +1,6 @@
 """Place a pod as kubelet would: container after container in its order, the best for each, and no way back.
 
-Flows in: the room and what is asked. Flows out: a Placement or the first Conflict. kubelet knows no locality below NUMA nodes; where a pod asks for some,
+Flows in: what is available and what is demanded. Flows out: a Placement or the first Conflict. kubelet knows no locality below NUMA nodes; where a pod asks for some,
 each container (with scope pod: the pod) is tried in every domain of that level, and the one with the best hint wins, then the one left with least free.
 """
 
@@ -25,7 +25,7 @@ __all__ = ["PlacementTask", "groups_of", "locality_reason", "place_greedily", "t
 class PlacementTask(Struct, frozen=True, kw_only=True):
     """A checked request with the settings that apply to it."""
 
-    wants: tuple[ContainerDemand, ...]
+    demands: tuple[ContainerDemand, ...]
     """In the order of admission."""
     policy: Policy
     is_pod: bool
@@ -33,42 +33,42 @@ class PlacementTask(Struct, frozen=True, kw_only=True):
     locality: tuple[Locality, ...] = ()
 
 
-def place_greedily(room: NodeAvailability, ask: PlacementTask) -> Placement | Conflict:
-    """Place all containers, or give the conflict of the first that fails. Updates the room."""
+def place_greedily(available: NodeAvailability, task: PlacementTask) -> Placement | Conflict:
+    """Place all containers, or give the conflict of the first that fails. Updates what is available."""
     placed: dict[int, ContainerPlacement] = {}
-    for group in groups_of(ask):
-        found = _admit_local(room, ask, group) if ask.locality and _wants_places(group) else _admit(room, ask, group)
-        if isinstance(found, Conflict):
-            return found
-        placed.update(zip((want.place for want in group), found, strict=True))
+    for group in groups_of(task):
+        placements = _admit_local(available, task, group) if task.locality and _wants_places(group) else _admit(available, task, group)
+        if isinstance(placements, Conflict):
+            return placements
+        placed.update(zip((demand.place for demand in group), placements, strict=True))
     return Placement(containers=tuple(placed[key] for key in sorted(placed)))
 
 
-def groups_of(ask: PlacementTask) -> list[tuple[ContainerDemand, ...]]:
+def groups_of(task: PlacementTask) -> list[tuple[ContainerDemand, ...]]:
     """Containers that are aligned together."""
-    return [ask.wants] if ask.is_pod else [(want,) for want in ask.wants]
+    return [task.demands] if task.is_pod else [(demand,) for demand in task.demands]
 
 
-def total_of(ask: PlacementTask, group: Sequence[ContainerDemand]) -> ContainerDemand:
-    """What a group wants as one."""
-    return pod_total(group) if ask.is_pod else group[0]
+def total_of(task: PlacementTask, group: Sequence[ContainerDemand]) -> ContainerDemand:
+    """What a group demands in total."""
+    return pod_total(group) if task.is_pod else group[0]
 
 
-def tiers_of(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand]) -> list[list[Domain | None]]:
+def tiers_of(available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]) -> list[list[Domain | None]]:
     """The domains to plan a group within, the most local tier first."""
-    if not ask.locality or not _wants_places(group):
+    if not task.locality or not _wants_places(group):
         return [[None]]
-    return tiers(room.places(), total_of(ask, group), ask.locality)
+    return tiers(available.locality(), total_of(task, group), task.locality)
 
 
-def locality_reason(ask: PlacementTask, domain: Domain | None, tier: int) -> Reason | None:
+def locality_reason(task: PlacementTask, domain: Domain | None, tier: int) -> Reason | None:
     """Say which locality was met, and which soft one was not."""
-    if not ask.locality or (domain is None and tier == 0):
+    if not task.locality or (domain is None and tier == 0):
         return None
-    soft = [locality for locality in ask.locality if not locality.is_hard]
+    soft = [locality for locality in task.locality if not locality.is_hard]
     missed = tuple(str(locality) for locality in soft[len(soft) - tier :])
     where = domain.key if domain is not None else ""
-    met = tuple(str(locality) for locality in ask.locality if str(locality) not in missed)
+    met = tuple(str(locality) for locality in task.locality if str(locality) not in missed)
     within = f"all within {where} ({', '.join(met)})" if where else "no locality kept"
     message = f"{within}{f'; {chr(32).join(missed)} could not be had' if missed else ''}"
     return Reason(
@@ -76,32 +76,32 @@ def locality_reason(ask: PlacementTask, domain: Domain | None, tier: int) -> Rea
     )
 
 
-def _admit(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
-    aligned = align(room, total_of(ask, group), ask.policy, is_pod=ask.is_pod)
+def _admit(available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
+    aligned = align(available, total_of(task, group), task.policy, is_pod=task.is_pod)
     if isinstance(aligned, Conflict):
         return aligned
     container_placements: list[ContainerPlacement] = []
-    for want in group:
-        placed = fill(room, want, aligned)
+    for demand in group:
+        placed = fill(available, demand, aligned)
         if isinstance(placed, Conflict):
             return placed
         container_placements.append(placed)
     return container_placements
 
 
-def _admit_local(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
-    found = tiers_of(room, ask, group)
-    for tier, domains in enumerate(found):
+def _admit_local(available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand]) -> list[ContainerPlacement] | Conflict:
+    tier_domains = tiers_of(available, task, group)
+    for tier, domains in enumerate(tier_domains):
         tried: list[tuple[tuple[object, ...], Domain | None, NodeAvailability, list[ContainerPlacement]]] = []
         for place, domain in enumerate(domains):
-            fork = _within(room, domain)
-            placed = _admit(fork, ask, group)
+            fork = _within(available, domain)
+            placed = _admit(fork, task, group)
             if not isinstance(placed, Conflict):
                 tried.append(((*_rank(fork, group, placed), place), domain, fork, placed))
         if tried:
-            _, domain, fork, placed = min(tried, key=lambda one: one[0])
-            room.absorb(fork, domain.cpus if domain is not None else None, domain.devices if domain is not None else None)
-            reason = locality_reason(ask, domain, tier)
+            _, domain, fork, placed = min(tried, key=lambda attempt: attempt[0])
+            available.absorb(fork, domain.cpus if domain is not None else None, domain.devices if domain is not None else None)
+            reason = locality_reason(task, domain, tier)
             return [
                 structs.replace(container_placement, reasons=(*container_placement.reasons, reason))
                 if reason is not None
@@ -109,41 +109,43 @@ def _admit_local(room: NodeAvailability, ask: PlacementTask, group: Sequence[Con
                 for container_placement in placed
             ]
     # Without the locality it may not fit either; that is the better reason then.
-    plain = _admit(room.fork(), ask, group)
+    plain = _admit(available.fork(), task, group)
     if isinstance(plain, Conflict):
         return plain
-    return Conflict(want=total_of(ask, group), reasons=(_not_met(room, ask, group, found[-1]),))
+    return Conflict(demand=total_of(task, group), reasons=(_not_met(available, task, group, tier_domains[-1]),))
 
 
 def _wants_places(group: Sequence[ContainerDemand]) -> bool:
-    return any(want.cpus or want.named_cpus or any(device.count for device in want.devices) for want in group)
+    return any(demand.cpus or demand.named_cpus or any(device.count for device in demand.devices) for demand in group)
 
 
-def _within(room: NodeAvailability, domain: Domain | None) -> NodeAvailability:
-    return room.fork() if domain is None else room.fork(domain.cpus, domain.devices)
+def _within(available: NodeAvailability, domain: Domain | None) -> NodeAvailability:
+    return available.fork() if domain is None else available.fork(domain.cpus, domain.devices)
 
 
 def _rank(fork: NodeAvailability, group: Sequence[ContainerDemand], placed: Sequence[ContainerPlacement]) -> tuple[object, ...]:
     """The better hint, then the fuller domain: what is left whole elsewhere can be asked for later."""
     hint = placed[0].alignment
     nodes = hint.nodes
-    left = sum(len(fork.free[device_class]) for device_class in {device.device_class for want in group for device in want.devices})
-    cpus = len(fork.free_cpus) if any(want.cpus for want in group) else 0
+    left = sum(len(fork.free[device_class]) for device_class in {device.device_class for demand in group for device in demand.devices})
+    cpus = len(fork.free_cpus) if any(demand.cpus for demand in group) else 0
     return (not hint.preferred, len(nodes) if nodes is not None else 0, nodes.bits if nodes is not None else 0, left, cpus)
 
 
-def _not_met(room: NodeAvailability, ask: PlacementTask, group: Sequence[ContainerDemand], domains: Sequence[Domain | None]) -> Reason:
+def _not_met(
+    available: NodeAvailability, task: PlacementTask, group: Sequence[ContainerDemand], domains: Sequence[Domain | None]
+) -> Reason:
     """Name the domain that comes closest, and what it lacks."""
-    total = total_of(ask, group)
+    total = total_of(task, group)
     who = f"container {total.name!r}" if total.name else "the pod"
-    asked = ", ".join(str(locality) for locality in ask.locality if locality.is_hard)
-    rows = [(_missing(room, total, domain), domain.key) for domain in domains if domain is not None]
+    asked = ", ".join(str(locality) for locality in task.locality if locality.is_hard)
+    rows = [(_missing(available, total, domain), domain.key) for domain in domains if domain is not None]
     if not rows:
         message = f"{who}: {asked} cannot be kept: nothing on this node tells what lies in one"
         return Reason(code="locality-not-met", message=message, facts={"container": total.name, "locality": asked})
     missing, key = min(rows, key=lambda row: (sum(row[0].values()), len(row[0])))
     lacks = tuple(f"{count} {resource}" for resource, count in sorted(missing.items()))
-    text = f"{' and '.join(lacks)} missing there" if lacks else f"policy {ask.policy.value} admits nothing there"
+    text = f"{' and '.join(lacks)} missing there" if lacks else f"policy {task.policy.value} admits nothing there"
     message = f"{who}: nothing holds all of it by {asked}; {key} comes closest: {text}"
     facts: dict[str, str | int | float | bool | tuple[str, ...]] = {
         "container": total.name,
@@ -154,8 +156,8 @@ def _not_met(room: NodeAvailability, ask: PlacementTask, group: Sequence[Contain
     return Reason(code="locality-not-met", message=message, facts=facts)
 
 
-def _missing(room: NodeAvailability, total: ContainerDemand, domain: Domain) -> dict[str, int]:
-    fork = _within(room, domain)
+def _missing(available: NodeAvailability, total: ContainerDemand, domain: Domain) -> dict[str, int]:
+    fork = _within(available, domain)
     lacks: dict[str, int] = {}
     cpus = len((fork.free_cpus | fork.reusable_cpus) - total.named_cpus) - total.cpus
     outside = len(total.named_cpus - (fork.free_cpus | fork.reusable_cpus))

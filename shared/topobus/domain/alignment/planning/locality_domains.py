@@ -1,6 +1,6 @@
 """Domains of locality: what lies within one PCIe switch, NUMA node, socket, L3 cache or group of linked devices.
 
-Flows in: what is where on a node, what a container wants, the locality it asked for. Flows out: limits to plan within, in tiers: first those that keep
+Flows in: what is where on a node, what a container demands, the locality it asked for. Flows out: limits to plan within, in tiers: first those that keep
 every soft wish, last those that keep only what is hard. What is not known is in no domain; on a machine with one NUMA node all is on that node.
 """
 
@@ -53,24 +53,24 @@ class LocalityTopology(Struct, frozen=True, kw_only=True):
         return device.numa_nodes or (self.nodes if len(self.nodes) <= 1 else NodeSet())
 
 
-def tiers(places: LocalityTopology, want: ContainerDemand, localities: Sequence[Locality]) -> list[list[Domain | None]]:
+def tiers(topology: LocalityTopology, demand: ContainerDemand, localities: Sequence[Locality]) -> list[list[Domain | None]]:
     """List the domains to plan within, the most local tier first; None is the whole node.
 
     Result:  one list a tier; a list is empty when the node has no such place.
     """
     hard = [locality for locality in localities if locality.is_hard]
     soft = [locality for locality in localities if not locality.is_hard]
-    found: list[list[Domain | None]] = []
+    tier_domains: list[list[Domain | None]] = []
     for kept in range(len(soft), -1, -1):
         levels = [locality.level for locality in (*hard, *soft[:kept])]
-        found.append([*_combined(places, want, levels)] if levels else [None])
-    return found
+        tier_domains.append([*_combined(topology, demand, levels)] if levels else [None])
+    return tier_domains
 
 
-def _combined(places: LocalityTopology, want: ContainerDemand, levels: Sequence[LocalityLevel]) -> list[Domain]:
+def _combined(topology: LocalityTopology, demand: ContainerDemand, levels: Sequence[LocalityLevel]) -> list[Domain]:
     combined: list[Domain] = []
     for level in levels:
-        domains = _of_level(places, want, level)
+        domains = _of_level(topology, demand, level)
         combined = (
             domains
             if level is levels[0]
@@ -90,58 +90,58 @@ def _meet(first: Domain, second: Domain) -> Domain | None:
     return Domain(key=f"{first.key}, {second.key}", cpus=cpus, devices=devices)
 
 
-def _of_level(places: LocalityTopology, want: ContainerDemand, level: LocalityLevel) -> list[Domain]:
+def _of_level(topology: LocalityTopology, demand: ContainerDemand, level: LocalityLevel) -> list[Domain]:
     if level is LocalityLevel.LINK:
-        return _linked(places, want)
+        return _linked(topology, demand)
     if level is LocalityLevel.SWITCH:
-        return _switches(places)
+        return _switches(topology)
     rows: list[tuple[str, CpuSet, NodeSet]] = []
     if level is LocalityLevel.NUMA:
-        rows = [(f"NUMA node {node}", places.cpus_of([node]), NodeSet(node)) for node in places.nodes]
+        rows = [(f"NUMA node {node}", topology.cpus_of([node]), NodeSet(node)) for node in topology.nodes]
     else:
-        name, units = ("socket", places.by_socket) if level is LocalityLevel.SOCKET else ("L3 cache", places.by_l3)
+        name, units = ("socket", topology.by_socket) if level is LocalityLevel.SOCKET else ("L3 cache", topology.by_l3)
         for unit, bits in sorted(units.items()):
-            nodes = NodeSet.of(node for node, cpus in places.by_numa.items() if cpus & bits)
+            nodes = NodeSet.of(node for node, cpus in topology.by_numa.items() if cpus & bits)
             # Without an L3 of its own a CPU stands under an id below zero, which is its socket's: not a cache that anybody knows.
             if unit >= 0:
-                rows.append((f"{name} {unit}", CpuSet.from_bits(bits), nodes or (places.nodes if len(places.nodes) <= 1 else nodes)))
+                rows.append((f"{name} {unit}", CpuSet.from_bits(bits), nodes or (topology.nodes if len(topology.nodes) <= 1 else nodes)))
     return [
         Domain(
             key=key,
             cpus=cpus,
             devices={
-                device_class: frozenset(name for name, device in devices.items() if not places.nodes_of(device).isdisjoint(nodes))
-                for device_class, devices in places.devices.items()
+                device_class: frozenset(name for name, device in devices.items() if not topology.nodes_of(device).isdisjoint(nodes))
+                for device_class, devices in topology.devices.items()
             },
         )
         for key, cpus, nodes in rows
     ]
 
 
-def _switches(places: LocalityTopology) -> list[Domain]:
+def _switches(topology: LocalityTopology) -> list[Domain]:
     under: dict[str, dict[str, set[str]]] = {}
     nodes: dict[str, NodeSet] = {}
-    for device_class, devices in places.devices.items():
-        for name, site in places.sites(device_class).items():
+    for device_class, devices in topology.devices.items():
+        for name, site in topology.sites(device_class).items():
             key = site.switch or site.parent
             if key:
                 under.setdefault(key, {}).setdefault(device_class, set()).add(name)
-                nodes[key] = nodes.get(key, NodeSet()) | places.nodes_of(devices[name])
+                nodes[key] = nodes.get(key, NodeSet()) | topology.nodes_of(devices[name])
     return [
         Domain(
             key=f"switch {key}",
-            cpus=places.cpus_of(nodes[key]),
-            devices={device_class: frozenset(found.get(device_class, ())) for device_class in places.devices},
+            cpus=topology.cpus_of(nodes[key]),
+            devices={device_class: frozenset(names.get(device_class, ())) for device_class in topology.devices},
         )
-        for key, found in sorted(under.items())
+        for key, names in sorted(under.items())
     ]
 
 
-def _linked(places: LocalityTopology, want: ContainerDemand) -> list[Domain]:
+def _linked(topology: LocalityTopology, demand: ContainerDemand) -> list[Domain]:
     """Groups in which every device is linked with every other; classes that report no links are not bound."""
     domains: list[Domain] = []
-    for device in want.devices:
-        groups = _cliques(places.devices.get(device.device_class, {}))
+    for device in demand.devices:
+        groups = _cliques(topology.devices.get(device.device_class, {}))
         own_domains = [
             Domain(key=f"linked {device.device_class} {', '.join(sorted(group))}", devices={device.device_class: group})
             for group in sorted(groups, key=sorted)
@@ -152,7 +152,7 @@ def _linked(places: LocalityTopology, want: ContainerDemand) -> list[Domain]:
                 if domains
                 else own_domains
             )
-    if not want.devices and (want.cpus or want.named_cpus):
+    if not demand.devices and (demand.cpus or demand.named_cpus):
         return [Domain(key="no devices")]
     return domains[:_MOST]
 
@@ -165,13 +165,13 @@ def _cliques(devices: Mapping[str, Device]) -> list[frozenset[str]]:
             if link.kind is LinkClass.FABRIC and link.peer in devices and link.peer != name:
                 peers.setdefault(name, set()).add(link.peer)
                 peers.setdefault(link.peer, set()).add(name)
-    found: list[frozenset[str]] = []
+    cliques: list[frozenset[str]] = []
 
     def grow(group: frozenset[str], candidates: set[str], done: set[str]) -> None:
-        if len(found) >= _MOST:
+        if len(cliques) >= _MOST:
             return
         if not candidates and not done:
-            found.append(group)
+            cliques.append(group)
             return
         pivot = max(sorted(candidates | done), key=lambda name: len(peers[name] & candidates))
         for name in sorted(candidates - peers[pivot]):
@@ -181,5 +181,5 @@ def _cliques(devices: Mapping[str, Device]) -> list[frozenset[str]]:
 
     if peers:
         grow(frozenset(), set(peers), set())
-        found += [frozenset({name}) for name in sorted(devices.keys() - peers.keys())]
-    return found
+        cliques += [frozenset({name}) for name in sorted(devices.keys() - peers.keys())]
+    return cliques

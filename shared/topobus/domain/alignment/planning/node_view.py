@@ -96,7 +96,7 @@ def node_view(
             for name, inventory in sorted(inventories.items())
             if name != CPU_CLASS
         },
-        unhealthy_cpus=CpuSet.of(one for one in sick if one is not None),
+        unhealthy_cpus=CpuSet.of(cpu for cpu in sick if cpu is not None),
         memory=tuple(_memory(numa_node, (reserved_memory or {}).get(numa_node.id, 0)) for numa_node in machine.numa_nodes),
         unheard_classes=dict(sorted(silences.items())),
         silent_classes=tuple(sorted(silent_classes)),
@@ -165,7 +165,9 @@ def with_devices(view: NodeView, owner: str, devices: Mapping[str, Iterable[str]
         else:
             held[device_class] = dict.fromkeys(names, owner) | held.get(device_class, {})
     held_cpus = {**view.held_cpus, owner: view.held_cpus.get(owner, CpuSet()) | cpus} if cpus else view.held_cpus
-    return structs.replace(view, held_devices={name: dict(sorted(one.items())) for name, one in sorted(held.items())}, held_cpus=held_cpus)
+    return structs.replace(
+        view, held_devices={name: dict(sorted(owners.items())) for name, owners in sorted(held.items())}, held_cpus=held_cpus
+    )
 
 
 def _memory(node: NumaNode, reserved: int) -> NumaMemory:

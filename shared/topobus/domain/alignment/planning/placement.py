@@ -16,7 +16,7 @@ from msgspec import structs
 
 from topobus.domain.alignment.cpus.cpu_assignment import take_cpus
 from topobus.domain.alignment.devices.device_choice import choose_devices
-from topobus.domain.alignment.planning.backtracking import GaveUp, Steps, search
+from topobus.domain.alignment.planning.backtracking import search
 from topobus.domain.alignment.planning.claim_alignment import join_claims, leave_claims
 from topobus.domain.alignment.planning.demands import read_demands
 from topobus.domain.alignment.planning.greedy import PlacementTask, place_greedily
@@ -30,6 +30,7 @@ from topobus.domain.alignment.planning.resource_pools import (
     request_by_resource,
     view_by_resource,
 )
+from topobus.domain.alignment.planning.search_budget import GaveUp, Steps
 from topobus.domain.idset import CpuSet
 from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import OwnerKind, PodRequest, Policy, Scope
@@ -92,9 +93,9 @@ def _place(view: NodeView, request: PodRequest) -> Placement | Refusal:
 
 
 def _plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Placement | Refusal | Conflict | GaveUp:
-    wants = read_demands(request)
-    if isinstance(wants, Refusal):
-        return wants
+    demands = read_demands(request)
+    if isinstance(demands, Refusal):
+        return demands
     if request.owner.key in {
         *view.held_cpus,
         *view.held_memory,
@@ -105,16 +106,16 @@ def _plan(view: NodeView, request: PodRequest, steps: Steps | None = None) -> Pl
     forbidden = _forbidden(view, request) or _too_many_nodes(view, policy_of(view, request))
     if forbidden:
         return Refusal(reasons=tuple(forbidden))
-    ask = PlacementTask(
-        wants=wants,
+    task = PlacementTask(
+        demands=demands,
         policy=policy_of(view, request),
         is_pod=(request.scope or view.options.scope) is Scope.POD,
         locality=request.locality,
     )
-    greedy = place_greedily(NodeAvailability(view), ask)
+    greedy = place_greedily(NodeAvailability(view), task)
     if isinstance(greedy, Placement) or view.options.mode is PlanMode.COMPATIBLE:
         return greedy
-    return search(view, ask, greedy, steps or Steps(view.options.search_steps))
+    return search(view, task, greedy, steps or Steps(view.options.search_steps))
 
 
 def _would_fit_otherwise(view: NodeView, request: PodRequest) -> bool:
@@ -127,7 +128,7 @@ def _would_fit_otherwise(view: NodeView, request: PodRequest) -> bool:
 def _forbidden(view: NodeView, request: PodRequest) -> list[Reason]:
     """Name what the pod asks for itself on a node that does not let it.
 
-    Policy none is no wish of a claim: its devices are chosen already, so that is how a claim comes that wishes nothing.
+    Policy none is never forbidden to a claim: its devices are chosen already, and a claim that asks for no alignment comes with this policy.
     """
     options = view.options
     if options.allow_request_policy:
@@ -190,15 +191,15 @@ def prefer(
         return musts, "only what must be included" if musts else "nothing is available"
     if device_class == CPU_CLASS:
         return _prefer_cpus(view, pool, musts, size, withheld, is_from_end=is_from_end)
-    room = NodeAvailability(view)
-    devices = room.devices.get(device_class, {})
+    node = NodeAvailability(view)
+    devices = node.devices.get(device_class, {})
     spoken_for = _spoken_for(view, device_class)
     # kubelet knows neither pods placed without it nor what went sick a moment ago: such devices come after all others.
     free = [devices[name] for name in pool if name in devices and devices[name].health.is_allocatable and name not in spoken_for]
     fit = [device for device in free if device.name not in withheld]
     kept = [devices[name] for name in musts if name in devices]
     strangers = len(musts) - len(kept)
-    choice = choose_devices(fit, room.sites(device_class), size - strangers, must_include=kept, free=free, is_from_end=is_from_end)
+    choice = choose_devices(fit, node.sites(device_class), size - strangers, must_include=kept, free=free, is_from_end=is_from_end)
     chosen = [*musts, *(name for name in choice.names if name not in musts)]
     rest = sorted((name for name in pool if name not in chosen), reverse=is_from_end)
     rest.sort(key=lambda name: (name in spoken_for, name not in devices, name in withheld))
@@ -222,18 +223,18 @@ def _prefer_cpus(
     view: NodeView, pool: Sequence[str], musts: tuple[str, ...], size: int, withheld: Collection[str], *, is_from_end: bool
 ) -> tuple[tuple[str, ...], str]:
     """Whole free cores first, as the static policy packs."""
-    room = NodeAvailability(view)
+    node = NodeAvailability(view)
     spoken_for = _spoken_for(view, CPU_CLASS)
     wanted = size - len(musts)
-    ids = {name: cpu for name in pool if (cpu := cpu_of_name(name)) is not None and cpu in room.online and name not in spoken_for}
+    ids = {name: cpu for name in pool if (cpu := cpu_of_name(name)) is not None and cpu in node.online and name not in spoken_for}
     free = CpuSet.of(ids.values())
     offered = CpuSet.of(cpu for name, cpu in ids.items() if name not in withheld)
     if len(offered) < min(wanted, len(free)):
         offered = free
-    topology = room.topology.mirrored() if is_from_end else room.topology
-    seen = room.topology.mirrored_cpus(offered) if is_from_end else offered
+    topology = node.topology.mirrored() if is_from_end else node.topology
+    seen = node.topology.mirrored_cpus(offered) if is_from_end else offered
     taken = take_cpus(topology, seen, min(wanted, len(seen)), view.options.cpu) or CpuSet()
-    taken = room.topology.mirrored_cpus(taken) if is_from_end else taken
+    taken = node.topology.mirrored_cpus(taken) if is_from_end else taken
     chosen = [*musts, *(cpu_name(cpu) for cpu in taken)]
     taken_names = set(chosen)
     rest = sorted((name for name in pool if name not in taken_names), key=lambda name: (name in spoken_for, name in withheld, name))

@@ -33,12 +33,12 @@ _FREE_SIZE = 3
 class Conflict(Struct, frozen=True, kw_only=True):
     """What stopped a plan: faults that no alignment heals, or hints that the policy does not admit."""
 
-    want: ContainerDemand
+    demand: ContainerDemand
     reasons: tuple[Reason, ...] = ()
     lists: tuple[ResourceHints, ...] = ()
     merged: Merged | None = None
     policy: Policy | None = None
-    room: NodeAvailability | None = None
+    available: NodeAvailability | None = None
     """What was left when it stopped; None: the whole node."""
     notes: tuple[Reason, ...] = ()
     """Said after all other reasons."""
@@ -54,21 +54,21 @@ def explain_conflict(view: NodeView, request: PodRequest, conflict: Conflict, fi
 
 
 def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: Policy) -> Iterable[Reason]:
-    want = conflict.want
-    who = f"container {want.name!r}" if want.name else "the pod"
+    demand = conflict.demand
+    who = f"container {demand.name!r}" if demand.name else "the pod"
     opinions = [record for resource_hints in conflict.lists if (record := resource_hints.record()).hints is not None]
     impossible = [opinion for opinion in opinions if not opinion.hints]
     wanted = ", ".join(f"{opinion.resource} on NUMA node {_nodes_text(opinion, policy)}" for opinion in opinions if opinion.hints)
     if impossible:
         names = tuple(hint_list.resource for hint_list in impossible)
         message = f"{who}: no set of NUMA nodes has {' or '.join(names)} in the amount wanted"
-        yield Reason(code="no-numa-node", message=message, facts={"container": want.name, "resources": names})
+        yield Reason(code="no-numa-node", message=message, facts={"container": demand.name, "resources": names})
     elif not merged.has_common or policy is Policy.SINGLE_NUMA_NODE:
         message = f"{who}: no NUMA node has all of it: {wanted}" if wanted else f"{who}: no NUMA node has all of it"
         yield Reason(
             code="no-common-numa-node",
             message=message,
-            facts={"container": want.name, "resources": tuple(opinion.resource for opinion in opinions)},
+            facts={"container": demand.name, "resources": tuple(opinion.resource for opinion in opinions)},
         )
     rule = (
         "one NUMA node that every resource prefers"
@@ -79,15 +79,15 @@ def _policy_reasons(view: NodeView, conflict: Conflict, merged: Merged, policy: 
     yield Reason(
         code="policy-not-met",
         message=f"{who}: policy {policy.value} wants {rule}; the best common set is {merged_text}, not preferred",
-        facts={"container": want.name, "policy": policy.value, "nodes": merged_text},
+        facts={"container": demand.name, "policy": policy.value, "nodes": merged_text},
     )
-    room = conflict.room if conflict.room is not None else NodeAvailability(view)
+    available = conflict.available if conflict.available is not None else NodeAvailability(view)
     for opinion in opinions:
-        yield _resource_reason(room, want, opinion, policy)
+        yield _resource_reason(available, demand, opinion, policy)
     relaxed = _relax(view, conflict.lists, policy)
     if relaxed:
         message = f"{who}: would be admitted without {' and '.join(relaxed)}"
-        yield Reason(code="relax", message=message, facts={"container": want.name, "resources": relaxed})
+        yield Reason(code="relax", message=message, facts={"container": demand.name, "resources": relaxed})
 
 
 def _nodes_text(hint_list: HintList, policy: Policy) -> str:
@@ -104,37 +104,37 @@ def _nodes_text(hint_list: HintList, policy: Policy) -> str:
     return f"{' or '.join(nodes[:8])} (not preferred)" if nodes else "none"
 
 
-def _resource_reason(room: NodeAvailability, want: ContainerDemand, hint_list: HintList, policy: Policy) -> Reason:
+def _resource_reason(available: NodeAvailability, demand: ContainerDemand, hint_list: HintList, policy: Policy) -> Reason:
     """How much of a resource is where, and which node sets it offers."""
     resource = hint_list.resource.removesuffix(" (named)")
     if resource == CPU_CLASS:
-        wanted = len(want.named_cpus) if hint_list.resource != resource else want.cpus
-        rows = [(node, len(cpus), len(cpus & room.free_cpus)) for node, cpus in room.topology.cpus_by_node().items()]
-    elif resource in want.memory:
-        wanted = want.memory[resource]
-        nodes = memory_nodes(room.memory.allocatable, room.memory.blocks)
+        wanted = len(demand.named_cpus) if hint_list.resource != resource else demand.cpus
+        rows = [(node, len(cpus), len(cpus & available.free_cpus)) for node, cpus in available.topology.cpus_by_node().items()]
+    elif resource in demand.memory:
+        wanted = demand.memory[resource]
+        nodes = memory_nodes(available.memory.allocatable, available.memory.blocks)
         rows = [(node.id, node.amounts[resource].allocatable, node.amounts[resource].free) for node in nodes if resource in node.amounts]
     else:
-        device_demand = want.of_class(resource)
+        device_demand = demand.of_class(resource)
         wanted = len(device_demand.names) if hint_list.resource != resource else device_demand.any_count
-        devices = room.devices.get(resource, {}).values()
+        devices = available.devices.get(resource, {}).values()
         rows = [
             (
                 node,
                 sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes),
-                sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes and device.name in room.free[resource]),
+                sum(1 for device in devices if device.numa_nodes and node in device.numa_nodes and device.name in available.free[resource]),
             )
-            for node in room.view.numa_nodes
+            for node in available.view.numa_nodes
         ]
     table = tuple(f"node {node}: {free} of {exists} free" for node, exists, free in rows if exists)
-    strays = _strays(room, resource)
+    strays = _strays(available, resource)
     if strays:
         table = (*table, f"{len(strays)} on NUMA nodes that this machine lacks: {', '.join(strays)}")
     return Reason(
         code="resource-nodes",
         message=f"{hint_list.resource}: {wanted} wanted, offered on NUMA node {_nodes_text(hint_list, policy)} ({'; '.join(table) or 'none exists'})",
         facts={
-            "container": want.name,
+            "container": demand.name,
             "resource": hint_list.resource,
             "wanted": wanted,
             "nodes": _nodes_text(hint_list, policy),
@@ -143,12 +143,12 @@ def _resource_reason(room: NodeAvailability, want: ContainerDemand, hint_list: H
     )
 
 
-def _strays(room: NodeAvailability, resource: str) -> tuple[str, ...]:
+def _strays(available: NodeAvailability, resource: str) -> tuple[str, ...]:
     """Devices that name only NUMA nodes which the machine does not have: they are in no hint, as in kubelet."""
     return tuple(
         f"{device.name} ({device.numa_nodes})"
-        for device in room.devices.get(resource, {}).values()
-        if device.numa_nodes and device.numa_nodes.isdisjoint(room.view.numa_nodes)
+        for device in available.devices.get(resource, {}).values()
+        if device.numa_nodes and device.numa_nodes.isdisjoint(available.view.numa_nodes)
     )
 
 
@@ -198,17 +198,17 @@ def _smallest(view: NodeView, holdings: Mapping[str, Mapping[str, tuple[str, ...
 
 def _holdings(view: NodeView, classes: set[str], *, wants_cpus: bool, wants_memory: bool) -> dict[str, dict[str, tuple[str, ...]]]:
     """Who holds anything of the classes wanted: owner to class to names (CPUs by id, memory by amount)."""
-    found: dict[str, dict[str, list[str]]] = {}
+    holdings: dict[str, dict[str, list[str]]] = {}
     for device_class in sorted(classes):
         for name, owner in sorted(view.held_devices.get(device_class, {}).items()):
-            found.setdefault(owner, {}).setdefault(device_class, []).append(name)
+            holdings.setdefault(owner, {}).setdefault(device_class, []).append(name)
     if wants_cpus:
         for owner, cpus in ((owner, cpus) for owner, cpus in sorted(view.held_cpus.items()) if cpus):
-            found.setdefault(owner, {}).setdefault(CPU_CLASS, []).extend(str(cpu) for cpu in cpus)
+            holdings.setdefault(owner, {}).setdefault(CPU_CLASS, []).extend(str(cpu) for cpu in cpus)
     if wants_memory:
         for owner, blocks in sorted(view.held_memory.items()):
-            found.setdefault(owner, {}).setdefault(MEMORY, []).extend(f"{block.size_bytes} bytes of {block.kind}" for block in blocks)
-    return {owner: {name: tuple(held) for name, held in rows.items()} for owner, rows in found.items()}
+            holdings.setdefault(owner, {}).setdefault(MEMORY, []).extend(f"{block.size_bytes} bytes of {block.kind}" for block in blocks)
+    return {owner: {name: tuple(held) for name, held in rows.items()} for owner, rows in holdings.items()}
 
 
 def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]) -> Reason:
@@ -235,8 +235,10 @@ def _free_reason(view: NodeView, owner: str, held: Mapping[str, tuple[str, ...]]
         facts={
             "owner": owner,
             "classes": tuple(sorted(held)),
-            "devices": tuple(one for device_class in sorted(held) if device_class not in (CPU_CLASS, MEMORY) for one in held[device_class]),
-            "cpus": str(CpuSet.of(int(one) for one in held.get(CPU_CLASS, ()))),
+            "devices": tuple(
+                device for device_class in sorted(held) if device_class not in (CPU_CLASS, MEMORY) for device in held[device_class]
+            ),
+            "cpus": str(CpuSet.of(int(cpu) for cpu in held.get(CPU_CLASS, ()))),
             "numa_nodes": str(nodes),
         },
     )

@@ -26,24 +26,26 @@ def has_pools(view: NodeView) -> bool:
 
 
 def named_by_class(view: NodeView, request: PodRequest) -> PodRequest:
-    """The same wishes with resources of other people's device plugins by the class that has their devices; what nobody offers keeps its name."""
-    if not any(is_resource_name(wish.device_class) for container in request.containers for wish in container.devices):
+    """The same request with resources of other people's device plugins by the class that has their devices; what nobody offers keeps its name."""
+    if not any(is_resource_name(device_request.device_class) for container in request.containers for device_request in container.devices):
         return request
 
-    def by_class(wish: DeviceRequest) -> DeviceRequest:
-        return structs.replace(wish, device_class=view.resource_names.get(wish.device_class, wish.device_class))
+    def by_class(device_request: DeviceRequest) -> DeviceRequest:
+        return structs.replace(
+            device_request, device_class=view.resource_names.get(device_request.device_class, device_request.device_class)
+        )
 
     containers = (structs.replace(container, devices=tuple(map(by_class, container.devices))) for container in request.containers)
     return structs.replace(request, containers=tuple(containers))
 
 
 def offered_part(view: NodeView, request: PodRequest) -> PodRequest:
-    """The same wishes without resources that no service of this node knows: on a cluster's node kubelet has them from plugins that never met us."""
+    """The same request without resources that no service of this node knows: on a cluster's node kubelet has them from plugins that never met us."""
 
-    def is_known(wish: DeviceRequest) -> bool:
-        return not is_resource_name(wish.device_class) or wish.device_class in view.resource_names
+    def is_known(device_request: DeviceRequest) -> bool:
+        return not is_resource_name(device_request.device_class) or device_request.device_class in view.resource_names
 
-    if all(is_known(wish) for container in request.containers for wish in container.devices):
+    if all(is_known(device_request) for container in request.containers for device_request in container.devices):
         return request
     containers = (structs.replace(container, devices=tuple(filter(is_known, container.devices))) for container in request.containers)
     return structs.replace(request, containers=tuple(containers))
@@ -81,7 +83,7 @@ def view_by_resource(view: NodeView) -> NodeView:
 
 
 def request_by_resource(view: NodeView, request: PodRequest) -> PodRequest:
-    """The same wishes with names sorted by the resource that has them. `view` is the one by class."""
+    """The same request with names sorted by the resource that has them. `view` is the one by class."""
     places = {
         (device_class, device.name): resource
         for device_class, devices in view.devices.items()
@@ -97,18 +99,20 @@ def placed_by_class(view: NodeView, placement: Placement) -> Placement:
 
 
 def _container(container_request: ContainerRequest, places: Mapping[tuple[str, str], str]) -> ContainerRequest:
-    return structs.replace(container_request, devices=tuple(part for wish in container_request.devices for part in _parts(wish, places)))
+    return structs.replace(
+        container_request, devices=tuple(part for device_request in container_request.devices for part in _parts(device_request, places))
+    )
 
 
-def _parts(wish: DeviceRequest, places: Mapping[tuple[str, str], str]) -> tuple[DeviceRequest, ...]:
-    if not wish.names or wish.count != len(wish.names):
+def _parts(device_request: DeviceRequest, places: Mapping[tuple[str, str], str]) -> tuple[DeviceRequest, ...]:
+    if not device_request.names or device_request.count != len(device_request.names):
         # Also what is wrong with it: that is told in the words of the request.
-        return (wish,)
+        return (device_request,)
     by_resource: dict[str, list[str]] = {}
-    for name in wish.names:
-        by_resource.setdefault(places.get((wish.device_class, name), wish.device_class), []).append(name)
+    for name in device_request.names:
+        by_resource.setdefault(places.get((device_request.device_class, name), device_request.device_class), []).append(name)
     return tuple(
-        structs.replace(wish, device_class=resource, count=len(names), names=tuple(names))
+        structs.replace(device_request, device_class=resource, count=len(names), names=tuple(names))
         for resource, names in sorted(by_resource.items())
     )
 

@@ -30,17 +30,17 @@ def share(available: int, demands: Sequence[Demand]) -> list[dict[int, int]] | N
     if sum(wanted) > available.bit_count() or any(count > (available & allowed).bit_count() for allowed, count in demands):
         return None
     kinds = _kinds(available, {allowed for allowed, count in demands if count})
-    room = [kind.bit_count() for kind in kinds]
+    remaining = [kind.bit_count() for kind in kinds]
     taken: list[dict[int, int]] = [{} for _ in demands]
     usable = [[place for place, kind in enumerate(kinds) if kind & allowed] for allowed, _ in demands]
     for taker, count in enumerate(wanted):
         left = count
         while left:
-            moved = _augment(taker, left, usable, taken, room)
+            moved = _augment(taker, left, usable, taken, remaining)
             if not moved:
                 return None
             left -= moved
-    return [{kinds[place]: count for place, count in sorted(one.items()) if count} for one in taken]
+    return [{kinds[place]: count for place, count in sorted(kinds_taken.items()) if count} for kinds_taken in taken]
 
 
 def compositions(kinds: Sequence[int], count: int) -> Iterator[dict[int, int]]:
@@ -62,13 +62,13 @@ def _kinds(available: int, sets: set[int]) -> list[int]:
     """Split the units by who may use them; those that nobody may are left out."""
     kinds = [available]
     union = 0
-    for one in sorted(sets):
-        union |= one
-        kinds = [part for kind in kinds for part in (kind & one, kind & ~one) if part]
+    for allowed in sorted(sets):
+        union |= allowed
+        kinds = [part for kind in kinds for part in (kind & allowed, kind & ~allowed) if part]
     return sorted(kind for kind in kinds if kind & union)
 
 
-def _augment(start: int, most: int, usable: Sequence[Sequence[int]], taken: list[dict[int, int]], room: list[int]) -> int:
+def _augment(start: int, most: int, usable: Sequence[Sequence[int]], taken: list[dict[int, int]], remaining: list[int]) -> int:
     """Find a shortest way to a kind with room, moving other takers aside; take along it and say how many."""
     came_from: dict[int, tuple[int, int]] = {}
     reached: dict[int, int] = {}
@@ -80,10 +80,10 @@ def _augment(start: int, most: int, usable: Sequence[Sequence[int]], taken: list
             if kind in reached:
                 continue
             reached[kind] = taker
-            if room[kind]:
-                return _move(kind, start, most, came_from, reached, taken, room)
-            for other, mine in enumerate(taken):
-                if other not in seen and mine.get(kind):
+            if remaining[kind]:
+                return _move(kind, start, most, came_from, reached, taken, remaining)
+            for other, kinds_taken in enumerate(taken):
+                if other not in seen and kinds_taken.get(kind):
                     seen.add(other)
                     came_from[other] = (taker, kind)
                     queue.append(other)
@@ -97,20 +97,20 @@ def _move(
     came_from: dict[int, tuple[int, int]],
     reached: dict[int, int],
     taken: list[dict[int, int]],
-    room: list[int],
+    remaining: list[int],
 ) -> int:
     steps: list[tuple[int, int, int | None]] = []
     taker, target = reached[kind], kind
-    amount = min(most, room[kind])
+    amount = min(most, remaining[kind])
     while taker != start:
         _, lost = came_from[taker]
         amount = min(amount, taken[taker][lost])
         steps.append((taker, target, lost))
         taker, target = came_from[taker][0], lost
     steps.append((taker, target, None))
-    room[kind] -= amount
-    for one, gained, lost_ in steps:
-        taken[one][gained] = taken[one].get(gained, 0) + amount
+    remaining[kind] -= amount
+    for taker_of_step, gained, lost_ in steps:
+        taken[taker_of_step][gained] = taken[taker_of_step].get(gained, 0) + amount
         if lost_ is not None:
-            taken[one][lost_] -= amount
+            taken[taker_of_step][lost_] -= amount
     return amount
