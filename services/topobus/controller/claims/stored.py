@@ -1,10 +1,14 @@
-"""Where an object is stored, and the revision at which it was read."""
+"""An object of a store: where it stands, the revision at which it was read, and what is in it, read once."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from topobus.contracts.messages import ApiObject
+from topobus.controller.claims.objects import Claim, Pod, ReadObject
+from topobus.kubernetes.api.objects import Metadata
 
 __all__ = ["ObjectKey", "Stored"]
 
@@ -17,8 +21,45 @@ class ObjectKey(NamedTuple):
     name: str
 
 
-class Stored(NamedTuple):
+@dataclass(frozen=True)
+class Stored:
     """An object with the revision it was read at."""
 
     revision: int
     value: ApiObject
+    """As stored: the next version is made of it."""
+
+    @cached_property
+    def claim(self) -> Claim:
+        """The object as a claim of structured parameters."""
+        return Claim(self.value)
+
+    @cached_property
+    def pod(self) -> Pod:
+        """The object as a pod."""
+        return Pod(self.value)
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata; what does not fit counts as absent."""
+        return self._read.metadata
+
+    @property
+    def shown(self) -> str:
+        """The object's name for people."""
+        return self._read.shown
+
+    @property
+    def uid(self) -> str:
+        """The uid; empty when it has none."""
+        return self._read.metadata.uid
+
+    @cached_property
+    def _read(self) -> ReadObject:
+        match self.value.kind:
+            case "ResourceClaim":
+                return self.claim
+            case "Pod":
+                return self.pod
+            case _:
+                return ReadObject(self.value)

@@ -24,7 +24,6 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.devicekit.classic import ClassicDriver
 from topobus.devicekit.classic_registry import load_classic_drivers
 from topobus.kubernetes.api.classic_handles import class_of
-from topobus.kubernetes.api.objects import metadata_of, name_of
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -101,7 +100,7 @@ class ClassicDriverRunner:
         is_due = False
         for key, stored in self._world.classic_claims():
             version = (stored.revision, self._world.shared_epoch, self._world.supply)
-            is_due = await self._boundary.run(key, version, partial(self._look_after, key, stored), name=name_of(stored.value)) or is_due
+            is_due = await self._boundary.run(key, version, partial(self._look_after, key, stored), name=stored.shown) or is_due
         self._boundary.keep(self._world.objects.keys())
         return is_due
 
@@ -115,12 +114,12 @@ class ClassicDriverRunner:
     async def _look_after(self, key: ObjectKey, stored: Stored) -> bool:
         """Delete a claim that nothing holds any more, give back what it holds twice, and tell one without a driver."""
         claim = stored.value
-        metadata = metadata_of(claim)
+        metadata = stored.metadata
         if metadata.deletion_timestamp:
             if not metadata.finalizers:
                 if not await self._pen.erase(key, stored.revision):
                     return False
-                get_logger().info("claim.released", claim=name_of(claim))
+                get_logger().info("claim.released", claim=stored.shown)
             return False
         device_class = class_of(str(claim.status.get("driverName") or ""))
         if claim.status.get("allocation") and device_class in self._own:

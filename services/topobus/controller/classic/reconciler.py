@@ -95,7 +95,7 @@ class ClassicClaimReconciler:
                 await self._tell(key, self._world.objects.get(key, stored), "Malformed", reason.message)
 
         version = (stored.revision, self._world.supply, self._world.shared_epoch)
-        return await self._boundary.run(key, version, partial(self._guarded, key, work), name=name_of(stored.value), report=report)
+        return await self._boundary.run(key, version, partial(self._guarded, key, work), name=stored.shown, report=report)
 
     async def _guarded(self, key: ObjectKey, work: _Work) -> bool:
         stored = self._world.objects.get(key)
@@ -107,19 +107,19 @@ class ClassicClaimReconciler:
         try:
             return await work(key, stored)
         except PeerUnavailable as err:
-            self._log.warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
+            self._log.warning("classic.peer-silent", object=stored.shown, error=str(err))
             return True
         except ContractError as err:
             if key.kind == "resourceclaim":
                 return await self._guarded_tell(key, stored, "Malformed", str(err))
-            self._log.warning("classic.object-malformed", object=name_of(stored.value), error=str(err))
+            self._log.warning("classic.object-malformed", object=stored.shown, error=str(err))
             return False
 
     async def _guarded_tell(self, key: ObjectKey, stored: Stored, reason: str, message: str) -> bool:
         try:
             await self._tell(key, self._world.objects.get(key, stored), reason, message)
         except PeerUnavailable as err:
-            self._log.warning("classic.write-ambiguous", object=name_of(stored.value), error=str(err))
+            self._log.warning("classic.write-ambiguous", object=stored.shown, error=str(err))
             return True
         return False
 
@@ -131,13 +131,13 @@ class ClassicClaimReconciler:
             status = classic_lifecycle.status_of(claim)
         except ContractError:
             # A claim that nobody can read must be deletable; the ledgers say what it holds.
-            if not metadata_of(claim).deletion_timestamp:
+            if not stored.metadata.deletion_timestamp:
                 raise
             status = classic.ClaimStatus()
         if status.reserved_for or not self._is_mine(claim, status):
             self._remember((key,), before)
             return False
-        if metadata_of(claim).deletion_timestamp or status.deallocation_requested:
+        if stored.metadata.deletion_timestamp or status.deallocation_requested:
             await self._give_back(key, stored, status)
             return False
         spec = classic_lifecycle.read_claim(claim)
@@ -162,12 +162,12 @@ class ClassicClaimReconciler:
         context = stored.value
         spec = negotiation.read_spec(context)
         pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
-        if metadata_of(context).deletion_timestamp or not (spec.selected_node or spec.potential_nodes):
+        if stored.metadata.deletion_timestamp or not (spec.selected_node or spec.potential_nodes):
             return False
-        if pod is None or metadata_of(pod.value).deletion_timestamp or owner_pod_uid(context) != metadata_of(pod.value).uid:
+        if pod is None or pod.metadata.deletion_timestamp or owner_pod_uid(context) != pod.uid:
             return False
         mine = self._pending_of(pod.value)
-        used = [ObjectKey("resourceclaim", key.namespace, claim_use.claim) for claim_use in claim_uses(pod.value)]
+        used = [ObjectKey("resourceclaim", key.namespace, claim_use.claim) for claim_use in pod.pod.uses]
         keys = (key, ObjectKey("pod", key.namespace, key.name), *used)
         before = self._seen(keys)
         if not mine:
@@ -212,7 +212,7 @@ class ClassicClaimReconciler:
         for use in claim_uses(pod):
             key = ObjectKey("resourceclaim", metadata.namespace or "default", use.claim)
             stored = self._world.objects.get(key)
-            if stored is None or not classic.is_classic(stored.value) or metadata_of(stored.value).deletion_timestamp:
+            if stored is None or not classic.is_classic(stored.value) or stored.metadata.deletion_timestamp:
                 continue
             if use.is_generated and owner_pod_uid(stored.value) != metadata.uid:
                 continue
@@ -253,10 +253,10 @@ class ClassicClaimReconciler:
             raise ContractError(f"{name_of(claim)}: there is no ResourceClass {name}")
         spec = classic_lifecycle.read_class(stored.value)
         if spec.driver_name != self._name:
-            raise ContractError(f"{name_of(stored.value)} names driver {spec.driver_name}, and {name_of(claim)} is kept by {self._name}")
+            raise ContractError(f"{stored.shown} names driver {spec.driver_name}, and {name_of(claim)} is kept by {self._name}")
         if spec.structured_parameters:
             raise ContractError(
-                f"{name_of(stored.value)}: structuredParameters is true: no driver's controller allocates such a claim",
+                f"{stored.shown}: structuredParameters is true: no driver's controller allocates such a claim",
                 next_step="use resource.k8s.io/v1: `topobus migrate` translates what it can",
             )
         of_class = await self._call("get_class_parameters", lambda: self.driver.get_class_parameters(stored.value))
@@ -331,7 +331,7 @@ class ClassicClaimReconciler:
         """Put a reason into the claim's condition, once."""
         if conditions.has_condition(stored.value, reason=reason, message=message, kind=kind):
             return
-        self._log.info("claim.waiting", claim=name_of(stored.value), reason=reason, why=message)
+        self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
         api_object = conditions.with_condition(stored.value, is_true=False, reason=reason, message=message, now=self._now(), kind=kind)
         await self._pen.write(key, stored.revision, api_object)
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from topobus.contracts import catalogue
 from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.reservations import ClaimUse, claim_uses, is_bound
+from topobus.controller.claims.reservations import ClaimUse, claim_uses
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.claims.templates import owner_pod_uid
 from topobus.controller.classic.core import classic_lifecycle, negotiation
@@ -68,20 +68,15 @@ class ClassicScheduler:
         is_due = False
         for key, stored in self._world.classic_claims():
             drop = partial(self._drop_gone_users, key, stored)
-            is_due = (
-                await self._boundary.run(("users", key), (stored.revision, self._world.supply), drop, name=name_of(stored.value)) or is_due
-            )
+            is_due = await self._boundary.run(("users", key), (stored.revision, self._world.supply), drop, name=stored.shown) or is_due
         for key, stored in sorted(self._world.of_kind("podschedulingcontext").items()):
-            is_due = (
-                await self._boundary.run(key, stored.revision, partial(self._drop_context, key, stored), name=name_of(stored.value))
-                or is_due
-            )
+            is_due = await self._boundary.run(key, stored.revision, partial(self._drop_context, key, stored), name=stored.shown) or is_due
         waiting: dict[ObjectKey, tuple[Reason, ...]] = {}
         for key in self._pods():
             stored = self._world.objects[key]
             work = partial(self._reconcile, key, stored, waiting)
             version = (self._seen(key, stored), self._world.shared_epoch)
-            await self._boundary.run(key, version, work, name=name_of(stored.value))
+            await self._boundary.run(key, version, work, name=stored.shown)
             is_due = True  # what the pod's own scheduler says of nodes may change unseen
             set_aside = self._boundary.reason(key)
             if set_aside is not None:
@@ -104,7 +99,7 @@ class ClassicScheduler:
             # As it was before: what was written meanwhile, by itself or by others, is looked at in the next round.
             self._settled[key] = seen, self._clock.monotonic() + _LOOK_AGAIN_S
         except PeerUnavailable as err:
-            self._log.warning("classic.peer-silent", object=name_of(stored.value), error=str(err))
+            self._log.warning("classic.peer-silent", object=stored.shown, error=str(err))
             reasons = self._waiting.get(key, ())
         except ContractError as err:
             reasons = (Reason(code="malformed", message=err.message),)
@@ -157,7 +152,7 @@ class ClassicScheduler:
         """List the pods that wait for a node and have a classic claim, oldest first."""
         found: list[tuple[str, ObjectKey]] = []
         for key, stored in self._world.of_kind("pod").items():
-            if is_bound(stored.value) or metadata_of(stored.value).deletion_timestamp:
+            if stored.pod.is_bound or stored.metadata.deletion_timestamp:
                 continue
             if any(self._is_classic(key, use) for use in self._uses_of(key, stored)):
                 found.append((str(stored.value.metadata.get("creationTimestamp") or ""), key))
@@ -173,20 +168,20 @@ class ClassicScheduler:
         pod = stored.value
         views: list[PodClaimView] = []
         keys: dict[str, ObjectKey] = {}
-        for use in claim_uses(pod):
+        for use in stored.pod.uses:
             if not self._is_classic(key, use):
                 continue
             claim_key = ObjectKey("resourceclaim", key.namespace, use.claim)
             known = self._world.objects.get(claim_key)
-            if known is None or metadata_of(known.value).deletion_timestamp:
+            if known is None or known.metadata.deletion_timestamp:
                 return (Reason(code="claim-missing", message=f"claim {use.claim or use.entry} is not there yet, or is being deleted"),)
-            if use.is_generated and owner_pod_uid(known.value) != metadata_of(pod).uid:
+            if use.is_generated and owner_pod_uid(known.value) != stored.uid:
                 return (Reason(code="claim-of-another", message=f"claim {use.claim} was made for another pod"),)
             views.append(self._view(pod, use, known.value))
             keys[use.claim] = claim_key
         context_key = ObjectKey("podschedulingcontext", key.namespace, key.name)
         context = self._world.objects.get(context_key)
-        if context is not None and owner_pod_uid(context.value) != metadata_of(pod).uid:
+        if context is not None and owner_pod_uid(context.value) != stored.uid:
             return (Reason(code="context-of-another", message="its PodSchedulingContext is that of another pod of its name"),)
         spec = negotiation.read_spec(context.value) if context is not None else None
         said = negotiation.unsuitable_by_claim(context.value) if context is not None else {}
@@ -261,7 +256,7 @@ class ClassicScheduler:
         except ContractError:
             return False  # its driver's keeper tells
         if gone:
-            self._log.info("claim.users-dropped", claim=name_of(stored.value), users=sorted(gone))
+            self._log.info("claim.users-dropped", claim=stored.shown, users=sorted(gone))
             await self._pen.write(key, stored.revision, classic_lifecycle.without_reservations(stored.value, gone, asks_back=is_delayed))
         return False
 
@@ -278,7 +273,7 @@ class ClassicScheduler:
         """Say whether a pod uses its claims no more: it ended, or no such pod is stored, on a second look either."""
         key = ObjectKey("pod", namespace, user.name)
         stored = self._world.objects.get(key)
-        if stored is not None and metadata_of(stored.value).uid == user.uid:
+        if stored is not None and stored.uid == user.uid:
             return stored.value.status.get("phase") in _ENDED
         entry = await self._bus.get(catalogue.OBJECT, **key._asdict())
         return entry is None or metadata_of(entry.value).uid != user.uid
@@ -286,7 +281,7 @@ class ClassicScheduler:
     async def _drop_context(self, key: ObjectKey, stored: Stored) -> bool:
         """Delete a context whose pod is gone or has its node."""
         pod = self._world.objects.get(ObjectKey("pod", key.namespace, key.name))
-        is_needed = pod is not None and metadata_of(pod.value).uid == owner_pod_uid(stored.value) and not is_bound(pod.value)
+        is_needed = pod is not None and pod.uid == owner_pod_uid(stored.value) and not pod.pod.is_bound
         if not is_needed and owner_pod_uid(stored.value) is not None:
             await self._pen.erase(key, stored.revision)
         return False

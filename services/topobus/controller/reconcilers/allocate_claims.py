@@ -19,11 +19,9 @@ from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.allocation.values import GaveUp
 from topobus.controller.claims import lifecycle
 from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims.objects import Pod
 from topobus.controller.claims.reservations import (
     AllocationMode,
-    consumers_of,
-    is_bound,
-    mode_of,
     with_retreat,
     without_allocation,
 )
@@ -160,7 +158,7 @@ class ClaimReconciler:
             await self._guarded(key, stored, self.tell(key, stored, "Malformed", (reason,)))
 
         version = (stored.revision, self._world.supply, self._world.shared_epoch)
-        self._is_due = await self._boundary.run(key, version, guarded, name=name_of(stored.value), report=report) or self._is_due
+        self._is_due = await self._boundary.run(key, version, guarded, name=stored.shown, report=report) or self._is_due
 
     async def _guarded(self, key: ObjectKey, stored: Stored, work: Coroutine[None, None, None]) -> None:
         """Do one piece of work for a claim; what a peer or the claim itself does wrong concerns no other claim."""
@@ -172,10 +170,10 @@ class ClaimReconciler:
                 await self.tell(key, stored, "Malformed", (Reason(code="malformed", message=str(err)),))
         except AmbiguousWrite as err:
             # Neither done nor undone: the watch tells which, and the next round goes on from there.
-            self._log.warning("claim.write-ambiguous", claim=name_of(stored.value), error=str(err))
+            self._log.warning("claim.write-ambiguous", claim=stored.shown, error=str(err))
             self._is_due = True
         except (PeerUnavailable, HardwareError) as err:
-            self._log.warning("claim.peer-silent", claim=name_of(stored.value), error=str(err))
+            self._log.warning("claim.peer-silent", claim=stored.shown, error=str(err))
             self._is_due = True
 
     def _forgive(self) -> None:
@@ -185,7 +183,7 @@ class ClaimReconciler:
         def is_done(key: Hashable) -> bool:
             found = stored.get(key) if isinstance(key, ObjectKey) else None
             # What is being taken back is on its way to be tried again.
-            return found is None or (self._is_allocated(found.value) and not lifecycle.deallocation_of(found.value))
+            return found is None or (self._is_allocated(found.value) and not found.claim.deallocation)
 
         for key in self._finder.refusals.forgive(now_s=self._runtime.clock.monotonic(), is_done=is_done):
             self._settled = {object_key: seen for object_key, seen in self._settled.items() if object_key != key}
@@ -227,7 +225,7 @@ class ClaimReconciler:
 
     async def _is_mine_to_begin(self, key: ObjectKey, stored: Stored) -> bool:
         """Say whether a claim is to be allocated by itself: one that waits for a pod, or that a pod brings along, is not."""
-        mode = mode_of(stored.value)
+        mode = stored.claim.mode
         if self._consumers.waiting(key):
             missing = self._world.missing_mates(stored.value)
             if missing:
@@ -243,16 +241,15 @@ class ClaimReconciler:
 
     async def _end_when_unused(self, key: ObjectKey, stored: Stored) -> None:
         """Take the allocation of a delayed claim back when no pod uses it any more; an immediate one stays allocated."""
-        claim = stored.value
-        if (mode_of(claim) or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
+        if (stored.claim.mode or self._settings.claim_allocation) is AllocationMode.IMMEDIATE:
             self._done[key] = stored.revision
             return
-        if not consumers_of(claim) and not self._consumers.users(key):
+        if not stored.claim.consumers and not self._consumers.users(key):
             await self.deallocate(key, stored, "no pod uses it any more")
 
     async def deallocate(self, key: ObjectKey, stored: Stored, why: str) -> bool:
         """Ask for an allocation to be taken back; False when somebody else wrote first. What follows happens in the claim's own turn."""
-        self._log.info("claim.taken-back", claim=name_of(stored.value), why=why)
+        self._log.info("claim.taken-back", claim=stored.shown, why=why)
         return await self._pen.write(key, stored.revision, lifecycle.with_deallocation(stored.value, why=why)) is not None
 
     async def _take_back(self, key: ObjectKey, stored: Stored) -> None:
@@ -262,10 +259,7 @@ class ClaimReconciler:
             return
         self._fenced.pop(key, None)
         now = rfc3339(self._runtime.clock.now())
-        if (
-            await self._pen.write(key, stored.revision, without_allocation(claim, why=lifecycle.deallocation_of(claim), now=now))
-            is not None
-        ):
+        if await self._pen.write(key, stored.revision, without_allocation(claim, why=stored.claim.deallocation, now=now)) is not None:
             self._metrics.decisions.labels("taken-back").inc()
 
     async def _fence(self, key: ObjectKey, stored: Stored) -> bool:
@@ -283,14 +277,14 @@ class ClaimReconciler:
                 entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
             except ContractError:
                 continue  # no pod can be read there, so none is bound
-            metadata = metadata_of(entry.value) if entry is not None else None
-            if entry is None or metadata is None or metadata.uid != user.uid or metadata.deletion_timestamp:
+            pod = Pod(entry.value) if entry is not None else None
+            if entry is None or pod is None or pod.uid != user.uid or pod.is_deleting:
                 continue
-            if is_bound(entry.value):
+            if pod.is_bound:
                 self._log.info(
                     "claim.kept",
-                    claim=name_of(claim),
-                    pod=name_of(entry.value),
+                    claim=stored.shown,
+                    pod=pod.shown,
                     why="the pod was bound before the claim could be taken back",
                 )
                 await self._pen.write(key, stored.revision, lifecycle.without_deallocation(claim))
@@ -305,12 +299,11 @@ class ClaimReconciler:
 
     async def _leave_leftovers(self, key: ObjectKey, stored: Stored) -> None:
         """Have nodes let go of what a claim holds beside its allocation: a placement arrived after its attempt was dropped."""
-        claim = stored.value
-        owner = lifecycle.owner_of(claim)
+        owner = stored.claim.owner
         holding = self._world.stock.nodes_holding(owner.key)
         if not holding:
             return
-        kept = _nodes_of(lifecycle.status_of(claim).allocation)
+        kept = _nodes_of(stored.claim.status.allocation)
         for node in holding:
             if node in kept:
                 continue
@@ -320,7 +313,7 @@ class ClaimReconciler:
                 continue  # another replica has gone on: what is held may be its next attempt's
             # An attempt is written before it is placed, and the claim has none: what this decision gave is nobody's.
             held = entry.value.allocations[owner.key]
-            self._log.info("claim.left-node", claim=name_of(claim), node=node)
+            self._log.info("claim.left-node", claim=stored.shown, node=node)
             await self._release(owner, node, f"release-{owner.uid}-left-{entry.value.sequence}", decision_id=held.decision_id)
 
     async def _begin(self, key: ObjectKey, stored: Stored, *, is_cheap: bool) -> tuple[Stored, Attempt] | None:
@@ -362,7 +355,7 @@ class ClaimReconciler:
             return members
         for mate_key, mate in self._world.mates(stored.value):
             try:
-                is_waiting = lifecycle.allocation_of(mate.value) is None and not metadata_of(mate.value).deletion_timestamp
+                is_waiting = mate.claim.held is None and not mate.metadata.deletion_timestamp
                 if self._consumers.waiting(mate_key):
                     continue  # the pod brings it along when it is scheduled
                 if is_waiting and not self._world.holds_devices(mate.value):
@@ -388,7 +381,7 @@ class ClaimReconciler:
     async def _commit(self, key: ObjectKey, stored: Stored, attempt: Attempt) -> None:
         """Have the node's ledger take the attempt, and write the status; a refusal drops the attempt, and the next round searches anew."""
         claim = stored.value
-        op_id = f"allocate-{metadata_of(claim).uid}-{attempt.number}"
+        op_id = f"allocate-{stored.uid}-{attempt.number}"
         reply = await self._place(claim, attempt, op_id)
         is_held = reply is None or not isinstance(reply.result, Refusal) or await self._holds_already(key, stored, attempt)
         if is_held is None:
@@ -396,7 +389,7 @@ class ClaimReconciler:
         if reply is not None and isinstance(reply.result, Refusal) and not is_held:
             self._metrics.decisions.labels("refused-by-node").inc()
             why = summarize(reply.result.reasons)
-            self._log.info("claim.refused", claim=name_of(claim), node=attempt.node, op_id=op_id, why=why)
+            self._log.info("claim.refused", claim=stored.shown, node=attempt.node, op_id=op_id, why=why)
             # Where the node forbids what the claim wishes, no other of its devices helps.
             is_forbidden = any(reason.code == "policy-forbidden" for reason in reply.result.reasons)
             devices = self._world.devices_of(attempt.node) if is_forbidden else lifecycle.devices_of(attempt.allocation, attempt.node)
@@ -411,10 +404,10 @@ class ClaimReconciler:
             return
         self._metrics.decisions.labels("allocated").inc()
         names = [granted_device.device for granted_device in attempt.allocation.devices.results]
-        self._log.info("claim.allocated", claim=name_of(claim), node=attempt.node, devices=names, op_id=op_id)
+        self._log.info("claim.allocated", claim=stored.shown, node=attempt.node, devices=names, op_id=op_id)
         result = reply.result if reply is not None else None
         sequence = reply.ledger_sequence if reply is not None else 0
-        owner = lifecycle.owner_of(claim)
+        owner = stored.claim.owner
         await self._decisions.publish("allocate", owner, result, op_id=op_id, node=attempt.node, ledger_sequence=sequence)
 
     async def _place(self, claim: ApiObject, attempt: Attempt, op_id: str) -> PlaceReply | None:
@@ -432,7 +425,7 @@ class ClaimReconciler:
         What the claim holds otherwise, from an attempt that nobody remembers, is let go. None says that the attempt is not the newest any more: what is
         held may be what another replica got by a later one, and is its.
         """
-        owner = lifecycle.owner_of(stored.value)
+        owner = stored.claim.owner
 
         async def is_newest() -> bool:
             newest = await self._bus.get(catalogue.OBJECT, **key._asdict())
@@ -471,19 +464,18 @@ class ClaimReconciler:
         if last is None or not await self._pen.erase(key, last.revision):
             return
         self._metrics.decisions.labels("released").inc()
-        self._log.info("claim.released", claim=name_of(claim))
+        self._log.info("claim.released", claim=stored.shown)
 
     async def _let_go(self, key: ObjectKey, stored: Stored) -> bool:
         """Have every node let go of the claim's devices; False when one refuses, which the claim is told.
 
         Errors: raises PeerUnavailable.
         """
-        claim = stored.value
-        owner = lifecycle.owner_of(claim)
+        owner = stored.claim.owner
         nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
         try:
-            attempt = lifecycle.attempt_of(claim)
-            allocation = lifecycle.status_of(claim).allocation
+            attempt = stored.claim.attempt
+            allocation = stored.claim.status.allocation
         except ContractError:
             attempt, allocation = None, None  # a claim that nobody can read must be deletable; the ledgers say what it holds
         if attempt is not None:
@@ -516,7 +508,7 @@ class ClaimReconciler:
         """Say in the claim why it is still there."""
         if lifecycle.has_condition(stored.value, reason=reason, message=message, kind=lifecycle.RELEASED):
             return
-        self._log.info("claim.release-waiting", claim=name_of(stored.value), why=message)
+        self._log.info("claim.release-waiting", claim=stored.shown, why=message)
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(stored.value, is_true=False, reason=reason, message=message, now=now, kind=lifecycle.RELEASED)
         await self._pen.write(key, stored.revision, api_object)
@@ -542,7 +534,7 @@ class ClaimReconciler:
         self._metrics.decisions.labels("refused").inc()
         if reason == "Malformed":
             self._metrics.malformed.inc()
-        self._log.info("claim.waiting", claim=name_of(claim), reason=reason, why=message)
+        self._log.info("claim.waiting", claim=stored.shown, reason=reason, why=message)
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(claim, is_true=False, reason=reason, message=message, now=now)
         api_object = lifecycle.with_advice(api_object, message="; ".join(each_reason.message for each_reason in advice), now=now)
@@ -553,8 +545,8 @@ class ClaimReconciler:
             self._settled[key] = _Seen(written.revision, self._settled[key].supply)
         to_free = tuple(each_reason for each_reason in advice if each_reason.facts.get("change") == "free")
         refusal = Refusal(reasons=(*reasons, *(each_reason for each_reason in advice if each_reason not in to_free)), to_free=to_free)
-        op_id = f"refuse-{metadata_of(claim).uid}-{written.revision}"
-        await self._decisions.publish("allocate", lifecycle.owner_of(claim), refusal, op_id=op_id)
+        op_id = f"refuse-{stored.uid}-{written.revision}"
+        await self._decisions.publish("allocate", stored.claim.owner, refusal, op_id=op_id)
 
     def _is_allocated(self, claim: ApiObject) -> bool:
         return bool(claim.status.get("allocation"))

@@ -23,9 +23,7 @@ from topobus.controller.allocation.values import (
     NoFit,
     Outcome,
 )
-from topobus.controller.claims import lifecycle
 from topobus.controller.claims.claim_admission import objection_to_claims, objection_to_results
-from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.stored import ObjectKey, Stored
 from topobus.controller.config import ControllerSettings
 from topobus.controller.metrics import ControllerMetrics
@@ -38,7 +36,6 @@ from topobus.domain.errors import ContractError, PeerUnavailable
 from topobus.domain.outcome import Reason
 from topobus.domain.request import PodRequest
 from topobus.kubernetes.api.alignment_request import AlignmentRequest
-from topobus.kubernetes.api.objects import name_of
 from topobus.kubernetes.api.resource import ClaimSpec, DeviceClassSpec
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -70,8 +67,8 @@ def member(key: ObjectKey, stored: Stored, classes: Mapping[str, DeviceClassSpec
 
     Errors: raises ContractError.
     """
-    spec = lifecycle.read_claim(stored.value)
-    return Member(key, stored, spec, read_wishes(spec, name_of(stored.value), classes))
+    spec = stored.claim.spec
+    return Member(key, stored, spec, read_wishes(spec, stored.shown, classes))
 
 
 class Allocator:
@@ -192,7 +189,7 @@ class Allocator:
             or asks_admin(each_member.spec)
             or has_heavy_selector(each_member.spec, self._compiler)
             or self.refusals.refused(each_member.key)
-            or not self._world.stock.is_new(each_member.key, owner_of(each_member.stored.value))
+            or not self._world.stock.is_new(each_member.key, each_member.stored.claim.owner)
             for each_member in members
         )
 

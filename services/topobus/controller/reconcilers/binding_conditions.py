@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import partial
 
 from topobus.controller.allocation.values import DeviceId
-from topobus.controller.claims import lifecycle
 from topobus.controller.claims.binding import (
     BindingFailed,
     BindingState,
@@ -23,7 +22,6 @@ from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason
-from topobus.kubernetes.api.objects import metadata_of, name_of
 from topobus.runtime.service import Runtime
 
 __all__ = ["BindingConditions"]
@@ -54,15 +52,13 @@ class BindingConditions:
         seen: list[ObjectKey] = []
         for key, stored in self._world.claims() if self._world.taints.has_seen_binding else ():
             seen.append(key)
-            is_due = (
-                await self._boundary.run(key, stored.revision, partial(self._reconcile, key, stored), name=name_of(stored.value)) or is_due
-            )
+            is_due = await self._boundary.run(key, stored.revision, partial(self._reconcile, key, stored), name=stored.shown) or is_due
         self._boundary.keep(seen)
         return is_due
 
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> bool:
         state = self._state(stored)
-        if isinstance(state, BindingFailed) and not metadata_of(stored.value).deletion_timestamp:
+        if isinstance(state, BindingFailed) and not stored.metadata.deletion_timestamp:
             await self._give_back(key, stored, state)
         return isinstance(state, BindingWaits)
 
@@ -78,15 +74,15 @@ class BindingConditions:
         return None
 
     def _state(self, stored: Stored) -> BindingState | None:
-        if not stored.value.status.get("allocation") or lifecycle.deallocation_of(stored.value):
+        if not stored.value.status.get("allocation") or stored.claim.deallocation:
             return None
         try:
-            return binding_state(lifecycle.status_of(stored.value), now=self._clock.now(), timeout_s=self._timeout_s)
+            return binding_state(stored.claim.status, now=self._clock.now(), timeout_s=self._timeout_s)
         except ContractError:
             return None  # told so by the keeper of claims
 
     async def _give_back(self, key: ObjectKey, stored: Stored, state: BindingFailed) -> None:
-        allocation = lifecycle.status_of(stored.value).allocation
+        allocation = stored.claim.status.allocation
         results = allocation.devices.results if allocation is not None else ()
         devices = [
             DeviceId(granted_device.driver, granted_device.pool, granted_device.device)

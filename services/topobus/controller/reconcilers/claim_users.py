@@ -6,14 +6,12 @@ Flows in: the world. Flows out: the users of a claim, and among them those that 
 from __future__ import annotations
 
 from topobus.contracts.messages import ApiObject
-from topobus.controller.claims.reservations import Consumer, consumers_of, is_bound
+from topobus.controller.claims.reservations import Consumer, consumers_of
 from topobus.controller.claims.stored import ObjectKey, Stored
-from topobus.controller.claims.templates import claim_names
 from topobus.controller.reconcilers.object_boundary import ObjectBoundary
 from topobus.controller.state.standalone_state import StandaloneState
 from topobus.domain.errors import ContractError
 from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import metadata_of, name_of
 
 __all__ = ["ClaimUsers", "consuming_pods", "known_consumers"]
 
@@ -47,7 +45,7 @@ class ClaimUsers:
     def _names(self, key: ObjectKey, pod: Stored) -> tuple[str, ...]:
         """Read which claims a pod uses; one that nobody can read uses none."""
         found: list[str] = []
-        self._boundary.run_now(key, pod.revision, lambda: found.extend(_names(pod)), name=name_of(pod.value))
+        self._boundary.run_now(key, pod.revision, lambda: found.extend(_names(pod)), name=pod.shown)
         return tuple(found)
 
     def claims(self, pod: ObjectKey) -> tuple[str, ...]:
@@ -65,8 +63,8 @@ class ClaimUsers:
 
 def is_waiting(pod: Stored) -> bool:
     """Say whether a pod is to be scheduled: it has no node yet and is not being deleted."""
-    metadata = metadata_of(pod.value)
-    return bool(metadata.uid) and not metadata.deletion_timestamp and not is_bound(pod.value)
+    metadata = pod.metadata
+    return bool(metadata.uid) and not metadata.deletion_timestamp and not pod.pod.is_bound
 
 
 def known_consumers(claim: ApiObject) -> tuple[Consumer, ...]:
@@ -84,6 +82,6 @@ def consuming_pods(claim: ApiObject) -> tuple[Consumer, ...]:
 
 def _names(pod: Stored) -> tuple[str, ...]:
     try:
-        return claim_names(pod.value)
+        return pod.pod.claim_names
     except ContractError:
         return ()

@@ -11,7 +11,6 @@ from topobus.contracts.messages import ApiObject, ReleaseRequest
 from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims.reservations import (
     PodRef,
-    node_of_pod,
     without_finalizer,
     without_reservations,
 )
@@ -25,7 +24,7 @@ from topobus.controller.store.object_writer import ObjectWriter
 from topobus.domain.errors import ContractError
 from topobus.domain.request import Owner, OwnerKind
 from topobus.kubernetes.api.classic import is_classic
-from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION, metadata_of, name_of
+from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION, metadata_of
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
 
@@ -52,12 +51,12 @@ class PodCleanup:
     async def finish(self, key: ObjectKey, stored: Stored) -> bool:
         """Let go of a pod that is to be deleted: its own devices, its reservations, the finalizer, the object."""
         pod = stored.value
-        metadata = metadata_of(pod)
+        metadata = stored.metadata
         who = PodRef(key.namespace, metadata.name, metadata.uid)
         if PLACEMENT_PROTECTION in metadata.finalizers:
             owner = Owner(kind=OwnerKind.POD, namespace=who.namespace, name=who.name, uid=who.uid)
             nodes = {node for node, ledger in self._world.ledgers.items() if owner.key in ledger.allocations}
-            nodes |= {node_of_pod(pod)} & set(self._world.nodes()) if _asks(pod) else set()
+            nodes |= {stored.pod.node} & set(self._world.nodes()) if _asks(pod) else set()
             request = ReleaseRequest(op_id=f"release-{owner.uid}-{stored.revision}", owner=owner)
             # All of them at once: a node that answers must not wait for one that does not.
             replies = {node: await self._releases.ask(node, request) for node in sorted(nodes)}
@@ -65,7 +64,7 @@ class PodCleanup:
                 if isinstance(reply, UnderWay):
                     return False
                 if reply.refusal is not None:
-                    self._log.info("pod.release-waiting", pod=name_of(pod), node=node, why=summarize(reply.refusal.reasons))
+                    self._log.info("pod.release-waiting", pod=stored.shown, node=node, why=summarize(reply.refusal.reasons))
                     return False
             for claim_key, claim in self._reserved_by(who):
                 if await self._pen.write(claim_key, claim.revision, without_reservations(claim.value, (who.uid,))) is None:
@@ -78,14 +77,14 @@ class PodCleanup:
         last = stored if freed == pod else await self._pen.write(key, stored.revision, freed)
         if last is None or not await self._pen.erase(key, last.revision):
             return False
-        self._log.info("pod.released", pod=name_of(pod))
+        self._log.info("pod.released", pod=stored.shown)
         return False
 
     async def leave_other_nodes(self, key: ObjectKey, stored: Stored) -> None:
         """Have nodes let go of a pod that is bound to another one: a pod's node never changes, so what it holds elsewhere is nobody's."""
-        metadata = metadata_of(stored.value)
+        metadata = stored.metadata
         owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=metadata.name, uid=metadata.uid)
-        bound = node_of_pod(stored.value)
+        bound = stored.pod.node
         for node in self._world.stock.nodes_holding(owner.key):
             if not bound or node == bound:
                 continue
@@ -97,7 +96,7 @@ class PodCleanup:
                 op_id=f"release-{owner.uid}-elsewhere-{entry.value.sequence}", owner=owner, decision_id=held.decision_id
             )
             if not isinstance(await self._releases.ask(node, request), UnderWay):
-                self._log.info("pod.left-node", pod=name_of(stored.value), node=node, bound=bound)
+                self._log.info("pod.left-node", pod=stored.shown, node=node, bound=bound)
 
     def reserved_claims(self) -> list[tuple[ObjectKey, Stored]]:
         """List the claims that somebody has reserved."""
@@ -109,7 +108,7 @@ class PodCleanup:
         for user in known_consumers(stored.value):
             pod_key = ObjectKey("pod", key.namespace, user.name)
             known = self._world.objects.get(pod_key)
-            if user.resource != "pods" or (known is not None and metadata_of(known.value).uid == user.uid):
+            if user.resource != "pods" or (known is not None and known.uid == user.uid):
                 continue
             try:
                 entry = await self._bus.get(catalogue.OBJECT, **pod_key._asdict())
@@ -119,7 +118,7 @@ class PodCleanup:
             if entry is None or metadata_of(entry.value).uid != user.uid:
                 gone.append(user.uid)
         if gone:
-            self._log.info("claim.users-dropped", claim=name_of(stored.value), users=gone)
+            self._log.info("claim.users-dropped", claim=stored.shown, users=gone)
             await self._pen.write(key, stored.revision, without_reservations(stored.value, gone))
         return False
 

@@ -34,7 +34,7 @@ from topobus.domain.errors import ContractError
 from topobus.domain.outcome import Reason, Refusal
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import ask_deletion, metadata_of, name_of
+from topobus.kubernetes.api.objects import ask_deletion, metadata_of
 from topobus.kubernetes.api.resource import AllocationResult, Taint
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
@@ -77,7 +77,7 @@ class Evictor:
         pending: dict[str, int] = {}
         for key, stored, allocation in held:
             work = partial(self._reconcile, key, stored, allocation, pending)
-            is_due = await self._boundary.run(key, self._version(stored), work, name=name_of(stored.value)) or is_due
+            is_due = await self._boundary.run(key, self._version(stored), work, name=stored.shown) or is_due
         for rule_key, rule in tuple(rules.items()):
             tell = partial(self._tell_rule, rule_key, rule, pending.get(rule.name, 0), held)
             is_due = (
@@ -118,14 +118,14 @@ class Evictor:
     async def _evict(self, key: ObjectKey, stored: Stored, eviction: Eviction) -> None:
         """Tell first, then mark the pods, then the claim: after a crash in between the claim is still there to be found."""
         claim = stored.value
-        if lifecycle.deallocation_of(claim) or claim.status.get("deallocationRequested") or metadata_of(claim).deletion_timestamp:
+        if stored.claim.deallocation or claim.status.get("deallocationRequested") or stored.metadata.deletion_timestamp:
             return
         users = consuming_pods(claim)
         reason = reason_of(eviction, f"{key.namespace}/{key.name}", [f"pod {key.namespace}/{user.name}" for user in users])
         await self._announce(claim, eviction, reason)
         for user in users:
             await self._mark_pod(ObjectKey("pod", key.namespace, user.name), user.uid, reason)
-        self._log.warning("claim.evicted", claim=name_of(claim), device=str(eviction.device), rule=eviction.rule, why=reason.message)
+        self._log.warning("claim.evicted", claim=stored.shown, device=str(eviction.device), rule=eviction.rule, why=reason.message)
         if is_classic(claim):
             # Its driver takes it back when its pods have gone, which are on their way now.
             await self._pen.write(key, stored.revision, classic_lifecycle.with_deallocation_request(claim))
@@ -134,7 +134,7 @@ class Evictor:
 
     async def _mark_pod(self, key: ObjectKey, uid: str, reason: Reason) -> None:
         stored = self._world.objects.get(key)
-        if stored is None or metadata_of(stored.value).uid != uid or metadata_of(stored.value).deletion_timestamp:
+        if stored is None or stored.uid != uid or stored.metadata.deletion_timestamp:
             return
         now = rfc3339(self._runtime.clock.now())
         api_object = lifecycle.with_condition(

@@ -51,14 +51,12 @@ class ClaimTemplateReconciler:
         is_due = False
         for key, stored in sorted(self._world.of_kind("pod").items()):
             version = (stored.revision, self._world.shared_epoch)
-            is_due = await self._boundary.run(key, version, partial(self._guarded, key, stored), name=name_of(stored.value)) or is_due
+            is_due = await self._boundary.run(key, version, partial(self._guarded, key, stored), name=stored.shown) or is_due
         # As it is now, and at once with the claims: while the pods were worked on others may have come, with claims that another replica made.
-        uids = {metadata_of(stored.value).uid for stored in self._world.of_kind("pod").values()}
+        uids = {stored.uid for stored in self._world.of_kind("pod").values()}
         for key, stored in (*self._world.claims(), *self._world.classic_claims()):
             version = (stored.revision, len(uids))
-            is_due = (
-                await self._boundary.run(key, version, partial(self._end_orphan, key, stored, uids), name=name_of(stored.value)) or is_due
-            )
+            is_due = await self._boundary.run(key, version, partial(self._end_orphan, key, stored, uids), name=stored.shown) or is_due
         self._told = {key: why for key, why in self._told.items() if key in self._world.objects}
         self._boundary.keep(self._world.objects.keys())
         return is_due
@@ -74,13 +72,13 @@ class ClaimTemplateReconciler:
     async def _end_orphan(self, key: ObjectKey, stored: Stored, uids: Collection[str]) -> bool:
         """End a claim whose pod is gone."""
         owner = owner_pod_uid(stored.value)
-        if owner is not None and owner not in uids and not metadata_of(stored.value).deletion_timestamp:
+        if owner is not None and owner not in uids and not stored.metadata.deletion_timestamp:
             await self._end(key, stored)
         return False
 
     async def _reconcile(self, key: ObjectKey, stored: Stored) -> None:
         pod = stored.value
-        if metadata_of(pod).deletion_timestamp or not metadata_of(pod).uid:
+        if stored.metadata.deletion_timestamp or not stored.uid:
             return
         wanted = wanted_claims(pod)
         for wanted_claim in wanted:
@@ -90,11 +88,11 @@ class ClaimTemplateReconciler:
             template = self._world.objects.get(ObjectKey("resourceclaimtemplate", key.namespace, wanted_claim.template))
             if template is None:
                 raise ContractError(
-                    f"{name_of(pod)}: resourceClaims {wanted_claim.entry}: there is no ResourceClaimTemplate {key.namespace}/{wanted_claim.template}"
+                    f"{stored.shown}: resourceClaims {wanted_claim.entry}: there is no ResourceClaimTemplate {key.namespace}/{wanted_claim.template}"
                 )
             claim = claim_from_template(pod, wanted_claim, template.value, now=rfc3339(self._runtime.clock.now()))
             if await self._pen.write(claim_key, 0, claim) is not None:
-                get_logger().info("claim.created", claim=name_of(claim), pod=name_of(pod), template=wanted_claim.template)
+                get_logger().info("claim.created", claim=name_of(claim), pod=stored.shown, template=wanted_claim.template)
         named = await self._with_extended(key, with_claim_names(pod, wanted))
         if named != pod:
             await self._pen.write(key, stored.revision, named)
@@ -115,7 +113,7 @@ class ClaimTemplateReconciler:
 
     async def _end(self, key: ObjectKey, stored: Stored) -> None:
         marked = ask_deletion(stored.value, now=rfc3339(self._runtime.clock.now()))
-        get_logger().info("claim.ended", claim=name_of(stored.value), why="its pod is gone")
+        get_logger().info("claim.ended", claim=stored.shown, why="its pod is gone")
         if marked is None:
             # What another replica has attempted since is protected: it ends in its own turn, when its devices are let go.
             await self._pen.erase(key, stored.revision)

@@ -69,7 +69,7 @@ class OrphanedAllocations:
     def note(self, gone: Stored | None) -> None:
         """Take in that an object was deleted: what it held is looked for anew."""
         if gone is not None and gone.value.kind in ("ResourceClaim", "Pod"):
-            self._gone.add(metadata_of(gone.value).uid)
+            self._gone.add(gone.uid)
             self._looked.clear()
 
     def forget(self) -> None:
@@ -153,7 +153,7 @@ class OrphanedAllocations:
     async def _is_gone(self, owner: Owner) -> bool:
         place = ObjectKey(_KINDS[owner.kind], owner.namespace, owner.name)
         stored = self._world.objects.get(place)
-        if stored is not None and metadata_of(stored.value).uid == owner.uid:
+        if stored is not None and stored.uid == owner.uid:
             return False
         try:
             entry = await self._bus.get(catalogue.OBJECT, **place._asdict())

@@ -17,7 +17,6 @@ from topobus.controller.allocation.miss_reasons import summarize
 from topobus.controller.claims.lifecycle import owner_of
 from topobus.controller.claims.reservations import (
     PodRef,
-    is_bound,
     with_finalizer,
     with_node,
     with_pod_condition,
@@ -58,7 +57,7 @@ from topobus.domain.outcome import Placement, Reason, Refusal
 from topobus.domain.request import Owner, OwnerKind, PodRequest
 from topobus.kubernetes.api.classic import is_classic
 from topobus.kubernetes.api.classic_handles import as_structured
-from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION, metadata_of, name_of
+from topobus.kubernetes.api.objects import PLACEMENT_PROTECTION
 from topobus.runtime.clock import rfc3339
 from topobus.runtime.logging import get_logger
 from topobus.runtime.service import Runtime
@@ -117,14 +116,14 @@ class PodScheduler:
         is_due = False
         for key, stored in self._leaver.reserved_claims():
             work = partial(self._leaver.drop_gone_users, key, stored)
-            is_due = await self._boundary.run(("users", key), stored.revision, work, name=name_of(stored.value)) or is_due
+            is_due = await self._boundary.run(("users", key), stored.revision, work, name=stored.shown) or is_due
         for key, _ in self._consumers.pods:
             known = self._world.objects.get(key)
             if known is not None:
                 report = partial(self._report, key, known)
                 is_due = (
                     await self._boundary.run(
-                        key, self._version(key, known), partial(self._reconcile, key, known), name=name_of(known.value), report=report
+                        key, self._version(key, known), partial(self._reconcile, key, known), name=known.shown, report=report
                     )
                     or is_due
                 )
@@ -142,9 +141,7 @@ class PodScheduler:
                 return True
             stored, turn = self._world.objects[key], self._costly.turn_of(key)
             work = partial(self._reconcile, key, stored, is_cheap=False)
-            await self._boundary.run(
-                key, self._version(key, stored), work, name=name_of(stored.value), report=partial(self._report, key, stored)
-            )
+            await self._boundary.run(key, self._version(key, stored), work, name=stored.shown, report=partial(self._report, key, stored))
             if self._costly.turn_of(key) == turn:
                 self._costly.drop(key)  # it has its node, or waits for something else
         return False
@@ -177,15 +174,14 @@ class PodScheduler:
 
     def _is_done(self, key: Hashable) -> bool:
         stored = self._world.objects.get(key) if isinstance(key, ObjectKey) else None
-        return stored is None or is_bound(stored.value)
+        return stored is None or stored.pod.is_bound
 
     async def _reconcile(self, key: ObjectKey, stored: Stored, *, is_cheap: bool = True) -> bool:
-        pod = stored.value
-        if not metadata_of(pod).uid:
+        if not stored.uid:
             return False
-        if metadata_of(pod).deletion_timestamp:
+        if stored.metadata.deletion_timestamp:
             return await self._leaver.finish(key, stored)
-        if is_bound(pod):
+        if stored.pod.is_bound:
             await self._leaver.leave_other_nodes(key, stored)
             return False
         try:
@@ -300,7 +296,7 @@ class PodScheduler:
             if not isinstance(answer, Refusal):
                 return await self._bind(key, stored, node)
             why = summarize(answer.reasons)
-            self._log.info("pod.refused", pod=name_of(stored.value), node=node, why=why)
+            self._log.info("pod.refused", pod=stored.shown, node=node, why=why)
             self._nodes.refused.remember(key, [node], why, now_s=self._runtime.clock.monotonic())
             misses.append(refusal_of(node, answer))
         retreated = await self._retreat(key, stored)
@@ -383,7 +379,7 @@ class PodScheduler:
             return True
         if await self._pen.write(key, stored.revision, with_node(stored.value, node, now=self._now())) is not None:
             self._metrics.pods.labels("scheduled").inc()
-            self._log.info("pod.scheduled", pod=name_of(stored.value), node=node)
+            self._log.info("pod.scheduled", pod=stored.shown, node=node)
         return False
 
     async def _protect(self, key: ObjectKey, stored: Stored) -> Stored | None:
@@ -403,8 +399,8 @@ class PodScheduler:
         if isinstance(seen, tuple):
             self._settled[key] = (written.revision, *seen[1:])
         self._metrics.pods.labels("waiting").inc()
-        self._log.info("pod.waiting", pod=name_of(stored.value), reason=reason, why=message)
-        metadata = metadata_of(stored.value)
+        self._log.info("pod.waiting", pod=stored.shown, reason=reason, why=message)
+        metadata = stored.metadata
         op_id = f"schedule-{metadata.uid}-{written.revision}"
         owner = Owner(kind=OwnerKind.POD, namespace=key.namespace, name=key.name, uid=metadata.uid)
         await self._decisions.publish("schedule", owner, Refusal(reasons=tuple(reasons)), op_id=op_id)

@@ -50,7 +50,7 @@ class ClassReconciler:
         for key, stored in classes.items():
             if self._judged.get(key) == stored.revision:
                 continue
-            is_due = await self._boundary.run(key, stored.revision, partial(self._judge, key, stored), name=name_of(stored.value)) or is_due
+            is_due = await self._boundary.run(key, stored.revision, partial(self._judge, key, stored), name=stored.shown) or is_due
         self._boundary.keep(classes)
         return is_due
 

@@ -251,7 +251,7 @@ class StandaloneState(ClusterState):
         known_node = self._described.get(node)
         if known_node is None:
             stored = self.objects.get(ObjectKey("node", CLUSTER, node))
-            labels = metadata_of(stored.value).labels if stored is not None else {}
+            labels = stored.metadata.labels if stored is not None else {}
             known_node = self._described[node] = Node(node, {**node_of(node).labels, **labels})
         return known_node
 
@@ -262,11 +262,11 @@ class StandaloneState(ClusterState):
     def labels_of(self, namespace: str) -> Mapping[str, str]:
         """Give the labels of a namespace; none when nobody stored it."""
         stored = self.objects.get(ObjectKey("namespace", CLUSTER, namespace))
-        return metadata_of(stored.value).labels if stored is not None else {}
+        return stored.metadata.labels if stored is not None else {}
 
     def _created(self, key: ObjectKey) -> str:
         stored = self.objects.get(key)
-        return metadata_of(stored.value).creation_timestamp if stored is not None else ""
+        return stored.metadata.creation_timestamp if stored is not None else ""
 
     def holds_devices(self, claim: ApiObject) -> bool:
         """Say whether a ledger shows devices of the claim, whatever its status says."""

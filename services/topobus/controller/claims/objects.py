@@ -1,0 +1,200 @@
+"""Claims and pods as everybody here reads them: each stored version is read once, whoever asks how often.
+
+Flows in: objects in Kubernetes' wire shape, as either store has them. Flows out: their parts as values. What nobody can read is a value, too (`Unreadable`): who asks for it
+gets a ContractError that names the object, and all other parts go on being answered. A next version is made of `object`, so that unknown fields stay.
+Classes, slices, taint rules and nodes are read when they enter the state (`read_class`, `read_slice`, `read_rule`, `node_facts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+from topobus.contracts.messages import ApiObject
+from topobus.controller.claims import lifecycle, reservations
+from topobus.controller.claims.lifecycle import Attempt
+from topobus.controller.claims.reservations import AllocationMode, ClaimUse, Consumer, PodRef
+from topobus.controller.claims.templates import claim_names
+from topobus.domain.errors import ContractError
+from topobus.domain.request import Owner, OwnerKind
+from topobus.kubernetes.api.objects import DEALLOCATION_ANNOTATION, Metadata, metadata_of, name_of
+from topobus.kubernetes.api.pod import PodSpec
+from topobus.kubernetes.api.resource import AllocationResult, ClaimSpec, ClaimStatus
+from topobus.kubernetes.api.shape import read_as
+
+__all__ = ["Claim", "Pod", "ReadObject", "Unreadable"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A part of an object that nobody can read, and why."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class ReadObject:
+    """What every kind of object has."""
+
+    object: ApiObject
+    """As stored."""
+
+    @cached_property
+    def metadata(self) -> Metadata:
+        """The metadata; what does not fit counts as absent, for an object must be nameable even when it is malformed."""
+        return metadata_of(self.object)
+
+    @cached_property
+    def shown(self) -> str:
+        """The object's name for people: `ResourceClaim default/fast`."""
+        return name_of(self.object)
+
+    @property
+    def uid(self) -> str:
+        """The uid; empty when it has none."""
+        return self.metadata.uid
+
+    @property
+    def is_deleting(self) -> bool:
+        """Whether its end was asked for."""
+        return bool(self.metadata.deletion_timestamp)
+
+
+class Claim(ReadObject):
+    """A claim of structured parameters.
+
+    Errors: spec, status, allocation, attempt, consumers and mode raise ContractError where somebody wrote something else there.
+    """
+
+    @cached_property
+    def owner(self) -> Owner:
+        """The claim as the ledger knows it."""
+        metadata = self.metadata
+        return Owner(kind=OwnerKind.CLAIM, namespace=metadata.namespace or "default", name=metadata.name, uid=metadata.uid)
+
+    @property
+    def spec(self) -> ClaimSpec:
+        """The spec, checked against the limits of the API."""
+        return _readable(self._spec)
+
+    @property
+    def status(self) -> ClaimStatus:
+        """The status."""
+        return _readable(self._status)
+
+    @property
+    def allocation(self) -> AllocationResult | None:
+        """What the claim's status gives it."""
+        return self.status.allocation
+
+    @property
+    def attempt(self) -> Attempt | None:
+        """The attempt under way."""
+        return _readable(self._attempt)
+
+    @property
+    def held(self) -> AllocationResult | None:
+        """What the claim has been allocated, or is about to be."""
+        attempt = self.attempt
+        return self.allocation or (attempt.allocation if attempt is not None else None)
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """Who has reserved the claim."""
+        return _readable(self._consumers)
+
+    @property
+    def mode(self) -> AllocationMode | None:
+        """When the claim wants to be allocated; None when it does not say."""
+        return reservations.mode_of(self.object)
+
+    @property
+    def deallocation(self) -> str:
+        """Why the claim's allocation is being taken back; empty when it is not."""
+        return self.metadata.annotations.get(DEALLOCATION_ANNOTATION, "")
+
+    @cached_property
+    def _spec(self) -> ClaimSpec | Unreadable:
+        return _read(lifecycle.read_claim, self.object)
+
+    @cached_property
+    def _status(self) -> ClaimStatus | Unreadable:
+        return _read(lifecycle.status_of, self.object)
+
+    @cached_property
+    def _attempt(self) -> Attempt | Unreadable | None:
+        return _read(lifecycle.attempt_of, self.object)
+
+    @cached_property
+    def _consumers(self) -> tuple[Consumer, ...] | Unreadable:
+        return _read(reservations.consumers_of, self.object)
+
+
+class Pod(ReadObject):
+    """A pod.
+
+    Errors: spec, uses and claim_names raise ContractError where somebody wrote something else there.
+    """
+
+    @cached_property
+    def ref(self) -> PodRef:
+        """The pod by name and identity."""
+        return reservations.pod_ref(self.object)
+
+    @property
+    def spec(self) -> PodSpec:
+        """The spec."""
+        return _readable(self._spec)
+
+    @property
+    def uses(self) -> tuple[ClaimUse, ...]:
+        """The claims of the pod in the order of its spec; an entry whose status says that it needs none is left out."""
+        return _readable(self._uses)
+
+    @property
+    def claim_names(self) -> tuple[str, ...]:
+        """All claims of the pod: those that it names, and those made for it, the one for its extended resources last."""
+        return _readable(self._claim_names)
+
+    @property
+    def node(self) -> str:
+        """The node that it was bound to, or that its user named; empty before."""
+        return reservations.node_of_pod(self.object)
+
+    @cached_property
+    def is_bound(self) -> bool:
+        """Whether the scheduler said that it has its node."""
+        return reservations.is_bound(self.object)
+
+    @cached_property
+    def _spec(self) -> PodSpec | Unreadable:
+        return _read(lambda pod: read_as(pod.spec, PodSpec, where=f"{self.shown}: spec"), self.object)
+
+    @cached_property
+    def _uses(self) -> tuple[ClaimUse, ...] | Unreadable:
+        return _read(reservations.claim_uses, self.object)
+
+    @cached_property
+    def _claim_names(self) -> tuple[str, ...] | Unreadable:
+        return _read(claim_names, self.object)
+
+
+def _read(reader: Callable[[ApiObject], T], api_object: ApiObject) -> T | Unreadable:
+    try:
+        return reader(api_object)
+    except ContractError as err:
+        return Unreadable(err.message)
+
+
+def _readable(part: T | Unreadable) -> T:
+    """Give what was read.
+
+    Errors: raises ContractError when nobody can read it.
+    """
+    if isinstance(part, Unreadable):
+        raise ContractError(part.why)
+    return part
